@@ -363,7 +363,7 @@ def assemble_output(replayer: Replayer, dirty: Holders) -> Any:
 
 
 def timer(now: Callable[[], float]) -> Callable[[Node | None], None]:
-    """To be told of every operation before it runs; puts the seconds since into the one before."""
+    """Called before every operation runs; puts the seconds since into the one before."""
     last: list[tuple[Node, float]] = []
 
     def observe(node: Node | None) -> None:

@@ -151,7 +151,7 @@ class PlainEngine:
         return [(t, t._version) for t in (*self.model.parameters(), *self.model.buffers())]
 
     def _first_outputs(self) -> list[Any]:
-        """Copies of the golden outputs; what the user's code raises is told as the user's."""
+        """Copies of the golden outputs; what the user's code raises is reported as the user's."""
         outputs = []
         for i, batch in enumerate(self.batches):
             with user_code(f"{self.workload.name} (golden run, batch {i})"):

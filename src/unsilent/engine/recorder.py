@@ -294,7 +294,7 @@ def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str,
 def _readbacks_told(recorder: Recorder) -> Any:
     """Every unseen way to read a tensor tells the recorder first. Undone on exit."""
 
-    def told(name: str, method: Any) -> Any:
+    def reported(name: str, method: Any) -> Any:
         @wraps(method)
         def wrapper(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if name not in SCALAR_READS or recorder.is_other_thread:
@@ -320,7 +320,7 @@ def _readbacks_told(recorder: Recorder) -> Any:
     methods = {name: getattr(Tensor, name) for name in names if callable(getattr(Tensor, name, None))}
     try:
         for name, method in methods.items():
-            setattr(Tensor, name, told(name, method))
+            setattr(Tensor, name, reported(name, method))
         for name, maker in makers.items():
             setattr(torch, name, counted(maker))
         yield

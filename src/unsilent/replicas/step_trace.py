@@ -71,7 +71,7 @@ class Operation(NamedTuple):
 class StepTrace:
     """What was seen: hashes of parameters and buffers before and after the step, and its operations in order.
 
-    ``note``: why it cannot be told; then there are no operations.
+    ``note``: why it is not known; then there are no operations.
     """
 
     before: tuple[int, ...] = ()

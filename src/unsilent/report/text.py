@@ -60,7 +60,7 @@ def estimate_text(estimate: float | None, low: float, high: float, scale: float 
     if estimate == low == high:  # not an estimate
         exact = f"{top:.4g}"
         return EstimateText(exact, exact, exact, exact=True)
-    # Of an upper limit alone two digits are told.
+    # An upper limit alone is shown with two digits.
     places = _places((top - bottom) / 2) if estimate != 0 or top <= 0 else _two_digits(top)
     own = _kept(estimate * scale, places) if estimate else places
     # A limit has the digits of the estimate where they are more, but not more than two of its own.

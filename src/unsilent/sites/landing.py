@@ -82,7 +82,7 @@ class Landings:
         Args:
             site: Where it is met, in full.
             axes: Order of runs in the tensor, and the channels of the output.
-            use: What is made of it; None for what is no operand, or where that cannot be told.
+            use: What is made of it; None for what is no operand, or where that is not known.
 
         Returns:
             None, and remembered, where the fault does not fit.

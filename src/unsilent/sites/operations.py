@@ -37,7 +37,7 @@ class OperationInjector(DispatchMode):
         model: Whose modules give the names.
         faults: ``op:`` and ``kv:`` faults of this evaluation.
         on_site: Told of every site that is met.
-        operands: Which of ``first`` and ``second`` it is told of beside ``out``.
+        operands: Which of ``first`` and ``second`` are reported, as well as ``out``.
 
     Attributes:
         landings: What became of the faults.

@@ -30,7 +30,7 @@ MIN_REPLICAS = 3
 FEW_REPLICAS = 10
 """With fewer replicas the interval says so in its ``method``: one odd replica may not have been seen."""
 MAX_LIMIT_FACTOR = 1000.0
-"""Limits that are further than this factor from the estimate say nothing, so that none are told."""
+"""Limits that are further than this factor from the estimate say nothing, so none are reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ def _split(inputs: Inputs, size: int) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def _try_out(ref: str, model: Any, batch: dict[str, Tensor], evaluate: Callable[[nn.Module, Any], Tensor]) -> None:
-    """One run, so that inputs which do not fit are told now and in one line."""
+    """One run, so that inputs which do not fit are reported now and in one line."""
     try:
         evaluate(model, batch)
     except UsageError:

@@ -98,7 +98,7 @@ def fit(
         count: Size of the training set.
         loss: Scalar from model output and target.
         seed: Of the order of the samples.
-        description: What ``progress`` is told.
+        description: What ``progress`` is called with.
     """
     order = torch.Generator().manual_seed(seed)
     size = min(schedule.batch, count)

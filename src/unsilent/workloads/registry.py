@@ -176,7 +176,7 @@ def _own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], parts:
 
 
 def _silent(description: str, done: float, total: float) -> None:
-    """Progress told to nobody."""
+    """Progress that is not shown."""
 
 
 def _builtin(

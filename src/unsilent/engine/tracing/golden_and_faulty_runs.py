@@ -142,7 +142,7 @@ def compare(model: nn.Module, run: Run, training: bool, memory: int, progress: P
 
 
 def _once(model: nn.Module, run: Run, training: bool, faulty: bool, seer: GoldenPass | FaultyPass) -> str:
-    """One run; what a faulty one raises is told, as it is a result."""
+    """One run; what a faulty one raises is returned, as it is a result."""
     tracer, error = Tracer(model, seer.see, training), ""
     try:
         run(faulty, tracer)

@@ -2,7 +2,7 @@
 
 A file is read into entries, one a trial (`read_entries`); an entry says what it corrupts in the words of its file, and `resolve`
 makes `Fault` records of it for the tensors that a model really has. Files come from anywhere: they are parsed, never executed,
-and the first thing that is wrong is told with file, place and column.
+and the first error is reported with file, place and column.
 
 Adding a format: a module with a frozen dataclass that has ``entries``, and a row in `FORMATS`.
 """

@@ -8,7 +8,7 @@ Linear height and width are its row and column. The layer is the number of the m
 bit 31 - value; that of a ``number`` is written as it is (an integer, since the array holds no others).
 
 The file itself says nothing of this: neuron faults have as many rows, and which layers were counted stands in the scenario alone.
-So the reader must be told (`PyTorchAlfi`). Neuron faults are refused: a column names a place in a batch, not the images in it.
+So the user must give them (`PyTorchAlfi`). Neuron faults are refused: a column names a place in a batch, not the images in it.
 """
 
 from __future__ import annotations

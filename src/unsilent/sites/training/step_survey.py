@@ -40,7 +40,7 @@ Shaped = tuple[str, tuple[int, ...]]
 
 
 class SurveyedGradients(GradientInjector):
-    """The gradients that one operation hands back, told with their dtypes and shapes; keeps none of its operands."""
+    """The gradients that one operation returns, with their dtypes and shapes; keeps none of its operands."""
 
     def __init__(
         self, name: str, number: int, call: OperationCall, tell: Callable[[SiteName, Tensor | Shaped | None], None]

@@ -1,6 +1,6 @@
 """The operations of an optimizer's update, named by the parameter they work for: ``op:fc.weight#addcdiv.0/optim/out``.
 
-Who an operation works for is told by its memory: that of the parameter, its gradient or its state, and what was computed of
+The parameter that an operation works for follows from its memory: that of the parameter, its gradient or its state, and what was computed of
 these. An operation on lists (``_foreach_addcdiv_``) works for the parameter of each entry.
 """
 

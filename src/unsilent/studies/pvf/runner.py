@@ -59,7 +59,8 @@ class TrialRunner:
     Args:
         spec: The campaign.
         workload: A live workload instead of the one ``spec`` names.
-        progress: Told of training. means: what it may cost.
+        progress: Called with how far training is.
+        worker_settings: What it may cost.
 
     Raises:
         UsageError: anything in the spec that does not fit the workload, before the first trial.

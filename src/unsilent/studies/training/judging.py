@@ -63,8 +63,9 @@ class TrainingJudge:
     """Gives each trial its class.
 
     Args:
-        found: the golden run. floors: a run must be beyond both to be of any class but the masked ones, unless it was lost.
-        thresholds: see `Thresholds`.
+        baseline: The golden run.
+        floors: A run must be beyond both to be of any class but the masked ones, unless it was lost.
+        thresholds: See `Thresholds`.
     """
 
     def __init__(self, baseline: TrainingBaseline, floors: NoiseFloors, thresholds: Thresholds) -> None:

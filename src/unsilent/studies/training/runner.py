@@ -60,7 +60,9 @@ class TrainingRunner:
     """One training with its golden run.
 
     Args:
-        told: how far the golden run is. means: what it may cost.
+        spec: The campaign.
+        progress: Called with how far the golden run is.
+        worker_settings: What it may cost.
 
     Raises:
         UsageError: anything in the spec that does not fit the training; a training that is not repeatable.

@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 
 class BuiltInTrainingOptions(NamedTuple):
-    """What every built-in training can be told."""
+    """Options of every built-in training."""
 
     steps: int
     batch: int
