@@ -1,7 +1,7 @@
 """The operations of an optimizer's update, named by the parameter they work for: ``op:fc.weight#addcdiv.0/optim/out``.
 
-The parameter that an operation works for follows from its memory: that of the parameter, its gradient or its state, and what was computed of
-these. An operation on lists (``_foreach_addcdiv_``) works for the parameter of each entry.
+The parameter that an operation works for follows from its memory: that of the parameter, its gradient or its state, and what was
+computed of these. An operation on lists (``_foreach_addcdiv_``) works for the parameter of each entry.
 """
 
 from __future__ import annotations
