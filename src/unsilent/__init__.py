@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from unsilent.faults import Fault, FaultModel, fault_model
     from unsilent.outcomes import judge, judge_by_decision
     from unsilent.sites import inject
+    from unsilent.studies.checkpoint.study import checkpoint_study
     from unsilent.studies.noise.study import noise
     from unsilent.studies.pvf.records import PvfResult
     from unsilent.studies.pvf.study import pvf
@@ -34,6 +35,7 @@ _LAZY = {
     "load": "unsilent.workloads",
     "Workload": "unsilent.workloads",
     "Training": "unsilent.workloads.trainings",
+    "checkpoint_study": "unsilent.studies.checkpoint.study",
     "noise": "unsilent.studies.noise.study",
     "pvf": "unsilent.studies.pvf.study",
     "training": "unsilent.studies.training.study",
@@ -52,6 +54,7 @@ __all__ = [
     "UserCodeError",
     "Workload",
     "__version__",
+    "checkpoint_study",
     "fault_model",
     "inject",
     "judge",

@@ -284,7 +284,7 @@ def _use(
             if tensor.numel and not tensor.reason_not_editable:
                 checkpoint.read(tensor, _elements(tensor.numel, draw))
     with _allowed(errors):
-        inspection_report(checkpoint, values)
+        inspection_report(checkpoint, [*checkpoint.tensors.values()], values)
     with _allowed(errors):
         manifest = make_manifest(checkpoint)
         if problems := verify(checkpoint, manifest):

@@ -45,6 +45,7 @@ from unsilent.cli.typer_options import OutputOptions
 from unsilent.errors import StoreError, UsageError, UserCodeError
 from unsilent.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.studies import campaign_kinds
+from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING
@@ -593,10 +594,10 @@ def test_a_dry_run_says_the_most_that_a_precision_can_take(asks):
     assert "did you mean 'last'" in gate.stderr
 
 
-@pytest.mark.parametrize("name", ["pvf", "training", "noise"])
-def test_a_function_takes_the_options_of_its_verb(name):
-    options = {option.python_name: option.default for option in options_of(*ASKS[name][0].option_classes).values()}
-    own = dict(inspect.signature(getattr(unsilent, name)).parameters)
+@pytest.mark.parametrize("kind", [PVF, TRAINING, NOISE, CHECKPOINT_STUDY], ids=lambda kind: kind.name)
+def test_a_function_takes_the_options_of_its_verb(kind):
+    options = {option.python_name: option.default for option in options_of(*kind.option_classes).values()}
+    own = dict(inspect.signature(getattr(unsilent, kind.name.replace("-", "_"))).parameters)
     assert own.keys() - options.keys() == {"store", "observer"}
     for parameter, default in options.items():
         if parameter != "workload":

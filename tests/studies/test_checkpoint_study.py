@@ -19,9 +19,11 @@ from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifference
 from unsilent.report.model import Report
 from unsilent.studies.checkpoint.analysis import CheckpointResult, ResumeJudge, analyse, smallest_detectable
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY, CheckpointStore
-from unsilent.studies.checkpoint.report import report
+from unsilent.studies.checkpoint.report import LOADED_BY_TEXTS, report
 from unsilent.studies.checkpoint.sections import BELONGS, regions_of
 from unsilent.studies.checkpoint.spec import (
+    COLLECTIVES,
+    LOADED_BY,
     SECTIONS,
     CheckpointAnalysisOptions,
     CheckpointBaseline,
@@ -30,6 +32,7 @@ from unsilent.studies.checkpoint.spec import (
     CleanResume,
     make_checkpoint_spec,
 )
+from unsilent.studies.checkpoint.study import checkpoint_study
 
 STEPS = 40
 NOISE = np.linspace(-0.01, 0.01, 20)
@@ -45,13 +48,15 @@ FLOORS = NoiseFloors(floor(), floor(3.0))
 
 def clean(strategy="single", ranks=1):
     flat = (0.9,) * STEPS
-    return CleanResume(strategy, ranks, (0.3,) * STEPS, flat, (40, 80), (0.8, 0.9), (0.5, 0.3), "a", "b", 1.0)
+    return CleanResume(
+        strategy, ranks, (0.3,) * STEPS, flat, (40, 80), (0.8, 0.9), (0.5, 0.3), "a", ("b",) * ranks, 1.0
+    )
 
 
 def baseline(strategies=("single", "ddp")):
     resumes = tuple(clean(name, 1 if name == "single" else 2) for name in strategies)
     targets = tuple(
-        CheckpointTarget(f"{name}/{part}", name, part, 10)
+        CheckpointTarget(f"{name}/{part}", name, part, "all", 10)
         for name in strategies
         for part in ("weights", "first_moment")
     )
@@ -126,12 +131,12 @@ def test_smallest_detectable_difference_is_found_four_times_in_five():
         ({"strategies": "ddp,ddp"}, "each name once"),
         ({"sections": "weight"}, "did you mean 'weights'"),
         ({"fault": "bitflip:count=3"}, "--flips"),
-        ({"replica": "two"}, "--replica"),
-        ({"restart": "never"}, "--restart"),
+        ({"loaded_by": "one"}, "one-after"),
         ({"ranks": "1"}, "--strategy single"),
         ({"flips": "0,1"}, "1 or more"),
         ({"flips": "1,1"}, "different numbers"),
-        ({"strategies": "single", "replica": "one"}, "several ranks"),
+        ({"strategies": "single", "loaded_by": "one-after"}, "choose a --strategy with several"),
+        ({"strategies": "single", "sections": "collectives"}, "choose a --strategy with several"),
         ({"law": "fair"}, "sampling law"),
     ],
 )
@@ -140,8 +145,9 @@ def test_what_cannot_be_asked(options, match):
         make_checkpoint_spec(OptionValues(CHECKPOINT_STUDY.option_classes, {"workload": "train-resnet", **options}))
 
 
-def test_every_section_is_described():
-    assert set(BELONGS) == set(SECTIONS)
+def test_every_section_and_way_to_load_is_described():
+    assert {*BELONGS, COLLECTIVES} == set(SECTIONS)
+    assert set(LOADED_BY_TEXTS) == set(LOADED_BY)
 
 
 def test_a_stored_campaign_is_read_and_reported(tmp_path):
@@ -165,14 +171,14 @@ def test_a_stored_campaign_is_read_and_reported(tmp_path):
         store_noise_floors(store, FLOORS)
         result = analyse(store, CheckpointAnalysisOptions())
     assert isinstance(result, CheckpointResult)
-    harmful = {(g.strategy, g.section): g.harmful.estimate for g in result.groups}
+    harmful = {(g.target.strategy, g.target.section): g.harmful.estimate for g in result.groups}
     assert harmful == {
         (s, p): 0.5 if p == "weights" else 0.0 for s in ("single", "ddp") for p in ("weights", "first_moment")
     }
-    names = [d.name for d in result.sections]
+    *sections, strategies = result.differences
+    names = [d.name for d in sections]
     assert names == [f"{strategy}, weights against first_moment, 1 flip" for strategy in ("single", "ddp")]
-    assert all(d.difference.estimate == 0.5 and d.first.n == 10 for d in result.sections)
-    (strategies,) = result.strategies
+    assert all(d.difference.estimate == 0.5 and d.first.n == 10 for d in sections)
     assert (strategies.is_paired, strategies.difference.estimate) == (True, 0)
     assert result.identical_pairs == (20, 20)
     page = report(result)
@@ -217,14 +223,38 @@ def test_a_campaign_of_real_processes(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+def test_a_file_loaded_by_one_rank_and_payloads(tmp_path):
+    found = checkpoint_study(
+        "train-resnet", options={"steps": 24, "batch": 16, "width": 4}, trials=1, flips=(100,), strategy="ddp,fsdp2",
+        section="weights,first_moment,collectives", loaded_by="all,one-before,one-after-broadcast",
+        store=tmp_path / "s.sqlite", floor=tmp_path / "floor.sqlite",
+    )  # fmt: skip
+    resumes = {trial.target.name: trial for trial in found.trials}
+    assert len(resumes) == 2 * (2 * 3 + 1)
+    # Wrapping for DDP sends rank 0's parameters to all; sending its optimizer state does the same for moments.
+    healed = [
+        "ddp/weights/one-before",
+        "ddp/first_moment/one-after-broadcast",
+        "fsdp2/first_moment/one-after-broadcast",
+    ]
+    for name, trial in resumes.items():
+        assert trial.bit_identical == (name in healed), name
+        assert (trial.changed[0] > 0) == ("weights" in name and name not in healed), name
+    assert resumes["ddp/collectives"].changed[-1] > 0
+    ways = [d.name for d in found.differences if "loaded by" in d.name]
+    assert len(ways) == 6
+    assert all(d.is_paired for d in found.differences if "loaded by" in d.name)
+
+
+@pytest.mark.slow
 def test_sections_of_a_real_checkpoint(tmp_path):
     from unsilent.workloads.distributed import Gang
 
     with Gang("train-resnet", {"steps": "24", "batch": "16", "width": "4"}, strategy="single", world_size=1) as gang:
         path = gang.train_to(3, tmp_path / "c.pt")
     with Checkpoint(path) as checkpoint:
-        sites = {section: {region.site for region in regions_of(checkpoint, section)} for section in SECTIONS}
+        sites = {section: {region.site for region in regions_of(checkpoint, section)} for section in BELONGS}
     assert all(sites.values())
-    parts = [sites[section] for section in SECTIONS]
+    parts = [*sites.values()]
     assert len(set.union(*parts)) == sum(map(len, parts))  # none belongs to two
     assert not any("running" in site for site in sites["weights"])

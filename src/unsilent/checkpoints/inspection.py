@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,18 +57,23 @@ def summarise(
 
 
 def inspection_report(
-    checkpoint: Checkpoint, values: dict[str, Values | None] | None, bound: float = EXTREME, undo_note: str = ""
+    checkpoint: Checkpoint,
+    selected: Sequence[StoredTensor],
+    values: dict[str, Values | None] | None,
+    bound: float = EXTREME,
+    undo_note: str = "",
 ) -> Report:
     """The report of a checkpoint.
 
     Args:
         checkpoint: It.
+        selected: Its tensors and numbers that are shown.
         values: By name, from `summarise`; None where values were not read.
         bound: Magnitude above which a number counts as extreme.
         undo_note: A sentence on edits that can be undone.
     """
-    tensors = [t for t in checkpoint.tensors.values() if not t.is_number]
-    numbers = [t for t in checkpoint.tensors.values() if t.is_number]
+    tensors = [t for t in selected if not t.is_number]
+    numbers = [t for t in selected if t.is_number]
     size = sum(t.numel * t.item_size for t in tensors)
     known = {name: v for name, v in (values or {}).items() if v is not None}
     bad = [name for name, v in known.items() if v.nonfinite]
@@ -81,7 +86,7 @@ def inspection_report(
         else f"; {len(bad)} tensors have values that are NaN or infinite, {len(far)} have values beyond ±{bound:g}"
     )  # fmt: skip
     headline = f"{len(tensors):,} tensors with {sum(t.numel for t in tensors):,} elements ({human_bytes(size)}){what}."
-    present = [s for s in SECTIONS if any(t.section == s for t in checkpoint.tensors.values())]
+    present = [s for s in SECTIONS if any(t.section == s for t in selected)]
     sections = [_section(s, [t for t in tensors if t.section == s], known, values is not None) for s in present]
     if numbers:
         rows = tuple(TableRow((t.name, str(t.value), "yes" if not t.reason_not_editable else "no")) for t in numbers)
@@ -100,7 +105,7 @@ def inspection_report(
     machine = (Column("name"), Column("section"), Column("dtype"), Column("shape"), Column("elements", "number"),
                Column("nonfinite", "number"), Column("extreme", "number"), Column("largest", "number"), Column("value", "number"),
                Column("obstacle"))  # fmt: skip
-    estimates = Table(machine, tuple(_machine_row(t, known) for t in checkpoint.tensors.values()))
+    estimates = Table(machine, tuple(_machine_row(t, known) for t in selected))
     return Report(
         "unsilent/checkpoint-inspect/1", "checkpoint", f"{checkpoint.path.name}: {checkpoint.format}", headline, estimates,
         findings=tuple(findings), sections=tuple(s for s in sections if s is not None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.corrupting import CheckpointEdit
+    from unsilent.checkpoints.stored_tensors import StoredTensor
 
 _PATH = typer.Argument(
     metavar="CHECKPOINT", help="A checkpoint file, or the folder of a sharded one.", show_default=False
@@ -49,14 +50,11 @@ def inspect(
     from unsilent.report.text import count_text
 
     with _opened(path) as checkpoint:
-        selected = {t.name: t for t in checkpoint.select((), section or ())}
-        checkpoint.tensors = selected
+        selected = checkpoint.select((), section or ())
         values = None
         if not no_values:
-            with _bytes_shown(checkpoint, "reading", quiet) as progress:
-                values = {
-                    t.name: summarise(checkpoint, t, extreme, progress) for t in selected.values() if not t.is_number
-                }
+            with _bytes_shown(selected, "reading", quiet) as progress:
+                values = {t.name: summarise(checkpoint, t, extreme, progress) for t in selected if not t.is_number}
         edits = [edit for edit in edits_of(path) if edit.state != "undone"]
         note = ""
         if any(edit.state == "interrupted" for edit in edits):
@@ -66,7 +64,7 @@ def inspect(
             )
         elif edits:
             note = f"{count_text(len(edits), 'edit')} of this checkpoint can be undone: unsilent checkpoint undo {path}"
-        show_report(inspection_report(checkpoint, values, extreme, note), output, as_json, plain)
+        show_report(inspection_report(checkpoint, selected, values, extreme, note), output, as_json, plain)
     return 0
 
 
@@ -199,7 +197,11 @@ def diff(
     from unsilent.checkpoints.difference_report import difference_report
     from unsilent.cli.report_output import show_report
 
-    with _opened(first) as one, _opened(second) as two, _bytes_shown(one, "comparing", quiet) as progress:
+    with (
+        _opened(first) as one,
+        _opened(second) as two,
+        _bytes_shown(one.tensors.values(), "comparing", quiet) as progress,
+    ):
         differences = list(compare(one, two, progress))
     show_report(difference_report(first, second, differences), output, as_json, plain)
     return int(any(d.status != SAME for d in differences))
@@ -223,7 +225,7 @@ def manifest(
     refuse_interrupted(path)
     with (
         _opened(path) as checkpoint,
-        _bytes_shown(checkpoint, "hashing", quiet) as progress,
+        _bytes_shown(checkpoint.tensors.values(), "hashing", quiet) as progress,
     ):
         result = make_manifest(checkpoint, progress, fast)
     write_manifest(result, target)
@@ -251,7 +253,7 @@ def verify(
     expected = manifests.read_manifest(manifest or manifests.manifest_path(path))
     with (
         _opened(path) as checkpoint,
-        _bytes_shown(checkpoint, "hashing", quiet) as progress,
+        _bytes_shown(checkpoint.tensors.values(), "hashing", quiet) as progress,
     ):
         problems = manifests.verify(checkpoint, expected, progress, fast)
     if as_json:
@@ -335,11 +337,11 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def _bytes_shown(checkpoint: Any, what: str, quiet: bool) -> Iterator[Any]:
-    """A bar on a terminal while all of a large checkpoint is read; yields what is called with numbers of bytes."""
+def _bytes_shown(tensors: Iterable[StoredTensor], what: str, quiet: bool) -> Iterator[Any]:
+    """A bar on a terminal while large tensors are read; yields what is called with numbers of bytes."""
     import sys
 
-    total = sum(t.numel * t.item_size for t in checkpoint.tensors.values())
+    total = sum(t.numel * t.item_size for t in tensors)
     if quiet or total < 2**28 or not sys.stderr.isatty():
         yield lambda done: None
         return

@@ -7,9 +7,10 @@ The noise floors are those of the training in one process.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +25,13 @@ from unsilent.statistics.comparing import joint_differences, paired
 from unsilent.statistics.intervals import clopper_pearson, normal_quantile
 from unsilent.studies.checkpoint.kind import CheckpointStore
 from unsilent.studies.checkpoint.spec import (
+    COLLECTIVES,
     FOLLOWED,
     CheckpointAnalysisOptions,
     CheckpointBaseline,
     CheckpointRow,
     CheckpointSpec,
+    CheckpointTarget,
 )
 
 POWER = 0.8
@@ -41,7 +44,7 @@ class JudgedResume:
     """One resume with its class.
 
     Attributes:
-        strategy, section, flips, k: Which trial; equal ``section``, ``flips`` and ``k`` have the same faults.
+        target, flips, k: Which trial; those of a section of the file with equal ``flips`` and ``k`` have the same faults.
         outcome: Its class, where a difference within the noise of seeds is none.
         different: Whether it is beyond implementation noise.
         steps_to_recover: Steps after which the metric stayed within the gap of the clean resume's; None: never.
@@ -49,8 +52,7 @@ class JudgedResume:
         changed: Share of parameters of the ranks, on average, with other bits than in the clean resume, at each evaluation.
     """
 
-    strategy: str
-    section: str
+    target: CheckpointTarget
     flips: int
     k: int
     outcome: TrainingOutcome
@@ -69,7 +71,7 @@ class JudgedResume:
 
 @dataclass(frozen=True)
 class ResumeGroup:
-    """Resumes of one strategy and section with one number of flips.
+    """Resumes of one target (strategy, section, who loads the file) with one number of flips.
 
     Attributes:
         counts: Trials of each class.
@@ -78,8 +80,7 @@ class ResumeGroup:
         changed: Mean share of changed parameters at each evaluation.
     """
 
-    strategy: str
-    section: str
+    target: CheckpointTarget
     flips: int
     trials: int
     counts: dict[str, int]
@@ -113,8 +114,7 @@ class CheckpointResult:
     options: CheckpointAnalysisOptions
     trials: tuple[JudgedResume, ...]
     groups: tuple[ResumeGroup, ...]
-    sections: tuple[Difference, ...]
-    strategies: tuple[Difference, ...]
+    differences: tuple[Difference, ...]
     identical_pairs: tuple[int, int]
     """Pairs of trials of two strategies with the same faults that ended in the same class, and all such pairs."""
     command: str
@@ -129,21 +129,21 @@ def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> Check
         raise UsageError(f"{store.path} has no noise floors yet; run the command that made it again")
     judge = ResumeJudge(baseline, floors, options)
     trials = tuple(judge.judge(row) for row in store.rows())
+    by_stratum: dict[tuple[str, int], list[JudgedResume]] = defaultdict(list)
+    for trial in trials:
+        by_stratum[trial.target.name, trial.flips].append(trial)
     groups = tuple(
-        _group(strategy, section, flips, chosen, options.confidence)
-        for strategy in spec.strategies
-        for section in spec.sections
+        _group(target, flips, by_stratum[target.name, flips], options.confidence)
+        for target in baseline.targets
         for flips in spec.flips
-        if (chosen := [t for t in trials if (t.strategy, t.section, t.flips) == (strategy, section, flips)])
+        if by_stratum[target.name, flips]
     )
-    pairs = [pair for number, one in enumerate(spec.strategies) for other in spec.strategies[number + 1 :]
-             for pair in _pairs(trials, one, other)]  # fmt: skip
+    differences = Differences(baseline.targets, spec.flips, by_stratum, options.confidence)
     seconds, cpu_seconds = store.total_session_seconds()
     return CheckpointResult(
         spec, baseline, floors, options, trials, groups,
-        tuple(_section_differences(trials, spec, options.confidence)),
-        tuple(_strategy_differences(trials, spec, options.confidence)),
-        (sum(a.outcome == b.outcome for a, b in pairs), len(pairs)), store.largest_budget()[1], seconds, cpu_seconds,
+        (*differences.between_sections(), *differences.between_strategies(), *differences.between_ways_to_load()),
+        differences.equal_outcomes(), store.largest_budget()[1], seconds, cpu_seconds,
     )  # fmt: skip
 
 
@@ -159,9 +159,9 @@ class ResumeJudge:
 
     def judge(self, row: CheckpointRow) -> JudgedResume:
         """The class of one resume."""
-        strategy, _, section = row.trial.target.partition("/")
-        clean = self._baseline.resume(strategy)
-        which = strategy, section, row.trial.flips or 1, row.trial.k
+        target = self._baseline.target(row.trial.target)
+        clean = self._baseline.resume(target.strategy)
+        which = target, row.trial.flips or 1, row.trial.k
         if row.end not in FOLLOWED:
             return JudgedResume(*which, TrainingOutcome.CRASHED, True, False, None, False, False, ())
         golden = TrainingCurves(np.array(clean.metric), np.array(clean.losses), clean.accuracy[-1], same_bits=True)
@@ -194,13 +194,13 @@ class ResumeJudge:
         return None if low[-1] == len(below) - 1 else int(low[-1]) + 1
 
 
-def _group(strategy: str, section: str, flips: int, trials: Sequence[JudgedResume], confidence: float) -> ResumeGroup:
+def _group(target: CheckpointTarget, flips: int, trials: Sequence[JudgedResume], confidence: float) -> ResumeGroup:
     recovered = [t.steps_to_recover for t in trials if t.steps_to_recover]
     followed = [t.changed for t in trials if t.changed]
     length = max(map(len, followed), default=0)
     whole = np.array([changed for changed in followed if len(changed) == length])
     return ResumeGroup(
-        strategy, section, flips, len(trials), dict(Counter(str(t.outcome) for t in trials)),
+        target, flips, len(trials), dict(Counter(str(t.outcome) for t in trials)),
         _share(trials, lambda t: t.harmful, confidence), _share(trials, lambda t: t.different, confidence),
         sum(t.nonfinite for t in trials), sum(t.extreme for t in trials),
         float(np.median(recovered)) if recovered else None,
@@ -212,74 +212,105 @@ def _share(trials: Sequence[JudgedResume], is_so: Callable[[JudgedResume], bool]
     return clopper_pearson(sum(map(is_so, trials)), len(trials), confidence)
 
 
-def _section_differences(trials: Sequence[JudgedResume], spec: CheckpointSpec, confidence: float) -> list[Difference]:
-    """Each section of the model against each of the optimizer, by strategy and number of flips.
+class Differences:
+    """Differences of harmful shares between targets.
 
-    Never over several strategies together: they have the same faults, so their trials are not independent.
+    Args:
+        targets, flips: Of the campaign.
+        by_stratum: Trials by name of the target and number of flips.
+        confidence: Of their limits.
     """
 
-    def side(strategy: str, section: str, flips: int) -> list[JudgedResume]:
-        return [t for t in trials if (t.strategy, t.section, t.flips) == (strategy, section, flips)]
+    def __init__(
+        self,
+        targets: Sequence[CheckpointTarget],
+        flips: Sequence[int],
+        by_stratum: Mapping[tuple[str, int], Sequence[JudgedResume]],
+        confidence: float,
+    ) -> None:
+        self._flips, self._by_stratum, self._confidence = flips, by_stratum, confidence
+        self._targets = [target for target in targets if target.section != COLLECTIVES]
 
-    chosen = [
-        (
-            f"{strategy}, {one} against {other}, {count_text(flips, 'flip')}",
-            side(strategy, one, flips),
-            side(strategy, other, flips),
+    def between_sections(self) -> Iterator[Difference]:
+        """Each section of the model against each of the optimizer, by strategy, way to load and number of flips.
+
+        Never over several strategies together: they have the same faults, so their trials are not independent.
+        """
+        chosen = [
+            (one, other, flips, self._by_stratum[one.name, flips], self._by_stratum[other.name, flips])
+            for one in self._targets
+            for other in self._targets
+            for flips in self._flips
+            if one.section in MODEL and other.section in OPTIMIZER
+            and (one.strategy, one.loaded_by) == (other.strategy, other.loaded_by)
+            and self._by_stratum[one.name, flips] and self._by_stratum[other.name, flips]
+        ]  # fmt: skip
+        gaps = joint_differences(
+            [(harmful_count(first), harmful_count(second)) for *_, first, second in chosen], self._confidence
         )
-        for strategy in spec.strategies
-        for flips in spec.flips
-        for one in spec.sections
-        for other in spec.sections
-        if one in MODEL and other in OPTIMIZER
-    ]
-    chosen = [entry for entry in chosen if entry[1] and entry[2]]
-    counts = [(_harmful(first), _harmful(second)) for _, first, second in chosen]
-    gaps = joint_differences(counts, confidence)
-    return [
-        _difference(name, first, second, gap, confidence, is_paired=False)
-        for (name, first, second), gap in zip(chosen, gaps, strict=True)
-    ]
+        for (one, other, flips, first, second), gap in zip(chosen, gaps, strict=True):
+            where = one.strategy if one.loaded_by == "all" else f"{one.strategy} ({one.loaded_by})"
+            name = f"{where}, {one.section} against {other.section}, {count_text(flips, 'flip')}"
+            yield self._difference(name, first, second, gap, is_paired=False)
+
+    def between_strategies(self) -> Iterator[Difference]:
+        """Each strategy against each later one, on trials with the same faults that all ranks load."""
+        names = dict.fromkeys(target.strategy for target in self._targets)
+        for one, other in itertools.combinations(names, 2):
+            yield from self._paired(f"{one} against {other}", self._pairs(one, "all", other, "all"))
+
+    def between_ways_to_load(self) -> Iterator[Difference]:
+        """Each way to load the file against each later one, by strategy, on trials with the same faults."""
+        for strategy in dict.fromkeys(target.strategy for target in self._targets):
+            ways = dict.fromkeys(target.loaded_by for target in self._targets if target.strategy == strategy)
+            for one, other in itertools.combinations(ways, 2):
+                name = f"{strategy}, loaded by {one} against {other}"
+                yield from self._paired(name, self._pairs(strategy, one, strategy, other))
+
+    def equal_outcomes(self) -> tuple[int, int]:
+        """Of pairs of trials of two strategies with the same faults: how many ended in the same class, and all."""
+        names = dict.fromkeys(target.strategy for target in self._targets)
+        pairs = [
+            pair for one, other in itertools.combinations(names, 2) for pair in self._pairs(one, "all", other, "all")
+        ]
+        return sum(a.outcome == b.outcome for a, b in pairs), len(pairs)
+
+    def _pairs(
+        self, strategy: str, loaded_by: str, other: str, other_loaded_by: str
+    ) -> list[tuple[JudgedResume, JudgedResume]]:
+        """Trials with the same faults."""
+        first, second = (
+            {(t.target.section, t.flips, t.k): t for target in self._targets for flips in self._flips
+             if (target.strategy, target.loaded_by) == chosen for t in self._by_stratum[target.name, flips]}
+            for chosen in ((strategy, loaded_by), (other, other_loaded_by))
+        )  # fmt: skip
+        return [(first[key], second[key]) for key in first if key in second]
+
+    def _paired(self, name: str, pairs: Sequence[tuple[JudgedResume, JudgedResume]]) -> Iterator[Difference]:
+        """The difference on pairs; none where there are fewer than two."""
+        if len(pairs) < 2:
+            return
+        gap = paired([float(a.harmful) - float(b.harmful) for a, b in pairs], self._confidence)
+        first, second = zip(*pairs, strict=True)
+        yield self._difference(name, first, second, gap, is_paired=True)
+
+    def _difference(
+        self,
+        name: str,
+        first: Sequence[JudgedResume],
+        second: Sequence[JudgedResume],
+        gap: Interval,
+        *,
+        is_paired: bool,
+    ) -> Difference:
+        one, other = (_share(side, lambda t: t.harmful, self._confidence) for side in (first, second))
+        detectable = smallest_detectable(harmful_count(first), harmful_count(second), self._confidence)
+        return Difference(name, one, other, gap, detectable, is_paired)
 
 
-def _harmful(trials: Sequence[JudgedResume]) -> tuple[int, int]:
+def harmful_count(trials: Sequence[JudgedResume]) -> tuple[int, int]:
     """How many are harmful, and how many there are."""
     return sum(t.harmful for t in trials), len(trials)
-
-
-def _difference(
-    name: str,
-    first: Sequence[JudgedResume],
-    second: Sequence[JudgedResume],
-    gap: Interval,
-    confidence: float,
-    *,
-    is_paired: bool,
-) -> Difference:
-    one, other = (_share(side, lambda t: t.harmful, confidence) for side in (first, second))
-    detectable = smallest_detectable(_harmful(first), _harmful(second), confidence)
-    return Difference(name, one, other, gap, detectable, is_paired)
-
-
-def _strategy_differences(trials: Sequence[JudgedResume], spec: CheckpointSpec, confidence: float) -> list[Difference]:
-    """Each strategy against each later one, on trials with the same faults."""
-    result = []
-    for number, one in enumerate(spec.strategies):
-        for other in spec.strategies[number + 1 :]:
-            pairs = _pairs(trials, one, other)
-            if len(pairs) < 2:
-                continue
-            gap = paired([float(a.harmful) - float(b.harmful) for a, b in pairs], confidence)
-            first, second = zip(*pairs, strict=True)
-            result.append(_difference(f"{one} against {other}", first, second, gap, confidence, is_paired=True))
-    return result
-
-
-def _pairs(trials: Sequence[JudgedResume], one: str, other: str) -> list[tuple[JudgedResume, JudgedResume]]:
-    """Trials of two strategies with the same faults."""
-    by_fault = {(t.section, t.flips, t.k): t for t in trials if t.strategy == other}
-    mine = [t for t in trials if t.strategy == one]
-    return [(t, by_fault[t.section, t.flips, t.k]) for t in mine if (t.section, t.flips, t.k) in by_fault]
 
 
 def smallest_detectable(one: tuple[int, int], other: tuple[int, int], confidence: float) -> float:

@@ -15,10 +15,13 @@ from unsilent.report.model import Report
 from unsilent.studies.checkpoint.spec import (
     ENDS,
     FOLLOWED,
+    LOADED_BY,
+    SECTIONS,
     CheckpointAnalysisOptions,
     CheckpointBaseline,
     CheckpointRow,
     CheckpointSpec,
+    FloorOptions,
     make_checkpoint_spec,
 )
 from unsilent.workloads.zoo import TRAININGS
@@ -44,9 +47,12 @@ def check_baseline(baseline: CheckpointBaseline) -> None:
     strategies = {one.strategy for one in baseline.resumes}
     if len(strategies) < len(baseline.resumes) or {target.strategy for target in baseline.targets} - strategies:
         raise DamagedRecordError("its description names strategies that were not run")
+    if any(target.section not in SECTIONS or target.loaded_by not in LOADED_BY for target in baseline.targets):
+        raise DamagedRecordError("its description has a target of no known section, or loaded in no known way")
     for one in baseline.resumes:
         evaluations = {len(one.evaluated_at), len(one.accuracy), len(one.held_out_loss)}
-        fits = {len(one.losses), len(one.metric)} == {steps} and len(evaluations) == 1 and one.evaluated_at
+        curves = {len(one.losses), len(one.metric)} == {steps} and len(evaluations) == 1 and bool(one.evaluated_at)
+        fits = curves and len(one.final_hashes) == one.ranks
         numbers = (*one.losses, *one.metric, *one.accuracy, *one.held_out_loss)
         if not fits or not 1 <= one.ranks <= MOST_RANKS or not are_numbers(numbers):
             raise DamagedRecordError("its description has an impossible fault-free resume")
@@ -55,7 +61,7 @@ def check_baseline(baseline: CheckpointBaseline) -> None:
 def array_shapes(baseline: CheckpointBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
     """Curves are as long as the run was followed; raises ``DamagedRecordError``."""
     end, steps, evaluations = values["end"], values["steps_run"], values["evaluations"]
-    strategy = values["trial"].target.partition("/")[0]
+    strategy = next((one.strategy for one in baseline.targets if one.name == values["trial"].target), "")
     ranks = next((one.ranks for one in baseline.resumes if one.strategy == strategy), 0)
     followed = end in FOLLOWED
     most = baseline.steps - baseline.step
@@ -115,6 +121,7 @@ CHECKPOINT_STUDY = Kind(
     command="checkpoint study",
     command_help=ABOUT,
     analysis_options=CheckpointAnalysisOptions,
+    further_option_classes=(FloorOptions,),
     resolve_spec=make_checkpoint_spec,
 )
 

@@ -10,9 +10,17 @@ from unsilent.report.model import Cell, Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text, percent_text, signed
 from unsilent.statistics.comparing import joint_differences
 from unsilent.studies.checkpoint.analysis import CheckpointResult, Difference, ResumeGroup
-from unsilent.studies.checkpoint.spec import SECTIONS, CleanResume
+from unsilent.studies.checkpoint.spec import SECTIONS, CheckpointTarget, CleanResume
 
 _SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0, "max_value": 1.0}
+NAMES = ("strategy", "section", "loaded by")
+LOADED_BY_TEXTS = {
+    "all": "all ranks",
+    "one-after": "the last rank, into the wrapped model; the others load the clean file",
+    "one-before": "the last rank, before the model is wrapped",
+    "one-after-broadcast": "as one-after, then rank 0's optimizer state is sent to all",
+    "one-before-broadcast": "as one-before, then rank 0's optimizer state is sent to all",
+}
 METHOD = (
     "A resume is different where it ends beyond the noise of the implementation, and harmful where it is worse than the clean "
     "resume by more than the gap and beyond the noise of seeds as well, or where it raised an error, crashed or hung. Intervals "
@@ -35,9 +43,9 @@ def report(result: CheckpointResult) -> Report:
         further_json={
             "command": result.command, "spec": spec.to_json(), "trials": len(result.trials), "seconds": result.seconds,
             "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
-            "differences": [_difference_json(d) for d in (*result.sections, *result.strategies)],
+            "differences": [_difference_json(d) for d in result.differences],
             "clean": [{"strategy": one.strategy, "ranks": one.ranks, "accuracy": one.accuracy[-1],
-                       "checkpoint": one.checkpoint_hash, "final": one.final_hash} for one in baseline.resumes],
+                       "checkpoint": one.checkpoint_hash, "final": one.final_hashes[0]} for one in baseline.resumes],
         },
     )  # fmt: skip
 
@@ -45,20 +53,39 @@ def report(result: CheckpointResult) -> Report:
 def _machine_table(result: CheckpointResult) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for group in result.groups:
-        where = (group.strategy, group.section, group.flips)
+        where = (*_names(group.target), group.flips)
         rows += [(*where, "harmful", group.harmful), (*where, "different", group.different)]
-    return estimates_table(("strategy", "section", "flips", "measure", ""), rows)
+    return estimates_table((*NAMES, "flips", "measure", ""), rows)
+
+
+def _names(target: CheckpointTarget) -> tuple[str, str, str]:
+    return target.strategy, target.section, target.loaded_by
+
+
+def _where_columns(result: CheckpointResult) -> tuple[Column, ...]:
+    """The columns that say which group; who loads the file where that differs."""
+    names = NAMES if _ways_differ(result) else NAMES[:2]
+    return *(Column(name, left_aligned=True) for name in names), Column("flips", "number")
+
+
+def _where(group: ResumeGroup, result: CheckpointResult) -> tuple[Cell, ...]:
+    names = _names(group.target)
+    return *(names if _ways_differ(result) else names[:2]), group.flips
+
+
+def _ways_differ(result: CheckpointResult) -> bool:
+    return any(target.loaded_by != "all" for target in result.baseline.targets)
 
 
 def _findings(result: CheckpointResult) -> Iterator[str]:
     resumes = result.baseline.resumes
     if len(resumes) > 1:
         yield f"checkpoints with the same bits: {_equal([(one.strategy, one.checkpoint_hash) for one in resumes])}"
-        yield f"clean resumes that end with the same bits: {_equal([(one.strategy, one.final_hash) for one in resumes])}"
+        yield f"clean resumes that end with the same bits: {_equal([(one.strategy, one.final_hashes[0]) for one in resumes])}"
     same, pairs = result.identical_pairs
     if pairs:
         yield f"{same:,} of {pairs:,} pairs of trials with the same faults under two strategies ended in the same class"
-    for difference in (*result.sections, *result.strategies):
+    for difference in result.differences:
         yield _sentence(difference)
 
 
@@ -86,12 +113,12 @@ def _sentence(one: Difference) -> str:
 def _sections(result: CheckpointResult) -> Iterator[Section]:
     shares = Table(
         (
-            Column("strategy", left_aligned=True), Column("section", left_aligned=True), Column("flips", "number"),
-            Column("trials", "number"), Column("harmful", **_SHARE), Column("different", **_SHARE, priority=1),
-            Column("not finite", "number", priority=2), Column("extreme", "number", priority=3),
+            *_where_columns(result), Column("trials", "number"), Column("harmful", **_SHARE),
+            Column("different", **_SHARE, priority=1), Column("not finite", "number", priority=2),
+            Column("extreme", "number", priority=3),
             Column("recovery", "number", unit="steps", digits=".0f", priority=4),
         ),
-        tuple(TableRow(_cells(group)) for group in result.groups),
+        tuple(TableRow((*_where(group, result), *_cells(group))) for group in result.groups),
         "Resumes from corrupted checkpoints",
     )  # fmt: skip
     yield Section(
@@ -103,20 +130,21 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
     present = {name for group in result.groups for name in group.counts}
     classes = [str(name) for name in TrainingOutcome if str(name) in present]
     outcome = Table(
-        (Column("strategy", left_aligned=True), Column("section", left_aligned=True), Column("flips", "number"),
-         *(Column(name, "number", priority=number) for number, name in enumerate(classes))),
-        tuple(TableRow((g.strategy, g.section, g.flips, *(g.counts.get(name, 0) for name in classes))) for g in result.groups),
+        (*_where_columns(result), *(Column(name, "number", priority=number) for number, name in enumerate(classes))),
+        tuple(TableRow((*_where(g, result), *(g.counts.get(name, 0) for name in classes))) for g in result.groups),
         "Outcome classes",
     )  # fmt: skip
     yield Section("Outcome classes", "How the trainings ended.", (outcome,))
     length = max((len(group.changed) for group in result.groups), default=0)
     if length:
         steps = result.baseline.resumes[0].evaluated_at
+        shown = (
+            Column(f"step {steps[i]}", "number", unit="%", scale=100.0, digits=".3g", priority=i) for i in range(length)
+        )
         spread = Table(
-            (Column("strategy", left_aligned=True), Column("section", left_aligned=True), Column("flips", "number"),
-             *(Column(f"step {steps[i]}", "number", unit="%", scale=100.0, digits=".3g") for i in range(length))),
+            (*_where_columns(result), *shown),
             tuple(
-                TableRow((g.strategy, g.section, g.flips, *g.changed, *[None] * (length - len(g.changed)))) for g in result.groups
+                TableRow((*_where(g, result), *g.changed, *[None] * (length - len(g.changed)))) for g in result.groups
             ),
             "Parameters with other bits than in the clean resume",
         )  # fmt: skip
@@ -127,8 +155,7 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
 
 def _cells(group: ResumeGroup) -> tuple[Cell, ...]:
     return (
-        group.strategy, group.section, group.flips, group.trials, group.harmful, group.different, group.with_nonfinite,
-        group.with_extreme, group.recovered,
+        group.trials, group.harmful, group.different, group.with_nonfinite, group.with_extreme, group.recovered,
     )  # fmt: skip
 
 
@@ -137,14 +164,8 @@ def _facts(result: CheckpointResult) -> Iterator[tuple[str, str]]:
     yield "training", f"{baseline.name}, checkpoint after step {baseline.step} of {baseline.steps}"
     yield "strategies", ", ".join(f"{one.strategy} ({count_text(one.ranks, 'rank')})" for one in baseline.resumes)
     yield "fault model", f"{spec.fault}, {spec.law}"
-    yield (
-        "corrupted file",
-        "loaded by all ranks" if spec.replica == "all" else "loaded by the last rank, the others load the clean one",
-    )
-    yield (
-        "restart",
-        f"state loaded {spec.restart} wrapping" + (", optimizer state of rank 0 sent to all" if spec.broadcast else ""),
-    )
+    if _ways_differ(result):
+        yield "loaded by", "; ".join(f"{name}: {LOADED_BY_TEXTS[name]}" for name in spec.loaded_by)
     yield "fault-free held-out accuracy", ", ".join(f"{one.strategy} {_accuracy(one)}" for one in baseline.resumes)
     yield (
         "noise floors",
@@ -168,21 +189,17 @@ def _difference_json(one: Difference) -> dict[str, Any]:
 
 def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
     """What is shown of two campaigns: harmful resumes of the groups that both have."""
-    groups = {(g.strategy, g.section, g.flips): g for g in other.groups}
-    pairs = [
-        (g, groups[g.strategy, g.section, g.flips]) for g in one.groups if (g.strategy, g.section, g.flips) in groups
-    ]
+    groups = {(g.target.name, g.flips): g for g in other.groups}
+    pairs = [(g, groups[g.target.name, g.flips]) for g in one.groups if (g.target.name, g.flips) in groups]
     gaps = joint_differences([(_counts(a), _counts(b)) for a, b in pairs], one.options.confidence)
-    rows = [
-        (a.strategy, a.section, a.flips, a.harmful, b.harmful, gap) for (a, b), gap in zip(pairs, gaps, strict=True)
-    ]
+    rows = [(*_names(a.target), a.flips, a.harmful, b.harmful, gap) for (a, b), gap in zip(pairs, gaps, strict=True)]
     heads = (
-        Column("strategy", left_aligned=True), Column("section", left_aligned=True), Column("flips", "number"),
+        *(Column(name, left_aligned=True) for name in NAMES), Column("flips", "number"),
         Column("A", **_SHARE), Column("B", **_SHARE), Column("A minus B", **_SHARE),
     )  # fmt: skip
     shown = sum(not gap.low <= 0 <= gap.high for gap in gaps)
     table = Table(heads, tuple(map(TableRow, rows)), "Harmful resumes")
-    machine = estimates_table(("strategy", "section", "flips", "measure", ""), _machine_rows(rows))
+    machine = estimates_table((*NAMES, "flips", "measure", ""), _machine_rows(rows))
     return Report(
         "unsilent/checkpoint-study-comparison/1", "checkpoint study", "Two campaigns on corrupted checkpoints",
         f"{shown} of {count_text(len(pairs), 'share')} of harmful resumes differ between A and B.", machine,
@@ -196,6 +213,6 @@ def _counts(group: ResumeGroup) -> tuple[int, int]:
 
 
 def _machine_rows(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Cell, ...]]:
-    for strategy, section, flips, *values in rows:
-        for name, value in zip(("A", "B", "A minus B"), values, strict=True):
-            yield strategy, section, flips, f"harmful, {name}", value
+    for *where, first, second, gap in rows:
+        for name, value in (("A", first), ("B", second), ("A minus B", gap)):
+            yield *where, f"harmful, {name}", value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +24,15 @@ from unsilent.checkpoints.manifest import make_manifest
 from unsilent.checkpoints.stored_tensors import Patch
 from unsilent.engine.forking.golden import METRIC
 from unsilent.errors import UsageError
-from unsilent.faults.models import fault_model
+from unsilent.faults.models import FaultModel, fault_model
+from unsilent.faults.population import Region
 from unsilent.faults.record import Fault
 from unsilent.outcomes import Outcome
 from unsilent.printable import escape_unprintable
 from unsilent.studies.checkpoint.sections import regions_of
 from unsilent.studies.checkpoint.spec import (
+    COLLECTIVES,
+    LOADED_BY,
     CheckpointBaseline,
     CheckpointRow,
     CheckpointSpec,
@@ -36,6 +41,7 @@ from unsilent.studies.checkpoint.spec import (
 )
 from unsilent.workloads import load_training
 from unsilent.workloads.distributed import Gang, ResumeRecord
+from unsilent.workloads.distributed.orders import Payload
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.trainings import Seeds
 
@@ -78,6 +84,7 @@ class CheckpointRunner:
         self._progress = progress
         self._resumes: dict[str, CleanResume] = {}
         self._targets: list[CheckpointTarget] = []
+        self._collectives: dict[str, tuple[Payload, ...]] = {}
         for number, strategy in enumerate(spec.strategies):
             if progress is not None:
                 progress(f"the fault-free run of {spec.workload} ({strategy})", number, len(spec.strategies))
@@ -116,32 +123,43 @@ class CheckpointRunner:
     def run(self, trial: TrialId) -> CheckpointRow:
         """One trial."""
         begun = time.perf_counter()
-        strategy, faults = self.draw(trial)
+        target, faults = self.baseline.target(trial.target), self.draw(trial)
+        strategy = target.strategy
         clean, altered = self._clean_file(strategy), Path(self._folder.name) / f"{strategy}-altered.pt"
+        if target.section == COLLECTIVES:
+            record = self._resume(strategy, [clean], comm_faults=faults)
+            return self._row(trial, strategy, faults, record, time.perf_counter() - begun)
         shutil.copyfile(clean, altered)
         with Checkpoint(altered) as checkpoint:
             patches, receipt = checkpoint.plan(faults, "fixed")
         _write(altered, patches)
-        ranks = self._gangs[strategy].world_size
-        files = [altered] * ranks if self.spec.replica == "all" or ranks == 1 else [clean] * (ranks - 1) + [altered]
-        record = self._resume(strategy, files)
+        others = [] if target.loaded_by == "all" else [clean] * (self._gangs[strategy].world_size - 1)
+        record = self._resume(strategy, [*others, altered], target.loaded_by)
         return self._row(
             trial, strategy, [hit.fault for hit in receipt.applied_faults], record, time.perf_counter() - begun
         )
 
-    def draw(self, trial: TrialId) -> tuple[str, tuple[Fault, ...]]:
-        """The strategy of a trial and its faults, which are the same for every strategy with the same checkpoint."""
-        strategy, _, section = trial.target.partition("/")
-        seed = trial_seed(self._design, self.spec.seed, trial._replace(target=section)) % 2**63
-        with Checkpoint(self._clean_file(strategy)) as checkpoint:
-            model = fault_model(self.spec.fault).with_count(trial.flips or 1)
+    def draw(self, trial: TrialId) -> tuple[Fault, ...]:
+        """The faults of a trial, which are the same for every strategy with the same checkpoint."""
+        target = self.baseline.target(trial.target)
+        seed = trial_seed(self._design, self.spec.seed, trial._replace(target=target.section)) % 2**63
+        model = fault_model(self.spec.fault).with_count(trial.flips or 1)
+        if target.section == COLLECTIVES:
+            return self._draw_in_payloads(target.strategy, model, np.random.default_rng(seed))
+        with Checkpoint(self._clean_file(target.strategy)) as checkpoint:
             options = DrawOptions(law=self.spec.law, seed=seed)
-            return strategy, draw_faults(checkpoint, regions_of(checkpoint, section), model, options)
+            return draw_faults(checkpoint, regions_of(checkpoint, target.section), model, options)
+
+    def _draw_in_payloads(self, strategy: str, model: FaultModel, rng: np.random.Generator) -> tuple[Fault, ...]:
+        """Faults in what one rank sends in one step: not the first, where DDP's gradients are in other buckets."""
+        step = int(rng.integers(min(self.step + 1, self.steps - 1), self.steps))
+        rank = int(rng.integers(self._gangs[strategy].world_size))
+        regions = [Region(*payload, step=step) for payload in self._collectives[strategy]]
+        return tuple(replace(fault, rank=rank) for fault in model.draw(regions, rng, self.spec.law))
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> CheckpointRow:
         """The row of a trial that took its worker with it."""
-        _, faults = self.draw(trial)
-        return _ended_row(trial, faults, "hang" if ended is Outcome.HANG else "crash", reason, seconds)
+        return _ended_row(trial, self.draw(trial), "hang" if ended is Outcome.HANG else "crash", reason, seconds)
 
     def verify_restored_state(self) -> None:
         """The clean resume of every strategy comes to the same bits again.
@@ -151,7 +169,7 @@ class CheckpointRunner:
         """
         for strategy, clean in self._resumes.items():
             record = self._resume(strategy, [self._clean_file(strategy)])
-            if not record.hashes or record.hashes[0]["all"] != clean.final_hash:
+            if _final_hashes(record) != clean.final_hashes:
                 raise UsageError(
                     f"the clean resume under {strategy} ended with other bits after some trials than before them; the training "
                     "keeps state outside of its model and optimizers: run unsilent noise --explain to find it"
@@ -174,12 +192,9 @@ class CheckpointRunner:
         record = self._resume(strategy, [file], remember_clean=True)
         if record.end != "finished":
             raise UsageError(f"the fault-free resume under {strategy} did not finish: {record.end} {record.detail}")
+        self._collectives[strategy] = record.collectives
         with Checkpoint(file) as checkpoint:
-            for section in spec.sections:
-                elements = sum(region.eligible_count for region in regions_of(checkpoint, section))
-                if not elements:
-                    raise UsageError(f"the checkpoint of {spec.workload} has no {section}; leave it out of --section")
-                self._targets.append(CheckpointTarget(f"{strategy}/{section}", strategy, section, elements))
+            self._targets += self._targets_of(strategy, checkpoint)
             content = {name: one.sha256 for name, one in make_manifest(checkpoint).tensors.items()}
         held_out = record.held_out
         return CleanResume(
@@ -191,22 +206,47 @@ class CheckpointRunner:
             accuracy=tuple(_accuracy(record).tolist()),
             held_out_loss=tuple(held_out["loss"].tolist()),
             checkpoint_hash=xxhash.xxh3_128_hexdigest(sorted_json_text(content).encode()),
-            final_hash=record.hashes[0]["all"],
+            final_hashes=_final_hashes(record),
             seconds=record.seconds,
         )
 
-    def _resume(self, strategy: str, files: list[Path], remember_clean: bool = False) -> ResumeRecord:
+    def _targets_of(self, strategy: str, checkpoint: Checkpoint) -> Iterator[CheckpointTarget]:
+        """What is corrupted under a strategy, for each way to load it that makes a difference; raises ``UsageError``."""
+        spec = self.spec
+        for section in spec.sections:
+            if section == COLLECTIVES:
+                elements = sum(math.prod(shape) for _, _, shape in self._collectives[strategy])
+                if elements:
+                    yield CheckpointTarget(f"{strategy}/{section}", strategy, section, "all", elements)
+                continue
+            elements = sum(region.eligible_count for region in regions_of(checkpoint, section))
+            if not elements:
+                raise UsageError(f"the checkpoint of {spec.workload} has no {section}; leave it out of --section")
+            for loaded_by in spec.loaded_by if strategy != "single" else ("all",):
+                name = f"{strategy}/{section}" + ("" if loaded_by == "all" else f"/{loaded_by}")
+                yield CheckpointTarget(name, strategy, section, loaded_by, elements)
+
+    def _resume(
+        self,
+        strategy: str,
+        files: list[Path],
+        loaded_by: str = "all",
+        comm_faults: Sequence[Fault] = (),
+        remember_clean: bool = False,
+    ) -> ResumeRecord:
+        restart, broadcast = LOADED_BY[loaded_by]
         return self._gangs[strategy].resume(
             files if len(files) > 1 else files[0],
             until_step=self.steps,
-            restart=self.spec.restart,  # type: ignore[arg-type]
-            broadcast_optimizer=self.spec.broadcast,
+            restart=restart,
+            broadcast_optimizer=broadcast,
             evaluate_every=max(1, (self.steps - self.step) // EVALUATIONS),
+            comm_faults=comm_faults,
             remember_clean=remember_clean,
         )
 
     def _fingerprint(self) -> dict[str, str]:
-        resumes = sorted_json_text([(one.strategy, one.losses, one.final_hash) for one in self._resumes.values()])
+        resumes = sorted_json_text([(one.strategy, one.losses, one.final_hashes) for one in self._resumes.values()])
         return {
             "golden": xxhash.xxh3_128_hexdigest(resumes.encode()),
             "code": code_fingerprint(self.spec.workload, self.workload, None),
@@ -220,14 +260,13 @@ class CheckpointRunner:
         end = _ENDS[record.end]
         if end not in ("finished", "not-finite"):
             return _ended_row(trial, faults, end, record.detail, seconds)
-        clean = self._resumes[strategy].final_hash
         return CheckpointRow(
             trial=trial,
             faults=faults_text(faults),
             end=end,
             steps_run=record.losses.shape[1],
             evaluations=len(record.evaluated_at),
-            bit_identical=all(hashes["all"] == clean for hashes in record.hashes),
+            bit_identical=_final_hashes(record) == self._resumes[strategy].final_hashes,
             error="",
             losses=_mean(record.losses),
             metric=_metric(record),
@@ -247,6 +286,10 @@ def _ended_row(trial: TrialId, faults: Sequence[Fault], end: str, error: str, se
     return CheckpointRow(
         trial, faults_text(faults), end, 0, 0, False, text, none, none, none, none, counts, counts, none, seconds
     )
+
+
+def _final_hashes(record: ResumeRecord) -> tuple[str, ...]:
+    return tuple(hashes["all"] for hashes in record.hashes)
 
 
 def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ BELONGS: Mapping[str, Callable[[StoredTensor], bool]] = {
     "second_moment": lambda tensor: tensor.name.endswith("/exp_avg_sq"),
     "scheduler": lambda tensor: tensor.is_number and tensor.section in ("scheduler", "optimizer"),
 }
-"""Section -> whether a tensor or number belongs to it."""
+"""Section of the file -> whether a tensor or number belongs to it."""
 
 
 def regions_of(checkpoint: Checkpoint, section: str) -> list[Region]:

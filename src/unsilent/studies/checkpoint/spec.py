@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Lt
@@ -14,12 +15,21 @@ from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOpti
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.lazy_module import LazyModule
-from unsilent.options import FAULTS_PANEL, NOT_AN_OPTION, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues
+from unsilent.options import (
+    EXECUTION_PANEL,
+    FAULTS_PANEL,
+    NOT_AN_OPTION,
+    PRECISION_PANEL,
+    WORKLOAD_PANEL,
+    Option,
+    OptionValues,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from unsilent.workloads.distributed.orders import Restart
     from unsilent.workloads.model_fitting import Progress
 else:
     np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
@@ -30,10 +40,19 @@ SECTIONS: Mapping[str, str] = {
     "first_moment": "first moments of the optimizer (Adam), or its momentum (SGD)",
     "second_moment": "second moments of the optimizer (Adam)",
     "scheduler": "learning rates and other numbers of the optimizer's groups and of schedulers",
+    "collectives": "what one rank sends in a collective of one step after the restart; the file stays as it is",
 }
-"""Sections of a checkpoint that can be corrupted."""
+"""What can be corrupted: sections of the checkpoint, and payloads."""
+COLLECTIVES = "collectives"
 STRATEGIES = ("single", "ddp", "fsdp2")
-REPLICAS = ("all", "one")
+LOADED_BY: Mapping[str, tuple[Restart, bool]] = {
+    "all": ("after", False),
+    "one-after": ("after", False),
+    "one-before": ("before", False),
+    "one-after-broadcast": ("after", True),
+    "one-before-broadcast": ("before", True),
+}
+"""Which ranks load the corrupted file (one: the last one) -> when, and whether rank 0's optimizer state is then sent to all."""
 ENDS = ("finished", "not-finite", "raised", "crash", "hang")
 FOLLOWED = ENDS[:2]
 """Ends of runs whose every step is known."""
@@ -80,20 +99,17 @@ class CheckpointSpec:
         "Steps of the whole training.", WORKLOAD_PANEL, default_text="all of the training")] = None  # fmt: skip
     init: Annotated[int, Option("Seed of the training itself.", WORKLOAD_PANEL)] = 0
     sections: Annotated[tuple[str, ...], Option(
-        "Sections of the checkpoint: weights, statistics, first_moment, second_moment, scheduler; several joined by commas.",
+        "What is corrupted: weights, statistics, first_moment, second_moment, scheduler, collectives; several joined by commas.",
         FAULTS_PANEL, "section", parser=read_names(SECTIONS, "section"),
         formatter=joined)] = ("weights", "first_moment", "second_moment")  # fmt: skip
     fault: Annotated[str, Option("Fault model, without a count, like bitflip:bits=0-29.", FAULTS_PANEL)] = "bitflip"
     flips: Annotated[tuple[int, ...], Option(
         "Numbers of flips (or elements) in one checkpoint.", FAULTS_PANEL, separator=",")] = (1, 10, 100)  # fmt: skip
     law: Annotated[str, Option("Sampling law: per-element or per-tensor.", FAULTS_PANEL)] = "per-element"
-    replica: Annotated[str, Option(
-        "Ranks that load the corrupted file: all, or one (the last one).", FAULTS_PANEL)] = "all"  # fmt: skip
-    restart: Annotated[str, Option(
-        "When the state is loaded: before the model is wrapped for its strategy, or after.", FAULTS_PANEL)] = "after"  # fmt: skip
-    broadcast: Annotated[bool, Option("Send rank 0's optimizer state to all ranks after loading.", FAULTS_PANEL)] = (
-        False
-    )
+    loaded_by: Annotated[tuple[str, ...], Option(
+        "Ranks that load the corrupted file, and how: all, one-after, one-before, one-after-broadcast, one-before-broadcast; "
+        "several joined by commas.", FAULTS_PANEL, parser=read_names(LOADED_BY, "way to load"),
+        formatter=joined)] = ("all",)  # fmt: skip
     seed: Annotated[int, SEED] = 0
     threads: Annotated[int, NOT_AN_OPTION] = 1
     study: Annotated[str, NOT_AN_OPTION] = "checkpoint-study"
@@ -127,21 +143,19 @@ def make_checkpoint_spec(asked: OptionValues) -> CheckpointSpec:
     """A checked spec; raises ``UsageError``."""
     from unsilent.faults.models import fault_model
     from unsilent.faults.population import check_law
-    from unsilent.workloads.distributed.orders import RESTARTS
 
     spec = asked.make_dataclass(CheckpointSpec)
     if fault_model(spec.fault).has_explicit_count:
         raise UsageError(f"--fault {spec.fault} sets how many are corrupted, as --flips does; give one of them")
     check_law(spec.law)
-    for name, value, known in (("--replica", spec.replica, REPLICAS), ("--restart", spec.restart, RESTARTS)):
-        if value not in known:
-            raise unknown_name_error(f"value of {name}", value, known)
     if spec.ranks < 2:
         raise UsageError(f"--ranks is {spec.ranks}; expected 2 or more (use --strategy single for one process)")
     if not spec.flips or len(set(spec.flips)) < len(spec.flips) or min(spec.flips) < 1:
         raise UsageError(f"--flips is {','.join(map(str, spec.flips))}; expected different numbers, 1 or more")
-    if spec.replica == "one" and spec.strategies == ("single",):
-        raise UsageError("--replica one needs a strategy with several ranks, like ddp")
+    if spec.strategies == ("single",) and (COLLECTIVES in spec.sections or "all" not in spec.loaded_by):
+        raise UsageError(
+            "one process has no collectives and no other ranks; choose a --strategy with several, like ddp"
+        )
     return spec
 
 
@@ -154,13 +168,24 @@ class CheckpointAnalysisOptions(AnalysisOptions):
         PRECISION_PANEL)] = 0.02  # fmt: skip
 
 
+@dataclass(frozen=True)
+class FloorOptions:
+    """The fault-free runs that a resume is compared with."""
+
+    replicas: Annotated[int, Option("Fault-free runs of each noise floor.", PRECISION_PANEL)] = 20
+    floor: Annotated[Path | None, Option(
+        "File that stores the fault-free runs.", EXECUTION_PANEL,
+        default_text="unsilent-noise-….sqlite in the current folder")] = None  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointTarget:
-    """A strategy and a section; ``elements`` may be corrupted."""
+    """A strategy, a section, and which ranks load the corrupted file; ``elements`` may be corrupted."""
 
     name: str
     strategy: str
     section: str
+    loaded_by: str
     elements: int
     slots: int = 0
 
@@ -176,7 +201,7 @@ class CleanResume:
         evaluated_at: Steps done at each evaluation.
         accuracy, held_out_loss: On held-out samples at each evaluation.
         checkpoint_hash: Of all tensors of the checkpoint, by name; equal for strategies whose states have the same bits.
-        final_hash: Of the state at the end, of rank 0.
+        final_hashes: Of the state at the end, of each rank; ranks may differ in running statistics.
         seconds: Of the resume.
     """
 
@@ -188,7 +213,7 @@ class CleanResume:
     accuracy: tuple[float, ...]
     held_out_loss: tuple[float, ...]
     checkpoint_hash: str
-    final_hash: str
+    final_hashes: tuple[str, ...]
     seconds: float
 
 
@@ -220,6 +245,10 @@ class CheckpointBaseline:
     def resume(self, strategy: str) -> CleanResume:
         """The clean resume of a strategy."""
         return next(one for one in self.resumes if one.strategy == strategy)
+
+    def target(self, name: str) -> CheckpointTarget:
+        """A target by its name."""
+        return next(one for one in self.targets if one.name == name)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

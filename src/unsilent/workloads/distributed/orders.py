@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from unsilent.workloads.trainings import Seeds
 
 Ints = npt.NDArray[np.int64]
+Payload = tuple[str, str, tuple[int, ...]]
+"""Site, dtype and shape."""
 Restart = Literal["before", "after"]
 RESTARTS = ("before", "after")
 STRATEGY_NAMES = ("single", "ddp", "fsdp2", "horovod")
@@ -117,11 +119,13 @@ class RankEnd:
         has_stopped: Whether a loss was not finite, on any rank.
         hashes: xxh3-128 of its full state by part: ``parameters``, ``buffers``, ``optimizers``, ``all``.
         applied_faults: What landed here.
+        collectives: Site, dtype and shape of the payloads that this rank sends in a step; of the clean resume alone.
     """
 
     has_stopped: bool
     hashes: Mapping[str, str]
     applied_faults: tuple[AppliedFault, ...]
+    collectives: tuple[Payload, ...]
 
 
 def check_strategy(name: str, ranks: int) -> None:

@@ -84,6 +84,8 @@ def _resume(connection: Connection, training: RankTraining, order: ResumeOrder) 
     applied: list[AppliedFault] = []
     stopped = False
     while state.step < order.until_step and not stopped:
+        if order.remember_clean and state.step == order.until_step - 1:
+            training.survey_next_step()
         record, landed = training.step(state, order.comm_faults)
         records.append(record)
         applied += landed
@@ -92,7 +94,7 @@ def _resume(connection: Connection, training: RankTraining, order: ResumeOrder) 
         if due or stopped or state.step == order.until_step:
             connection.send(("part", training.evaluated(state, records, order)))
             records = []
-    connection.send(("ended", RankEnd(stopped, training.finish(state, order), tuple(applied))))
+    connection.send(("ended", RankEnd(stopped, training.finish(state, order), tuple(applied), training.collectives)))
 
 
 if __name__ == "__main__":

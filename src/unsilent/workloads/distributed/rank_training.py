@@ -16,9 +16,10 @@ from unsilent.faults.fault_timing import faults_in_step
 from unsilent.faults.receipts import AppliedFault
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.training.step import StepInjection
+from unsilent.sites.training.step_survey import StepSurvey
 from unsilent.workloads.distributed.checkpoint_files import load_snapshot, save_snapshot
 from unsilent.workloads.distributed.measuring import CleanModels, count_changed, count_values, own_tensors, state_hashes
-from unsilent.workloads.distributed.orders import GangSettings, RankPart, ResumeOrder, ResumeStart
+from unsilent.workloads.distributed.orders import GangSettings, Payload, RankPart, ResumeOrder, ResumeStart
 from unsilent.workloads.distributed.strategies import make_strategy
 from unsilent.workloads.registry import load_training
 from unsilent.workloads.trainings import StepRecord, Training, TrainingState
@@ -52,6 +53,12 @@ class RankTraining:
         self._strategy = make_strategy(settings.strategy, self._ranks)
         self._clean = CleanModels(settings.folder / f"clean-{number}.pt")
         self._whole: TrainingState | None = None
+        self._survey = False
+        self.collectives: tuple[Payload, ...] = ()
+
+    def survey_next_step(self) -> None:
+        """Note the payloads of the next step in ``collectives``; no bit of the step changes."""
+        self._survey = True
 
     def started(self) -> TrainingState:
         """A new training."""
@@ -84,6 +91,14 @@ class RankTraining:
         """One step with those of the faults that act in it on this rank."""
         mine = [fault for fault in faults_in_step(faults, state.step) if fault.rank == self._number]
         with _fault_effects(RuntimeError, ValueError, IndexError, ArithmeticError):
+            if self._survey:
+                self._survey = False
+                with StepSurvey(state.model, state.optimizers) as survey:
+                    record = self._training.step(state)
+                if "comm" in survey.kinds:
+                    regions = survey.select_regions("comm:*")
+                    self.collectives = tuple((region.site, region.dtype, region.shape) for region in regions)
+                return record, []
             if not mine:
                 return self._training.step(state), []
             with StepInjection(state.model, mine, state.optimizers, number=state.step) as injection:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unsilent.faults.receipts import AppliedFault
-from unsilent.workloads.distributed.orders import Ints, RankEnd, RankPart, ResumeStart
+from unsilent.workloads.distributed.orders import Ints, Payload, RankEnd, RankPart, ResumeStart
 
 Floats = npt.NDArray[np.float64]
 End = Literal["finished", "loss not finite", "raised", "rank lost", "deadline"]
@@ -37,6 +37,7 @@ class ResumeRecord:
         hashes: Per rank xxh3-128 of its final full state: ``parameters``, ``buffers``, ``optimizers``, ``all``; empty
             where the run did not end by itself.
         applied_faults: Faults that landed in collectives.
+        collectives: Site, dtype and shape of the payloads that rank 0 sends in the last step; of the clean resume alone.
         seconds: From the order to the last answer, a start of the ranks not included.
     """
 
@@ -55,6 +56,7 @@ class ResumeRecord:
     changed: Ints
     hashes: tuple[Mapping[str, str], ...]
     applied_faults: tuple[AppliedFault, ...]
+    collectives: tuple[Payload, ...]
     seconds: float
 
     @property
@@ -124,5 +126,6 @@ class ResumeRecordBuilder:
             changed=counts(lambda part: part.changed),
             hashes=tuple(e.hashes for e in ends),
             applied_faults=tuple(fault for e in ends for fault in e.applied_faults),
+            collectives=ends[0].collectives if ends else (),
             seconds=seconds,
         )
