@@ -207,6 +207,23 @@ def test_names_and_dtypes_from_files_are_shown_as_one_line(tmp_path):
     assert len(str(raised.value)) < 1000
 
 
+def test_a_member_with_a_control_character_in_its_name_is_shown_as_one_line(tmp_path):
+    path = tmp_path / "c.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("c\x1f/data.pkl", b"\xd8 not a pickle")
+        archive.writestr("c\x1f/version", "3")
+    with pytest.raises(UsageError, match="cannot be read") as error:
+        Checkpoint(path)
+    assert str(error.value).isprintable()
+
+
+def test_files_of_deepspeed_may_hold_a_bare_tensor(tmp_path):
+    torch.save({"module": {"w": torch.ones(2)}}, tmp_path / "mp_rank_00_model_states.pt")
+    torch.save(torch.ones(3), tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    with Checkpoint(tmp_path) as checkpoint:
+        assert sorted(tensor.shape for tensor in checkpoint.tensors.values()) == [(2,), (3,)]
+
+
 @pytest.mark.parametrize(
     "name", ["../model.safetensors", "/etc/passwd", "x" * 5000, "\ud800", "a\0b", "", "missing.safetensors"]
 )

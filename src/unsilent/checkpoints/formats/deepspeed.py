@@ -69,9 +69,10 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     for state in states:
         for value in state.values:
             if (state.name, value.path) not in taken and not _is_placeholder(value, divided):
-                labelled = state.is_optimizer or state.rank or state.label
-                path = (value.path[0], state.label or f"rank_{state.rank}", *value.path[1:])
-                result.append(value._replace(path=path) if labelled and value.path else value)
+                if value.path and (state.is_optimizer or state.rank or state.label):
+                    path = (value.path[0], state.label or f"rank_{state.rank}", *value.path[1:])
+                    value = value._replace(path=path)
+                result.append(value)
     result += [ArchiveValue(parameter.path, True, parameter.stored) for parameter in parameters]
     return with_names(result) if optimizer else with_optimizer_names(with_names(result))
 

@@ -88,7 +88,7 @@ def read_archive(
         root, _ = read_pickle(content)
         found = list(leaves(root, where, len(content)))
     except PickleDamaged as error:
-        raise UsageError(f"{where}: {pickle.name} cannot be read: {error}; the file is damaged") from None
+        raise UsageError(f"{where}: {pickle.name!r} cannot be read: {error}; the file is damaged") from None
     values = []
     for path, leaf in found:
         name = "/".join(path)
