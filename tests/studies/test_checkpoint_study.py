@@ -17,7 +17,7 @@ from unsilent.options import OptionValues
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences, store_noise_floors
 from unsilent.report.model import Report
-from unsilent.studies.checkpoint.analysis import CheckpointResult, ResumeJudge, analyse, smallest_detectable
+from unsilent.studies.checkpoint.analysis import CheckpointResult, EqualPairs, ResumeJudge, analyse, smallest_detectable
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY, CheckpointStore
 from unsilent.studies.checkpoint.report import LOADED_BY_TEXTS, report
 from unsilent.studies.checkpoint.sections import BELONGS, regions_of
@@ -72,7 +72,7 @@ def row(
     if end == "not-finite":
         losses[-1] = math.nan
     return CheckpointRow(
-        TrialId(target, flips, k), "[]", end, steps, 2, same, "", losses, curve, np.array([0.8, accuracy]),
+        TrialId(target, flips, k), "[]", end, steps, 2, same, "b" if same else "", "", losses, curve, np.array([0.8, accuracy]),
         np.array([0.5, loss]), np.zeros(2, np.int64), np.zeros(2, np.int64), np.full(ranks * 2, 0.25),
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ def test_a_stored_campaign_is_read_and_reported(tmp_path):
     assert names == [f"{strategy}, weights against first_moment, 1 flip" for strategy in ("single", "ddp")]
     assert all(d.difference.estimate == 0.5 and d.first.n == 10 for d in sections)
     assert (strategies.is_paired, strategies.difference.estimate) == (True, 0)
-    assert result.identical_pairs == (20, 20)
+    assert result.pairs == EqualPairs(20, 0, 20)
     page = report(result)
     assert isinstance(page, Report)
     assert "10 of 40 trainings" in page.headline
@@ -240,6 +240,7 @@ def test_a_file_loaded_by_one_rank_and_payloads(tmp_path):
     for name, trial in resumes.items():
         assert trial.bit_identical == (name in healed), name
         assert (trial.changed[0] > 0) == ("weights" in name and name not in healed), name
+    assert found.pairs.same_bits == found.pairs.count == 2
     assert resumes["ddp/collectives"].changed[-1] > 0
     ways = [d.name for d in found.differences if "loaded by" in d.name]
     assert len(ways) == 6

@@ -58,6 +58,7 @@ class JudgedResume:
     outcome: TrainingOutcome
     different: bool
     bit_identical: bool
+    final_hash: str
     steps_to_recover: int | None
     nonfinite: bool
     extreme: bool
@@ -105,6 +106,15 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class EqualPairs:
+    """Pairs of trials of two strategies with the same faults: in the same class, with the same final bits, and all."""
+
+    same_class: int
+    same_bits: int
+    count: int
+
+
+@dataclass(frozen=True)
 class CheckpointResult:
     """What a campaign found."""
 
@@ -115,8 +125,7 @@ class CheckpointResult:
     trials: tuple[JudgedResume, ...]
     groups: tuple[ResumeGroup, ...]
     differences: tuple[Difference, ...]
-    identical_pairs: tuple[int, int]
-    """Pairs of trials of two strategies with the same faults that ended in the same class, and all such pairs."""
+    pairs: EqualPairs
     command: str
     seconds: float
     cpu_seconds: float
@@ -143,7 +152,7 @@ def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> Check
     return CheckpointResult(
         spec, baseline, floors, options, trials, groups,
         (*differences.between_sections(), *differences.between_strategies(), *differences.between_ways_to_load()),
-        differences.equal_outcomes(), store.largest_budget()[1], seconds, cpu_seconds,
+        differences.equal_pairs(), store.largest_budget()[1], seconds, cpu_seconds,
     )  # fmt: skip
 
 
@@ -163,7 +172,7 @@ class ResumeJudge:
         clean = self._baseline.resume(target.strategy)
         which = target, row.trial.flips or 1, row.trial.k
         if row.end not in FOLLOWED:
-            return JudgedResume(*which, TrainingOutcome.CRASHED, True, False, None, False, False, ())
+            return JudgedResume(*which, TrainingOutcome.CRASHED, True, False, "", None, False, False, ())
         golden = TrainingCurves(np.array(clean.metric), np.array(clean.losses), clean.accuracy[-1], same_bits=True)
         ended = row.end == "finished"
         accuracy = float(row.accuracy[-1]) if ended else math.nan
@@ -178,7 +187,7 @@ class ResumeJudge:
             0
         )  # unknown where the clean resume has no evaluation at that step
         return JudgedResume(
-            *which, outcome, different, row.bit_identical, self._recovery(golden, row) if has_accuracy else None,
+            *which, outcome, different, row.bit_identical, row.final_hash, self._recovery(golden, row) if has_accuracy else None,
             bool(row.nonfinite.any()), bool(row.extreme.any()), tuple(changed.tolist()),
         )  # fmt: skip
 
@@ -267,13 +276,17 @@ class Differences:
                 name = f"{strategy}, loaded by {one} against {other}"
                 yield from self._paired(name, self._pairs(strategy, one, strategy, other))
 
-    def equal_outcomes(self) -> tuple[int, int]:
-        """Of pairs of trials of two strategies with the same faults: how many ended in the same class, and all."""
+    def equal_pairs(self) -> EqualPairs:
+        """Pairs of trials of two strategies with the same faults."""
         names = dict.fromkeys(target.strategy for target in self._targets)
         pairs = [
             pair for one, other in itertools.combinations(names, 2) for pair in self._pairs(one, "all", other, "all")
         ]
-        return sum(a.outcome == b.outcome for a, b in pairs), len(pairs)
+        return EqualPairs(
+            sum(a.outcome == b.outcome for a, b in pairs),
+            sum(bool(a.final_hash) and a.final_hash == b.final_hash for a, b in pairs),
+            len(pairs),
+        )
 
     def _pairs(
         self, strategy: str, loaded_by: str, other: str, other_loaded_by: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from unsilent.outcomes.training import TrainingOutcome
@@ -43,6 +44,7 @@ def report(result: CheckpointResult) -> Report:
         further_json={
             "command": result.command, "spec": spec.to_json(), "trials": len(result.trials), "seconds": result.seconds,
             "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
+            "pairs": asdict(result.pairs),
             "differences": [_difference_json(d) for d in result.differences],
             "clean": [{"strategy": one.strategy, "ranks": one.ranks, "accuracy": one.accuracy[-1],
                        "checkpoint": one.checkpoint_hash, "final": one.final_hashes[0]} for one in baseline.resumes],
@@ -82,9 +84,11 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
     if len(resumes) > 1:
         yield f"checkpoints with the same bits: {_equal([(one.strategy, one.checkpoint_hash) for one in resumes])}"
         yield f"clean resumes that end with the same bits: {_equal([(one.strategy, one.final_hashes[0]) for one in resumes])}"
-    same, pairs = result.identical_pairs
-    if pairs:
-        yield f"{same:,} of {pairs:,} pairs of trials with the same faults under two strategies ended in the same class"
+    if pairs := result.pairs.count:
+        yield (
+            f"{result.pairs.same_class:,} of {pairs:,} pairs of trials with the same faults under two strategies ended in the "
+            f"same class, {result.pairs.same_bits:,} with the same bits"
+        )
     for difference in result.differences:
         yield _sentence(difference)
 

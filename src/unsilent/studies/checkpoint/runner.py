@@ -267,6 +267,7 @@ class CheckpointRunner:
             steps_run=record.losses.shape[1],
             evaluations=len(record.evaluated_at),
             bit_identical=_final_hashes(record) == self._resumes[strategy].final_hashes,
+            final_hash=record.hashes[0]["all"],
             error="",
             losses=_mean(record.losses),
             metric=_metric(record),
@@ -284,7 +285,7 @@ def _ended_row(trial: TrialId, faults: Sequence[Fault], end: str, error: str, se
     none, counts = np.empty(0), np.empty(0, np.int64)
     text = escape_unprintable(error)[:500]
     return CheckpointRow(
-        trial, faults_text(faults), end, 0, 0, False, text, none, none, none, none, counts, counts, none, seconds
+        trial, faults_text(faults), end, 0, 0, False, "", text, none, none, none, none, counts, counts, none, seconds
     )
 
 

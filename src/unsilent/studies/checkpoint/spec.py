@@ -261,6 +261,7 @@ class CheckpointRow(StoredRow):
         steps_run: Steps after the checkpoint.
         evaluations: How often the model was evaluated; the first time right after the restart.
         bit_identical: Whether all ranks ended with the bits of the clean resume.
+        final_hash: Of rank 0's state at the end; empty where the run did not end by itself.
         error: What was raised.
         losses, metric: float64[steps_run], the mean over ranks.
         accuracy, held_out_loss: float64[evaluations], of rank 0 on held-out samples.
@@ -274,6 +275,7 @@ class CheckpointRow(StoredRow):
     steps_run: Annotated[int, Ge(0)]
     evaluations: Annotated[int, Ge(0)]
     bit_identical: bool
+    final_hash: str
     error: str
     losses: npt.NDArray[np.float64]
     metric: npt.NDArray[np.float64]
