@@ -116,7 +116,7 @@ class OperationDivergence:
 
 @dataclass(frozen=True, slots=True)
 class FaultTrace:
-    """A faulty run beside its golden twin.
+    """A faulty run compared with its golden twin.
 
     ``runs``: how many runs it took, golden and faulty. ``notes``: what a reader should know.
     """

@@ -1,4 +1,4 @@
-"""A fingerprint of the user's code: whatever of it could change a row, beside weights, inputs and golden outputs.
+"""A fingerprint of the user's code: whatever of it could change a row, besides weights, inputs and golden outputs.
 
 It covers the user's file (Python, or an exported program), every loaded module that is not installed (standard library,
 site-packages, this package), and the functions a live workload holds, with their constants, defaults and what they close over.

@@ -254,7 +254,7 @@ class StoredRow:
         return row_codec(cast("Any", type(self))).reproducible_values(self)
 
     def derived(self) -> dict[str, Any]:
-        """What an export says beside the fields."""
+        """What an export says besides the fields."""
         return {}
 
     def with_worker(self, number: int) -> Self:

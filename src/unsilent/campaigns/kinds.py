@@ -76,7 +76,7 @@ class Kind(Generic[S, B, R]):
         subject: What its trials run.
         command: The words after ``unsilent`` that run it; empty: its name.
         command_help: The help of its command.
-        budget, analysis_options, execution_options: Dataclasses of options beside the spec: how many trials,
+        budget, analysis_options, execution_options: Dataclasses of options besides the spec: how many trials,
             how a store is read, where trials run.
         report_options: A dataclass of options that say how a result is shown.
         further_option_classes: Further ones.

@@ -1,4 +1,4 @@
-"""Who is told what a campaign does while it runs."""
+"""Observers, which are notified of what a campaign does while it runs."""
 
 from __future__ import annotations
 

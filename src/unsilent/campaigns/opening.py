@@ -51,7 +51,7 @@ class QueryStepLimit:
 
 
 def check_files(path: Path) -> None:
-    """Raise ``StoreError`` where the store, or a log of SQLite's beside it, is not a regular file or would do harm."""
+    """Raise ``StoreError`` where the store, or a log of SQLite's next to it, is not a regular file or would do harm."""
     if path.exists() and not path.is_file():
         raise StoreError(f"{path} is not a regular file; give a file name for the store")
     for ending in ("-wal", "-shm", "-journal"):

@@ -1,4 +1,4 @@
-"""What is asked of campaigns of every kind beside their spec: how many trials, where they run, how their store is read."""
+"""What is asked of campaigns of every kind besides their spec: how many trials, where they run, how their store is read."""
 
 from __future__ import annotations
 

@@ -367,7 +367,7 @@ class ProcessExecutor(Closing):
     # -- end ---------------------------------------------------------------------------------------------------
 
     def seconds_since_last_call(self) -> tuple[float, float]:
-        """Wall and CPU seconds since it was made or this was last asked; of the workers what they have told."""
+        """Wall and CPU seconds since it was made or this was last asked; of the workers what they have reported."""
         wall, cpu = self._watch.lap()
         before, self._reported = self._reported, self._cpu + sum(w.cpu for w in self._workers)
         return wall, cpu + self._reported - before

@@ -75,7 +75,7 @@ class Bridge:
         kind = message[0]
         if kind == "hire":
             self._hire(message[1], message[2])
-        elif kind == "give" and message[1] in self._crew:  # else it is gone, which the driver has been told
+        elif kind == "give" and message[1] in self._crew:  # else it is gone, which the driver already knows
             member = self._crew[message[1]]
             member.trials.append(message[2])
             member.asked += message[3]

@@ -178,7 +178,7 @@ class RayExecutor(Closing):
     # -- end ---------------------------------------------------------------------------------------------------
 
     def seconds_since_last_call(self) -> tuple[float, float]:
-        """Wall and CPU seconds since it was made or this was last asked; of supervisors and workers what they have told."""
+        """Wall and CPU seconds since it was made or this was last asked; of supervisors and workers what they have reported."""
         wall, cpu = self._watch.lap()
         before, self._reported = self._reported, self._crew.cpu_seconds + self._bridge_cpu
         return wall, cpu + self._reported - before

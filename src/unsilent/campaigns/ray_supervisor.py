@@ -82,7 +82,7 @@ class Supervisor(Silent):
     def exchange(self, trials: list[bytes], requests: list[str], max_wait_seconds: float) -> tuple[bytes, float]:
         """Take trials and requests (``salvage``); return events and CPU seconds so far.
 
-        Waits ``max_wait_seconds`` seconds at most, so that events are told together; what others wait for is told at once.
+        Waits ``max_wait_seconds`` seconds at most, so that events are sent together; what others wait for is sent at once.
         Lists are pickled here and in the driver: Ray's own pickling of so many small objects costs several times as much.
         """
         with self._changed:

@@ -66,7 +66,7 @@ class SupervisorPool:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds that all supervisors have told, those that are gone included."""
+        """CPU seconds that all supervisors have reported, those that are gone included."""
         return self._gone_cpu + sum(one.cpu_seconds for one in self.members.values())
 
     @property

@@ -85,7 +85,7 @@ class SqliteFile(Closing):
     """Bytes of a cell at most."""
 
     def __init__(self, path: str | Path, *, write: bool = False) -> None:
-        # SQLite looks for its logs beside the file that a link leads to, and so must we.
+        # SQLite looks for its logs next to the file that a link leads to, and so must we.
         check_name(path)
         self.path = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
         self._lock: FileLock | None = None
@@ -265,7 +265,7 @@ class SqliteFile(Closing):
                 self._lock.release()
 
     def _settle(self) -> None:
-        """Fold the log into the file, so that readers need and leave nothing beside it."""
+        """Fold the log into the file, so that readers need and leave nothing next to it."""
         try:
             self._db.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.Error:
@@ -273,11 +273,11 @@ class SqliteFile(Closing):
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside ``path`` for writing before an atomic replace."""
+    """A name next to ``path`` for writing before an atomic replace."""
     return path.with_name(f".{path.name[:40]}.{os.getpid()}.tmp")
 
 
 def remove_if_possible(path: Path) -> None:
-    """Remove a file of ours; where that cannot be, the error that led here is the one to be told."""
+    """Remove a file of ours; where that cannot be, the error that led here is the one to be shown."""
     with suppress(OSError):
         path.unlink()

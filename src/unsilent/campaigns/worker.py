@@ -25,7 +25,7 @@ from unsilent.errors import ProcessUnusable, UnsilentError
 
 
 def main(fd: int, driver_pid: int, serve: Callable[[Connection], None]) -> None:
-    """Serve one driver until it is gone; ``serve`` answers its messages, and its errors are told."""
+    """Serve one driver until it is gone; ``serve`` answers its messages, and its errors are reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.set_inheritable(fd, False)
     os.dup2(2, 1)
@@ -74,10 +74,10 @@ def _serve(connection: Connection) -> None:
     assert command == "start"
     set_script_arguments(spec.workload)
 
-    def told(description: str, done: float, total: float) -> None:
+    def report_progress(description: str, done: float, total: float) -> None:
         connection.send(("loading", description, done, total))
 
-    runner = spec.make_runner(told, worker_settings)
+    runner = spec.make_runner(report_progress, worker_settings)
     connection.send(("ready", runner.establish_baseline(), time.process_time(), runner.max_trials_together))
     while True:
         message: tuple[Any, ...] = connection.recv()

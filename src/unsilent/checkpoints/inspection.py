@@ -98,7 +98,7 @@ def inspection_report(
         sections.append(
             Section(
                 "Numbers",
-                "Numbers beside tensors, such as learning rates and counters.",
+                "Numbers that are no tensors, such as learning rates and counters.",
                 (Table(heads, rows, title="Numbers"),),
             )
         )

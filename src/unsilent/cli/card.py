@@ -18,7 +18,7 @@ CARDS = (
 
 
 def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
-    """Where a card and its page go: as asked, else beside the store; checked before anything is read.
+    """Where a card and its page go: as asked, else next to the store; checked before anything is read.
 
     Raises ``UsageError`` for a name that does not end in ``.json``, the store itself or its report, a folder that is not
     there, or a page of somebody else in the way.

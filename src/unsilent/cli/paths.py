@@ -26,7 +26,7 @@ def default_store(verb: str, identity: Mapping[str, Any]) -> str:
 
 
 def report_path(store: Path, output: Path | None) -> Path:
-    """Where the report goes: as asked, else beside the store; checked before any trial is run.
+    """Where the report goes: as asked, else next to the store; checked before any trial is run.
 
     Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
     """

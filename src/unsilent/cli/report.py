@@ -158,7 +158,7 @@ def report_of(
 
 
 def page_path(store: Path, other: Path | None, output: Path | None) -> Path:
-    """Where the page goes: as asked, else beside the store, as ``A-vs-B.html`` for two; raises as `report_path` does."""
+    """Where the page goes: as asked, else next to the store, as ``A-vs-B.html`` for two; raises as `report_path` does."""
     if other is None:
         return report_path(store, output)
     if output is None:

@@ -26,7 +26,7 @@ def show_trace(report: Report, page: Path, as_json: bool, plain: bool) -> None:
 
 
 def trace_path(store: Path, name: str, output: Path | None) -> Path:
-    """Where the page of a trace goes: as asked, else beside the store; raises ``UsageError`` as `report_path` does."""
+    """Where the page of a trace goes: as asked, else next to the store; raises ``UsageError`` as `report_path` does."""
     from unsilent.cli.paths import default_report_path, report_path
 
     if output is not None:

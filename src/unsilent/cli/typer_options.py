@@ -48,7 +48,7 @@ class OutputOptions:
 
 
 def typer_parameter(asking: OptionField) -> Any:
-    """What typer is told of an option."""
+    """What typer gets of an option."""
     text = f"{asking.option.help} [default: {asking.default_text}]" if asking.default_text else asking.option.help
     if asking.option.missing_error:
         return typer.Argument(help=text, metavar=asking.flag, show_default=False)

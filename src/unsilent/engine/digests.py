@@ -86,7 +86,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def digest_given(args: Any, kwargs: dict[str, Any]) -> int:
-    """What Python gives an operation beside tensors."""
+    """What Python passes to an operation besides tensors."""
     return digest([value for value in flatten((*args, *kwargs.values())) if not isinstance(value, Tensor)])
 
 

@@ -27,7 +27,7 @@ class TensorCopier(Protocol):
 
 
 def clones(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Copies in memory of their own, each beside its original."""
+    """Copies in memory of their own, each with its original."""
     return [t.detach().clone() for t in tensors]
 
 

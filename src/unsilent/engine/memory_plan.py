@@ -1,6 +1,6 @@
 """Which golden values to hold when not all of them fit.
 
-A trial reads golden values beside corrupted ones, and compares with them to end early. A value that is not held is made
+A trial reads golden values as well as corrupted ones, and compares with them to end early. A value that is not held is made
 again, from the nearest values that are. `plan_memory` starts with everything useful and gives up one value after the
 other, always one that costs little for its bytes: P(a trial needs it) times the operations that lead to it from what is
 still held. The order does not depend on the budget, so a larger budget holds a superset and never costs more.
@@ -257,7 +257,7 @@ class _Order:
 def _other_uses(
     tape: Tape, result: FaultPropagation, odds: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Seconds that holding a value saves beside making it again: a trial that ends early, or need not run plainly."""
+    """Seconds that holding a value saves compared with making it again: a trial that ends early, or need not run plainly."""
     # An output that is golden need not be put together and judged; that is taken for one operation.
     answer = seconds.sum() / max(1, len(seconds))
     onward = np.array([seconds[v.readers].sum() + answer * v.output for v in tape.values])

@@ -34,7 +34,7 @@ Words = dict[int, Tensor]
 Tag = tuple[int, int]
 """Trial and sample."""
 SIZES = (1, 4, 16, 64)
-"""Rows of one call that are tried, up to four batches, beside the batch itself."""
+"""Rows of one call that are tried, up to four batches, besides the batch itself."""
 PROBES = 2
 """Rounds on other samples than golden ones; every second one has infinities, NaN with payloads and the like among them."""
 FEW = 50_000

@@ -1,4 +1,4 @@
-"""A picture of a fault: a faulty run beside its golden twin, every output of every operation compared bit for bit.
+"""A picture of a fault: a faulty run compared with its golden twin, every output of every operation compared bit for bit.
 
     trace        any run that can be repeated from the same state
     trace_step   a training step: state is put back before every run, and after the last

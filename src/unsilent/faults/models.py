@@ -3,7 +3,7 @@
 A fault model is written ``name:key=value,…`` and re-created from that text: ``bitflip``, ``bitflip:count=8``,
 ``bitflip:bits=exponent,rate=1e-6``, ``burst:length=3``, ``zero:run=16``,
 ``random:block=16,cycles=any``, ``scale:factor=2,count=4,stride=32``. Every one takes the pattern's parameters
-``count``, ``rate``, ``run``, ``stride``, ``block``, ``cycles`` and ``tile`` beside its own.
+``count``, ``rate``, ``run``, ``stride``, ``block``, ``cycles`` and ``tile`` besides its own.
 
 Invariant: what is drawn depends on the model, the regions, the law and the generator's state, on nothing
 else.

@@ -36,7 +36,7 @@ class Pattern(ABC):
 
     @property
     def placement_cache_key(self) -> Hashable:
-        """What ``places`` depends on beside the region."""
+        """What ``places`` depends on besides the region."""
         return self.span
 
     @property

@@ -5,8 +5,8 @@
 
 A batch is one step of the guard. After an alarm the callback does the last batches again as Lightning's loop does them: the
 module's ``on_train_batch_start``, its ``training_step`` with backward, clipping and optimizer, and the schedules. Lightning's own
-counts of steps go back, too. What is logged of a batch that is done again is logged twice, and other callbacks are not told of
-it; put this one before those that change weights.
+counts of steps go back, too. What is logged of a batch that is done again is logged twice, and other callbacks are not
+notified of it; put this one before those that change weights.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class GuardCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """An update begins; its batches are there already."""
         assert self.guard is not None
-        if self._evaluated:  # a schedule may have been told of it, which would not be done again
+        if self._evaluated:  # a schedule may have been notified of it, which would not be done again
             self.guard.discard_snapshots()
             self._evaluated = False
         self._update = update = list[tuple[Any, Any]]()

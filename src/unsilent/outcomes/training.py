@@ -1,4 +1,4 @@
-"""How a faulty training run ended, beside its fault-free twin: one class of nine, by thresholds that are settings.
+"""How a faulty training run ended, compared with its fault-free twin: one class of nine, by thresholds that are settings.
 
 | class | what it is |
 |---|---|

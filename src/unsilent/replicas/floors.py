@@ -19,7 +19,7 @@ the weights on the unit sphere (where weights were kept)."""
 
 
 class Floor:
-    """Replicas of one training with the same switches beside its clean twin.
+    """Replicas of one training with the same switches, compared with its clean twin.
 
     Args:
         store: Where they are.
@@ -44,7 +44,7 @@ class Floor:
         return NullDistribution([result[number] for number in numbers])
 
     def compare_with_twin(self, row: ReplicaRow) -> RunComparison:
-        """A run beside the clean twin."""
+        """A run compared with the clean twin."""
         accuracy, clean = (float((one.predictions == self._labels).mean()) for one in (row, self.twin))
         values = {
             ACCURACY: accuracy - clean,

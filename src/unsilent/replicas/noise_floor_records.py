@@ -18,7 +18,7 @@ FLOOR = "floor"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDifferences:
-    """What fault-free replicas ended in, beside their clean twin.
+    """What fault-free replicas ended in, compared with their clean twin.
 
     Attributes:
         switches: What differs between them.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaProcess(Closing):
-    """Our end of it; ``environment``: variables that it has beside ours."""
+    """Our end of it; ``environment``: variables that it has besides ours."""
 
     def __init__(self, spec: ReplicaSpec, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)

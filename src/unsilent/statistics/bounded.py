@@ -5,7 +5,7 @@ independent, samples are not. Where all outcomes are 0 or 1 this is the interval
 
 Gaffke's bound (N. Gaffke 2005, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
 variable", Math. Methods Statist. 14:451; Learned-Miller & Thomas 2019, arXiv 1905.06208) puts one more outcome, the worst
-there can be, beside those seen, and takes the quantile of their mean under uniform Dirichlet weights. That its level
+there can be, besides those seen, and takes the quantile of their mean under uniform Dirichlet weights. That its level
 holds for every distribution on [0, 1] is a conjecture: proven for outcomes of 0 and 1, and not refuted in the searches of the
 second source, nor in ours (docs/evidence/statistics.md has the coverage).
 

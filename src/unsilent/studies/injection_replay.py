@@ -246,7 +246,7 @@ def replay_injection(
 
 
 class _Run:
-    """One replay from its first step to its last, told to the log."""
+    """One replay from its first step to its last, written to the log."""
 
     def __init__(
         self, replay: InjectionReplay, file: IO[str], path: str, total: int, progress: Progress | None, trace: bool

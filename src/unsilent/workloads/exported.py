@@ -27,7 +27,7 @@ from unsilent.workloads.model_fitting import isolated_training, parameter_count
 from unsilent.workloads.program import Program, code_of, graph_running_modules, warnings_off
 
 INPUTS = "inputs.pt"
-"""Name of the inputs beside a program."""
+"""Name of the file of inputs next to a program."""
 
 
 def exported(*, program: str, data: str | None = None) -> Workload:
@@ -35,7 +35,7 @@ def exported(*, program: str, data: str | None = None) -> Workload:
 
     Args:
         program: File of ``torch.export.save``.
-        data: File of ``torch.save`` or safetensors; default ``inputs.pt`` beside it.
+        data: File of ``torch.save`` or safetensors; default ``inputs.pt`` next to it.
 
     Raises:
         UsageError: the program cannot be loaded or was exported in training mode; inputs are not there or do not fit.

@@ -52,7 +52,7 @@ class ProgramCode:
         return ProgramCode(program, graph)
 
     def check_dtypes(self, kinds: set[torch.dtype]) -> None:
-        """Raise ``UsageError`` where a floating-point type beside ``kinds`` is written into the code."""
+        """Raise ``UsageError`` where a floating-point type other than ``kinds`` is written into the code."""
         for node, kind in self._written():
             if isinstance(kind, torch.dtype) and kind.is_floating_point and kind not in kinds:
                 raise UsageError(

@@ -2,7 +2,7 @@
 
 Invariant: an exception in the user's code leaves here as `UserCodeError`, one in ours as `InternalError` (see `blame`);
 `UsageError` raised on the way (a judge that does not exist, say) passes unchanged, for it is already one clear line.
-The file is compiled from its text at every load, so that no stale byte code is run and none is written beside it.
+The file is compiled from its text at every load, so that no stale byte code is run and none is written next to it.
 """
 
 from __future__ import annotations

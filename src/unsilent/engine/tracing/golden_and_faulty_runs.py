@@ -64,7 +64,7 @@ class GoldenPass:
 
 
 class FaultyPass:
-    """One faulty run beside what a golden run saw and kept.
+    """One faulty run compared with what a golden run saw and kept.
 
     Attributes:
         seen: What it gave.

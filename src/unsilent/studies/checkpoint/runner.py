@@ -46,7 +46,7 @@ from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.trainings import Seeds
 
 EVALUATIONS = 4
-"""Of each resume, beside the one right after the restart."""
+"""Of each resume, besides the one right after the restart."""
 _ENDS = {
     "finished": "finished",
     "loss not finite": "not-finite",

@@ -2,7 +2,8 @@
 
 An operation whose result differs need not matter: nothing but the report reads the mean of a loss. So the step in which the
 weights part is gone through backwards, from the weights that differ, along values that differ. The first operation on that way
-is told: one that gives other values for the same ones, or that reads other values which no operation of the step has made.
+is the one reported: one that gives other values for the same ones, or that reads other values which no operation of the
+step has made.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def earliest_divergence(rows: Sequence[ReplicaRow], twin: ReplicaRow) -> StepTra
 def stored_diverging_operation(
     rows: Sequence[ReplicaRow], twin: ReplicaRow, store: ReplicaStore
 ) -> DivergingOperation | None:
-    """The operation at which the first of these replicas parts; None where nobody looked, or it cannot be told."""
+    """The operation at which the first of these replicas parts; None where nobody looked, or it is not known."""
     look = earliest_divergence(rows, twin)
     if look is None:
         return None
@@ -40,7 +41,7 @@ def stored_diverging_operation(
 
 
 def find_diverging_operation(twin: StepTrace, other: StepTrace, replica: str, step: int) -> DivergingOperation | None:
-    """Where the weights of ``other`` part from those of ``twin`` in this step; None where nothing of it can be told."""
+    """Where the weights of ``other`` part from those of ``twin`` in this step; None where it cannot be found."""
     if not (twin.operations and other.operations):
         return None
     if list(twin.before) != list(other.before):

@@ -66,8 +66,8 @@ class VariantNoise:
         median_divergence_step: Median step, from 0, at which replicas part from the clean twin.
         twin_churn, twin_unit_distances, divergence_steps, accuracies, losses: Of each replica, by number.
         seconds: Of one run, mean.
-        diverging_operation: The operation at which the replica parts that parts first; None where it was not
-            told.
+        diverging_operation: The operation at which the replica parts that parts first; None where it is not
+            known.
     """
 
     name: str

@@ -330,7 +330,7 @@ def _same_bits(result: NoiseResult) -> str:
 
 
 def findings(result: NoiseResult) -> Iterator[str]:
-    """What else is told in sentences."""
+    """Further findings, a sentence each."""
     for output in result.variants:
         if output.is_deterministic:
             text = (

@@ -9,9 +9,9 @@ from __future__ import annotations
 from itertools import count
 
 RARE_DIFFERENCE_SHARE = 0.1
-"""Share of runs in which a difference shows that is told of where all runs agree."""
+"""Share of runs in which a difference must show to be reported where all runs agree."""
 DIFFERING_SETS_NEEDED = 2
-"""Times that runs have to part again before a guess is told as found: once alone could be chance as well."""
+"""Times that runs have to part again before a guess is reported as found: once alone could be chance as well."""
 _CHANCE = 0.03
 
 

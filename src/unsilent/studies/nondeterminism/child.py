@@ -67,7 +67,7 @@ def _fix_addresses() -> None:
 
 
 def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What a run told: see `open_executor_and_display.Run`."""
+    """What a run reported: see `open_executor_and_display.Run`."""
     import torch
 
     from unsilent.campaigns.code import versions

@@ -1,6 +1,6 @@
 """The mode that writes down every operation of a run: what it is, where in the user's code, and hashes of what goes in and out.
 
-It reads and changes nothing. Names of modules play no part, since a user's loop may make any models: an operation is told
+It reads and changes nothing. Names of modules play no part, since a user's loop may make any models: an operation is identified
 by its name, its line and the step. Steps are counted by the updates of optimizers. A process forked from this one (workers
 of a data loader) is not watched: what it makes is seen when it comes in.
 """

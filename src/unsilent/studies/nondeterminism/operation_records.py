@@ -1,7 +1,7 @@
 """The file of a run, a record of fixed size for each operation, and where two such files part.
 
 Records are written as the run goes on, so a long one holds no memory. Names and lines are numbered in the order in which
-they are met, and written beside the records when the run is over.
+they are met, and written next to the records when the run is over.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHUNK = 1 << 16
 def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, Any]) -> RunDivergence | None:
     """Where two runs of ``folder`` part: None where all operations gave the same.
 
-    ``one``, ``other``: what the runs told at their ends (``file``, ``names``, ``places``). A further output that differs
+    ``one``, ``other``: what the runs reported at their ends (``file``, ``names``, ``places``). A further output that differs
     only counts if something differs after it that it can have caused: it may be scratch memory of a kernel.
     """
     import numpy as np

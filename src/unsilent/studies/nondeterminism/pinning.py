@@ -44,7 +44,7 @@ class SourceProbe:
 
 
 class SourceInterceptor:
-    """What a run reads beside its program.
+    """What a run reads besides its program.
 
     Args:
         pinned: Sources to pin.

@@ -32,7 +32,7 @@ _NO_STEP = "No optimizer made a step, so everything is reported as step 0; if th
 _RACE = "; the step at which runs first differ is random, so other runs may first differ at another step"
 _UNSURE = "may be chance, because runs differ rarely; compare more runs with --runs"
 _OVER = 10
-"""A run that has fewer operations to go than the other by this factor is told to be almost over."""
+"""A run that has fewer operations to go than the other by this factor is called almost over."""
 _UNKNOWN = (
     "pinning each known source did not make the runs agree",
     "look for races between your own threads or processes, files that a run leaves behind or changes, an order that depends on "
@@ -147,7 +147,7 @@ def _title(result: FoundSource) -> str:
 
 
 def _block(result: FoundSource) -> Iterator[tuple[str, str]]:
-    """What is told of one finding, each with the word before it."""
+    """The facts of one finding, each with its label."""
     yield "where", divergence_location_text(result.parting)
     yield "why", _why(result.parting) + (_RACE if result.parting.kind == KERNEL and result.source != "memory" else "")
     if result.reads:
@@ -194,7 +194,7 @@ def _why(parting: RunDivergence) -> str:
 
 
 def finding_summary_line(result: FoundSource) -> str:
-    """A finding in one line, told while the search goes on."""
+    """A finding in one line, shown while the search goes on."""
     return escape_unprintable(
         f"found: {_title(result)}, {divergence_location_text(result.parting)}{' (may be chance)' if result.may_be_chance else ''}"
     )

@@ -23,7 +23,7 @@ SECONDS_BETWEEN = 10.0
 HASH_SEED = "PYTHONHASHSEED"
 _LAST = 4294967295
 Run = dict[str, Any]
-"""What a run told at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and of a watched one ``operations``,
+"""What a run reported at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and of a watched one ``operations``,
 ``own`` (of them, those that were not of its file being read) and the tables of `records`."""
 Notify = Callable[[str], None]
 

@@ -29,7 +29,7 @@ from unsilent.studies.nondeterminism.sources import DATA, KERNEL, PATH, SOURCES,
 RUNS = 3
 """Runs that are compared where nothing was said: two of them may agree by chance where little is drawn."""
 _READS = 5
-"""Lines that are told of a source."""
+"""Lines that are shown of a source."""
 _GUESSED = (DATA, PATH)
 """Kinds of partings that do not say by themselves what their source is."""
 _PLAIN_SETS, _PINNED_SETS = 3, 5
@@ -214,7 +214,7 @@ class NondeterminismSearch:
         return []
 
     def _confirmed(self, findings: list[FoundSource], pins: Pins) -> list[FoundSource]:
-        """Findings of one parting, unless chance has made them; told as unsure where that cannot be ruled out.
+        """Findings of one parting, unless chance has made them; marked as unsure where that cannot be ruled out.
 
         Runs without the pins are made again until they part twice: one that differs rarely agrees by chance, pinned or
         not. The rarer it is, the more pinned ones have to agree. An operation that was seen to give or draw other bits for the
@@ -310,7 +310,7 @@ class NondeterminismSearch:
 
 
 def _other_threads(run: Run) -> int:
-    """The number of threads with which a run is tried beside the program's own."""
+    """The number of threads with which a run is tried besides the program's own."""
     return (os.cpu_count() or 1) if run["threads"] == 1 else 1
 
 

@@ -172,7 +172,7 @@ def _phases(trace: FaultTrace) -> list[Figure]:
 
 
 def _fault_name(trace: FaultTrace) -> list[Figure]:
-    """The word beside the line of a fault, on the side where there is room; of several the first alone has it."""
+    """The word next to the line of a fault, on the side where there is room; of several the first alone has it."""
     count = len(trace.faults)
     text = {"text": " fault " if count == 1 else f" {count_text(count, 'fault')} ", "font": {"size": 12, "color": INK}}
     place = {"y": 1.0, "yref": "paper", "yanchor": "bottom", "showarrow": False}

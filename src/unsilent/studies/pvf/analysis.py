@@ -113,7 +113,7 @@ def _over_looks(stored: StoredTrials, confidence: float) -> float:
 
 
 def dtype_of(spec: PvfSpec, description: PvfBaseline) -> str:
-    """What a reader is told: the dtype of the model's numbers, or all that were corrupted among values of a run."""
+    """What a reader sees: the dtype of the model's numbers, or all that were corrupted among values of a run."""
     corrupted = dtypes(description)
     if spec.is_transient:
         return " and ".join(filter(None, (", ".join(corrupted[:-1]), corrupted[-1])))

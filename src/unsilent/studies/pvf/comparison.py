@@ -38,7 +38,7 @@ from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 
 RowKey = tuple[str, str, str, int | None]
 LEAST_CONFIDENCE = 0.5
-"""Of an interval; so a p value above one half is told as 1."""
+"""Of an interval; so a p value above one half is given as 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ SCHEMA = "unsilent/comparison/2"
 MOST_ROWS_NAMED = 4
 """Targets that a sentence names."""
 LONGEST_VALUE_TEXT = 40
-"""Characters of a value that is told as changed."""
+"""Characters of a value that is shown as changed."""
 LOOKS = {
     "higher": ("B higher", SERIES_COLOURS[1]),
     "lower": ("B lower", SERIES_COLOURS[0]),
@@ -366,7 +366,7 @@ def _drawn(row: ComparedRow) -> bool:
 
 
 def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
-    """One line a row, first at the top: the difference in points with its limits; ``several`` numbers of flips are told."""
+    """One line a row, first at the top: the difference in points with its limits; ``several`` numbers of flips are named."""
     rows = [row for row in rows if _drawn(row)]
     points = [_in_points(row) for row in rows]
     ends = [0.0, *(end for one in points for end in (one.low, one.high))]

@@ -209,7 +209,7 @@ def is_pooled(result: PvfResult) -> bool:
 
 
 def components_with_own_layer(rows: Sequence[ResultRow]) -> frozenset[str]:
-    """Components with layers beside one of their own name, which is what happens in the component itself."""
+    """Components with layers besides one of their own name, which is what happens in the component itself."""
     result = [(row.target, row.parent) for row in rows if row.level == "layer"]
     others = {parent for target, parent in result if target != parent}
     return frozenset(target for target, parent in result if target == parent and parent in others)

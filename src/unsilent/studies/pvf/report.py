@@ -313,7 +313,7 @@ class PvfCurves:
 
     @property
     def target_count(self) -> int:
-        """Targets beside the model."""
+        """Targets besides the model."""
         return sum(rows[0].level != "model" for rows in self.series.values())
 
 

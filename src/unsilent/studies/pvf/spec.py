@@ -212,7 +212,7 @@ class PvfTrialRow(StoredRow):
         return {o.name.lower(): self.outcome_codes.count(o) for o in Outcome}
 
 
-# -- what is asked beside it, and how a spec is made of that -------------------------------------------------------------
+# -- what is asked besides it, and how a spec is made of that -------------------------------------------------------------
 
 
 @dataclass(frozen=True)

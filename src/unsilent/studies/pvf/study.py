@@ -229,7 +229,7 @@ def live_executor(
     release = getattr(workload, "restore_training_mode", None)
     return InlineExecutor(
         spec,
-        lambda told, worker_settings: TrialRunner(spec, workload, told, worker_settings),
+        lambda progress, worker_settings: TrialRunner(spec, workload, progress, worker_settings),
         observer,
         worker_settings,
         release,

@@ -25,7 +25,7 @@ from unsilent.studies.training.spec import (
 
 Floats = NDArray[np.float64]
 SLACK = 2.0
-"""Times the widest difference of a replica, in this window or beside it, that is still inside the band."""
+"""Times the widest difference of a replica, in this window or one next to it, that is still inside the band."""
 
 
 def replica_spec(spec: TrainingSpec) -> ReplicaSpec:

@@ -1,4 +1,4 @@
-"""What is read from trials beside their class: values that foretell latent harm, and what the guard did.
+"""What is read from trials besides their class: values that foretell latent harm, and what the guard did.
 
 He et al. (ISCA 2023) say that every latent outcome is preceded by a very large gradient history or moving variance within two
 iterations of the fault. What is very large there is said in the body of the paper, which was not read: the factors here are
@@ -164,7 +164,7 @@ class _Scale:
         self.above = len(finite) < sum(x is not None for x in values)
 
     def place(self, value: float | None, apart: float) -> float:
-        """In decades; marks of one edge are set ``apart``, from 0 to 1, so that they can be told."""
+        """In decades; marks of one edge are set ``apart``, from 0 to 1, so that they can be seen."""
         jitter = (0.25 + 0.5 * apart) * self._band
         if value is None or value < LEAST:
             return round(self.low - jitter, 3)

@@ -87,7 +87,7 @@ class ExampleCurve:
 
 @dataclass(frozen=True, slots=True)
 class NecessaryCondition:
-    """A large history value within two steps of the fault, beside the outcome (latent harm).
+    """A large history value within two steps of the fault, together with the outcome (latent harm).
 
     Attributes:
         kind: What is watched (first, second, moving, any).

@@ -141,7 +141,7 @@ def estimates(result: TrainingResult) -> Table:
 
 
 def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval, Mapping[str, Any]]]:
-    """Kind, what it is of, measure, estimate, and what else is told of it."""
+    """Kind, what it is of, measure, estimate, and further facts."""
     for one in result.classes:
         yield "class", one.name, "share", one.share, {}
     every = [("all", result.all_trials), *((kind, group) for kind, groups in result.groups.items() for group in groups)]

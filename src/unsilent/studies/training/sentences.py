@@ -215,7 +215,7 @@ def _pvf_headline(result: TrainingResult) -> str:
 
 
 def findings(result: TrainingResult) -> Iterator[str]:
-    """What else is told in sentences."""
+    """Further findings, a sentence each."""
     if result.parts:
         yield pvf_text(result)
         yield (

@@ -339,7 +339,7 @@ def row_without_curves(row: TrainingRow) -> TrainingRow:
     return replace(row, losses=np.empty(0), metric=np.empty(0))
 
 
-# -- what is asked beside it, and how a spec is made of that -------------------------------------------------------------
+# -- what is asked besides it, and how a spec is made of that -------------------------------------------------------------
 
 
 def parse_thresholds(given: Any) -> Thresholds:

@@ -1,6 +1,6 @@
 """The log of a faulty training run in the layout of the artifact's own (``replay_….txt``), line by line; numpy alone.
 
-The lines of a fault take any receipt: also that of a trial from elsewhere can be shown beside the published ones.
+The lines of a fault take any receipt: also that of a trial from elsewhere can be shown next to the published ones.
 """
 
 from __future__ import annotations

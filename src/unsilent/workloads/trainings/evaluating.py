@@ -45,7 +45,7 @@ def make_evaluation(
     classes: bool = True,
     **metrics: float,
 ) -> Evaluation:
-    """With the accuracy among the metrics, and beside ``groups`` one for each class."""
+    """With the accuracy among the metrics, and with ``groups`` one for each class."""
     answered, right = _ints(predictions), _ints(labels)
     every = {f"class {c}": right == c for c in np.unique(right)} if classes else {}
     accuracy = float((answered == right).mean())

@@ -49,7 +49,7 @@ class Training:
         growth: Updates after which it doubles its scale.
         steps: Of a full run.
         device: Model and batches are put there.
-        settings: What decides the run beside the code (JSON values); a snapshot taken with others is refused.
+        settings: What decides the run besides the code (JSON values); a snapshot taken with others is refused.
         streams: The seeds that have an effect (None: not known).
         info: JSON values for reports.
 
