@@ -1,8 +1,8 @@
 """Which parts of the data vary more over replicas than others: error spread of classes and sub-groups, corrected for their size.
 
 A small group varies more than a large one by itself, so the raw spread of a class says nothing compared with that of the whole.
-Which correction is right follows from the replicas sharing one test set. Let ``e_i`` be 1 where a replica gets sample i wrong, ``v_i``
-its variance over replicas, and X the error of a group of n samples. Then ::
+Which correction is right follows from the replicas sharing one test set. Let ``e_i`` be 1 where a replica gets sample i wrong,
+``v_i`` its variance over replicas, and X the error of a group of n samples. Then ::
 
     Var(X) = sum_i v_i / n^2 + sum_{i != j} Cov(e_i, e_j) / n^2
 
