@@ -17,7 +17,15 @@ from unsilent.options import OptionValues
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences, store_noise_floors
 from unsilent.report.model import Report
-from unsilent.studies.checkpoint.analysis import CheckpointResult, EqualPairs, ResumeJudge, analyse, smallest_detectable
+from unsilent.studies.checkpoint.analysis import (
+    CheckpointResult,
+    Differences,
+    EqualPairs,
+    JudgedResume,
+    ResumeJudge,
+    analyse,
+    smallest_detectable,
+)
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY, CheckpointStore
 from unsilent.studies.checkpoint.report import LOADED_BY_TEXTS, report
 from unsilent.studies.checkpoint.sections import BELONGS, regions_of
@@ -148,6 +156,28 @@ def test_what_cannot_be_asked(options, match):
 def test_every_section_and_way_to_load_is_described():
     assert {*BELONGS, COLLECTIVES} == set(SECTIONS)
     assert set(LOADED_BY_TEXTS) == set(LOADED_BY)
+
+
+def test_numbers_of_flips_are_mixed_alike():
+    """Of an interrupted campaign: as many trials of each number of flips on both sides, or one section would look worse."""
+    weights, moment = (CheckpointTarget(f"ddp/{part}", "ddp", part, "all", 10) for part in ("weights", "first_moment"))
+
+    def trials(target, flips, count, harmful):
+        outcome = TrainingOutcome.LOW_TEST if harmful else TrainingOutcome.MASKED_BENIGN
+        return [
+            JudgedResume(target, flips, k, outcome, harmful, False, "", None, False, False, ()) for k in range(count)
+        ]
+
+    strata = {
+        (weights.name, 1): trials(weights, 1, 4, False), (weights.name, 100): trials(weights, 100, 4, True),
+        (moment.name, 1): trials(moment, 1, 4, False), (moment.name, 100): trials(moment, 100, 1, True),
+    }  # fmt: skip
+    together, *by_flips = Differences([weights, moment], (1, 100), strata, 0.95).between_sections()
+    assert (together.name, together.first.n, together.first.estimate) == (
+        "ddp, weights against first_moment, all numbers of flips", 5, 0.2,
+    )  # fmt: skip
+    assert together.difference.estimate == 0
+    assert [one.first.n for one in by_flips] == [4, 1]
 
 
 def test_a_stored_campaign_is_read_and_reported(tmp_path):

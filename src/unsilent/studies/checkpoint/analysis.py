@@ -241,26 +241,39 @@ class Differences:
         self._targets = [target for target in targets if target.section != COLLECTIVES]
 
     def between_sections(self) -> Iterator[Difference]:
-        """Each section of the model against each of the optimizer, by strategy, way to load and number of flips.
+        """Each section of the model against each of the optimizer, by strategy and way to load.
 
-        Never over several strategies together: they have the same faults, so their trials are not independent.
+        First over all numbers of flips together, then by number; the limits of either hold together. Never over several
+        strategies: they have the same faults, so their trials are not independent.
         """
-        chosen = [
-            (one, other, flips, self._by_stratum[one.name, flips], self._by_stratum[other.name, flips])
-            for one in self._targets
-            for other in self._targets
-            for flips in self._flips
+        if len(self._flips) > 1:
+            yield from self._between_sections([tuple(self._flips)])
+        yield from self._between_sections([(flips,) for flips in self._flips])
+
+    def _between_sections(self, choices: Sequence[tuple[int, ...]]) -> Iterator[Difference]:
+        pairs = [
+            (one, other, flips, self._as_many(one, other, flips), self._as_many(other, one, flips))
+            for one, other in itertools.product(self._targets, repeat=2)
+            for flips in choices
             if one.section in MODEL and other.section in OPTIMIZER
             and (one.strategy, one.loaded_by) == (other.strategy, other.loaded_by)
-            and self._by_stratum[one.name, flips] and self._by_stratum[other.name, flips]
         ]  # fmt: skip
-        gaps = joint_differences(
-            [(harmful_count(first), harmful_count(second)) for *_, first, second in chosen], self._confidence
-        )
-        for (one, other, flips, first, second), gap in zip(chosen, gaps, strict=True):
+        pairs = [pair for pair in pairs if pair[-1]]
+        counts = [(harmful_count(first), harmful_count(second)) for *_, first, second in pairs]
+        gaps = joint_differences(counts, self._confidence)
+        for (one, other, flips, first, second), gap in zip(pairs, gaps, strict=True):
             where = one.strategy if one.loaded_by == "all" else f"{one.strategy} ({one.loaded_by})"
-            name = f"{where}, {one.section} against {other.section}, {count_text(flips, 'flip')}"
+            what = count_text(flips[0], "flip") if len(flips) == 1 else "all numbers of flips"
+            name = f"{where}, {one.section} against {other.section}, {what}"
             yield self._difference(name, first, second, gap, is_paired=False)
+
+    def _as_many(self, target: CheckpointTarget, other: CheckpointTarget, flips: Sequence[int]) -> list[JudgedResume]:
+        """Trials of a target, of each number of flips as many as the other has at least, so that both mix them alike."""
+        return [
+            trial
+            for number in flips
+            for trial in self._by_stratum[target.name, number][: len(self._by_stratum[other.name, number])]
+        ]
 
     def between_strategies(self) -> Iterator[Difference]:
         """Each strategy against each later one, on trials with the same faults that all ranks load."""
