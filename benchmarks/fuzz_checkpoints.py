@@ -26,10 +26,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from checkpoints.fuzz_seeds import write_seeds
-from checkpoints.fuzzing import SECONDS, Finding, Fuzzer, install_audit, limit_memory
+from checkpoints.fuzzing import PATIENCE, SECONDS, Finding, Fuzzer, install_audit, limit_memory
 
 BATCH = 500
-PATIENCE = 3 * SECONDS
+LONGEST_SILENCE = 2 * PATIENCE * SECONDS
 """Seconds without a word from a process, after which it hangs where Python cannot interrupt it."""
 
 
@@ -94,7 +94,7 @@ def run_batch(context: Any, seeds: dict[str, list[Path]], folder: Path, asked: A
         heard = time.monotonic()
         while at < numbers.stop:
             if not ours.poll():
-                if time.monotonic() - heard > PATIENCE:
+                if time.monotonic() - heard > LONGEST_SILENCE:
                     process.kill()
                 yield ours
                 continue
