@@ -59,6 +59,19 @@ def test_the_same_bits_of_the_same_weights(bench, tmp_path):
     assert np.bitwise_count(words(bench.Keras(paths[1]).ending()) ^ words(clean[1])).sum() <= 100
 
 
+def test_the_first_step_differs_by_the_place_of_epsilon_alone(bench):
+    """PyTorch adds it after the correction of the bias, Keras before."""
+    keras = bench.Keras().train(0, 1).ending().weights
+    corrected = bench.PyTorch()
+    corrected.optimizer.param_groups[0]["eps"] = bench.EPSILON / (1 - 0.999) ** 0.5
+    apart = [
+        np.linalg.norm(each.train(0, 1).ending().weights - keras) / np.linalg.norm(keras)
+        for each in (bench.PyTorch(), corrected)
+    ]
+    assert apart[0] > 1e-3
+    assert apart[1] < 1e-6
+
+
 def test_both_frameworks_end_alike(bench, tmp_path):
     clean, *pairs = bench.measure(2, tmp_path)
     assert abs(clean.pytorch.accuracy - clean.keras.accuracy) <= bench.GAP
