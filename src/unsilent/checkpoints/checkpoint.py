@@ -160,9 +160,11 @@ class _Plan:
                 f"{tensor.name!r} in {self.checkpoint.path} cannot be edited: {tensor.reason_not_editable}"
             )
         if (fault.dtype, fault.shape) != (tensor.dtype, tensor.shape):
+            reordered = sorted(fault.shape) == sorted(tensor.shape) and fault.shape != tensor.shape
             raise UsageError(
                 f"the fault is for {fault.dtype}{list(fault.shape)}, but {tensor.name!r} in {self.checkpoint.path} is "
                 f"{tensor.dtype}{list(tensor.shape)}; give a fault made for this checkpoint"
+                + (", or the order of the axes with checkpoint replay --axes" if reordered else "")
             )
         before = self._words(tensor, fault.elements)
         source = self._words(tensor, fault.operands) if fault.operation == "copy_from" else None

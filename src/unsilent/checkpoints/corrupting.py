@@ -105,6 +105,7 @@ def replay(
     injection: str | Path,
     *,
     names: Mapping[str, str] | None = None,
+    axes: Mapping[str, Sequence[int]] | None = None,
     same_bits: bool = False,
     seed: int = 0,
     crc: str = "stale",
@@ -116,6 +117,8 @@ def replay(
         path: A file or folder.
         injection: A file that `corrupt` was saved to, a list of fault records, or a sequence saved by hdf5_corrupter.
         names: What tensors, layers or sections of the injection are called here.
+        axes: In which order tensors of the injection, by its names, have their axes here, as in ``numpy.transpose``:
+            ``{"model/fc.weight": (1, 0)}``.
         same_bits: Write the words that the injection left; else do the same to the words that are there.
         seed: Of the elements that a sequence of hdf5_corrupter leaves open.
         crc: ``stale`` or ``fixed``: checksums that cover a changed byte.
@@ -128,12 +131,15 @@ def replay(
     if is_sequence(content):
         if same_bits:
             raise UsageError(f"{injection} does not hold the bits before and after; leave out --same-bits")
+        if axes:
+            raise UsageError(f"{injection} is a sequence of hdf5_corrupter, whose indices are those of this checkpoint; "
+                             "leave out --axes")  # fmt: skip
 
         def repeat(checkpoint: Checkpoint) -> FaultsAndNotes:
             return repeat_sequence(checkpoint, content, str(injection), names or {}, seed)
 
         return _edit(path, repeat, crc, dry_run, {"replayed": replayed, "seed": seed})
-    saved = read_injection(injection, names)
+    saved = read_injection(injection, names, axes)
 
     def faults(checkpoint: Checkpoint) -> FaultsAndNotes:
         return (with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]), ()

@@ -7,7 +7,7 @@ model: a site ``file:model/fc.weight`` is there ``param:fc.weight``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,15 @@ def injection_json(receipt: Receipt, **more: Any) -> dict[str, Any]:
     }
 
 
-def read_injection(path: str | Path, names: Mapping[str, str] | None = None) -> list[SavedInjection]:
+def read_injection(
+    path: str | Path, names: Mapping[str, str] | None = None, axes: Mapping[str, Sequence[int]] | None = None
+) -> list[SavedInjection]:
     """The faults of an injection file, or of any list of fault records in JSON lines.
 
     Args:
         path: The file.
         names: Names of tensors in it (``model/fc.weight``, or a part of the name) -> what they are called in the checkpoint.
+        axes: Names as the keys of ``names`` -> the order of the axes in the checkpoint; see `with_axes`.
 
     Returns:
         The faults in the file's order, their sites as a checkpoint names them (``file:…``).
@@ -72,7 +75,38 @@ def read_injection(path: str | Path, names: Mapping[str, str] | None = None) -> 
             result += _of_line(value, f"{path} line {number}")
     if not result:
         raise UsageError(f"{path} holds no fault; expected an injection saved by unsilent checkpoint corrupt")
-    return [replace(one, fault=_renamed(one.fault, names or {})) for one in result]
+    return [_elsewhere(one, names or {}, axes or {}) for one in result]
+
+
+def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
+    """The same injection for a tensor that is stored as ``numpy.transpose(tensor, axes)``: the same elements at other places.
+
+    Args:
+        saved: For a tensor of n axes.
+        axes: int[n], ``(1, 0)`` for the weight of a linear layer that is stored the other way round.
+
+    Raises:
+        UsageError: the axes are not 0 to n - 1, each once.
+    """
+    fault = saved.fault
+    if sorted(axes) != list(range(len(fault.shape))):
+        raise UsageError(
+            f"axes {','.join(map(str, axes))} do not fit {fault.site}, which is {fault.dtype}{list(fault.shape)}; expected "
+            f"each of 0 to {len(fault.shape) - 1} once"
+        )
+    shape = tuple(fault.shape[axis] for axis in axes)
+
+    def moved(places: Array) -> Array:
+        index = np.unravel_index(places, fault.shape)
+        return np.ravel_multi_index(tuple(index[axis] for axis in axes), shape) if axes else places
+
+    elements = moved(fault.elements)
+    operands = moved(fault.operands) if fault.operation == "copy_from" else fault.operands
+    order = np.argsort(elements)
+    before, after = (None if words is None else words[order] for words in (saved.before, saved.after))
+    return SavedInjection(
+        replace(fault, shape=shape, elements=elements[order], operands=operands[order]), before, after
+    )
 
 
 def with_same_bits(checkpoint: Checkpoint, saved: Sequence[SavedInjection]) -> list[Fault]:
@@ -123,14 +157,21 @@ def _words(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[A
     return result
 
 
-def _renamed(fault: Fault, names: Mapping[str, str]) -> Fault:
-    """The fault with its site as a checkpoint names it, renamed by the longest part of its name that ``names`` has."""
-    return replace(fault, site=f"file:{renamed(site_in_file(fault.site).removeprefix('file:'), names)}")
+def _elsewhere(saved: SavedInjection, names: Mapping[str, str], axes: Mapping[str, Sequence[int]]) -> SavedInjection:
+    """The injection with the order of axes and the name that the tensor has in a checkpoint."""
+    name = site_in_file(saved.fault.site).removeprefix("file:")
+    part = _known_part(name, axes)
+    saved = saved if part is None else with_axes(saved, axes[part])
+    return replace(saved, fault=replace(saved.fault, site=f"file:{renamed(name, names)}"))
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:
     """A name, with the longest part at its beginning that ``names`` has replaced."""
-    for old in sorted(names, key=len, reverse=True):
-        if name == old or name.startswith((f"{old}.", f"{old}/")):
-            return names[old] + name[len(old) :]
-    return name
+    part = _known_part(name, names)
+    return name if part is None else names[part] + name[len(part) :]
+
+
+def _known_part(name: str, parts: Iterable[str]) -> str | None:
+    """The longest of some names that is a tensor, or a layer or section that has it; None where none is."""
+    known = (part for part in parts if name == part or name.startswith((f"{part}.", f"{part}/")))
+    return max(known, key=len, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,6 +141,14 @@ def replay(
             metavar="OLD=NEW",
         ),
     ] = None,
+    axes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="OLD=1,0: the tensor OLD of the injection is transposed in this checkpoint: its axes are there in this "
+            "order, as in numpy.transpose(OLD, (1, 0)). Repeat for several.",
+            metavar="OLD=AXES",
+        ),
+    ] = None,
     same_bits: Annotated[
         bool,
         typer.Option(
@@ -158,8 +167,16 @@ def replay(
     names = dict(pair.partition("=")[::2] for pair in rename or [])
     if not all(names.values()):
         raise UsageError(f"--map is {' '.join(rename or [])}; expected OLD=NEW, like --map layer1=encoder.layer1")
-    edit = replay(path, injection, names=names, same_bits=same_bits, seed=seed, crc=crc, dry_run=dry_run)
+    orders = dict(_order_of_axes(text) for text in axes or [])
+    edit = replay(path, injection, names=names, axes=orders, same_bits=same_bits, seed=seed, crc=crc, dry_run=dry_run)
     return _show_edit(edit, save, dry_run, as_json)
+
+
+def _order_of_axes(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, numbers = text.partition("=")
+    if not name or not re.fullmatch(r"\d{1,2}(,\d{1,2})*", numbers):
+        raise UsageError(f"--axes is {text}; expected OLD=AXES, like --axes model/fc.weight=1,0")
+    return name, tuple(int(number) for number in numbers.split(","))
 
 
 def undo(
