@@ -69,9 +69,7 @@ class RankTraining:
         with _fault_effects(Exception):
             snapshot = load_snapshot(order.files[self._number if len(order.files) > 1 else 0])
             if order.broadcast_optimizer and self._ranks > 1:
-                sent = [snapshot["optimizers"]]
-                distributed.broadcast_object_list(sent, src=0)
-                snapshot["optimizers"] = sent[0]
+                snapshot["optimizers"] = self._strategy.sent_from_rank_0(snapshot["optimizers"])
 
             def load_and_wrap(model: nn.Module) -> nn.Module:
                 if text := snapshot_misfit(snapshot["model"], model):

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 Snapshot = Mapping[str, Any]
@@ -44,6 +44,12 @@ class Strategy:
         """A nesting of tensors with the whole of each that is spread over the ranks; called on all ranks at once."""
         return snapshot
 
+    def sent_from_rank_0(self, value: Any) -> Any:
+        """What rank 0 passes, on every rank; called on all ranks at once."""
+        sent = [value]
+        distributed.broadcast_object_list(sent, src=0)
+        return sent[0]
+
     def own_part(self, snapshot: Snapshot, model: nn.Module) -> Snapshot:
         """Of a full snapshot what this rank holds; each rank takes it from the snapshot that it has."""
         return snapshot
@@ -61,9 +67,13 @@ class Ddp(Strategy):
 
 
 def make_strategy(name: str, ranks: int) -> Strategy:
-    """A strategy that `orders.check_strategy` has let pass; the process group is ready."""
+    """A strategy that `check_strategy` has let pass; the process group is ready."""
     if name == "fsdp2":
         from unsilent.workloads.distributed.fully_sharded import Fsdp2
 
         return Fsdp2(ranks)
+    if name == "horovod":
+        from unsilent.workloads.distributed.horovod_strategy import Horovod
+
+        return Horovod(ranks)
     return Ddp(ranks) if name == "ddp" else Strategy(ranks)
