@@ -90,7 +90,7 @@ class CheckpointSpec:
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     strategies: Annotated[tuple[str, ...], Option(
-        "How the training is distributed: single, ddp, fsdp2, horovod; several joined by commas.", WORKLOAD_PANEL,
+        "How the training is distributed: single, ddp, fsdp2, horovod, zero1; several joined by commas.", WORKLOAD_PANEL,
         "strategy", parser=read_names(STRATEGY_NAMES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
     ranks: Annotated[int, Option("Processes of every strategy but single.", WORKLOAD_PANEL)] = 2
     step: Annotated[int | None, Option(

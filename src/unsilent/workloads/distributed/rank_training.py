@@ -62,7 +62,7 @@ class RankTraining:
 
     def started(self) -> TrainingState:
         """A new training."""
-        return self._training.start(self._seeds, self._strategy.wrap)
+        return self._adopted(self._training.start(self._seeds, self._strategy.wrap))
 
     def restarted(self, order: ResumeOrder) -> TrainingState:
         """The training of this rank's file; raises `FaultEffect`, also for a file that does not fit."""
@@ -78,12 +78,17 @@ class RankTraining:
                 return self._strategy.wrap(model)
 
             before = order.restart == "before"
-            state = self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap)
-            own = dict(self._strategy.own_part(snapshot, state.model))
+            state = self._adopted(self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap))
+            own = dict(self._strategy.own_part(snapshot, state))
             if before:
                 own["model"] = model_tensors(state.model)  # it stays as wrapping has left it
             self._training.restore_into(state, own)
+            self._strategy.loaded(state)
             return state
+
+    def _adopted(self, state: TrainingState) -> TrainingState:
+        self._strategy.adopt(state, self._training.settings["clip"])
+        return state
 
     def step(self, state: TrainingState, faults: Sequence[FaultOrDraw] = ()) -> tuple[StepRecord, list[AppliedFault]]:
         """One step with those of the faults that act in it on this rank."""
@@ -113,7 +118,7 @@ class RankTraining:
 
     def full_snapshot(self, state: TrainingState) -> dict[str, Any]:
         """The whole state as this rank sees it; asked on all at once."""
-        snapshot: dict[str, Any] = self._strategy.gathered(self._training.snapshot(state))
+        snapshot: dict[str, Any] = self._strategy.gathered(self._training.snapshot(state), state)
         return snapshot
 
     def save(self, snapshot: Mapping[str, Any], path: Path) -> None:
@@ -170,7 +175,7 @@ class RankTraining:
                     return {}
                 evaluation = self._training.evaluate(state)
             else:
-                whole = self._strategy.gathered({n: t.detach() for n, t in model_tensors(state.model).items()})
+                whole = self._strategy.gathered({n: t.detach() for n, t in model_tensors(state.model).items()}, state)
                 if self._number:
                     return {}
                 self._whole = self._whole or self._training.start(self._seeds)

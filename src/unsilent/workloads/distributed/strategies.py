@@ -21,6 +21,8 @@ from typing import Any
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from unsilent.workloads.trainings import TrainingState
+
 Snapshot = Mapping[str, Any]
 
 
@@ -40,7 +42,13 @@ class Strategy:
         """What a step calls in place of the model; called on all ranks at once, before optimizers are made."""
         return model
 
-    def gathered(self, snapshot: Any) -> Any:
+    def adopt(self, state: TrainingState, clip: float | None) -> None:
+        """Change what has to be changed once there are optimizers; called on all ranks at once. ``clip``: as in `Training`."""
+
+    def loaded(self, state: TrainingState) -> None:
+        """Make good what follows from a model into which a checkpoint was put."""
+
+    def gathered(self, snapshot: Any, state: TrainingState) -> Any:
         """A nesting of tensors with the whole of each that is spread over the ranks; called on all ranks at once."""
         return snapshot
 
@@ -50,7 +58,7 @@ class Strategy:
         distributed.broadcast_object_list(sent, src=0)
         return sent[0]
 
-    def own_part(self, snapshot: Snapshot, model: nn.Module) -> Snapshot:
+    def own_part(self, snapshot: Snapshot, state: TrainingState) -> Snapshot:
         """Of a full snapshot what this rank holds; each rank takes it from the snapshot that it has."""
         return snapshot
 
@@ -76,4 +84,8 @@ def make_strategy(name: str, ranks: int) -> Strategy:
         from unsilent.workloads.distributed.horovod_strategy import Horovod
 
         return Horovod(ranks)
+    if name == "zero1":
+        from unsilent.workloads.distributed.deepspeed_strategy import Zero1
+
+        return Zero1(ranks)
     return Ddp(ranks) if name == "ddp" else Strategy(ranks)

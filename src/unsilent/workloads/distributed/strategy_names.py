@@ -6,8 +6,8 @@ import importlib.util
 
 from unsilent.errors import UsageError, unknown_name_error
 
-STRATEGY_NAMES = ("single", "ddp", "fsdp2", "horovod")
-PACKAGES = {"horovod": "horovod"}
+STRATEGY_NAMES = ("single", "ddp", "fsdp2", "horovod", "zero1")
+PACKAGES = {"horovod": "horovod", "zero1": "deepspeed"}
 """What a strategy needs beside torch."""
 STRATEGIES_PAGE = "docs/concepts/distributed-strategies.md"
 
