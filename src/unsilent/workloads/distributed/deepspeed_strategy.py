@@ -36,7 +36,7 @@ class Zero1(Strategy):
         import deepspeed
 
         warnings.filterwarnings("ignore", message=".*all_gather_into_tensor. is deprecated", category=FutureWarning)
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # Sums in shared memory: compiled at the first use, which takes a minute and a compiler. Without, gloo adds up.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self._initialize: Any = deepspeed.initialize
@@ -86,7 +86,7 @@ class _EngineStep(Optimizer):
         self.state = inner.state
         self._engine = engine
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         self._engine.step()
 
 
