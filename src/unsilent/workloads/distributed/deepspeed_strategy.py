@@ -41,7 +41,7 @@ class Zero1(Strategy):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self._initialize: Any = deepspeed.initialize
 
-    def adopt(self, state: TrainingState, clip: float | None) -> None:
+    def prepare(self, state: TrainingState, clip: float | None) -> None:
         if len(state.optimizers) != 1 or state.scaler is not None:
             what = "mixed precision" if state.scaler is not None else f"{len(state.optimizers)} optimizers"
             raise UsageError(f"strategy 'zero1' cannot train with {what}; expected one optimizer and amp=none")
@@ -58,7 +58,7 @@ class Zero1(Strategy):
         state.optimizers[0] = type(type(inner).__name__, (_EngineStep,), {})(engine)
         state.wrapped_model = engine
 
-    def loaded(self, state: TrainingState) -> None:
+    def after_loading(self, state: TrainingState) -> None:
         engine: Any = state.wrapped_model
         engine.optimizer.refresh_fp32_params()
 

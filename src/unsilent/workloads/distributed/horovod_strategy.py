@@ -89,7 +89,9 @@ def _meeting_place(ranks: int) -> Iterator[dict[str, str]]:
     distributed.broadcast_object_list(ports, src=0)
     interfaces = [os.environ["GLOO_SOCKET_IFNAME"]]
     variables = {**create_slot_env_vars(slots[number]), **create_run_env_vars(LOOPBACK, interfaces, ports[0])}
-    yield {name: str(value) for name, value in {**variables, "HOROVOD_FUSION_THRESHOLD": 0}.items()}
+    # A lost rank is reported by the gang.
+    settings = {**variables, "HOROVOD_FUSION_THRESHOLD": 0, "HOROVOD_LOG_LEVEL": "fatal"}
+    yield {name: str(value) for name, value in settings.items()}
     distributed.barrier()
     if server is not None:
         server.shutdown()

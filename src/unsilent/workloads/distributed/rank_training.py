@@ -62,7 +62,7 @@ class RankTraining:
 
     def started(self) -> TrainingState:
         """A new training."""
-        return self._adopted(self._training.start(self._seeds, self._strategy.wrap))
+        return self._prepared(self._training.start(self._seeds, self._strategy.wrap))
 
     def restarted(self, order: ResumeOrder) -> TrainingState:
         """The training of this rank's file; raises `FaultEffect`, also for a file that does not fit."""
@@ -78,16 +78,16 @@ class RankTraining:
                 return self._strategy.wrap(model)
 
             before = order.restart == "before"
-            state = self._adopted(self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap))
+            state = self._prepared(self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap))
             own = dict(self._strategy.own_part(snapshot, state))
             if before:
                 own["model"] = model_tensors(state.model)  # it stays as wrapping has left it
             self._training.restore_into(state, own)
-            self._strategy.loaded(state)
+            self._strategy.after_loading(state)
             return state
 
-    def _adopted(self, state: TrainingState) -> TrainingState:
-        self._strategy.adopt(state, self._training.settings["clip"])
+    def _prepared(self, state: TrainingState) -> TrainingState:
+        self._strategy.prepare(state, self._training.settings["clip"])
         return state
 
     def step(self, state: TrainingState, faults: Sequence[FaultOrDraw] = ()) -> tuple[StepRecord, list[AppliedFault]]:

@@ -42,11 +42,11 @@ class Strategy:
         """What a step calls in place of the model; called on all ranks at once, before optimizers are made."""
         return model
 
-    def adopt(self, state: TrainingState, clip: float | None) -> None:
-        """Change what has to be changed once there are optimizers; called on all ranks at once. ``clip``: as in `Training`."""
+    def prepare(self, state: TrainingState, clip: float | None) -> None:
+        """Change a new training, which now has its optimizers; called on all ranks at once. ``clip``: as in `Training`."""
 
-    def loaded(self, state: TrainingState) -> None:
-        """Make good what follows from a model into which a checkpoint was put."""
+    def after_loading(self, state: TrainingState) -> None:
+        """Copy to where else this rank keeps parameters what a checkpoint has just put into the model."""
 
     def gathered(self, snapshot: Any, state: TrainingState) -> Any:
         """A nesting of tensors with the whole of each that is spread over the ranks; called on all ranks at once."""
