@@ -62,6 +62,10 @@ class Zero1(Strategy):
         engine: Any = state.wrapped_model
         engine.optimizer.refresh_fp32_params()
 
+    def release(self, state: TrainingState) -> None:
+        engine: Any = state.wrapped_model
+        engine.destroy()
+
     def gathered(self, snapshot: Any, state: TrainingState) -> Any:
         (optimizer,) = snapshot["optimizers"]
         whole: dict[str, dict[str, Any]] = {}

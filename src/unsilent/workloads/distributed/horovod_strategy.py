@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed, nn
@@ -27,6 +28,7 @@ from unsilent.errors import UsageError
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.distributed.strategies import Strategy
 from unsilent.workloads.distributed.strategy_names import STRATEGIES_PAGE
+from unsilent.workloads.trainings import TrainingState
 
 LOOPBACK = "127.0.0.1"
 
@@ -49,6 +51,7 @@ class Horovod(Strategy):
             os.environ.update(environment)
             hvd.init()
         self._hvd: Any = hvd
+        self._reducers = WeakKeyDictionary[nn.Module, Any]()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -58,12 +61,17 @@ class Horovod(Strategy):
             torch.optim.SGD(model.parameters(), lr=0.0), named_parameters=named_parameters(model)
         )
 
+        self._reducers[model] = reducer
+
         def wait_at_end_of_backward(*_: Any) -> None:
             # As DistributedDataParallel and fully_shard do.
             torch.autograd.Variable._execution_engine.queue_callback(reducer.synchronize)
 
         torch.autograd.graph.register_multi_grad_hook(trained, wait_at_end_of_backward, mode="any")
         return model
+
+    def release(self, state: TrainingState) -> None:
+        self._reducers[state.model]._grad_accs.clear()  # the nodes that its hooks are in
 
     def sent_from_rank_0(self, value: Any) -> Any:
         return self._hvd.broadcast_object(value, root_rank=0)

@@ -159,12 +159,13 @@ class RankTraining:
         )
 
     def finish(self, state: TrainingState, order: ResumeOrder) -> dict[str, str]:
-        """Save what was asked for; hashes of the full state."""
+        """Save what was asked for; hashes of the full state, with which the training is over."""
         if order.remember_clean:
             self._clean.save()
         snapshot = self.full_snapshot(state)
         if order.save_to is not None:
             self.save(snapshot, order.save_to)
+        self._strategy.release(state)
         return state_hashes(snapshot, {name for name, _ in named_parameters(state.model)})
 
     def _held_out(self, state: TrainingState) -> Mapping[str, float]:

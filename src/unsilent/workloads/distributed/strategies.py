@@ -48,6 +48,9 @@ class Strategy:
     def after_loading(self, state: TrainingState) -> None:
         """Copy to where else this rank keeps parameters what a checkpoint has just put into the model."""
 
+    def release(self, state: TrainingState) -> None:
+        """Remove hooks that would keep a training in memory that is over."""
+
     def gathered(self, snapshot: Any, state: TrainingState) -> Any:
         """A nesting of tensors with the whole of each that is spread over the ranks; called on all ranks at once."""
         return snapshot
