@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+
+import pytest
 import torch
 
 from unsilent.checkpoints.checkpoint import Checkpoint
@@ -9,9 +12,17 @@ from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
 from unsilent.checkpoints.editing import apply_edit
 from unsilent.faults.models import fault_model
 from unsilent.workloads.distributed import Gang
+from unsilent.workloads.distributed.strategy_names import PACKAGES
 
 TRAINING = ("train-resnet", {"steps": "40", "batch": "16", "width": "4"})
 CUT, END = 6, 12
+
+
+def strategy_row(name, *more):
+    """A row of a table of tests, skipped where the strategy's package is not installed."""
+    package = PACKAGES.get(name)
+    lacks = package is not None and importlib.util.find_spec(package) is None
+    return pytest.param(name, *more, marks=pytest.mark.skipif(lacks, reason=f"needs {package}"))
 
 
 def altered(clean, copy, glob, model="bitflip:bits=30"):

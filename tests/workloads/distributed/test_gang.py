@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from distributed_runs import CUT, END, TRAINING, altered, read
+from distributed_runs import CUT, END, TRAINING, altered, read, strategy_row
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults.models import fault_model
@@ -20,11 +20,19 @@ from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.workloads import load_training
 from unsilent.workloads.distributed import Gang
 from unsilent.workloads.distributed.checkpoint_files import load_snapshot
+from unsilent.workloads.distributed.strategy_names import PACKAGES
 from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
-PAYLOADS = {"ddp": "comm:all_reduce.0/in", "fsdp2": "comm:reduce_scatter_tensor.0/in"}
+PAYLOADS = {
+    "ddp": "comm:all_reduce.0/in",
+    "fsdp2": "comm:reduce_scatter_tensor.0/in",
+    "zero1": "comm:all_reduce.0/in",
+}
+REPLICAS = [strategy_row("ddp"), strategy_row("horovod"), strategy_row("zero1")]
+"""Every rank has all parameters."""
+DISTRIBUTED = [*REPLICAS, strategy_row("fsdp2")]
 
 OWN = """
 import torch
@@ -76,7 +84,17 @@ def test_single_is_the_training_itself(run):
 
 @slow
 @pytest.mark.parametrize("restart", ["before", "after"])
-@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2), ("fsdp2", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        strategy_row("single", 1),
+        strategy_row("ddp", 2),
+        strategy_row("fsdp2", 2),
+        strategy_row("horovod", 2),
+        strategy_row("zero1", 2),
+        strategy_row("horovod", 4),
+    ],
+)
 def test_the_clean_resume_is_the_uninterrupted_run(run, strategy, ranks, restart):
     """With more ranks ddp's is not: its reducer orders buckets anew after a backward pass, and so the sums in them."""
     one = run(strategy, ranks)
@@ -90,9 +108,9 @@ def test_the_clean_resume_is_the_uninterrupted_run(run, strategy, ranks, restart
 
 
 @slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", DISTRIBUTED)
 def test_other_ranks_than_0_are_as_in_the_uninterrupted_run_too(run, strategy):
-    """Without their buffers under fsdp2: a checkpoint has those of rank 0 alone."""
+    """Under all but ddp without their buffers: a checkpoint has those of rank 0 alone."""
     one = run(strategy, 2)
     whole = one.resume(one.gang.train_to(0, one.folder / "start.pt"))
     ours, theirs = whole.hashes[1], one.golden.hashes[1]
@@ -102,26 +120,44 @@ def test_other_ranks_than_0_are_as_in_the_uninterrupted_run_too(run, strategy):
 
 
 @slow
-def test_checkpoints_have_the_same_tensors_whatever_the_strategy(run):
+@pytest.mark.parametrize("strategy", DISTRIBUTED)
+def test_checkpoints_have_the_same_tensors_whatever_the_strategy(run, strategy):
     names = []
-    for strategy, ranks in (("single", 1), ("ddp", 2), ("fsdp2", 2)):
-        with Checkpoint(run(strategy, ranks).clean) as checkpoint:
+    for each in (run("single", 1), run(strategy, 2)):
+        with Checkpoint(each.clean) as checkpoint:
             names.append({name: (t.dtype, t.shape) for name, t in checkpoint.tensors.items()})
-    assert names[0] == names[1] == names[2]
+    assert names[0] == names[1]
     assert {"model/stem.0.weight", "optimizer/stem.0.weight/exp_avg", "scheduler/0/last_epoch", "rng/init"} <= set(
         names[0]
     )
 
 
 @slow
-def test_ddp_and_fsdp2_of_two_ranks_agree(run):
+@pytest.mark.parametrize("strategy", [strategy_row("fsdp2"), strategy_row("horovod"), strategy_row("zero1")])
+def test_two_ranks_have_the_bits_of_ddp(run, strategy):
     """Sums of two numbers commute; what clips the gradients here does not act."""
-    assert run("ddp", 2).golden.hashes[0] == run("fsdp2", 2).golden.hashes[0]
+    ddp, other = run("ddp", 2), run(strategy, 2)
+    assert first_snapshot_difference(read(ddp.clean), read(other.clean)) is None
+    assert ddp.golden.hashes[0] == other.golden.hashes[0]
+    assert np.array_equal(ddp.golden.losses, other.golden.losses)
 
 
 @slow
-def test_one_ranks_corrupted_model_stays_corrupted_after_wrapping_and_is_healed_before(run):
-    one = run("ddp", 2)
+@pytest.mark.parametrize("strategy", [strategy_row("horovod")])
+def test_horovod_has_the_bits_of_ddp_where_gradients_are_clipped_too(tmp_path, strategy):
+    models = []
+    for name, clip in (("ddp", "0"), ("ddp", "1"), (strategy, "1")):
+        options = {"steps": "40", "batch": "4", "clip": clip}
+        with Gang("train-chargpt", options, strategy=name, world_size=2) as gang:
+            models.append(read(gang.train_to(CUT, tmp_path / "clean.pt"))["model"])
+    assert first_snapshot_difference(models[0], models[1]), "nothing was clipped"
+    assert first_snapshot_difference(models[1], models[2]) is None
+
+
+@slow
+@pytest.mark.parametrize("strategy", REPLICAS)
+def test_one_ranks_corrupted_model_stays_corrupted_after_wrapping_and_is_healed_before(run, strategy):
+    one = run(strategy, 2)
     bad = altered(one.clean, one.folder / "model.pt", "model/head.2.weight")
     after = one.resume([one.clean, bad], restart="after", evaluate_every=3)
     column = after.tensors.index("head.2.weight")
@@ -137,26 +173,55 @@ def test_one_ranks_corrupted_model_stays_corrupted_after_wrapping_and_is_healed_
 
 
 @slow
-def test_a_fault_in_the_file_of_all_ranks_reaches_all(run):
-    for strategy in ("ddp", "fsdp2"):
-        one = run(strategy, 2)
-        bad = altered(one.clean, one.folder / "all.pt", "model/head.2.weight")
-        record = one.resume(bad, evaluate_every=3)
-        assert record.changed[:, 0].sum() == (2 if strategy == "ddp" else 1)  # fsdp2: the rank that holds it
-        assert (record.changed_share()[:, -1] > 0.5).all()
-        layers = record.by_layer(record.changed[:, 0])
-        assert layers[:, record.layers.index("head.2")].sum() == layers.sum()
+@pytest.mark.parametrize("strategy", [strategy_row("zero1")])
+@pytest.mark.parametrize(("tensor", "lasts"), [("head.2.weight", True), ("stem.0.weight", False)])
+def test_zero1_repairs_a_rank_whose_part_does_not_have_the_element(run, strategy, tensor, lasts):
+    """Rank 1's part of the row of parameters ends with the head and does not have the stem."""
+    one = run(strategy, 2)
+    bad = altered(one.clean, one.folder / "part.pt", f"model/{tensor}", "set:value=2000000")
+    record = one.resume([one.clean, bad], restart="after", evaluate_every=1)
+    extreme = record.extreme[:, :, record.tensors.index(tensor)]
+    assert extreme[:, 0].tolist() == [0, 1]
+    assert extreme[:, 1].tolist() == ([1, 1] if lasts else [0, 0])
+    assert record.hashes[0]["parameters"] == record.hashes[1]["parameters"] != one.golden.hashes[0]["parameters"]
 
 
 @slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", [strategy_row("zero1")])
+def test_zero1_leaves_an_update_out_where_a_gradient_is_not_finite(run, strategy):
+    one = run(strategy, 2)
+    fault = UnresolvedFault(PAYLOADS[strategy], fault_model("set:value=nan"), seed=3, rank=1, step=CUT + 1)
+    final = one.folder / "skipped.pt"
+    record = one.resume(one.clean, comm_faults=[fault], until_step=CUT + 2, save_to=final)
+    before = one.folder / "before.pt"
+    one.resume(one.clean, until_step=CUT + 1, save_to=before)
+    assert record.end == "finished"
+    for part in ("head.2.weight", "stem.0.weight"):
+        assert torch.equal(read(final)["model"][part], read(before)["model"][part])
+
+
+@slow
+@pytest.mark.parametrize("strategy", DISTRIBUTED)
+def test_a_fault_in_the_file_of_all_ranks_reaches_all(run, strategy):
+    one = run(strategy, 2)
+    bad = altered(one.clean, one.folder / "all.pt", "model/head.2.weight")
+    record = one.resume(bad, evaluate_every=3)
+    assert record.changed[:, 0].sum() == (1 if strategy == "fsdp2" else 2)  # fsdp2: the rank that holds it
+    assert (record.changed_share()[:, -1] > 0.5).all()
+    layers = record.by_layer(record.changed[:, 0])
+    assert layers[:, record.layers.index("head.2")].sum() == layers.sum()
+
+
+@slow
+@pytest.mark.parametrize("strategy", DISTRIBUTED)
 def test_the_optimizer_of_rank_0_can_replace_that_of_all(run, strategy):
     one = run(strategy, 2)
     bad = altered(one.clean, one.folder / "optimizer.pt", "optimizer/stem.0.weight/exp_avg")
-    files = [one.clean, bad] if strategy == "ddp" else [bad, one.clean]  # fsdp2: whose part has the element
+    replicated = strategy in ("ddp", "horovod")
+    files = [one.clean, bad] if replicated else [bad, one.clean]  # else: the rank whose part has the element
     own = one.resume(files, until_step=CUT, restart="after")
     assert own.hashes[0]["parameters"] == own.hashes[1]["parameters"]
-    if strategy == "ddp":
+    if replicated:
         assert own.hashes[0]["optimizers"] != own.hashes[1]["optimizers"]
         healed = one.resume(files, restart="after", broadcast_optimizer=True, evaluate_every=3)
         assert healed.hashes == one.golden.hashes
@@ -166,7 +231,7 @@ def test_the_optimizer_of_rank_0_can_replace_that_of_all(run, strategy):
 
 
 @slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", list(map(strategy_row, PAYLOADS)))
 def test_a_payload_of_one_rank_is_corrupted(run, strategy):
     one = run(strategy, 2)
     fault = UnresolvedFault(PAYLOADS[strategy], fault_model("bitflip:bits=30"), seed=3, rank=1, step=CUT + 1)
@@ -239,8 +304,9 @@ def test_a_rank_that_dies_or_hangs_is_reported_and_the_next_request_works(tmp_pa
 
 
 @slow
-def test_four_ranks(run):
-    one = run("ddp", 4)
+@pytest.mark.parametrize("strategy", REPLICAS)
+def test_four_ranks(run, strategy):
+    one = run(strategy, 4)
     assert one.golden.losses.shape == (4, END - CUT)
     assert one.resume(one.clean, restart="after", evaluate_every=3).hashes == one.golden.hashes
 
@@ -273,13 +339,31 @@ def test_ranks_end_with_their_parent(tmp_path):
         ({"strategy": "dpp"}, "did you mean 'ddp'"),
         ({"strategy": "single"}, "expected 1"),
         ({"world_size": 0}, "expected 1 or more"),
-        ({"strategy": "horovod"}, "docs/concepts/distributed-strategies.md"),
     ],
 )
 def test_strategies_that_cannot_run_are_one_line(options, text):
     with pytest.raises(UsageError, match=text) as caught:
         Gang(*TRAINING, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", PACKAGES)
+def test_strategies_that_are_not_installed_are_one_line(monkeypatch, strategy):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    text = f"'{strategy}': {PACKAGES[strategy]} is not installed.*docs/concepts/distributed-strategies.md"
+    with pytest.raises(UsageError, match=text) as caught:
+        Gang(*TRAINING, strategy=strategy)
+    assert "\n" not in str(caught.value)
+
+
+@slow
+@pytest.mark.parametrize("strategy", [strategy_row("zero1")])
+def test_trainings_that_zero1_cannot_run_are_errors(tmp_path, strategy):
+    with (
+        Gang("train-resnet", {"width": "4", "amp": "bfloat16"}, strategy=strategy, world_size=2) as gang,
+        pytest.raises(UsageError, match="'zero1' cannot train with mixed precision"),
+    ):
+        gang.train_to(1, tmp_path / "clean.pt")
 
 
 @slow

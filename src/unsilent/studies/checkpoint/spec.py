@@ -24,6 +24,7 @@ from unsilent.options import (
     Option,
     OptionValues,
 )
+from unsilent.workloads.distributed.strategy_names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +45,6 @@ SECTIONS: Mapping[str, str] = {
 }
 """What can be corrupted: sections of the checkpoint, and payloads."""
 COLLECTIVES = "collectives"
-STRATEGIES = ("single", "ddp", "fsdp2")
 LOADED_BY: Mapping[str, tuple[Restart, bool]] = {
     "all": ("after", False),
     "one-after": ("after", False),
@@ -90,8 +90,8 @@ class CheckpointSpec:
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     strategies: Annotated[tuple[str, ...], Option(
-        "How the training is distributed: single, ddp, fsdp2; several joined by commas.", WORKLOAD_PANEL, "strategy",
-        parser=read_names(STRATEGIES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
+        "How the training is distributed: single, ddp, fsdp2, horovod, zero1; several joined by commas.", WORKLOAD_PANEL,
+        "strategy", parser=read_names(STRATEGY_NAMES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
     ranks: Annotated[int, Option("Processes of every strategy but single.", WORKLOAD_PANEL)] = 2
     step: Annotated[int | None, Option(
         "Steps before the checkpoint is saved.", WORKLOAD_PANEL, default_text="half of them")] = None  # fmt: skip

@@ -1,9 +1,23 @@
-"""Trainings of several processes under a strategy, which are resumed from altered checkpoints and measured."""
+"""Trainings of several processes under a strategy, which are resumed from altered checkpoints and measured.
+
+Importing this package imports neither torch nor numpy; its classes are looked up on first use.
+"""
 
 from __future__ import annotations
 
-from unsilent.workloads.distributed.gang import Gang
-from unsilent.workloads.distributed.rank_processes import GangLost
-from unsilent.workloads.distributed.records import ResumeRecord
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unsilent.workloads.distributed.gang import Gang
+    from unsilent.workloads.distributed.rank_processes import GangLost
+    from unsilent.workloads.distributed.records import ResumeRecord
 
 __all__ = ["Gang", "GangLost", "ResumeRecord"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from unsilent.workloads.distributed import gang, rank_processes, records
+
+    return {"Gang": gang.Gang, "GangLost": rank_processes.GangLost, "ResumeRecord": records.ResumeRecord}[name]

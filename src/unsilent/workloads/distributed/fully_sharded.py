@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from unsilent.nested import map_tensors
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.distributed.strategies import Snapshot, Strategy
+from unsilent.workloads.trainings import TrainingState
 
 
 class Fsdp2(Strategy):
@@ -34,11 +35,11 @@ class Fsdp2(Strategy):
         fully_shard(model, mesh=self._mesh)
         return model
 
-    def gathered(self, snapshot: Any) -> Any:
+    def gathered(self, snapshot: Any, state: TrainingState) -> Any:
         return map_tensors(snapshot, lambda _, tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
-    def own_part(self, snapshot: Snapshot, model: nn.Module) -> Snapshot:
-        parameters = dict(named_parameters(model))
+    def own_part(self, snapshot: Snapshot, state: TrainingState) -> Snapshot:
+        parameters = dict(named_parameters(state.model))
 
         def part(name: str, value: Any) -> Any:
             parameter = parameters.get(name)

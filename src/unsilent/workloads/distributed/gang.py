@@ -31,10 +31,10 @@ from unsilent.workloads.distributed.orders import (
     Restart,
     ResumeOrder,
     TrainOrder,
-    check_strategy,
 )
 from unsilent.workloads.distributed.rank_processes import GangLost, RankProcesses
 from unsilent.workloads.distributed.records import End, ResumeRecord, ResumeRecordBuilder
+from unsilent.workloads.distributed.strategy_names import check_strategy
 
 if TYPE_CHECKING:
     from unsilent.workloads.trainings import Seeds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.faults.receipts import AppliedFault
 from unsilent.faults.unresolved_fault import UnresolvedFault
@@ -24,7 +22,6 @@ Payload = tuple[str, str, tuple[int, ...]]
 """Site, dtype and shape."""
 Restart = Literal["before", "after"]
 RESTARTS = ("before", "after")
-STRATEGY_NAMES = ("single", "ddp", "fsdp2", "horovod")
 EXTREME = 1e6
 """Values of a larger magnitude are counted as extreme."""
 
@@ -126,18 +123,3 @@ class RankEnd:
     hashes: Mapping[str, str]
     applied_faults: tuple[AppliedFault, ...]
     collectives: tuple[Payload, ...]
-
-
-def check_strategy(name: str, ranks: int) -> None:
-    """Raise ``UsageError`` for an unknown strategy, one that cannot run here, or a number of ranks that it cannot have."""
-    if name not in STRATEGY_NAMES:
-        raise unknown_name_error("strategy", name, STRATEGY_NAMES)
-    if name == "horovod":
-        lacks = importlib.util.find_spec("horovod") is None
-        reason = "is not installed" if lacks else "starts its ranks with its own launcher, which is not supported yet"
-        raise UsageError(
-            f"strategy 'horovod': horovod {reason}; take 'ddp', or see docs/concepts/distributed-strategies.md"
-        )
-    if ranks < 1 or (name == "single" and ranks != 1):
-        expected = "1" if name == "single" else "1 or more"
-        raise UsageError(f"strategy {name!r} has {ranks} ranks; expected {expected}: set another world_size")

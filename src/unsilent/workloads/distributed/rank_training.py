@@ -62,16 +62,14 @@ class RankTraining:
 
     def started(self) -> TrainingState:
         """A new training."""
-        return self._training.start(self._seeds, self._strategy.wrap)
+        return self._prepared(self._training.start(self._seeds, self._strategy.wrap))
 
     def restarted(self, order: ResumeOrder) -> TrainingState:
         """The training of this rank's file; raises `FaultEffect`, also for a file that does not fit."""
         with _fault_effects(Exception):
             snapshot = load_snapshot(order.files[self._number if len(order.files) > 1 else 0])
             if order.broadcast_optimizer and self._ranks > 1:
-                sent = [snapshot["optimizers"]]
-                distributed.broadcast_object_list(sent, src=0)
-                snapshot["optimizers"] = sent[0]
+                snapshot["optimizers"] = self._strategy.sent_from_rank_0(snapshot["optimizers"])
 
             def load_and_wrap(model: nn.Module) -> nn.Module:
                 if text := snapshot_misfit(snapshot["model"], model):
@@ -80,12 +78,17 @@ class RankTraining:
                 return self._strategy.wrap(model)
 
             before = order.restart == "before"
-            state = self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap)
-            own = dict(self._strategy.own_part(snapshot, state.model))
+            state = self._prepared(self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap))
+            own = dict(self._strategy.own_part(snapshot, state))
             if before:
                 own["model"] = model_tensors(state.model)  # it stays as wrapping has left it
             self._training.restore_into(state, own)
+            self._strategy.after_loading(state)
             return state
+
+    def _prepared(self, state: TrainingState) -> TrainingState:
+        self._strategy.prepare(state, self._training.settings["clip"])
+        return state
 
     def step(self, state: TrainingState, faults: Sequence[FaultOrDraw] = ()) -> tuple[StepRecord, list[AppliedFault]]:
         """One step with those of the faults that act in it on this rank."""
@@ -115,7 +118,7 @@ class RankTraining:
 
     def full_snapshot(self, state: TrainingState) -> dict[str, Any]:
         """The whole state as this rank sees it; asked on all at once."""
-        snapshot: dict[str, Any] = self._strategy.gathered(self._training.snapshot(state))
+        snapshot: dict[str, Any] = self._strategy.gathered(self._training.snapshot(state), state)
         return snapshot
 
     def save(self, snapshot: Mapping[str, Any], path: Path) -> None:
@@ -156,12 +159,13 @@ class RankTraining:
         )
 
     def finish(self, state: TrainingState, order: ResumeOrder) -> dict[str, str]:
-        """Save what was asked for; hashes of the full state."""
+        """Save what was asked for; hashes of the full state, with which the training is over."""
         if order.remember_clean:
             self._clean.save()
         snapshot = self.full_snapshot(state)
         if order.save_to is not None:
             self.save(snapshot, order.save_to)
+        self._strategy.release(state)
         return state_hashes(snapshot, {name for name, _ in named_parameters(state.model)})
 
     def _held_out(self, state: TrainingState) -> Mapping[str, float]:
@@ -172,7 +176,7 @@ class RankTraining:
                     return {}
                 evaluation = self._training.evaluate(state)
             else:
-                whole = self._strategy.gathered({n: t.detach() for n, t in model_tensors(state.model).items()})
+                whole = self._strategy.gathered({n: t.detach() for n, t in model_tensors(state.model).items()}, state)
                 if self._number:
                     return {}
                 self._whole = self._whole or self._training.start(self._seeds)

@@ -18,8 +18,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from unsilent.workloads.trainings import TrainingState
 
 Snapshot = Mapping[str, Any]
 
@@ -40,11 +42,26 @@ class Strategy:
         """What a step calls in place of the model; called on all ranks at once, before optimizers are made."""
         return model
 
-    def gathered(self, snapshot: Any) -> Any:
+    def prepare(self, state: TrainingState, clip: float | None) -> None:
+        """Change a new training, which now has its optimizers; called on all ranks at once. ``clip``: as in `Training`."""
+
+    def after_loading(self, state: TrainingState) -> None:
+        """Copy to where else this rank keeps parameters what a checkpoint has just put into the model."""
+
+    def release(self, state: TrainingState) -> None:
+        """Remove hooks that would keep a training in memory that is over."""
+
+    def gathered(self, snapshot: Any, state: TrainingState) -> Any:
         """A nesting of tensors with the whole of each that is spread over the ranks; called on all ranks at once."""
         return snapshot
 
-    def own_part(self, snapshot: Snapshot, model: nn.Module) -> Snapshot:
+    def sent_from_rank_0(self, value: Any) -> Any:
+        """What rank 0 passes, on every rank; called on all ranks at once."""
+        sent = [value]
+        distributed.broadcast_object_list(sent, src=0)
+        return sent[0]
+
+    def own_part(self, snapshot: Snapshot, state: TrainingState) -> Snapshot:
         """Of a full snapshot what this rank holds; each rank takes it from the snapshot that it has."""
         return snapshot
 
@@ -61,9 +78,17 @@ class Ddp(Strategy):
 
 
 def make_strategy(name: str, ranks: int) -> Strategy:
-    """A strategy that `orders.check_strategy` has let pass; the process group is ready."""
+    """A strategy that `check_strategy` has let pass; the process group is ready."""
     if name == "fsdp2":
         from unsilent.workloads.distributed.fully_sharded import Fsdp2
 
         return Fsdp2(ranks)
+    if name == "horovod":
+        from unsilent.workloads.distributed.horovod_strategy import Horovod
+
+        return Horovod(ranks)
+    if name == "zero1":
+        from unsilent.workloads.distributed.deepspeed_strategy import Zero1
+
+        return Zero1(ranks)
     return Ddp(ranks) if name == "ddp" else Strategy(ranks)

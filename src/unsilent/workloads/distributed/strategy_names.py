@@ -1,0 +1,26 @@
+"""The names of all strategies, and whether one can run here; light, for the command line's help lists them."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from unsilent.errors import UsageError, unknown_name_error
+
+STRATEGY_NAMES = ("single", "ddp", "fsdp2", "horovod", "zero1")
+PACKAGES = {"horovod": "horovod", "zero1": "deepspeed"}
+"""What a strategy needs beside torch."""
+STRATEGIES_PAGE = "docs/concepts/distributed-strategies.md"
+
+
+def check_strategy(name: str, ranks: int) -> None:
+    """Raise ``UsageError`` for an unknown strategy, one that cannot run here, or a number of ranks that it cannot have."""
+    if name not in STRATEGY_NAMES:
+        raise unknown_name_error("strategy", name, STRATEGY_NAMES)
+    package = PACKAGES.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise UsageError(
+            f"strategy {name!r}: {package} is not installed; take 'ddp', or install it as {STRATEGIES_PAGE} says"
+        )
+    if ranks < 1 or (name == "single" and ranks != 1):
+        expected = "1" if name == "single" else "1 or more"
+        raise UsageError(f"strategy {name!r} has {ranks} ranks; expected {expected}: set another world_size")
