@@ -89,6 +89,11 @@ class CheckpointRunner:
             if progress is not None:
                 progress(f"the fault-free run of {spec.workload} ({strategy})", number, len(spec.strategies))
             self._resumes[strategy] = self._prepare(strategy)
+        if not self._targets:
+            raise UsageError(
+                f"no collective of torch runs under {', '.join(spec.strategies)}, so there is nothing to corrupt; add another "
+                "--section, or a --strategy like ddp"
+            )
         fingerprint = self._fingerprint()
         self.baseline = CheckpointBaseline(
             campaign=campaign_hash(spec, fingerprint),
