@@ -57,7 +57,17 @@ FLOORS = NoiseFloors(floor(), floor(3.0))
 def clean(strategy="single", ranks=1):
     flat = (0.9,) * STEPS
     return CleanResume(
-        strategy, ranks, (0.3,) * STEPS, flat, (40, 80), (0.8, 0.9), (0.5, 0.3), "a", ("b",) * ranks, 1.0
+        strategy,
+        ranks,
+        (0.3,) * STEPS,
+        flat,
+        (40, 80),
+        (0.8, 0.9),
+        (0.5, 0.3),
+        "a",
+        ("b",) * ranks,
+        ((4, 8),) * ranks,
+        1.0,
     )
 
 
@@ -68,7 +78,7 @@ def baseline(strategies=("single", "ddp")):
         for name in strategies
         for part in ("weights", "first_moment")
     )
-    return CheckpointBaseline("c", {}, "t", targets, 40, 40 + STEPS, resumes, 1.0, {}, {})
+    return CheckpointBaseline("c", {}, "t", targets, 40, 40 + STEPS, ("a", "b"), resumes, 1.0, {}, {})
 
 
 def row(
@@ -81,7 +91,7 @@ def row(
         losses[-1] = math.nan
     return CheckpointRow(
         TrialId(target, flips, k), "[]", end, steps, 2, same, "b" if same else "", "", losses, curve, np.array([0.8, accuracy]),
-        np.array([0.5, loss]), np.zeros(2, np.int64), np.zeros(2, np.int64), np.full(ranks * 2, 0.25),
+        np.array([0.5, loss]), np.zeros((2, 2), np.int64), np.zeros((2, 2), np.int64), np.full((ranks, 2, 2), [1, 2]),
     )  # fmt: skip
 
 
@@ -165,7 +175,7 @@ def test_numbers_of_flips_are_mixed_alike():
     def trials(target, flips, count, harmful):
         outcome = TrainingOutcome.LOW_TEST if harmful else TrainingOutcome.MASKED_BENIGN
         return [
-            JudgedResume(target, flips, k, outcome, harmful, False, "", None, False, False, ()) for k in range(count)
+            JudgedResume(target, flips, k, outcome, harmful, False, "", None, *[np.zeros(0)] * 4) for k in range(count)
         ]
 
     strata = {
@@ -245,7 +255,7 @@ def test_a_campaign_of_real_processes(tmp_path, monkeypatch, capsys):
     faults = json.loads(single.faults)
     assert sum(len(fault["elements"]) for fault in faults) <= 50
     assert {fault["site"].partition("/")[0] for fault in faults} == {"file:model"}
-    assert single.changed[0] > 0  # what was corrupted is other right after the restart
+    assert single.changed[0, 0].sum() > 0  # what was corrupted is other right after the restart
     assert cli(["replay", "s.sqlite", "ddp/weights/x50/1"]) == 0
     assert "ended as stored" in capsys.readouterr().out
     assert cli(["status", "s.sqlite"]) == 0
@@ -269,9 +279,15 @@ def test_a_file_loaded_by_one_rank_and_payloads(tmp_path):
     ]
     for name, trial in resumes.items():
         assert trial.bit_identical == (name in healed), name
-        assert (trial.changed[0] > 0) == ("weights" in name and name not in healed), name
+        assert (trial.changed_of_all[:, 0].max() > 0) == ("weights" in name and name not in healed), name
     assert found.pairs.same_bits == found.pairs.count == 2
-    assert resumes["ddp/collectives"].changed[-1] > 0
+    assert (resumes["ddp/collectives"].changed_of_all[:, -1] > 0).all()
+    # By layer and rank: the first evaluation has what was corrupted, on the rank that loaded it.
+    one = resumes["fsdp2/weights/one-before"]
+    assert np.nanmax(one.changed[0, 0]) == 0 < np.nanmax(one.changed[1, 0])
+    spreads = [spread for spread in found.layers if spread.target.name == "ddp/weights"]
+    assert [spread.layer for spread in spreads] == list(found.baseline.layers)
+    assert all(math.isnan(spread.changed[0]) or 0 <= spread.changed[0] <= 1 for spread in spreads)
     ways = [d.name for d in found.differences if "loaded by" in d.name]
     assert len(ways) == 6
     assert all(d.is_paired for d in found.differences if "loaded by" in d.name)

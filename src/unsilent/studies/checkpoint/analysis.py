@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
@@ -34,12 +35,14 @@ from unsilent.studies.checkpoint.spec import (
     CheckpointTarget,
 )
 
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 POWER = 0.8
 """Of the smallest difference that is said to be detectable."""
 MODEL, OPTIMIZER = ("weights", "statistics"), ("first_moment", "second_moment")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JudgedResume:
     """One resume with its class.
 
@@ -48,8 +51,10 @@ class JudgedResume:
         outcome: Its class, where a difference within the noise of seeds is none.
         different: Whether it is beyond implementation noise.
         steps_to_recover: Steps after which the metric stayed within the gap of the clean resume's; None: never.
-        nonfinite, extreme: Whether the model ever had such values.
-        changed: Share of parameters of the ranks, on average, with other bits than in the clean resume, at each evaluation.
+        nonfinite, extreme: bool[layers], which layers ever had such values.
+        changed: float64[ranks, evaluations, layers], share of parameter elements with other bits than in the clean resume.
+            NaN where it is not known, and where a rank holds none of a layer.
+        changed_of_all: float64[ranks, evaluations], the same share of all parameters.
     """
 
     target: CheckpointTarget
@@ -60,9 +65,10 @@ class JudgedResume:
     bit_identical: bool
     final_hash: str
     steps_to_recover: int | None
-    nonfinite: bool
-    extreme: bool
-    changed: tuple[float, ...]
+    nonfinite: Flags
+    extreme: Flags
+    changed: Floats
+    changed_of_all: Floats
 
     @property
     def harmful(self) -> bool:
@@ -70,7 +76,23 @@ class JudgedResume:
         return self.outcome.harmful
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class LayerSpread:
+    """What became of a layer in all resumes of a target.
+
+    Attributes:
+        changed: float64[evaluations], mean share of changed parameters over ranks and trials.
+        nonfinite, extreme: Trials in which the layer ever had such values.
+    """
+
+    target: CheckpointTarget
+    layer: str
+    changed: Floats
+    nonfinite: int
+    extreme: int
+
+
+@dataclass(frozen=True, eq=False)
 class ResumeGroup:
     """Resumes of one target (strategy, section, who loads the file) with one number of flips.
 
@@ -78,7 +100,7 @@ class ResumeGroup:
         counts: Trials of each class.
         harmful, different: Shares.
         recovered: Of those that recovered, the median of the steps; None where none did.
-        changed: Mean share of changed parameters at each evaluation.
+        changed: float64[ranks, evaluations], mean share of changed parameters, of the trials that reached the evaluation.
     """
 
     target: CheckpointTarget
@@ -90,7 +112,7 @@ class ResumeGroup:
     with_nonfinite: int
     with_extreme: int
     recovered: float | None
-    changed: tuple[float, ...]
+    changed: Floats
 
 
 @dataclass(frozen=True)
@@ -124,6 +146,7 @@ class CheckpointResult:
     options: CheckpointAnalysisOptions
     trials: tuple[JudgedResume, ...]
     groups: tuple[ResumeGroup, ...]
+    layers: tuple[LayerSpread, ...]
     differences: tuple[Difference, ...]
     pairs: EqualPairs
     command: str
@@ -150,7 +173,7 @@ def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> Check
     differences = Differences(baseline.targets, spec.flips, by_stratum, options.confidence)
     seconds, cpu_seconds = store.total_session_seconds()
     return CheckpointResult(
-        spec, baseline, floors, options, trials, groups,
+        spec, baseline, floors, options, trials, groups, tuple(_layer_spreads(baseline, trials)),
         (*differences.between_sections(), *differences.between_strategies(), *differences.between_ways_to_load()),
         differences.equal_pairs(), store.largest_budget()[1], seconds, cpu_seconds,
     )  # fmt: skip
@@ -172,7 +195,11 @@ class ResumeJudge:
         clean = self._baseline.resume(target.strategy)
         which = target, row.trial.flips or 1, row.trial.k
         if row.end not in FOLLOWED:
-            return JudgedResume(*which, TrainingOutcome.CRASHED, True, False, "", None, False, False, ())
+            none, layers = np.zeros(0, np.bool_), len(self._baseline.layers)
+            shares = np.empty((clean.ranks, 0, layers))
+            return JudgedResume(
+                *which, TrainingOutcome.CRASHED, True, False, "", None, none, none, shares, shares[..., 0]
+            )
         golden = TrainingCurves(np.array(clean.metric), np.array(clean.losses), clean.accuracy[-1], same_bits=True)
         ended = row.end == "finished"
         accuracy = float(row.accuracy[-1]) if ended else math.nan
@@ -182,13 +209,13 @@ class ResumeJudge:
         beyond = different and self._seeds.is_beyond_noise(golden, faulty, gap)
         has_accuracy = not np.array_equal(golden.metric, -golden.losses)
         outcome = classify_training(golden, faulty, self._thresholds, beyond_noise=beyond, training_metric=has_accuracy)
-        shares = row.changed.reshape(clean.ranks, -1)
-        changed = shares[:, ~np.isnan(shares).any(0)].mean(
-            0
-        )  # unknown where the clean resume has no evaluation at that step
+        changed = np.where(row.changed < 0, np.nan, row.changed)
+        elements = np.array(clean.elements, np.float64)
+        with np.errstate(invalid="ignore"):  # a rank may hold none of a layer
+            by_layer, of_all = changed / elements[:, None], changed.sum(-1) / elements.sum(-1)[:, None]
         return JudgedResume(
             *which, outcome, different, row.bit_identical, row.final_hash, self._recovery(golden, row) if has_accuracy else None,
-            bool(row.nonfinite.any()), bool(row.extreme.any()), tuple(changed.tolist()),
+            row.nonfinite.sum(0) > 0, row.extreme.sum(0) > 0, by_layer, of_all,
         )  # fmt: skip
 
     def _recovery(self, golden: TrainingCurves, row: CheckpointRow) -> int | None:
@@ -205,16 +232,43 @@ class ResumeJudge:
 
 def _group(target: CheckpointTarget, flips: int, trials: Sequence[JudgedResume], confidence: float) -> ResumeGroup:
     recovered = [t.steps_to_recover for t in trials if t.steps_to_recover]
-    followed = [t.changed for t in trials if t.changed]
-    length = max(map(len, followed), default=0)
-    whole = np.array([changed for changed in followed if len(changed) == length])
     return ResumeGroup(
         target, flips, len(trials), dict(Counter(str(t.outcome) for t in trials)),
         _share(trials, lambda t: t.harmful, confidence), _share(trials, lambda t: t.different, confidence),
-        sum(t.nonfinite for t in trials), sum(t.extreme for t in trials),
-        float(np.median(recovered)) if recovered else None,
-        tuple(whole.mean(0).tolist()) if len(whole) else (),
+        sum(bool(t.nonfinite.any()) for t in trials), sum(bool(t.extreme.any()) for t in trials),
+        float(np.median(recovered)) if recovered else None, mean_over_trials([t.changed_of_all for t in trials]),
     )  # fmt: skip
+
+
+def _layer_spreads(baseline: CheckpointBaseline, trials: Sequence[JudgedResume]) -> Iterator[LayerSpread]:
+    """Of every target and layer, over all numbers of flips."""
+    for target in baseline.targets:
+        own = [t for t in trials if t.target == target and t.nonfinite.size]
+        if not own:
+            continue
+        shares = mean_over_trials([t.changed for t in own])
+        for number, layer in enumerate(baseline.layers):
+            yield LayerSpread(
+                target, layer, _mean_known(shares[..., number]), sum(bool(t.nonfinite[number]) for t in own),
+                sum(bool(t.extreme[number]) for t in own),
+            )  # fmt: skip
+
+
+def mean_over_trials(arrays: Sequence[Floats]) -> Floats:
+    """The mean of arrays[ranks, evaluations, …], at each evaluation of those that reached it."""
+    length = max(array.shape[1] for array in arrays)
+    padded = [
+        np.pad(a, [(0, 0), (0, length - a.shape[1]), *[(0, 0)] * (a.ndim - 2)], constant_values=np.nan) for a in arrays
+    ]
+    return _mean_known(np.stack(padded))
+
+
+def _mean_known(values: Floats) -> Floats:
+    """The mean over the first axis of what is not NaN; NaN where nothing is."""
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        result: Floats = np.where(known, values, 0.0).sum(0) / known.sum(0)
+    return result
 
 
 def _share(trials: Sequence[JudgedResume], is_so: Callable[[JudgedResume], bool], confidence: float) -> Interval:

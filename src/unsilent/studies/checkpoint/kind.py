@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +50,16 @@ def check_baseline(baseline: CheckpointBaseline) -> None:
         raise DamagedRecordError("its description has a target of no known section, or loaded in no known way")
     for one in baseline.resumes:
         evaluations = {len(one.evaluated_at), len(one.accuracy), len(one.held_out_loss)}
+        counts = {len(one.elements)} == {one.ranks} and {len(each) for each in one.elements} == {len(baseline.layers)}
         curves = {len(one.losses), len(one.metric)} == {steps} and len(evaluations) == 1 and bool(one.evaluated_at)
-        fits = curves and len(one.final_hashes) == one.ranks
+        fits = curves and counts and len(one.final_hashes) == one.ranks
         numbers = (*one.losses, *one.metric, *one.accuracy, *one.held_out_loss)
-        if not fits or not 1 <= one.ranks <= MOST_RANKS or not are_numbers(numbers):
+        if (
+            not fits
+            or not 1 <= one.ranks <= MOST_RANKS
+            or not are_numbers(numbers)
+            or any(min(each) < 0 for each in one.elements)
+        ):
             raise DamagedRecordError("its description has an impossible fault-free resume")
 
 
@@ -69,14 +74,20 @@ def array_shapes(baseline: CheckpointBaseline, values: Mapping[str, Any]) -> Map
         raise DamagedRecordError("has an impossible end or length")
     if not (1 <= evaluations <= MOST_EVALUATIONS if followed else evaluations == 0):
         raise DamagedRecordError("has an impossible number of evaluations")
-    names = ("accuracy", "held_out_loss", "nonfinite", "extreme")
-    return {"losses": steps, "metric": steps, **dict.fromkeys(names, evaluations), "changed": ranks * evaluations}
+    counts = (evaluations, len(baseline.layers))
+    return {
+        "losses": steps, "metric": steps, "accuracy": evaluations, "held_out_loss": evaluations, "nonfinite": counts,
+        "extreme": counts, "changed": (ranks, *counts),
+    }  # fmt: skip
 
 
 def check_row(row: CheckpointRow, baseline: CheckpointBaseline) -> None:
     """Raise ``DamagedRecordError`` for impossible counts."""
-    shares = [share for share in row.changed.tolist() if not math.isnan(share)]
-    if (row.nonfinite < 0).any() or (row.extreme < 0).any() or any(not 0 <= share <= 1 for share in shares):
+    if not row.evaluations:
+        return
+    elements = baseline.resume(baseline.target(row.trial.target).strategy).elements
+    too_many = any((counts > own).any() for counts, own in zip(row.changed, elements, strict=True))
+    if (row.nonfinite < 0).any() or (row.extreme < 0).any() or (row.changed < -1).any() or too_many:
         raise DamagedRecordError("has impossible counts")
 
 
@@ -104,7 +115,7 @@ def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any)
 CHECKPOINT_STUDY = Kind(
     name="checkpoint-study",
     application_id=0x556E7363,  # "Unsc"
-    schema_version=1,
+    schema_version=2,
     spec=CheckpointSpec,
     baseline=CheckpointBaseline,
     row=CheckpointRow,

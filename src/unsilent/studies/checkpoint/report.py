@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -139,22 +140,50 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
         "Outcome classes",
     )  # fmt: skip
     yield Section("Outcome classes", "How the trainings ended.", (outcome,))
-    length = max((len(group.changed) for group in result.groups), default=0)
-    if length:
-        steps = result.baseline.resumes[0].evaluated_at
-        shown = (
-            Column(f"step {steps[i]}", "number", unit="%", scale=100.0, digits=".3g", priority=i) for i in range(length)
-        )
-        spread = Table(
-            (*_where_columns(result), *shown),
-            tuple(
-                TableRow((*_where(g, result), *g.changed, *[None] * (length - len(g.changed)))) for g in result.groups
-            ),
-            "Parameters with other bits than in the clean resume",
-        )  # fmt: skip
-        yield Section(
-            "Propagation", "Mean share over ranks and trials; the first column is right after the restart.", (spread,)
-        )
+    if any(group.changed.size for group in result.groups):
+        yield _propagation(result)
+
+
+def _propagation(result: CheckpointResult) -> Section:
+    """Which share of the parameters differs, by rank and by layer."""
+    steps = result.baseline.resumes[0].evaluated_at
+    shown = [
+        Column(f"step {step}", "number", unit="%", scale=100.0, digits=".3g", priority=number)
+        for number, step in enumerate(steps)
+    ]
+    by_rank = Table(
+        (*_where_columns(result), Column("rank", "number"), *shown),
+        tuple(
+            TableRow((*_where(group, result), rank, *_filled(shares, len(steps))))
+            for group in result.groups
+            for rank, shares in enumerate(group.changed)
+        ),
+        "Parameters with other bits than in the clean resume, by rank",
+    )
+    columns = [column for column in _where_columns(result) if column.name != "flips"]
+    by_layer = Table(
+        (*columns, Column("layer", left_aligned=True), *shown, Column("not finite", "number", priority=len(steps)),
+         Column("extreme", "number", priority=len(steps) + 1)),
+        tuple(
+            TableRow((*_names(one.target)[: len(columns)], one.layer, *_filled(one.changed, len(steps)), one.nonfinite,
+                      one.extreme))
+            for one in result.layers
+        ),
+        "Parameters with other bits than in the clean resume, by layer",
+        sortable=True,
+    )  # fmt: skip
+    return Section(
+        "Propagation",
+        "Mean share over the trials that reached a step; the first is right after the restart. By layer: over all ranks and "
+        "numbers of flips. Not finite and extreme: trials in which the layer had such values.",
+        (by_rank, by_layer),
+    )
+
+
+def _filled(shares: Iterable[float], length: int) -> list[float | None]:
+    """Shares at all evaluations; None where no trial reached one, and where nothing is known."""
+    known = [None if math.isnan(share) else float(share) for share in shares]
+    return known + [None] * (length - len(known))
 
 
 def _cells(group: ResumeGroup) -> tuple[Cell, ...]:

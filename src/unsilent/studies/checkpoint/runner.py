@@ -84,6 +84,7 @@ class CheckpointRunner:
         self._progress = progress
         self._resumes: dict[str, CleanResume] = {}
         self._targets: list[CheckpointTarget] = []
+        self._layers: tuple[str, ...] = ()
         self._collectives: dict[str, tuple[Payload, ...]] = {}
         for number, strategy in enumerate(spec.strategies):
             if progress is not None:
@@ -102,6 +103,7 @@ class CheckpointRunner:
             targets=tuple(self._targets),
             step=self.step,
             steps=self.steps,
+            layers=self._layers,
             resumes=tuple(self._resumes.values()),
             golden_seconds=max(one.seconds for one in self._resumes.values()),
             info=dict(self.workload.info),
@@ -197,7 +199,7 @@ class CheckpointRunner:
         record = self._resume(strategy, [file], remember_clean=True)
         if record.end != "finished":
             raise UsageError(f"the fault-free resume under {strategy} did not finish: {record.end} {record.detail}")
-        self._collectives[strategy] = record.collectives
+        self._collectives[strategy], self._layers = record.collectives, record.layers
         with Checkpoint(file) as checkpoint:
             self._targets += self._targets_of(strategy, checkpoint)
             content = {name: one.sha256 for name, one in make_manifest(checkpoint).tensors.items()}
@@ -212,6 +214,7 @@ class CheckpointRunner:
             held_out_loss=tuple(held_out["loss"].tolist()),
             checkpoint_hash=xxhash.xxh3_128_hexdigest(sorted_json_text(content).encode()),
             final_hashes=_final_hashes(record),
+            elements=tuple(map(tuple, record.by_layer(record.parameter_elements()).tolist())),
             seconds=record.seconds,
         )
 
@@ -278,9 +281,9 @@ class CheckpointRunner:
             metric=_metric(record),
             accuracy=_accuracy(record),
             held_out_loss=record.held_out["loss"],
-            nonfinite=record.nonfinite.sum((0, 2)),
-            extreme=record.extreme.sum((0, 2)),
-            changed=record.changed_share().reshape(-1),
+            nonfinite=record.by_layer(record.nonfinite.sum(0)),
+            extreme=record.by_layer(record.extreme.sum(0)),
+            changed=record.changed_parameters(),
             seconds=seconds,
         )
 
@@ -290,7 +293,7 @@ def _ended_row(trial: TrialId, faults: Sequence[Fault], end: str, error: str, se
     none, counts = np.empty(0), np.empty(0, np.int64)
     text = escape_unprintable(error)[:500]
     return CheckpointRow(
-        trial, faults_text(faults), end, 0, 0, False, "", text, none, none, none, none, counts, counts, none, seconds
+        trial, faults_text(faults), end, 0, 0, False, "", text, none, none, none, none, counts, counts, counts, seconds
     )
 
 

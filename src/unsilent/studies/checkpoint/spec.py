@@ -202,6 +202,7 @@ class CleanResume:
         accuracy, held_out_loss: On held-out samples at each evaluation.
         checkpoint_hash: Of all tensors of the checkpoint, by name; equal for strategies whose states have the same bits.
         final_hashes: Of the state at the end, of each rank; ranks may differ in running statistics.
+        elements: Of each rank and layer, how many parameter elements the rank holds (fsdp2: its part).
         seconds: Of the resume.
     """
 
@@ -214,6 +215,7 @@ class CleanResume:
     held_out_loss: tuple[float, ...]
     checkpoint_hash: str
     final_hashes: tuple[str, ...]
+    elements: tuple[tuple[int, ...], ...]
     seconds: float
 
 
@@ -223,6 +225,7 @@ class CheckpointBaseline:
 
     Attributes:
         step, steps: Of the checkpoint, and of the whole training.
+        layers: Modules with parameters or buffers of floating point.
         resumes: The clean resume of each strategy.
         golden_seconds: Of the longest of them.
     """
@@ -233,6 +236,7 @@ class CheckpointBaseline:
     targets: tuple[CheckpointTarget, ...]
     step: int
     steps: int
+    layers: tuple[str, ...]
     resumes: tuple[CleanResume, ...]
     golden_seconds: float
     info: Mapping[str, Any]
@@ -265,8 +269,9 @@ class CheckpointRow(StoredRow):
         error: What was raised.
         losses, metric: float64[steps_run], the mean over ranks.
         accuracy, held_out_loss: float64[evaluations], of rank 0 on held-out samples.
-        nonfinite, extreme: int64[evaluations], elements of all ranks' models that are NaN or infinite, or beyond 1e6.
-        changed: float64[ranks × evaluations], share of each rank's parameters with other bits than in the clean resume.
+        nonfinite, extreme: int64[evaluations, layers], elements of all ranks' models that are NaN or infinite, or beyond 1e6.
+        changed: int64[ranks, evaluations, layers], parameter elements with other bits than in the clean resume; -1: not known,
+            because that had no evaluation at this step.
     """
 
     trial: TrialId
@@ -283,6 +288,6 @@ class CheckpointRow(StoredRow):
     held_out_loss: npt.NDArray[np.float64]
     nonfinite: npt.NDArray[np.int64]
     extreme: npt.NDArray[np.int64]
-    changed: npt.NDArray[np.float64]
+    changed: npt.NDArray[np.int64]
     seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0

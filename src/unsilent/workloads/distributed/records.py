@@ -69,11 +69,20 @@ class ResumeRecord:
         owners = np.array([_layer(name) for name in self.tensors])
         return np.stack([counts[..., owners == layer].sum(-1) for layer in self.layers], -1)
 
+    def parameter_elements(self) -> Ints:
+        """int64[ranks, tensors]: elements that a rank holds; 0 for buffers."""
+        return np.where(np.arange(len(self.tensors)) < self.parameter_count, self.elements, 0)
+
+    def changed_parameters(self) -> Ints:
+        """int64[ranks, evaluations, layers]: parameter elements with other bits than in the clean resume (-1: unknown)."""
+        counts = self.by_layer(np.where(np.arange(len(self.tensors)) < self.parameter_count, self.changed, 0))
+        return np.where((self.changed < 0).any(-1, keepdims=True), -1, counts)
+
     def changed_share(self) -> Floats:
         """float64[ranks, evaluations]: of all parameter elements of a rank those with other bits than in the clean resume."""
-        parameters = slice(self.parameter_count)
-        shares: Floats = self.changed[..., parameters].sum(-1) / self.elements[:, None, parameters].sum(-1)
-        return np.where((self.changed[..., parameters] < 0).any(-1), np.nan, shares)
+        changed = self.changed_parameters()
+        shares: Floats = changed.sum(-1) / self.parameter_elements().sum(-1)[:, None]
+        return np.where((changed < 0).any(-1), np.nan, shares)
 
 
 def _layer(tensor: str) -> str:
