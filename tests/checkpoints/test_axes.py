@@ -94,6 +94,9 @@ def test_without_the_order_of_axes_it_is_refused_and_nothing_changes(files, tmp_
     for wrong in ("model/fc.weight", "=1,0", "model/fc.weight=1;0", "model/fc.weight=" + "9" * 5000):
         assert run(["checkpoint", "replay", str(other), str(saved), "--axes", wrong]) == 2
         assert "expected OLD=AXES" in capsys.readouterr().err
+    for option, wrong in (("--axes", "fc=1,0"), ("--map", "nothing=model")):
+        assert run(["checkpoint", "replay", str(other), str(saved), option, wrong]) == 2
+        assert f"{option} names '{wrong.partition('=')[0]}'" in capsys.readouterr().err
     assert other.read_bytes() == before
 
 

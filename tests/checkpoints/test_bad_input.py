@@ -217,6 +217,17 @@ def test_a_member_with_a_control_character_in_its_name_is_shown_as_one_line(tmp_
     assert str(error.value).isprintable()
 
 
+def test_sparse_tensors_are_listed_and_verified(tmp_path):
+    dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    for name, tensor in (("one", dense), ("other", 2 * dense)):
+        torch.save({"model": {"coo": tensor.to_sparse()}}, tmp_path / f"{name}.pt")
+    assert run(["checkpoint", "manifest", str(tmp_path / "one.pt")]) == 0
+    manifest = str(tmp_path / "one.pt.manifest.json")
+    assert run(["checkpoint", "verify", str(tmp_path / "one.pt")]) == 0
+    assert run(["checkpoint", "verify", str(tmp_path / "other.pt"), "--manifest", manifest]) == 1
+    assert run(["checkpoint", "diff", str(tmp_path / "one.pt"), str(tmp_path / "other.pt")]) == 1
+
+
 def test_files_of_deepspeed_may_hold_a_bare_tensor(tmp_path):
     torch.save({"module": {"w": torch.ones(2)}}, tmp_path / "mp_rank_00_model_states.pt")
     torch.save(torch.ones(3), tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt")

@@ -25,6 +25,7 @@ from unsilent.studies.checkpoint.analysis import (
     ResumeJudge,
     analyse,
     smallest_detectable,
+    smallest_detectable_in_pairs,
 )
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY, CheckpointStore
 from unsilent.studies.checkpoint.report import LOADED_BY_TEXTS, report
@@ -140,6 +141,16 @@ def test_smallest_detectable_difference_is_found_four_times_in_five():
     z = np.abs(a - b) / np.sqrt(pooled * (1 - pooled) * 2 / n)
     assert 0.75 < (z > 1.96).mean() < 0.87
     assert smallest_detectable((0, 5), (0, 5), 0.95) < 1
+
+
+def test_smallest_detectable_difference_of_pairs_is_found_four_times_in_five():
+    n, unequal = 400, 0.2
+    gap = smallest_detectable_in_pairs(round(unequal * n), n, 0.95)
+    rng = np.random.default_rng(1)
+    # Of pairs that differ, so many more in one direction than in the other.
+    more = rng.multinomial(n, [(unequal + gap) / 2, (unequal - gap) / 2, 1 - unequal], 4000)
+    z = np.abs(more[:, 0] - more[:, 1]) / np.sqrt(more[:, 0] + more[:, 1])
+    assert 0.75 < (z > 1.96).mean() < 0.87
 
 
 @pytest.mark.parametrize(

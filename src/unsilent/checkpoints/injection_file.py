@@ -75,6 +75,9 @@ def read_injection(
             result += _of_line(value, f"{path} line {number}")
     if not result:
         raise UsageError(f"{path} holds no fault; expected an injection saved by unsilent checkpoint corrupt")
+    found = [site_in_file(one.fault.site).removeprefix("file:") for one in result]
+    for given, option in ((names or {}, "--map"), (axes or {}, "--axes")):
+        check_names(given, found, option, path)
     return [_elsewhere(one, names or {}, axes or {}) for one in result]
 
 
@@ -163,6 +166,15 @@ def _elsewhere(saved: SavedInjection, names: Mapping[str, str], axes: Mapping[st
     part = _known_part(name, axes)
     saved = saved if part is None else with_axes(saved, axes[part])
     return replace(saved, fault=replace(saved.fault, site=f"file:{renamed(name, names)}"))
+
+
+def check_names(given: Iterable[str], found: Sequence[str], option: str, path: str | Path) -> None:
+    """Raise ``UsageError`` for a name that is no tensor of an injection, nor the beginning of one."""
+    for part in given:
+        if not any(_known_part(name, (part,)) for name in found):
+            raise UsageError(
+                f"{option} names {part!r}, but {path} has {', '.join(dict.fromkeys(found))[:200]}; name one of these"
+            )
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:

@@ -108,6 +108,10 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 def read_manifest(path: Path) -> Manifest:
     """A manifest; raises ``UsageError`` for what is none."""
+    if not path.exists():
+        raise UsageError(
+            f"no manifest {path}; make one with: unsilent checkpoint manifest CHECKPOINT, or give --manifest"
+        )
     content = read_plain(path, MOST_BYTES, f"the manifest {path}")
     try:
         values = json.loads(content)

@@ -63,9 +63,20 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
     """
     target = Path(path).expanduser()
     draft = target.with_name(f".{target.name}.{os.getpid()}.part{target.suffix}")
+    chosen = format_name or ENDINGS.get(target.suffix, "" if target.suffix else "dcp")
+    if chosen not in (*ENDINGS.values(), "dcp"):
+        raise UsageError(
+            f"the format of {target.name!r} is not known; give format_name='torch.save', 'safetensors' or 'dcp'"
+        )
+    if not target.parent.is_dir():
+        raise UsageError(f"no folder {target.parent} to write {target.name} into; make it first")
+    if chosen == "safetensors" and (nested := [key for key, value in state.items() if not isinstance(value, Tensor)]):
+        raise UsageError(
+            f"{nested[0]!r} of the state is no tensor; safetensors holds tensors by name alone, use torch.save"
+        )
     expected = hashes_in_memory(state)
     try:
-        _write(state, draft, format_name or ENDINGS.get(target.suffix, "" if target.suffix else "dcp"))
+        _write(state, draft, chosen)
         manifest = _manifest_if_equal(draft, expected, target)
         _move(draft, target)
     except OSError as error:
@@ -149,14 +160,10 @@ def _write(state: Mapping[str, Any], draft: Path, format_name: str) -> None:
         from safetensors.torch import save_file
 
         save_file(dict(state), draft)
-    elif format_name == "dcp":
+    else:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         save(dict(state), checkpoint_id=str(draft), no_dist=True)
-    else:
-        raise UsageError(
-            f"the format of {draft.name!r} is not known; give format_name='torch.save', 'safetensors' or 'dcp'"
-        )
 
 
 def _forget_cached_pages(draft: Path) -> None:

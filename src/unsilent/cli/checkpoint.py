@@ -74,7 +74,8 @@ def corrupt(
     at: Annotated[
         list[str] | None,
         typer.Option(
-            help="Tensors to corrupt, by name or glob, with an index if wanted: 'fc.weight[3,5]'. Repeat for several.",
+            help="Tensors to corrupt, by name or glob, with an index from 0 if wanted: 'fc.weight[3,5]'. Can be given more than "
+            "once; faults are drawn from all of them together.",
             show_default="the model's",
         ),
     ] = None,
@@ -84,7 +85,8 @@ def corrupt(
     fault: Annotated[
         str,
         typer.Option(
-            help="Fault model, as listed by unsilent faults, with count, rate and bits: bitflip:bits=exponent,count=10."
+            help="Fault model, as listed by unsilent faults, with count or rate, and bits: bitflip:bits=exponent,count=10, "
+            "bitflip:rate=1e-6. Bit 0 is the lowest."
         ),
     ] = "bitflip",
     law: Annotated[str, typer.Option(help="Sampling law: per-element or per-tensor.")] = "per-element",
@@ -266,6 +268,7 @@ def verify(
 ) -> int:
     """Compare a checkpoint with its manifest; the exit code is 1 where a tensor has changed."""
     from unsilent.checkpoints import manifest as manifests
+    from unsilent.report.text import count_text
 
     expected = manifests.read_manifest(manifest or manifests.manifest_path(path))
     with (
@@ -278,7 +281,9 @@ def verify(
                     tensors=len(expected.tensors))  # fmt: skip
     elif problems:
         print("\n".join(problems))
-        print(f"{len(problems):,} differences from the manifest of {len(expected.tensors):,} tensors")
+        print(
+            f"{count_text(len(problems), 'difference')} from the manifest of {count_text(len(expected.tensors), 'tensor')}"
+        )
     else:
         print(f"All {len(expected.tensors):,} tensors are as the manifest says")
     return int(bool(problems))

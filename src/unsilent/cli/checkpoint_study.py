@@ -20,6 +20,9 @@ class CheckpointStudyVerb(Verb):
         floors = 2 * asked["replicas"] + 1
         yield f"before the trials, {count_text(floors, 'fault-free run')} for the noise floors would run, unless stored already"
 
+    def fault_free_seconds(self, result: Any) -> float:
+        return float(max(one.seconds for one in result.resumes))
+
     def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
         from unsilent.cli.progress import make_observer
         from unsilent.studies.checkpoint.study import measure_floors, replica_spec, run_study

@@ -23,7 +23,7 @@ def cell_text(column: Column, cell: Cell) -> str:
     if isinstance(cell, TextCell):
         return escape_unprintable(cell.text)
     if isinstance(cell, Interval):
-        return interval_text(cell, column.scale, column.max_value)
+        return interval_text(cell, column.scale)
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, int):

@@ -5,7 +5,6 @@ Studies make it, renderers show it: in a terminal, as plain columns, as JSON, as
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,8 +25,6 @@ class Column:
         unit: Is shown behind the name.
         scale: What numbers are multiplied with before they are shown (100: percent).
         digits: Format of a float, like ``.2f``; an int is shown with thousands separated.
-        max_value: The greatest value that there can be, before scaling; an upper limit there says nothing and
-            is shown as ``–``.
         priority: 0 is always shown; where a terminal is too narrow, columns of the highest priority go first.
         left_aligned: Text that is read, not compared.
     """
@@ -37,7 +34,6 @@ class Column:
     unit: str = ""
     scale: float = 1.0
     digits: str = ".6g"
-    max_value: float = math.inf
     priority: int = 0
     left_aligned: bool = False
 

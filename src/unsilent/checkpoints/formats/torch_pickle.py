@@ -30,6 +30,7 @@ STORAGE_DTYPES = {
 _WRAPPERS = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
 _TENSORS = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor", "torch._utils._rebuild_qtensor"}
 _TENSOR_V3 = "torch._utils._rebuild_tensor_v3"
+_SPARSE = "torch._utils._rebuild_sparse_tensor"
 _SUBCLASS = "torch._tensor._rebuild_from_type_v2"
 
 
@@ -100,6 +101,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple)) and not isinstance(value, (Name, Persistent)):
         for place, part in enumerate(value):
             yield str(place), part
+    elif isinstance(value, Call) and value.name == _SPARSE and isinstance(value.arguments, tuple):
+        # Its layout, then a tuple of its tensors (COO: indices, values) and its size.
+        yield from _parts(value.arguments[1] if len(value.arguments) > 1 else ())
     elif isinstance(value, Call):
         yield from ((key_text(key), part) for key, part in value.items)
         yield from ((str(place), part) for place, part in enumerate(value.elements))

@@ -118,7 +118,7 @@ def number(name: str, stored_as: str, leaf: Leaf, pickle: ZipEntry | None) -> St
         return StoredTensor(name, "uint8", shape, (block,), stored_as=stored_as)
     plain = leaf.value if isinstance(leaf, Float) else leaf
     kind = {bool: "bool", int: "int64", float: "float64"}.get(type(plain), "uint8")
-    reason = "a number of the pickle that is not stored as eight bytes"
+    reason = "not a floating-point number; only these can be edited in the pickle"
     shown = plain if isinstance(plain, float) or (isinstance(plain, int) and plain.bit_length() < 64) else None
     return StoredTensor(name, kind, (), (), stored_as=stored_as, obstacle=reason, value=shown)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from unsilent.studies.checkpoint.spec import (
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+ALL_FLIPS = "all numbers of flips"
 POWER = 0.8
 """Of the smallest difference that is said to be detectable."""
 MODEL, OPTIMIZER = ("weights", "statistics"), ("first_moment", "second_moment")
@@ -114,6 +115,11 @@ class ResumeGroup:
     recovered: float | None
     changed: Floats
 
+    @property
+    def counts_harmful(self) -> int:
+        """Trials that ended harmfully."""
+        return round((self.harmful.estimate or 0.0) * self.trials)
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -125,6 +131,11 @@ class Difference:
     difference: Interval
     detectable: float
     is_paired: bool
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the limits leave out 0."""
+        return self.difference.low > 0 or self.difference.high < 0
 
 
 @dataclass(frozen=True)
@@ -214,7 +225,8 @@ class ResumeJudge:
         with np.errstate(invalid="ignore"):  # a rank may hold none of a layer
             by_layer, of_all = changed / elements[:, None], changed.sum(-1) / elements.sum(-1)[:, None]
         return JudgedResume(
-            *which, outcome, different, row.bit_identical, row.final_hash, self._recovery(golden, row) if has_accuracy else None,
+            *which, outcome, different, row.bit_identical, row.final_hash,
+            self._recovery(golden, row) if ended and has_accuracy else None,
             row.nonfinite.sum(0) > 0, row.extreme.sum(0) > 0, by_layer, of_all,
         )  # fmt: skip
 
@@ -315,11 +327,13 @@ class Differences:
         pairs = [pair for pair in pairs if pair[-1]]
         counts = [(harmful_count(first), harmful_count(second)) for *_, first, second in pairs]
         gaps = joint_differences(counts, self._confidence)
+        alone = 1 - (1 - self._confidence) / max(len(counts), 1)
         for (one, other, flips, first, second), gap in zip(pairs, gaps, strict=True):
             where = one.strategy if one.loaded_by == "all" else f"{one.strategy} ({one.loaded_by})"
-            what = count_text(flips[0], "flip") if len(flips) == 1 else "all numbers of flips"
+            what = count_text(flips[0], "flip") if len(flips) == 1 else ALL_FLIPS
             name = f"{where}, {one.section} against {other.section}, {what}"
-            yield self._difference(name, first, second, gap, is_paired=False)
+            detectable = smallest_detectable(harmful_count(first), harmful_count(second), alone)
+            yield self._difference(name, first, second, gap, detectable, is_paired=False)
 
     def _as_many(self, target: CheckpointTarget, other: CheckpointTarget, flips: Sequence[int]) -> list[JudgedResume]:
         """Trials of a target, of each number of flips as many as the other has at least, so that both mix them alike."""
@@ -330,18 +344,21 @@ class Differences:
         ]
 
     def between_strategies(self) -> Iterator[Difference]:
-        """Each strategy against each later one, on trials with the same faults that all ranks load."""
+        """Each strategy against each later one, on trials with the same faults that all ranks load; limits hold together."""
         names = dict.fromkeys(target.strategy for target in self._targets)
-        for one, other in itertools.combinations(names, 2):
-            yield from self._paired(f"{one} against {other}", self._pairs(one, "all", other, "all"))
+        yield from self._paired(
+            (f"{one} against {other}", self._pairs(one, "all", other, "all"))
+            for one, other in itertools.combinations(names, 2)
+        )
 
     def between_ways_to_load(self) -> Iterator[Difference]:
-        """Each way to load the file against each later one, by strategy, on trials with the same faults."""
-        for strategy in dict.fromkeys(target.strategy for target in self._targets):
-            ways = dict.fromkeys(target.loaded_by for target in self._targets if target.strategy == strategy)
-            for one, other in itertools.combinations(ways, 2):
-                name = f"{strategy}, loaded by {one} against {other}"
-                yield from self._paired(name, self._pairs(strategy, one, strategy, other))
+        """Each way to load the file against each later one, by strategy, on trials with the same faults; as above."""
+        ways = dict.fromkeys((target.strategy, target.loaded_by) for target in self._targets)
+        yield from self._paired(
+            (f"{strategy}, loaded by {one} against {other}", self._pairs(strategy, one, strategy, other))
+            for (strategy, one), (same, other) in itertools.combinations(ways, 2)
+            if strategy == same
+        )
 
     def equal_pairs(self) -> EqualPairs:
         """Pairs of trials of two strategies with the same faults."""
@@ -366,13 +383,18 @@ class Differences:
         )  # fmt: skip
         return [(first[key], second[key]) for key in first if key in second]
 
-    def _paired(self, name: str, pairs: Sequence[tuple[JudgedResume, JudgedResume]]) -> Iterator[Difference]:
-        """The difference on pairs; none where there are fewer than two."""
-        if len(pairs) < 2:
-            return
-        gap = paired([float(a.harmful) - float(b.harmful) for a, b in pairs], self._confidence)
-        first, second = zip(*pairs, strict=True)
-        yield self._difference(name, first, second, gap, is_paired=True)
+    def _paired(self, choices: Iterable[tuple[str, list[tuple[JudgedResume, JudgedResume]]]]) -> Iterator[Difference]:
+        """Differences on pairs, without those that have fewer than two."""
+        chosen = [(name, pairs) for name, pairs in choices if len(pairs) > 1]
+        alone = 1 - (1 - self._confidence) / max(len(chosen), 1)
+        for name, pairs in chosen:
+            gap = paired([float(a.harmful) - float(b.harmful) for a, b in pairs], alone)
+            first, second = zip(*pairs, strict=True)
+            unequal = sum(a.harmful != b.harmful for a, b in pairs)
+            yield self._difference(
+                name, first, second, replace(gap, confidence=self._confidence),
+                smallest_detectable_in_pairs(unequal, len(pairs), alone), is_paired=True,
+            )  # fmt: skip
 
     def _difference(
         self,
@@ -380,11 +402,11 @@ class Differences:
         first: Sequence[JudgedResume],
         second: Sequence[JudgedResume],
         gap: Interval,
+        detectable: float,
         *,
         is_paired: bool,
     ) -> Difference:
         one, other = (_share(side, lambda t: t.harmful, self._confidence) for side in (first, second))
-        detectable = smallest_detectable(harmful_count(first), harmful_count(second), self._confidence)
         return Difference(name, one, other, gap, detectable, is_paired)
 
 
@@ -400,5 +422,13 @@ def smallest_detectable(one: tuple[int, int], other: tuple[int, int], confidence
     """
     (events, n), (others, m) = one, other
     pooled = min(max((events + others) / (n + m), 1 / (n + m)), 1 - 1 / (n + m))
-    quantiles = normal_quantile(confidence) + normal_quantile(2 * POWER - 1)
-    return min(1.0, quantiles * math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m)))
+    return min(1.0, _quantiles(confidence) * math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m)))
+
+
+def smallest_detectable_in_pairs(unequal: int, pairs: int, confidence: float) -> float:
+    """The same for shares of one set of pairs, ``unequal`` of which differ (at least one is assumed); section 13.4 there."""
+    return min(1.0, _quantiles(confidence) * math.sqrt(max(unequal, 1)) / pairs)
+
+
+def _quantiles(confidence: float) -> float:
+    return normal_quantile(confidence) + normal_quantile(2 * POWER - 1)

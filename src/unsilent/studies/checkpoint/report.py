@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.report.model import Cell, Column, Report, Section, Table, TableRow, estimates_table
+from unsilent.report.model import Cell, Column, Report, Section, Table, TableRow, TextCell, estimates_table
 from unsilent.report.text import count_text, percent_text, signed
 from unsilent.statistics.comparing import joint_differences
-from unsilent.studies.checkpoint.analysis import CheckpointResult, Difference, ResumeGroup
+from unsilent.studies.checkpoint.analysis import ALL_FLIPS, CheckpointResult, Difference, ResumeGroup
 from unsilent.studies.checkpoint.spec import SECTIONS, CheckpointTarget, CleanResume
 
-_SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0, "max_value": 1.0}
+_SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0}
 NAMES = ("strategy", "section", "loaded by")
 LOADED_BY_TEXTS = {
     "all": "all ranks",
@@ -90,8 +91,22 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
             f"{result.pairs.same_class:,} of {pairs:,} pairs of trials with the same faults under two strategies ended in the "
             f"same class, {result.pairs.same_bits:,} with the same bits"
         )
-    for difference in result.differences:
+    if worst := max(result.groups, key=lambda group: (group.harmful.low, -group.flips), default=None):
+        names = [name for name in _names(worst.target) if name != "all"]
+        yield (
+            f"most harmful: {', '.join(names)}, {count_text(worst.flips, 'flip')}: {worst.counts_harmful:,} of "
+            f"{count_text(worst.trials, 'trial')}"
+        )
+    together = [one for one in result.differences if one.is_paired or ALL_FLIPS in one.name] or result.differences
+    shown = [one for one in result.differences if one.is_shown]
+    for difference in [one for one in together if one.is_shown] + [one for one in shown if one not in together][:5]:
         yield _sentence(difference)
+    if silent := len(result.differences) - len(shown):
+        largest = max(one.detectable for one in result.differences if not one.is_shown)
+        yield (
+            f"{count_text(silent, 'comparison')} of {len(result.differences):,} of harmful shares show no difference; in each, "
+            f"one of {100 * largest:.0f} points would be found four times in five"
+        )
 
 
 def _equal(hashes: Sequence[tuple[str, str]]) -> str:
@@ -104,15 +119,10 @@ def _equal(hashes: Sequence[tuple[str, str]]) -> str:
 
 def _sentence(one: Difference) -> str:
     gap = one.difference
-    verdict = "no difference is shown"
-    if gap.low > 0 or gap.high < 0:
-        verdict = f"{'the first' if gap.low > 0 else 'the second'} ends harmfully more often"
+    verdict = f"{'the first' if gap.low > 0 else 'the second'} ends harmfully more often"
     shares = " against ".join(f"{percent_text(share.estimate)}" for share in (one.first, one.second))
     limits = signed(gap.estimate, gap.low, gap.high)
-    return (
-        f"harmful, {one.name}: {shares}, difference {limits.estimate} points{limits.limits_in_sentence}: {verdict} (a "
-        f"difference of {100 * one.detectable:.0f} points would be found four times in five)"
-    )
+    return f"harmful, {one.name}: {shares}, difference {limits.estimate} points{limits.limits_in_sentence}: {verdict}"
 
 
 def _sections(result: CheckpointResult) -> Iterator[Section]:
@@ -128,20 +138,48 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
     )  # fmt: skip
     yield Section(
         "Shares",
-        "Not finite and extreme: runs whose model had values that are NaN or infinite, or beyond a million. Recovery: median of "
-        "the steps after which the training metric stayed within the gap, of runs that recovered.",
+        "Not finite and extreme: runs whose model had, on any rank, values that are NaN or infinite, or beyond a million. "
+        "Recovery: median of the steps after which the training metric stayed within the gap, of runs that recovered.",
         (shares,),
     )
     present = {name for group in result.groups for name in group.counts}
+    totals = Counter[str]()
+    for group in result.groups:
+        totals.update(group.counts)
+    kept = {name: number for number, (name, _) in enumerate(totals.most_common())}
     classes = [str(name) for name in TrainingOutcome if str(name) in present]
     outcome = Table(
-        (*_where_columns(result), *(Column(name, "number", priority=number) for number, name in enumerate(classes))),
+        (*_where_columns(result), *(Column(name, "number", priority=kept[name]) for name in classes)),
         tuple(TableRow((*_where(g, result), *(g.counts.get(name, 0) for name in classes))) for g in result.groups),
         "Outcome classes",
     )  # fmt: skip
     yield Section("Outcome classes", "How the trainings ended.", (outcome,))
+    if result.differences:
+        rows = (
+            TableRow((
+                one.name, one.first, one.second, TextCell(_limits(one), one.difference.estimate),
+                f"{100 * one.detectable:.0f}", "shown" if one.is_shown else "none shown",
+            )) for one in result.differences
+        )  # fmt: skip
+        differences = Table(
+            (Column("harmful", left_aligned=True), Column("first", **_SHARE), Column("second", **_SHARE),
+             Column("difference", unit="points"), Column("found 4 times in 5", "number", unit="points", priority=1),
+             Column("verdict", left_aligned=True, priority=2)),
+            tuple(rows), "Differences between harmful shares",
+        )  # fmt: skip
+        yield Section(
+            "Differences",
+            "The first named minus the second. Trials of two strategies, or of two ways to load, have the same faults and are "
+            "compared in pairs. The column before the verdict: the smallest difference that would be found four times in five.",
+            (differences,),
+        )
     if any(group.changed.size for group in result.groups):
         yield _propagation(result)
+
+
+def _limits(one: Difference) -> str:
+    shown = signed(one.difference.estimate, one.difference.low, one.difference.high)
+    return f"{shown.estimate}{shown.limits_in_sentence}"
 
 
 def _propagation(result: CheckpointResult) -> Section:
@@ -174,8 +212,9 @@ def _propagation(result: CheckpointResult) -> Section:
     )  # fmt: skip
     return Section(
         "Propagation",
-        "Mean share over the trials that reached a step; the first is right after the restart. By layer: over all ranks and "
-        "numbers of flips. Not finite and extreme: trials in which the layer had such values.",
+        "Mean share over the trials that reached a step; the first is right after the restart. Running statistics are not "
+        "parameters and do not count. By layer: over all ranks and numbers of flips. Not finite and extreme: trials in which "
+        "the layer had such values.",
         (by_rank, by_layer),
     )
 

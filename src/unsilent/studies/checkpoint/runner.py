@@ -85,6 +85,7 @@ class CheckpointRunner:
         self._resumes: dict[str, CleanResume] = {}
         self._targets: list[CheckpointTarget] = []
         self._layers: tuple[str, ...] = ()
+        self._start_seconds = 0.0
         self._collectives: dict[str, tuple[Payload, ...]] = {}
         for number, strategy in enumerate(spec.strategies):
             if progress is not None:
@@ -105,7 +106,8 @@ class CheckpointRunner:
             steps=self.steps,
             layers=self._layers,
             resumes=tuple(self._resumes.values()),
-            golden_seconds=max(one.seconds for one in self._resumes.values()),
+            # Ranks that were lost start again within a trial, which must not count as a hang.
+            golden_seconds=max(one.seconds for one in self._resumes.values()) + self._start_seconds,
             info=dict(self.workload.info),
             versions=versions(),
         )
@@ -158,11 +160,20 @@ class CheckpointRunner:
             return draw_faults(checkpoint, regions_of(checkpoint, target.section), model, options)
 
     def _draw_in_payloads(self, strategy: str, model: FaultModel, rng: np.random.Generator) -> tuple[Fault, ...]:
-        """Faults in what one rank sends in one step: not the first, where DDP's gradients are in other buckets."""
+        """Faults in what one rank sends in one collective of one step.
+
+        Not in the first step, where DDP's gradients are in other buckets. One collective alone: a fault in an earlier one may
+        keep a later one from being called. Those with too few bits are left out; raises ``UsageError`` where all are.
+        """
         step = int(rng.integers(min(self.step + 1, self.steps - 1), self.steps))
         rank = int(rng.integers(self._gangs[strategy].world_size))
         regions = [Region(*payload, step=step) for payload in self._collectives[strategy]]
-        return tuple(replace(fault, rank=rank) for fault in model.draw(regions, rng, self.spec.law))
+        large = [region for region in regions if region.eligible_count >= (model.count or 1)] or regions
+        sizes = np.array(
+            [region.eligible_count if self.spec.law == "per-element" else 1 for region in large], np.float64
+        )
+        chosen = large[int(rng.choice(len(large), p=sizes / sizes.sum()))]
+        return tuple(replace(fault, rank=rank) for fault in model.draw([chosen], rng, self.spec.law))
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> CheckpointRow:
         """The row of a trial that took its worker with it."""
@@ -189,12 +200,13 @@ class CheckpointRunner:
 
     def _prepare(self, strategy: str) -> CleanResume:
         """Start the ranks of a strategy, save its checkpoint, resume from it, and note what can be corrupted."""
-        spec = self.spec
+        spec, begun = self.spec, time.perf_counter()
         gang = self._gangs[strategy] = Gang(
             spec.workload, dict(spec.options), data=spec.data, strategy=strategy,
             world_size=1 if strategy == "single" else spec.ranks, seeds=Seeds.same_for_all(spec.init),
             folder=Path(self._folder.name),
         )  # fmt: skip
+        self._start_seconds = max(self._start_seconds, time.perf_counter() - begun)
         file = gang.train_to(self.step, self._clean_file(strategy))
         record = self._resume(strategy, [file], remember_clean=True)
         if record.end != "finished":
@@ -242,16 +254,21 @@ class CheckpointRunner:
         comm_faults: Sequence[Fault] = (),
         remember_clean: bool = False,
     ) -> ResumeRecord:
+        """The resume from files; once more where a rank was lost, as something else may have ended it."""
         restart, broadcast = LOADED_BY[loaded_by]
-        return self._gangs[strategy].resume(
-            files if len(files) > 1 else files[0],
-            until_step=self.steps,
-            restart=restart,
-            broadcast_optimizer=broadcast,
-            evaluate_every=max(1, (self.steps - self.step) // EVALUATIONS),
-            comm_faults=comm_faults,
-            remember_clean=remember_clean,
-        )
+        for _ in range(2):
+            record = self._gangs[strategy].resume(
+                files if len(files) > 1 else files[0],
+                until_step=self.steps,
+                restart=restart,
+                broadcast_optimizer=broadcast,
+                evaluate_every=max(1, (self.steps - self.step) // EVALUATIONS),
+                comm_faults=comm_faults,
+                remember_clean=remember_clean,
+            )
+            if record.end != "rank lost":
+                break
+        return record
 
     def _fingerprint(self) -> dict[str, str]:
         resumes = sorted_json_text([(one.strategy, one.losses, one.final_hashes) for one in self._resumes.values()])
