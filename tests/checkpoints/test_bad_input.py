@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from unsilent.checkpoints.checkpoint import Checkpoint
+from unsilent.checkpoints.comparing import compare
 from unsilent.checkpoints.editing import apply_edit, edits_of, undo_edit, undo_record_of
 from unsilent.checkpoints.manifest import manifest_path
 from unsilent.checkpoints.stored_tensors import Patch
@@ -215,6 +216,28 @@ def test_a_member_with_a_control_character_in_its_name_is_shown_as_one_line(tmp_
     with pytest.raises(UsageError, match="cannot be read") as error:
         Checkpoint(path)
     assert str(error.value).isprintable()
+
+
+def test_a_name_with_a_bracket_is_taken_as_it_is(tmp_path):
+    names = ("block[0].weight", "c[1]")
+    torch.save({"model": {name: torch.ones(2) for name in names}}, tmp_path / "b.pt")
+    for name in names:
+        assert (
+            run(
+                ["checkpoint", "corrupt", str(tmp_path / "b.pt"), "--at", f"model/{name}", "--fault", "bitflip:bits=30"]
+            )
+            == 0
+        )
+    changed = torch.load(tmp_path / "b.pt", weights_only=True)["model"]
+    assert all((changed[name] != 1).sum() == 1 for name in names)
+
+
+def test_a_sign_at_the_end_of_the_range_is_a_change_of_two(tmp_path):
+    for name, value in (("one", 1.7e308), ("other", -1.7e308)):
+        torch.save({"w": torch.tensor([value], dtype=torch.float64)}, tmp_path / f"{name}.pt")
+    with Checkpoint(tmp_path / "one.pt") as one, Checkpoint(tmp_path / "other.pt") as other:
+        (difference,) = compare(one, other)
+    assert difference.largest_relative_change == 2
 
 
 def test_sparse_tensors_are_listed_and_verified(tmp_path):

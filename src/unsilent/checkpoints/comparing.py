@@ -120,7 +120,9 @@ class _Counter:
 def _largest_relative_change(before: Array, after: Array) -> float:
     with np.errstate(all="ignore"):
         change = np.abs(after - before)
-        relative = np.where(before == 0, change, change / np.abs(before))
+        # Halves, where the difference of two finite numbers is too large for their dtype.
+        ratio = np.where(np.isinf(change), np.abs(after / 2 - before / 2) / np.abs(before / 2), change / np.abs(before))
+        relative = np.where(before == 0, change, ratio)
     # Equal infinities, or another NaN in place of a NaN: only bits differ.
     same = (before == after) | (np.isnan(before) & np.isnan(after))
     return float(np.where(same, 0.0, np.nan_to_num(relative, nan=np.inf, posinf=np.inf)).max(initial=0.0))

@@ -56,7 +56,7 @@ def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Seq
     """
     if not globs and not sections and any(t.section == "model" for t in checkpoint.tensors.values()):
         sections = ("model",)
-    parts = [_split(glob) for glob in globs]
+    parts = [_split(glob, checkpoint) for glob in globs]
     selected = checkpoint.select([glob for glob, _ in parts], sections)
     result, taken = [], _Bytes()
     for tensor in selected:
@@ -80,9 +80,15 @@ def without_shared_bytes(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
     return [tensor for tensor in tensors if taken.add(tensor)]
 
 
-def _split(glob: str) -> tuple[str, str | None]:
-    """A glob without its kind, and its index: ``file:fc.weight[3,5]`` is ``fc.weight`` and ``3,5``."""
-    name, bracket, index = glob.strip().removeprefix("file:").partition("[")
+def _split(glob: str, checkpoint: Checkpoint) -> tuple[str, str | None]:
+    """A glob without its kind, and its index: ``file:fc.weight[3,5]`` is ``fc.weight`` and ``3,5``.
+
+    A name with a bracket of its own is taken as it is.
+    """
+    text = glob.strip().removeprefix("file:")
+    if text in checkpoint.tensors:
+        return text, None
+    name, bracket, index = text.partition("[")
     return name, index.removesuffix("]") if bracket else None
 
 
