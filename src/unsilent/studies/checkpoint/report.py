@@ -104,8 +104,8 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
     if silent := len(result.differences) - len(shown):
         largest = max(one.detectable for one in result.differences if not one.is_shown)
         yield (
-            f"{count_text(silent, 'comparison')} of {len(result.differences):,} of harmful shares show no difference; in each, "
-            f"one of {100 * largest:.0f} points would be found four times in five"
+            f"{silent:,} of {count_text(len(result.differences), 'comparison')} of harmful shares show no difference; any of "
+            f"{100 * largest:.0f} points or more would be found four times in five"
         )
 
 
@@ -163,14 +163,14 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
         )  # fmt: skip
         differences = Table(
             (Column("harmful", left_aligned=True), Column("first", **_SHARE), Column("second", **_SHARE),
-             Column("difference", unit="points"), Column("found 4 times in 5", "number", unit="points", priority=1),
+             Column("difference", unit="points"), Column("detectable", "number", unit="points", priority=1),
              Column("verdict", left_aligned=True, priority=2)),
             tuple(rows), "Differences between harmful shares",
         )  # fmt: skip
         yield Section(
             "Differences",
             "The first named minus the second. Trials of two strategies, or of two ways to load, have the same faults and are "
-            "compared in pairs. The column before the verdict: the smallest difference that would be found four times in five.",
+            "compared in pairs. Detectable: the smallest difference that would be found four times in five.",
             (differences,),
         )
     if any(group.changed.size for group in result.groups):
