@@ -11,7 +11,13 @@ from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
 from unsilent.checkpoints.editing import apply_edit, refuse_interrupted
 from unsilent.checkpoints.hdf5_corrupter.sequence import repeat_sequence
-from unsilent.checkpoints.injection_file import MOST_BYTES, injection_json, read_injection, with_same_bits
+from unsilent.checkpoints.injection_file import (
+    MOST_BYTES,
+    for_checkpoint,
+    injection_json,
+    read_injection,
+    with_same_bits,
+)
 from unsilent.errors import UsageError
 from unsilent.faults.lists.hdf5_corrupter import is_sequence
 from unsilent.faults.models import FaultModel, fault_model
@@ -32,7 +38,7 @@ class CheckpointEdit:
         bytes_changed: Bytes that were written, checksums included.
         undo_record: Where the bytes before are; None where nothing was changed.
         injection: The injection as JSON values, to be saved and replayed.
-        notes: What the user should know of how files of another injector were understood.
+        notes: What the user should know of how an injection was understood.
     """
 
     path: Path
@@ -139,10 +145,10 @@ def replay(
             return repeat_sequence(checkpoint, content, str(injection), names or {}, seed)
 
         return _edit(path, repeat, crc, dry_run, {"replayed": replayed, "seed": seed})
-    saved = read_injection(injection, names, axes)
+    saved, notes = for_checkpoint(read_injection(injection), names or {}, axes or {})
 
     def faults(checkpoint: Checkpoint) -> FaultsAndNotes:
-        return (with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]), ()
+        return (with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]), notes
 
     return _edit(path, faults, crc, dry_run, {"replayed": replayed})
 

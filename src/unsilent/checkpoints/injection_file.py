@@ -46,21 +46,10 @@ def injection_json(receipt: Receipt, **more: Any) -> dict[str, Any]:
     }
 
 
-def read_injection(
-    path: str | Path, names: Mapping[str, str] | None = None, axes: Mapping[str, Sequence[int]] | None = None
-) -> list[SavedInjection]:
-    """The faults of an injection file, or of any list of fault records in JSON lines.
+def read_injection(path: str | Path) -> list[SavedInjection]:
+    """The faults of an injection file, or of any list of fault records in JSON lines, in the file's order.
 
-    Args:
-        path: The file.
-        names: Names of tensors in it (``model/fc.weight``, or a part of the name) -> what they are called in the checkpoint.
-        axes: Names as the keys of ``names`` -> the order of the axes in the checkpoint; see `with_axes`.
-
-    Returns:
-        The faults in the file's order, their sites as a checkpoint names them (``file:…``).
-
-    Raises:
-        UsageError: it is no such file, or a record is damaged.
+    Raises ``UsageError`` where it is no such file, or a record is damaged.
     """
     lines = read_plain(path, MOST_BYTES, f"the injection {path}").splitlines()
     result: list[SavedInjection] = []
@@ -75,10 +64,7 @@ def read_injection(
             result += _of_line(value, f"{path} line {number}")
     if not result:
         raise UsageError(f"{path} holds no fault; expected an injection saved by unsilent checkpoint corrupt")
-    found = [site_in_file(one.fault.site).removeprefix("file:") for one in result]
-    for given, option in ((names or {}, "--map"), (axes or {}, "--axes")):
-        check_names(given, found, option, path)
-    return [_elsewhere(one, names or {}, axes or {}) for one in result]
+    return result
 
 
 def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
@@ -160,21 +146,34 @@ def _words(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[A
     return result
 
 
+def for_checkpoint(
+    saved: Sequence[SavedInjection], names: Mapping[str, str], axes: Mapping[str, Sequence[int]]
+) -> tuple[list[SavedInjection], list[str]]:
+    """An injection as a checkpoint needs it, with sites as a checkpoint names them (``file:…``).
+
+    Args:
+        saved: From `read_injection`.
+        names: Names of its tensors (``model/fc.weight``, or a part of the name) -> what they are called in the checkpoint.
+        axes: Names as the keys of ``names`` -> the order of the axes in the checkpoint; see `with_axes`.
+
+    Returns:
+        The injection, and notes on names that it does not have: a map may be of a whole model, and the faults in a part of it.
+    """
+    found = [site_in_file(one.fault.site).removeprefix("file:") for one in saved]
+    notes = [
+        f"{option} names {', '.join(unused)[:200]}, where the injection has no fault"
+        for option, given in (("--map", names), ("--axes", axes))
+        if (unused := [part for part in given if not any(_known_part(name, (part,)) for name in found)])
+    ]
+    return [_elsewhere(one, names, axes) for one in saved], notes
+
+
 def _elsewhere(saved: SavedInjection, names: Mapping[str, str], axes: Mapping[str, Sequence[int]]) -> SavedInjection:
     """The injection with the order of axes and the name that the tensor has in a checkpoint."""
     name = site_in_file(saved.fault.site).removeprefix("file:")
     part = _known_part(name, axes)
     saved = saved if part is None else with_axes(saved, axes[part])
     return replace(saved, fault=replace(saved.fault, site=f"file:{renamed(name, names)}"))
-
-
-def check_names(given: Iterable[str], found: Sequence[str], option: str, path: str | Path) -> None:
-    """Raise ``UsageError`` for a name that is no tensor of an injection, nor the beginning of one."""
-    for part in given:
-        if not any(_known_part(name, (part,)) for name in found):
-            raise UsageError(
-                f"{option} names {part!r}, but {path} has {', '.join(dict.fromkeys(found))[:200]}; name one of these"
-            )
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:
