@@ -291,7 +291,7 @@ class TestHostile:
 
 
 RANK = """
-import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -314,7 +314,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 full = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 if dist.get_rank() == 0:
     torch.save({"model": full[0], "optim": full[1]}, f"{out}/file.pt")
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # threads of gloo that are still alive would abort an orderly end
 """
 
 
