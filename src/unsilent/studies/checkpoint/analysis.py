@@ -116,7 +116,7 @@ class ResumeGroup:
     changed: Floats
 
     @property
-    def counts_harmful(self) -> int:
+    def harmful_trials(self) -> int:
         """Trials that ended harmfully."""
         return round((self.harmful.estimate or 0.0) * self.trials)
 

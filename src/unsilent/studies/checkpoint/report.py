@@ -94,7 +94,7 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
     if worst := max(result.groups, key=lambda group: (group.harmful.low, -group.flips), default=None):
         names = [name for name in _names(worst.target) if name != "all"]
         yield (
-            f"most harmful: {', '.join(names)}, {count_text(worst.flips, 'flip')}: {worst.counts_harmful:,} of "
+            f"most harmful: {', '.join(names)}, {count_text(worst.flips, 'flip')}: {worst.harmful_trials:,} of "
             f"{count_text(worst.trials, 'trial')}"
         )
     together = [one for one in result.differences if one.is_paired or ALL_FLIPS in one.name] or result.differences
@@ -263,7 +263,9 @@ def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
     """What is shown of two campaigns: harmful resumes of the groups that both have."""
     groups = {(g.target.name, g.flips): g for g in other.groups}
     pairs = [(g, groups[g.target.name, g.flips]) for g in one.groups if (g.target.name, g.flips) in groups]
-    gaps = joint_differences([(_counts(a), _counts(b)) for a, b in pairs], one.options.confidence)
+    gaps = joint_differences(
+        [((a.harmful_trials, a.trials), (b.harmful_trials, b.trials)) for a, b in pairs], one.options.confidence
+    )
     rows = [(*_names(a.target), a.flips, a.harmful, b.harmful, gap) for (a, b), gap in zip(pairs, gaps, strict=True)]
     heads = (
         *(Column(name, left_aligned=True) for name in NAMES), Column("flips", "number"),
@@ -278,10 +280,6 @@ def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
         sections=(Section("Harmful resumes", "Limits of the differences hold for all rows together.", (table,)),),
         facts=(("A", one.command), ("B", other.command)),
     )  # fmt: skip
-
-
-def _counts(group: ResumeGroup) -> tuple[int, int]:
-    return round((group.harmful.estimate or 0) * group.trials), group.trials
 
 
 def _machine_rows(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Cell, ...]]:

@@ -258,7 +258,7 @@ class CheckpointRunner:
         restart, broadcast = LOADED_BY[loaded_by]
         for _ in range(2):
             record = self._gangs[strategy].resume(
-                files if len(files) > 1 else files[0],
+                files,
                 until_step=self.steps,
                 restart=restart,
                 broadcast_optimizer=broadcast,
