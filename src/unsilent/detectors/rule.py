@@ -1,0 +1,98 @@
+"""What a rule is: a pure function of its state and the numbers of one step, for many series at once.
+
+A rule is a frozen dataclass whose fields are its thresholds. `Rule.judge` takes the state and one step of n series, and returns
+the next state and a `Judgement`. It changes neither its arguments nor itself, so the same rule runs live, on a recording, and again
+from an earlier state after a training went back. It needs numpy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.detectors.series import Bools, Floats, Recording, Series
+
+NORMAL, WARNING, ALARM = 0, 1, 2
+"""Levels of a judgement. ASD calls an alarm level 1 and a warning level 2."""
+
+
+class Judgement(NamedTuple):
+    """What a rule says of one step.
+
+    Attributes:
+        levels: int8[n], `NORMAL`, `WARNING` or `ALARM`; `NORMAL` for a series that was not seen.
+        scores: float64[n], how unusual; at least 1 where the rule gives an alarm, so that thresholds can be scaled. NaN: not
+            judged.
+        baselines: float64[n], what was expected (the mean, the median, the limit …); NaN where nothing is.
+    """
+
+    levels: NDArray[np.int8]
+    scores: Floats
+    baselines: Floats
+
+
+class Rule(Protocol):
+    """A rule with its thresholds.
+
+    Attributes:
+        name: As it is chosen.
+    """
+
+    name: ClassVar[str]
+
+    def reads(self, series: Series) -> bool:
+        """Whether the rule is applied to a series by default."""
+        ...
+
+    def initial_state(self, series: Sequence[Series]) -> Any:
+        """The state before the first step, of these series."""
+        ...
+
+    def judge(self, state: Any, values: Floats, seen: Bools, seconds: float) -> tuple[Any, Judgement]:
+        """The next state and the judgement of one step.
+
+        Args:
+            state: From `initial_state` or the step before.
+            values: float64[n]; any number, NaN and infinity included.
+            seen: bool[n], which series have a value in this step.
+            seconds: Time since the first step, for rules that count minutes.
+        """
+        ...
+
+
+@dataclass
+class RuleStream:
+    """A rule on the series of one training, step by step.
+
+    Attributes:
+        state: May be kept and put back.
+        columns: Numbers of the series that the rule reads.
+    """
+
+    rule: Rule
+    series: Sequence[Series]
+
+    def __post_init__(self) -> None:
+        self.columns = np.array([n for n, one in enumerate(self.series) if self.rule.reads(one)], dtype=np.int64)
+        self.state = self.rule.initial_state([self.series[n] for n in self.columns])
+
+    def judge(self, values: Floats, seen: Bools, seconds: float) -> Judgement:
+        """The judgement of the next step, of ``columns`` in their order; takes values of all series."""
+        self.state, judgement = self.rule.judge(self.state, values[self.columns], seen[self.columns], seconds)
+        return judgement
+
+
+def judge_recording(rule: Rule, recording: Recording) -> tuple[tuple[Series, ...], Judgement]:
+    """The series that a rule reads, and its judgements of a whole recording, arrays [steps, n]."""
+    own = recording.columns(rule.reads)
+    state = rule.initial_state(own.series)
+    shape = own.values.shape
+    levels, scores, baselines = np.zeros(shape, np.int8), np.full(shape, np.nan), np.full(shape, np.nan)
+    for step in range(shape[0]):
+        state, one = rule.judge(state, own.values[step], own.seen[step], float(own.seconds[step]))
+        levels[step], scores[step], baselines[step] = one
+    return own.series, Judgement(levels, scores, baselines)

@@ -1,0 +1,125 @@
+"""What rules read: numbers that a training gives at every step, each a series with a name; and recordings of them in a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+GRADIENT = "gradient"
+"""Of a parameter: local to its rank, before any reduction among ranks, without the factor of a loss scaler."""
+NORM_INPUT_GRADIENT = "norm-input-gradient"
+"""Gradient of the input of a normalisation layer, named as the layer: the feature value of the first ASD."""
+UPDATE = "update"
+"""The change of a parameter by one optimizer step."""
+LOSS = "loss"
+"""The number whose backward pass ran, without the factor of a loss scaler."""
+VALUE = "value"
+"""A tensor that the user named: the input, output or gradient of a module, or of `watch_gradient`."""
+FEATURES = (GRADIENT, NORM_INPUT_GRADIENT, UPDATE, LOSS, VALUE)
+L2, LARGEST, NUMBER = "l2", "max", "number"
+STATISTICS = (L2, LARGEST, NUMBER)
+"""L2 norm and largest magnitude of a tensor, or the number itself (of a loss)."""
+
+
+class Series(NamedTuple):
+    """One number for each step.
+
+    Attributes:
+        feature: One of `FEATURES`.
+        tensor: Name of the parameter, layer or value; empty for the loss.
+        statistic: One of `STATISTICS`.
+        elements: Of the tensor in this rank.
+        dimensions: Of the tensor.
+    """
+
+    feature: str
+    tensor: str
+    statistic: str
+    elements: int = 1
+    dimensions: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Series of one rank of a training.
+
+    Attributes:
+        series: Names of the columns.
+        values: float64[steps, n].
+        seen: bool[steps, n]; False: the tensor was not in the sample of the step, or had no
+            gradient, and its value means nothing.
+        seconds: float64[steps], time of each step since the first one.
+    """
+
+    series: tuple[Series, ...]
+    values: Floats
+    seen: Bools
+    seconds: Floats
+
+    def __post_init__(self) -> None:
+        shape = (len(self.seconds), len(self.series))
+        if self.values.shape != shape or self.seen.shape != shape or self.seconds.ndim != 1:
+            raise UsageError(
+                f"a recording of {shape[0]} steps and {shape[1]} series has values {list(self.values.shape)} and seen "
+                f"{list(self.seen.shape)}; expected [steps, series]"
+            )
+
+    def columns(self, wanted: Callable[[Series], bool]) -> Recording:
+        """The series that are wanted."""
+        chosen = [number for number, one in enumerate(self.series) if wanted(one)]
+        return Recording(
+            tuple(self.series[number] for number in chosen),
+            self.values[:, chosen],
+            self.seen[:, chosen],
+            self.seconds,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a .npz file without pickled objects."""
+        names = np.frombuffer(json.dumps(self.series).encode(), np.uint8)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, series=names, values=self.values, seen=self.seen, seconds=self.seconds)
+        Path(path).write_bytes(buffer.getvalue())
+
+
+def load_recording(path: str | Path) -> Recording:
+    """The recording in a file that `Recording.save` wrote. Raises ``UsageError`` for any other file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            series = tuple(Series(*one) for one in json.loads(file["series"].tobytes()))
+            return Recording(
+                series,
+                file["values"].astype(np.float64),
+                file["seen"].astype(np.bool_),
+                file["seconds"].astype(np.float64),
+            )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise UsageError(
+            f"{path} is not a recording of a monitor ({error}); expected a file written by Recording.save"
+        ) from None
+
+
+def join(recordings: Sequence[Recording]) -> Recording:
+    """Recordings of the same series, one after the other; raises ``UsageError`` where their series differ."""
+    if len({one.series for one in recordings}) != 1:
+        raise UsageError("recordings of different series cannot be joined; expected the same series in each")
+    ends = np.cumsum([0.0, *(one.seconds[-1] if len(one.seconds) else 0.0 for one in recordings[:-1])])
+    return Recording(
+        recordings[0].series,
+        np.concatenate([one.values for one in recordings]),
+        np.concatenate([one.seen for one in recordings]),
+        np.concatenate([one.seconds + end for one, end in zip(recordings, ends.tolist(), strict=True)]),
+    )

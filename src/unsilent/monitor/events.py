@@ -1,0 +1,182 @@
+"""What a monitor reports: one frozen dataclass for each kind of event, written as a line of JSON.
+
+All that is shown of a job comes from these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Anything that a monitor reports.
+
+    Attributes:
+        time: Seconds since 1970, UTC.
+        rank: That reports it.
+        step: Of the monitor, from 0: a step is all backward passes up to an optimizer step.
+    """
+
+    kind: ClassVar[str] = ""
+    time: float
+    rank: int
+    step: int
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object, with its kind; numbers that are not finite are strings ("nan", "inf", "-inf")."""
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return {"kind": self.kind, **{name: _plain(value) for name, value in values.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """A monitor begins; ``settings`` are all of them, ``tensors`` how many series of each feature there are."""
+
+    kind: ClassVar[str] = "started"
+    host: str
+    device: str
+    process: int
+    world_size: int
+    settings: Mapping[str, Any]
+    series: Mapping[str, int]
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSummary(Event):
+    """How a step went; written every so many steps.
+
+    Attributes:
+        loss: None where it was not seen.
+        gradient_norm: Of the tensors in the sample of this step, in this rank; None where there was none.
+        score: The largest score of any rule since the last summary (1: an alarm).
+        cost: Share of the time of the steps since the last summary that the monitor took.
+        health: ``ok`` or ``warning``.
+    """
+
+    kind: ClassVar[str] = "step"
+    loss: float | None
+    gradient_norm: float | None
+    score: float
+    cost: float
+    health: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingChanged(Event):
+    """Another share of the tensors is read at each step.
+
+    Attributes:
+        interval: Each tensor is read every so many steps: the longest wait until every tensor was seen.
+        covered: Whether the states that are kept reach back as far, so that a fault that is found that late can be undone.
+        reason: In words.
+    """
+
+    kind: ClassVar[str] = "sampling"
+    interval: int
+    covered: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm(Event):
+    """A rule found something, in the rank that reports it.
+
+    Attributes:
+        feature, tensor, statistic: The series; ``fingerprint`` for bits that changed between two steps.
+        level: ``alarm`` or ``warning``.
+        value, baseline, score: Of the rule; a score of 1 or more is an alarm.
+    """
+
+    kind: ClassVar[str] = "alarm"
+    host: str
+    device: str
+    rule: str
+    feature: str
+    tensor: str
+    statistic: str
+    level: str
+    value: float
+    baseline: float
+    score: float
+
+    def __str__(self) -> str:
+        what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
+        where = f"in rank {self.rank} ({self.host}, {self.device})"
+        if self.feature == "fingerprint":
+            return f"step {self.step}: bits of {self.tensor} changed between two steps {where}"
+        return (
+            f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g} {where}, "
+            f"expected about {self.baseline:.4g} ({self.rule}, score {self.score:.3g})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict(Event):
+    """What all ranks agreed on after an alarm in any of them.
+
+    Attributes:
+        suspect: Rank that the fault is in; -1: undetermined.
+        reason: How it was found: ``fingerprint``, ``own history``, ``vote``, ``one rank``, or why it is undetermined.
+        action: What was done: ``log``, ``skip``, ``rerun``, ``save`` or ``stop``.
+        outcome: In words.
+        host, device, tensor: Of the suspect.
+        ranks: Ranks that raised an alarm.
+    """
+
+    kind: ClassVar[str] = "verdict"
+    suspect: int
+    reason: str
+    action: str
+    outcome: str
+    host: str
+    device: str
+    tensor: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorFailed(Event):
+    """The monitor itself raised an error; the job goes on without it."""
+
+    kind: ClassVar[str] = "monitor-failed"
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Event):
+    """The monitor ends.
+
+    Attributes:
+        steps, alarms: How many there were.
+        seconds, cost: Of the whole job, and the share of it that the monitor took.
+        longest_wait: Steps until every tensor was seen, at most.
+        unseen: Series that were never seen.
+    """
+
+    kind: ClassVar[str] = "ended"
+    steps: int
+    alarms: int
+    seconds: float
+    cost: float
+    longest_wait: int
+    unseen: tuple[str, ...] = field(default=())
+
+
+EVENTS: Mapping[str, type[Event]] = {
+    one.kind: one for one in (Started, StepSummary, SamplingChanged, Alarm, Verdict, MonitorFailed, Ended)
+}
+"""By kind."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

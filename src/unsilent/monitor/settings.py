@@ -1,0 +1,130 @@
+"""What may be set of a monitor: options of ``unsilent run``, arguments of `Monitor` and keys of a TOML file alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import OUTPUT_PANEL, Option, check_count
+
+DETECTION_PANEL, ALARM_PANEL, COST_PANEL = "Detection", "Alarms", "Cost"
+ACTIONS = ("log", "skip", "rerun", "save", "stop")
+"""What is done on an alarm."""
+MODES = ("lagged", "strict")
+FINGERPRINTS = ("rotating", "full", "off")
+LARGEST_BUDGET = 2.0
+"""Percent of a step that no budget may exceed."""
+MOST_INTERVAL = 4096
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """Settings of a monitor.
+
+    Raises:
+        UsageError: a name that does not exist, a number that makes no sense.
+    """
+
+    preset: Annotated[
+        str,
+        Option("Rules and thresholds: robust-z, asd-v1, asd-v2, asd-v3, asd-combined, megatron, all.", DETECTION_PANEL),
+    ] = "robust-z"
+    rules: Annotated[
+        tuple[str, ...],
+        Option(
+            "A rule with parameters, such as robust-z:threshold=12; replaces those of the preset. Repeatable.",
+            DETECTION_PANEL,
+            name="rule",
+            is_repeatable=True,
+        ),
+    ] = ()
+    values: Annotated[
+        tuple[str, ...],
+        Option(
+            "A tensor to watch: MODULE:input, MODULE:output or MODULE:gradient (of its output); MODULE may be a pattern. "
+            "Repeatable.",
+            DETECTION_PANEL,
+            name="watch",
+            is_repeatable=True,
+        ),
+    ] = ()
+    fingerprint: Annotated[
+        str,
+        Option(
+            "Compare the bits of parameters and optimizer state after a step with those before the next one: "
+            "rotating (a part of them in each step), full, off.",
+            DETECTION_PANEL,
+        ),
+    ] = "rotating"
+    on_alarm: Annotated[
+        str,
+        Option(
+            "On an alarm: log; skip the optimizer step; rerun the last steps; save the state; stop the job.",
+            ALARM_PANEL,
+        ),
+    ] = "log"
+    mode: Annotated[
+        str,
+        Option("strict: the verdict comes before the optimizer step. lagged: one step later.", ALARM_PANEL),
+    ] = "lagged"
+    act_on: Annotated[str, Option("Lowest level that --on-alarm acts on: alarm or warning.", ALARM_PANEL)] = "alarm"
+    save_to: Annotated[Path | None, Option("Folder for the states that --on-alarm save writes.", ALARM_PANEL)] = None
+    sampling: Annotated[
+        str,
+        Option("Tensors read at each step: auto (as many as the budget allows), or fixed:R (every R-th).", COST_PANEL),
+    ] = "auto"
+    budget: Annotated[float, Option("Percent of the time of a step that the monitor may take.", COST_PANEL)] = 0.5
+    events: Annotated[
+        Path | None,
+        Option(
+            "File for events as JSON lines. With several ranks, each writes its own: NAME.rank1.jsonl …", OUTPUT_PANEL
+        ),
+    ] = None
+    record: Annotated[
+        Path | None, Option("File for a recording of all series (.npz), for rules to be tried later.", OUTPUT_PANEL)
+    ] = None
+    metrics_port: Annotated[
+        int | None, Option("Port on 127.0.0.1 for Prometheus metrics. Rank r uses the port plus r.", OUTPUT_PANEL)
+    ] = None
+    tensorboard: Annotated[Path | None, Option("Folder for TensorBoard logs.", OUTPUT_PANEL)] = None
+    strict: Annotated[
+        bool, Option("An internal error of the monitor stops the job, instead of being logged once.", ALARM_PANEL)
+    ] = False
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("on-alarm", self.on_alarm, ACTIONS),
+            ("mode", self.mode, MODES),
+            ("fingerprint", self.fingerprint, FINGERPRINTS),
+            ("act-on", self.act_on, ("alarm", "warning")),
+        ):
+            if value not in known:
+                raise unknown_name_error(name, value, known)
+        if self.on_alarm == "skip" and self.mode != "strict":
+            raise UsageError(
+                "on-alarm is 'skip', but mode is 'lagged', whose verdict comes after the step; use mode strict"
+            )
+        if not (math.isfinite(self.budget) and 0 < self.budget <= LARGEST_BUDGET):
+            raise UsageError(
+                f"budget is {self.budget:g}; expected a percentage above 0, and at most {LARGEST_BUDGET:g}"
+            )
+        if self.metrics_port is not None:
+            check_count("metrics-port", self.metrics_port, 0, 65535)
+        if self.on_alarm == "save" and self.save_to is None:
+            raise UsageError("on-alarm is 'save', but there is no folder for the states; give --save-to")
+        self.sampling_interval  # noqa: B018 - checks it
+
+    @property
+    def sampling_interval(self) -> int | None:
+        """Steps after which every tensor was read; None: found by the budget."""
+        if self.sampling == "auto":
+            return None
+        kind, _, number = self.sampling.partition(":")
+        if kind != "fixed" or not (number.isascii() and number.isdigit()):
+            raise UsageError(
+                f"sampling is {self.sampling!r}; expected auto, or fixed:R with a whole number, such as fixed:4"
+            )
+        return check_count("R of sampling fixed:R", int(number), 1, MOST_INTERVAL)
