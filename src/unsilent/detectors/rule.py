@@ -1,8 +1,8 @@
 """What a rule is: a pure function of its state and the numbers of one step, for many series at once.
 
 A rule is a frozen dataclass whose fields are its thresholds. `Rule.judge` takes the state and one step of n series, and returns
-the next state and a `Judgement`. It changes neither its arguments nor itself, so the same rule runs live, on a recording, and again
-from an earlier state after a training went back. It needs numpy alone.
+the next state and a `Judgement`. It changes neither its arguments nor itself, so the same rule runs live, on a recording, and
+again from an earlier state after a training went back. It needs numpy alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Notes when a backward pass begins and ends, in any training loop: `torch.autograd.backward` is replaced while somebody listens.
 
-``loss.backward()``, loss scalers and the training frameworks all call this function. Backward passes inside another one (activation
-checkpointing) are not reported.
+``loss.backward()``, loss scalers and the training frameworks all call this function. Backward passes inside another one
+(activation checkpointing) are not reported.
 """
 
 from __future__ import annotations
