@@ -2,7 +2,7 @@
 
 They are read as the generation of ASD understands them that the preset names. Without a preset they choose the generation:
 ``enable:true`` in ``NPU_ASD_CONFIG`` or ``MS_NPU_ASD_CONFIG`` chooses asd-combined, which ignores ``NPU_ASD_ENABLE``; else
-``NPU_ASD_ENABLE`` chooses asd-v2 where ``NPU_ASD_SIGMA_THRESH`` is set (asd-v3 has no jump threshold), and asd-v3 where it is not.
+``NPU_ASD_ENABLE`` chooses asd-v2 where ``NPU_ASD_SIGMA_THRESH`` is set (asd-v3 has no jump threshold), and asd-v3 otherwise.
 
 Documented are the values of ``NPU_ASD_ENABLE``, the limits of the two pairs of thresholds, the keys of the two configurations and
 all defaults. Not documented, and chosen here: a value of ``NPU_ASD_ENABLE`` other than 0 to 3 counts as not set (the first

@@ -1,9 +1,9 @@
 """Monitors whatever a program trains, without a change of the program.
 
 Optimizers are noted when they are made. At the first backward pass the modules that own their parameters are looked up among all
-objects of the process, and a `Monitor` is made of both before that pass begins. This leaves nothing behind in the calls of modules: no
-hook that `torch.compile` would see, and no cost. Where the program makes further optimizers later, the monitor ends, and another one
-begins at the next backward pass, of all optimizers that still exist.
+objects of the process, and a `Monitor` is made of both before that pass begins. This needs no hook of all modules, which
+`torch.compile` would see and then compile everything once more. Where the program makes further optimizers later, the monitor
+ends, and another one begins at the next backward pass, of all optimizers that still exist.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor import backward_hooks
-from unsilent.monitor.monitor import Monitor, MonitorStop
+from unsilent.monitor.monitor import Monitor
 from unsilent.monitor.settings import MonitorSettings
+from unsilent.monitor.signals.collector import unwrapped
 
 LOGGER = "unsilent.monitor"
 SHORT = 10
@@ -36,7 +36,9 @@ class AutomaticMonitor:
     """Makes a monitor of what a program trains, and makes it anew for new optimizers.
 
     Args:
-        settings: Of the monitor. notes: Texts that it logs.
+        settings: Of the monitor.
+        notes: Sentences that it logs.
+        compatibility: Of the monitor.
 
     Attributes:
         backward_passes: Seen so far.
@@ -45,8 +47,8 @@ class AutomaticMonitor:
         refused: The error in what the user asked for, with which the program was stopped.
     """
 
-    def __init__(self, settings: MonitorSettings, notes: Sequence[str] = (), **options: Any) -> None:
-        self._settings, self._notes, self._options = settings, tuple(notes), options
+    def __init__(self, settings: MonitorSettings, notes: Sequence[str] = (), compatibility: bool = False) -> None:
+        self._settings, self._notes, self._compatibility = settings, tuple(notes), compatibility
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._monitor: Monitor | None = None
         self._plain_init: Any = None
@@ -67,25 +69,19 @@ class AutomaticMonitor:
         Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
         backward_hooks.add_listener(self)
 
-    def stop(self) -> MonitorStop | None:
-        """Leave torch as it was and end the monitor; returns why it would have stopped the program in its last step."""
+    def stop(self) -> None:
+        """Leave torch as it was and end the monitor."""
         backward_hooks.remove_listener(self)
         Optimizer.__init__ = self._plain_init  # type: ignore[method-assign]
         self._gave_up = True
-        try:
-            self._close()
-        except MonitorStop as stop:
-            return stop
-        return None
+        self._close()
 
-    def before_backward(self, tensors: Sequence[Tensor]) -> None:
+    def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
         self.backward_passes += 1
         if self._has_new and not self._gave_up:
             self._has_new = False
             try:
                 self._attach()
-            except MonitorStop:
-                raise
             except UsageError as error:
                 self.refused = error
                 raise
@@ -93,6 +89,9 @@ class AutomaticMonitor:
                 self._fail("cannot monitor the training", error)
 
     def after_backward(self) -> None:
+        pass
+
+    def after_scaler_update(self) -> None:
         pass
 
     def _note(self, optimizer: Optimizer) -> None:
@@ -115,7 +114,9 @@ class AutomaticMonitor:
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         if optimizers:
             model = trained_model(optimizers)
-            self._monitor = Monitor(model, optimizers, settings=self._settings, notes=self._notes, **self._options)
+            self._monitor = Monitor(
+                model, optimizers, settings=self._settings, notes=self._notes, compatibility=self._compatibility
+            )
             self._first_pass = self.backward_passes
             self._notes = ()  # they are logged once
             self.monitors += 1
@@ -125,8 +126,6 @@ class AutomaticMonitor:
         try:
             if monitor is not None:
                 monitor.close()
-        except MonitorStop:
-            raise
         except Exception as error:
             self._fail("cannot end the monitor", error)
 
@@ -139,26 +138,16 @@ class AutomaticMonitor:
 
 
 def trained_model(optimizers: Sequence[Optimizer]) -> nn.Module:
-    """The module that owns all parameters of optimizers; where it takes several, a module with these as children.
-
-    Parameters that belong to no module are parameters of the result, named ``optimizer 0, parameter 3``.
-    """
-    trained = {
-        id(parameter): (f"optimizer {n}, parameter {k}", parameter)
-        for n, optimizer in enumerate(optimizers)
-        for k, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
-    }
-    roots = _outermost_modules(set(trained))
-    owned = set[int]().union(*map(_identities, roots))
-    alone = {name: p for key, (name, p) in trained.items() if key not in owned}
-    if len(roots) == 1 and not alone:
+    """The module that owns the parameters of optimizers; where it takes several, a module with these as children."""
+    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    roots = _outermost_modules(trained)
+    if len(roots) == 1:
         return roots[0]
     bundle = nn.Module()
-    for root in roots:
+    for root in map(unwrapped, roots):
         name = type(root).__name__
         same = sum(key.partition("-")[0] == name for key in bundle._modules)
         bundle._modules[f"{name}-{same + 1}" if same else name] = root
-    bundle._parameters.update(alone)
     return bundle
 
 
@@ -170,14 +159,9 @@ def _outermost_modules(trained: set[int]) -> list[nn.Module]:
     """
     modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and "_modules" in o.__dict__]
     children = {id(child) for module in modules for child in module._modules.values()}
-    owners = []
-    for module in modules:
-        if id(module) not in children and (own := trained & _identities(module)):
-            # A wrapper that reduces gradients is called in the training; another module around the same model need not be.
-            reduces = any(isinstance(part, DistributedDataParallel) for part in nn.Module.modules(module))
-            owners.append((module, own, (-len(own), not reduces)))
+    outermost = [(module, _identities(module)) for module in modules if id(module) not in children]
     roots = []
-    for module, own, _ in sorted(owners, key=lambda owner: owner[2]):
+    for module, own in sorted(outermost, key=lambda pair: -len(pair[1] & trained)):
         if own & trained:
             roots.append(module)
             trained = trained - own

@@ -42,9 +42,8 @@ class MonitoredRun:
             error = raised
         finally:
             waiting.remove()
-            stop = self._automatic.stop() if self._automatic is not None else None
-        if error is None or (isinstance(error, SystemExit) and not error.code):
-            error = stop or error
+            if self._automatic is not None:
+                self._automatic.stop()
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
         for note in self._closing_notes(error):
             _print(note)
@@ -56,7 +55,7 @@ class MonitoredRun:
         try:
             from unsilent.monitor.attach import AutomaticMonitor
 
-            self._automatic = AutomaticMonitor(settings, self._resolved.notes)
+            self._automatic = AutomaticMonitor(settings, self._resolved.notes, self._resolved.uses_asd_variables)
             self._automatic.start()
         except Exception as error:
             if settings.strict:
@@ -69,7 +68,7 @@ class MonitoredRun:
         if automatic is not None and (automatic.monitors or automatic.refused or automatic.failed):
             return
         yield from self._resolved.notes
-        if self._resolved.settings is None or error is not None and not isinstance(error, SystemExit):
+        if self._resolved.settings is None or not isinstance(error, SystemExit | None):
             return
         if automatic is not None and automatic.backward_passes:
             yield "no optimizer of torch.optim was seen; nothing was monitored"
@@ -85,10 +84,10 @@ class MonitoredRun:
         if isinstance(error, SystemExit):
             return error.code
         if self._automatic is not None:
-            from unsilent.monitor.monitor import MonitorStop
+            from unsilent.monitor.actions import MonitorStop
 
-            if error is self._automatic.refused:
-                raise error
+            if (refused := self._automatic.refused) is not None and error is refused:
+                raise refused
             if isinstance(error, MonitorStop):
                 _print(str(error))
                 return error.exit_code
