@@ -1,7 +1,8 @@
 """The live watch of a training job."""
 
-from unsilent.monitor.alarms import Alarm, GuardStop, NotRepeatable, RepeatabilityWarning
+from unsilent.monitor.alarms import GuardStop, NotRepeatable, RepeatabilityWarning
 from unsilent.monitor.analytic import AnalyticBounds
+from unsilent.monitor.events import Alarm
 from unsilent.monitor.guard import Guard
 from unsilent.monitor.workload import guard_training
 

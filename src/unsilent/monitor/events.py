@@ -90,7 +90,9 @@ class Alarm(Event):
     Attributes:
         feature, tensor, statistic: The series; ``fingerprint`` for bits that changed between two steps.
         level: ``alarm`` or ``warning``.
-        value, baseline, score: Of the rule; a score of 1 or more is an alarm.
+        value: Of the series.
+        baseline: What the rule expected; of a bound, the bound.
+        score: A score of 1 or more is an alarm.
     """
 
     kind: ClassVar[str] = "alarm"
@@ -106,14 +108,15 @@ class Alarm(Event):
     score: float
 
     def __str__(self) -> str:
-        what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
-        where = f"in rank {self.rank} ({self.host}, {self.device})"
+        return f"{self.summary}, in rank {self.rank} ({self.host}, {self.device})"
+
+    @property
+    def summary(self) -> str:
+        """What was found, without the place: the same on every machine."""
         if self.feature == "fingerprint":
-            return f"step {self.step}: bits of {self.tensor} changed between two steps {where}"
-        return (
-            f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g} {where}, "
-            f"expected about {self.baseline:.4g} ({self.rule}, score {self.score:.3g})"
-        )
+            return f"step {self.step}: bits of {self.tensor} changed between two steps"
+        what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
+        return f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g}, baseline {self.baseline:.4g} ({self.rule})"
 
 
 @dataclass(frozen=True, kw_only=True)
