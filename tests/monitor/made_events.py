@@ -20,7 +20,8 @@ def started(rank=0, world_size=1, **more):
 
 def summary(step, rank=0, **more):
     fields = {
-        "time": BEGAN + 0.2 * step, "rank": rank, "step": step, "loss": 2 + 4 * math.exp(-step / 2000) + 0.03 * math.sin(step + rank),
+        "time": BEGAN + 0.2 * step, "rank": rank, "step": step,
+        "loss": 2 + 4 * math.exp(-step / 2000) + 0.03 * math.sin(step + rank),
         "gradient_norm": 0.8 + 0.1 * math.sin(step / 30 + rank), "score": 0.2 + 0.1 * math.sin(step), "cost": 0.0042,
         "health": "ok",
     }  # fmt: skip

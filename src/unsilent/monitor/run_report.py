@@ -16,6 +16,7 @@ from unsilent.report.theme import MARKERS, SERIES_COLOURS, SOFT, Figure, figure,
 
 SCHEMA = "unsilent/run-report/1"
 ALARM_COLOUR = "#D55E00"
+RANK_COLOURS = tuple(colour for colour in SERIES_COLOURS if colour != ALARM_COLOUR)
 MOST_CURVES = 8
 """Ranks in a figure; those with alarms come first."""
 MOST_LINES = 200
@@ -129,17 +130,16 @@ def _alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
         Column("level", left_aligned=True, priority=2),
         Column("feature", left_aligned=True),
         Column("tensor", left_aligned=True),
-        Column("statistic", left_aligned=True, priority=4),
         Column("value", "number", digits=".4g"),
         Column("baseline", "number", digits=".4g", priority=3),
         Column("score", "number", digits=".3g"),
         Column("rule", left_aligned=True, priority=1),
-        Column("device", left_aligned=True, priority=5),
     )
 
     def cells(one: Alarm) -> tuple[Cell, ...]:
-        where = (one.step, one.rank, one.level, one.feature, one.tensor, one.statistic)
-        return *where, one.value, one.baseline, one.score, one.rule, f"{one.host} {one.device}"
+        feature = f"{one.feature}, {one.statistic}" if one.statistic else one.feature
+        where = (one.step, one.rank, one.level, feature, one.tensor)
+        return *where, one.value, one.baseline, one.score, one.rule
 
     rows = tuple(TableRow(cells(one), one.level == "alarm", str(one)) for one in alarms)
     title = f"the first {len(alarms):,} of {count:,}" if len(alarms) < count else "alarms"
@@ -197,7 +197,7 @@ def _facts(started: Started) -> Iterator[tuple[str, str]]:
     for note in started.notes:
         yield "note", note
     for name, value in {**started.settings, **started.versions}.items():
-        text = str(value)
+        text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         if value not in (None, "", (), {}):
             yield name, text if len(text) <= LONGEST_FACT else f"{text[:LONGEST_FACT]}…"
 
@@ -224,16 +224,15 @@ def _curves(
         points = [(one.step, drawn) for one in rank.summaries if (drawn := value(one)) is not None]
         finite = [(step, y) for step, y in points if math.isfinite(y)]
         every += [y for _, y in finite]
-        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
+        colour = RANK_COLOURS[number % len(RANK_COLOURS)]
         hover = [f"rank {rank.rank}, step {step:,}: {y:.4g}" for step, y in points]
         curve = {"mode": "lines+markers" if len(points) < 3 else "lines", "line": {"color": colour, "width": 1.5}}
-        # Numbers that are not finite leave a gap.
-        ys = [y if math.isfinite(y) else None for _, y in points]
+        ys = [_finite(y) for _, y in points]
         traces.append(marker_series(f"rank {rank.rank}", [x for x, _ in points], ys, hover, {"color": colour}) | curve)
         own = [one for one in rank.alarms if one.level == "alarm"][:MOST_LINES]
         if own and finite:
             marker = {"color": ALARM_COLOUR, "symbol": MARKERS[number % len(MARKERS)], "size": 9}
-            heights = [_value_at(finite, one.step) for one in own]
+            heights = [_value_at(finite, one.step) if limit is None else _finite(one.score) for one in own]
             text = [label(str(one), 160) for one in own]
             traces.append(marker_series(f"alarm in rank {rank.rank}", [a.step for a in own], heights, text, marker))
     if not every:
@@ -245,14 +244,20 @@ def _curves(
         lines.append({**at, "line": {"color": SOFT, "width": 1}})
     wide = min(every) > 0 and max(every) > 100 * min(every)
     axis: dict[str, Any] = {"title": {"text": title.partition(" by ")[0].lower()}, "exponentformat": "power"}
+    axis |= {"type": "log", "dtick": 1} if wide else {}
     drawn_figure = figure(
         traces,
         320,
         xaxis={"title": {"text": "step, counted from 0"}},
-        yaxis={**axis, "type": "log" if wide else "linear"},
+        yaxis=axis,
         shapes=lines,
     )
     return Plot(name, f"{title} of {count_text(len(ranks), 'rank')}", drawn_figure)
+
+
+def _finite(value: float) -> float | None:
+    """The number; None, which leaves a gap, where it is not finite."""
+    return value if math.isfinite(value) else None
 
 
 def _value_at(points: Sequence[tuple[int, float]], step: int) -> float:
