@@ -12,7 +12,7 @@ BEGAN = 1_790_000_000.0
 def started(rank=0, world_size=1, **more):
     fields = {
         "time": BEGAN, "rank": rank, "step": 0, "host": "node-7", "device": f"cuda:{rank}", "process": 4000 + rank,
-        "world_size": world_size, "settings": {"preset": "robust-z", "rules": ["robust-z"], "budget": 0.5, "record": None},
+        "world_size": world_size, "settings": {"preset": "robust-z", "rules": ("robust-z",), "budget": 0.5, "record": None},
         "series": {"gradient": 78, "loss": 1}, "versions": {"unsilent": "0.1.0", "torch": "2.13.0"},
     }  # fmt: skip
     return Started(**{**fields, **more})
