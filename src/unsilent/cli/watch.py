@@ -31,7 +31,7 @@ LINE_SECONDS = 10.0
 """Time between two lines on the state in plain mode."""
 BARS = "▁▂▃▄▅▆▇█"
 NOT_FINITE = "×"
-CURVE_ROOM = 62
+CURVE_ROOM = 66
 """Columns of a terminal that the curves leave to the rest of the table."""
 MOST_MESSAGES = 6
 """Alarms, and verdicts, below the table."""
@@ -170,9 +170,10 @@ def view(history: RunHistory, width: int, height: int | None, curve: str) -> Ren
     messages = _messages(history)
     room = len(ranks) if height is None else max(4, height - 2 * len(messages) - 5)
     shown = sorted(sorted(ranks, key=lambda one: (-one.alarm_count, one.rank))[:room], key=lambda one: one.rank)
-    bars = max(8, width - CURVE_ROOM)
+    name = curve.replace("_", " ")
+    bars = max(8, width - CURVE_ROOM - max(0, len(name) - 10))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for head in ("rank", "step", curve.replace("_", " "), "", "score", "health", "monitor", "last event"):
+    for head in ("rank", "step", name, "", "score", "health", "monitor", "last event"):
         table.add_column(head, justify="left" if head in ("", "health", "last event") else "right", no_wrap=True)
     for one in shown:
         values = [getattr(summary, curve) for summary in one.summaries]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +22,7 @@ MOST_LINES = 200
 """Steps with an alarm that are marked in a figure."""
 LEAST_SCORE = 1e-4
 """Smaller scores are drawn here."""
+MOST_DRAWN = 1e100
 LONGEST_FACT = 400
 INTRODUCTIONS = {
     "Alarms": "A rule raises an alarm for one series: a number of one tensor in one rank. A score of 1 or more is an alarm.",
@@ -222,17 +222,17 @@ def _curves(
     every: list[float] = []
     for number, rank in enumerate(ranks):
         points = [(one.step, drawn) for one in rank.summaries if (drawn := value(one)) is not None]
-        finite = [(step, y) for step, y in points if math.isfinite(y)]
+        finite = [(step, y) for step, y in points if _drawable(y) is not None]
         every += [y for _, y in finite]
         colour = RANK_COLOURS[number % len(RANK_COLOURS)]
         hover = [f"rank {rank.rank}, step {step:,}: {y:.4g}" for step, y in points]
         curve = {"mode": "lines+markers" if len(points) < 3 else "lines", "line": {"color": colour, "width": 1.5}}
-        ys = [_finite(y) for _, y in points]
+        ys = [_drawable(y) for _, y in points]
         traces.append(marker_series(f"rank {rank.rank}", [x for x, _ in points], ys, hover, {"color": colour}) | curve)
         own = [one for one in rank.alarms if one.level == "alarm"][:MOST_LINES]
         if own and finite:
             marker = {"color": ALARM_COLOUR, "symbol": MARKERS[number % len(MARKERS)], "size": 9}
-            heights = [_value_at(finite, one.step) if limit is None else _finite(one.score) for one in own]
+            heights = [_value_at(finite, one.step) if limit is None else _drawable(one.score) for one in own]
             text = [label(str(one), 160) for one in own]
             traces.append(marker_series(f"alarm in rank {rank.rank}", [a.step for a in own], heights, text, marker))
     if not every:
@@ -255,9 +255,9 @@ def _curves(
     return Plot(name, f"{title} of {count_text(len(ranks), 'rank')}", drawn_figure)
 
 
-def _finite(value: float) -> float | None:
-    """The number; None, which leaves a gap, where it is not finite."""
-    return value if math.isfinite(value) else None
+def _drawable(value: float) -> float | None:
+    """The number; None, which leaves a gap, where it is not finite or no axis can show it."""
+    return value if abs(value) < MOST_DRAWN else None
 
 
 def _value_at(points: Sequence[tuple[int, float]], step: int) -> float:
