@@ -184,7 +184,7 @@ def test_a_row_tells_of_the_alarm(loop):
             step = row.injection.step
             assert row.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
             assert row.injected_max == pytest.approx(2e20)
-            assert f"{row.injection.layer}.weight/exp_avg reaches" in row.error
+            assert f"{row.injection.layer}.weight/exp_avg (max) is" in row.error
             assert json.loads(row.faults)[0]["site"] == row.injection.site
 
 

@@ -17,6 +17,7 @@ from unsilent.detectors.series import GRADIENT, L2, LOSS, Series
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.events import Alarm, Ended, Event, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
 from unsilent.monitor.exchange import RankInfo, RankRow
+from unsilent.monitor.health import OK, health_after
 from unsilent.monitor.rule_streams import FINGERPRINT, Finding
 from unsilent.monitor.signals.row import SignalValues
 from unsilent.version import __version__
@@ -34,6 +35,7 @@ class Reporter:
     Attributes:
         alarms, verdicts: All there were.
         ranks: Who all ranks are.
+        health: Of the device of this rank.
     """
 
     def __init__(self, own: RankInfo, ranks: Sequence[RankInfo], sinks: Sequence[Sink]) -> None:
@@ -42,6 +44,7 @@ class Reporter:
         self.verdicts: list[Verdict] = []
         self._reported: frozenset[tuple[str, int]] = frozenset()
         self._summed = -float("inf")
+        self.health = OK
 
     def start(self, settings: Mapping[str, Any], series: Sequence[Series], notes: Sequence[str]) -> None:
         """The monitor begins."""
@@ -122,13 +125,9 @@ class Reporter:
             if (close := getattr(sink, "close", None)) is not None:
                 close()
 
-    @property
-    def health(self) -> str:
-        """``warning`` after an alarm, until the job ends."""
-        return "warning" if any(alarm.level == "alarm" for alarm in self.alarms) else "ok"
-
     def _emit(self, kind: type[E], step: int, **values: Any) -> E:
         event = kind(time=time.time(), rank=self._own.rank, step=step, **values)
+        self.health = health_after(self.health, event)
         for sink in self._sinks:
             sink(event)
         return event
