@@ -46,7 +46,7 @@ def root(
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     """All verbs: of each registered kind one, and those on stores. Only the one that is asked for gets its options."""
-    from unsilent.cli import export, listing, merge, replay, report, status
+    from unsilent.cli import export, listing, merge, replay, report, status, watch
     from unsilent.cli.campaign import Verb
     from unsilent.cli.noise import NoiseVerb
     from unsilent.cli.pvf import PvfVerb
@@ -66,7 +66,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     asked = next((word for word in arguments if not word.startswith("-")), "")
     verbs: dict[str, Callable[..., Any]] = {
         "report": report.report, "status": status.status, "replay": replay.replay, "export": export.export,
-        "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
+        "merge": merge.merge, "watch": watch.watch, "workloads": listing.workloads, "faults": listing.faults,
     }  # fmt: skip
     about = {kind.name: kind.command_help for kind in KINDS if kind.command_words == kind.name} | {
         name: str(verb.__doc__) for name, verb in verbs.items()

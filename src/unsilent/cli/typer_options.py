@@ -133,7 +133,12 @@ def _shared(cls: type, name: str) -> Any:
     return typer_parameter(options_of(cls)[name])
 
 
-StoreOrCard = Annotated[Path, typer.Argument(metavar="STORE", help="A campaign store, or a card.", show_default=False)]
+StoreOrCard = Annotated[
+    Path,
+    typer.Argument(
+        metavar="STORE", help="A campaign store, a card, or events of a monitored training.", show_default=False
+    ),
+]
 StoreFile = Annotated[Path, typer.Argument(metavar="STORE", help="A campaign store.", show_default=False)]
 With = Annotated[list[str] | None, _shared(PvfSpec, "options")]
 Json = Annotated[bool, _shared(OutputOptions, "as_json")]

@@ -54,7 +54,7 @@ def remove_listener(listener: BackwardListener) -> None:
         _listeners.remove(listener)
     if not _listeners and _plain:
         torch.autograd.backward = _plain["backward"]
-        GradScaler.scale, GradScaler.update = _plain["scale"], _plain["update"]  # type: ignore[method-assign,assignment]
+        GradScaler.scale, GradScaler.update = _plain["scale"], _plain["update"]  # type: ignore[method-assign]
         _plain.clear()
         _scale = None
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Anything that a monitor reports.
+    """Anything that a monitor reports; as text one line.
 
     Attributes:
         time: Seconds since 1970, UTC.
@@ -46,6 +46,11 @@ class Started(Event):
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        series = ", ".join(f"{count:,} of {feature}" for feature, count in self.series.items())
+        where = f"rank {self.rank} of {self.world_size} ({self.host}, {self.device})"
+        return f"monitoring {where}, series: {'; '.join([series or 'none', *self.notes])}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepSummary(Event):
@@ -66,6 +71,11 @@ class StepSummary(Event):
     cost: float
     health: str
 
+    def __str__(self) -> str:
+        numbers = {"loss": self.loss, "gradient norm": self.gradient_norm, "largest score": self.score}
+        known = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
+        return f"step {self.step}: {known}, health {self.health}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingChanged(Event):
@@ -82,6 +92,10 @@ class SamplingChanged(Event):
     covered: bool
     reason: str
 
+    def __str__(self) -> str:
+        reach = "" if self.covered else ", but the states that are kept do not reach back as far"
+        return f"step {self.step}: every tensor is read within {self.interval} steps{reach} ({self.reason})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm(Event):
@@ -90,7 +104,9 @@ class Alarm(Event):
     Attributes:
         feature, tensor, statistic: The series; ``fingerprint`` for bits that changed between two steps.
         level: ``alarm`` or ``warning``.
-        value, baseline, score: Of the rule; a score of 1 or more is an alarm.
+        value: Of the series.
+        baseline: What the rule expected; of a bound, the bound.
+        score: A score of 1 or more is an alarm.
     """
 
     kind: ClassVar[str] = "alarm"
@@ -106,14 +122,15 @@ class Alarm(Event):
     score: float
 
     def __str__(self) -> str:
-        what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
-        where = f"in rank {self.rank} ({self.host}, {self.device})"
+        return f"{self.summary}, in rank {self.rank} ({self.host}, {self.device})"
+
+    @property
+    def summary(self) -> str:
+        """What was found, without the place: the same on every machine."""
         if self.feature == "fingerprint":
-            return f"step {self.step}: bits of {self.tensor} changed between two steps {where}"
-        return (
-            f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g} {where}, "
-            f"expected about {self.baseline:.4g} ({self.rule}, score {self.score:.3g})"
-        )
+            return f"step {self.step}: bits of {self.tensor} changed between two steps"
+        what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
+        return f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g}, baseline {self.baseline:.4g} ({self.rule})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +156,12 @@ class Verdict(Event):
     tensor: str
     ranks: tuple[int, ...]
 
+    def __str__(self) -> str:
+        who = f"rank {self.suspect} ({self.host}, {self.device}) is suspected"
+        who = "the faulty rank is undetermined" if self.suspect < 0 else who
+        tensor = f", {self.tensor}" if self.tensor else ""
+        return f"step {self.step}: {who}{tensor} ({self.reason}); {self.action}: {self.outcome}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorFailed(Event):
@@ -146,6 +169,9 @@ class MonitorFailed(Event):
 
     kind: ClassVar[str] = "monitor-failed"
     error: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: the monitor of rank {self.rank} failed, the job goes on without it: {self.error}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +192,13 @@ class Ended(Event):
     cost: float
     longest_wait: int
     unseen: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        unseen = f", {len(self.unseen):,} series were never read" if self.unseen else ""
+        return (
+            f"the monitor of rank {self.rank} ended: alarms {self.alarms:,} in {self.steps:,} steps, "
+            f"{100 * self.cost:.2g} % of the time, every tensor read within {self.longest_wait} steps{unseen}"
+        )
 
 
 EVENTS: Mapping[str, type[Event]] = {

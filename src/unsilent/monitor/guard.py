@@ -33,13 +33,13 @@ from unsilent.detectors.moment_bounds import FACTOR, Floats
 from unsilent.errors import UsageError
 from unsilent.monitor.alarms import (
     LOOP_LEFT_MESSAGE,
-    Alarm,
     GuardOverhead,
     GuardStop,
     NotRepeatable,
     RepeatabilityWarning,
 )
 from unsilent.monitor.analytic import AnalyticBounds
+from unsilent.monitor.events import Alarm
 from unsilent.monitor.execution_record import (
     ExecutionRecord,
     ExecutionRecorder,

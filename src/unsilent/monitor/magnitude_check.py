@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from unsilent.detectors.series import LARGEST
 from unsilent.errors import UsageError
-from unsilent.monitor.alarms import Alarm, GuardOverhead
+from unsilent.monitor.alarms import GuardOverhead
 from unsilent.monitor.analytic import RULE, AnalyticBounds, GradientTermCounter, analytic_moment_bounds
 from unsilent.monitor.bounds import Bounds
+from unsilent.monitor.events import Alarm
+from unsilent.monitor.exchange import host_name
 from unsilent.monitor.pending_magnitudes import PendingMagnitudes, Ranks, check_alike, process_group_for
 from unsilent.monitor.watched_tensors import (
     WatchedTensor,
@@ -95,7 +99,22 @@ class MagnitudeCheck:
         if passed is None:
             return None
         part = unread.parts[passed.tensor_number]
-        return Alarm(unread.step, part.name, part.kind, passed.largest_magnitude, passed.bound, passed.rule)
+        group = process_group_for(self._ranks)
+        return Alarm(
+            time=time.time(),
+            rank=0 if group is None else dist.get_rank(group),
+            step=unread.step,
+            host=host_name(),
+            device=str(part.tensor.device),
+            rule=passed.rule,
+            feature=part.kind,
+            tensor=part.name,
+            statistic=LARGEST,
+            level="alarm",
+            value=passed.largest_magnitude,
+            baseline=passed.bound,
+            score=abs(passed.largest_magnitude) / passed.bound if passed.bound else float("inf"),
+        )
 
     def _add_overhead(self, begun: float, waited: float) -> None:
         self._overhead.synchronise += waited
