@@ -10,12 +10,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.cli.signals import end_as_python_does
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Option, OptionValues, options_of
+
+if TYPE_CHECKING:
+    from unsilent.monitor.switches import ResolvedSettings
 
 HELP = "Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS."
 NO_SCRIPT = "no script was given; expected unsilent run [OPTIONS] SCRIPT ARGUMENTS, or -m MODULE ARGUMENTS"
@@ -60,6 +63,20 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...
     return [*arguments[:at]], tuple(arguments[at:])
 
 
+def check_rules(resolved: ResolvedSettings) -> None:
+    """Raise ``UsageError`` for a preset or rule that does not exist, before the script has begun.
+
+    The default is not looked up: rules need numpy, and a script may set variables that numpy reads when it is imported.
+    """
+    from unsilent.detectors.rules import PRESETS, make_rule
+
+    settings = resolved.settings or MonitorSettings()
+    if settings.preset not in PRESETS:
+        raise unknown_name_error("preset", settings.preset, PRESETS)
+    for text in settings.rules:
+        make_rule(text)
+
+
 def _has_value(word: str) -> bool:
     """Whether a word is ``-mNAME``."""
     return word.startswith("-m") and len(word) > len("-m")
@@ -79,5 +96,6 @@ def run(given: dict[str, Any], arguments: Sequence[str]) -> int:
         raise UsageError(f"both a script ({script}) and a module ({module}) were given; give one")
     monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
     resolved = resolve_settings(monitor, asked["config"], os.environ)
+    check_rules(resolved)
     end_as_python_does()
     sys.exit(MonitoredRun(Program(script or module, arguments, is_module=script is None), resolved).run())

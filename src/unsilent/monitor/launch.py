@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import kind_and_line
@@ -23,6 +22,7 @@ class MonitoredRun:
     def __init__(self, program: Program, resolved: ResolvedSettings) -> None:
         self._program, self._resolved = program, resolved
         self._automatic: AutomaticMonitor | None = None
+        self._failed = False
 
     def run(self) -> Any:
         """Run the program to its end; returns what `sys.exit` takes.
@@ -33,6 +33,8 @@ class MonitoredRun:
         at_exit, waiting = InterruptAtExit(), AfterTorchImport(self._start)
         if self._resolved.settings is not None:
             waiting.install()
+        for note in self._resolved.notes:
+            _print(note)
         error: BaseException | None = None
         try:
             self._program.run()
@@ -45,7 +47,9 @@ class MonitoredRun:
             if self._automatic is not None:
                 self._automatic.stop()
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
-        for note in self._closing_notes(error):
+        if (error is None or (isinstance(error, SystemExit) and not error.code)) and (
+            note := self._why_not_monitored()
+        ):
             _print(note)
         return self._exit_code(error)
 
@@ -60,23 +64,20 @@ class MonitoredRun:
         except Exception as error:
             if settings.strict:
                 raise
+            self._failed = True
             logging.getLogger("unsilent.monitor").error("cannot monitor the training: %s", kind_and_line(error))
 
-    def _closing_notes(self, error: BaseException | None) -> Iterator[str]:
-        """What a monitor would have logged of the settings, and why there was none."""
+    def _why_not_monitored(self) -> str:
+        """Why there was no monitor although one was wanted; empty where there was one, or where that was said already."""
         automatic = self._automatic
-        if automatic is not None and (automatic.monitors or automatic.refused or automatic.failed):
-            return
-        yield from self._resolved.notes
-        if self._resolved.settings is None or not isinstance(error, SystemExit | None):
-            return
+        if self._resolved.settings is None or self._failed or (automatic and (automatic.monitors or automatic.failed)):
+            return ""
         if automatic is not None and automatic.backward_passes:
-            yield "no optimizer of torch.optim was seen; nothing was monitored"
-        else:
-            yield (
-                "no backward pass was seen; nothing was monitored (if the script starts the ranks of a training itself, "
-                "start it with torchrun instead)"
-            )
+            return "no optimizer of torch.optim was seen; nothing was monitored"
+        return (
+            "no backward pass was seen; nothing was monitored (if the script starts the ranks of a training itself, "
+            "start it with torchrun instead)"
+        )
 
     def _exit_code(self, error: BaseException | None) -> Any:
         if error is None:
@@ -95,4 +96,5 @@ class MonitoredRun:
 
 
 def _print(text: str) -> None:
+    """A line on stderr."""
     print(f"unsilent: {escape_unprintable(text)}", file=sys.stderr, flush=True)

@@ -55,7 +55,7 @@ class Program:
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
         sys.modules["__main__"] = main  # for good: at exit, classes of the script may still be looked up in it
-        exec(loader.source_to_code(loader.get_data(path), path), main.__dict__)  # noqa: S102 - it is what the user asked for
+        exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - it is what the user asked for
 
     def _run_module(self) -> None:
         self._set_arguments(os.getcwd())
@@ -81,10 +81,10 @@ class Program:
 
 def show_uncaught(error: BaseException) -> int:
     """Show an error as Python shows one that nobody caught, without our frames; returns the exit code."""
-    shown: BaseException | None = error
-    while shown is not None:
-        shown.__traceback__ = _without_our_frames(shown.__traceback__)
-        shown = shown.__cause__ or shown.__context__
+    shown: list[BaseException | None] = [error]
+    while (last := shown[-1]) is not None and last not in shown[:-1]:
+        last.__traceback__ = _without_our_frames(last.__traceback__)
+        shown.append(last.__context__ if last.__cause__ is None else last.__cause__)
     sys.excepthook(type(error), error, error.__traceback__)
     return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
@@ -100,14 +100,15 @@ def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackTyp
             del frames[0]
         return frames[0]
     kept = [frame for frame in frames if not _is_ours(frame)]
-    for frame, following in zip(kept, [*kept[1:], None], strict=True):
-        frame.tb_next = following
-    return kept[0] if kept else None
+    following = None
+    for frame in reversed(kept):
+        frame.tb_next, following = following, frame
+    return following
 
 
 def _is_ours(trace: types.TracebackType) -> bool:
     file = trace.tb_frame.f_code.co_filename
-    return file.startswith((_PACKAGE, "<frozen runpy>", "<frozen importlib"))
+    return file.startswith((_PACKAGE, "<frozen runpy>"))
 
 
 class InterruptAtExit:

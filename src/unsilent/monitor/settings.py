@@ -91,7 +91,9 @@ class MonitorSettings:
         Option("strict: the verdict comes before the optimizer step. lagged: one step later.", ALARM_PANEL),
     ] = "lagged"
     act_on: Annotated[str, Option("Lowest level that --on-alarm acts on: alarm or warning.", ALARM_PANEL)] = "alarm"
-    log_normal: Annotated[bool, Option("Log a line for each step, also where there is no alarm.", ALARM_PANEL)] = False
+    log_normal: Annotated[
+        bool, Option("Log a line about once a second also without an alarm, at level INFO.", ALARM_PANEL)
+    ] = False
     save_to: Annotated[Path | None, Option("Folder for the states that --on-alarm save writes.", ALARM_PANEL)] = None
     sampling: Annotated[
         str,

@@ -48,7 +48,7 @@ def resolve_settings(
         return ResolvedSettings(None, tuple(notes), True)
     if request.switched_off_by:
         given = "preset" if values.get("preset") else "rule"
-        notes.append(f"{request.switched_off_by} is ignored, because a {given} was given")
+        notes.append(f"{request.switched_off_by} switches the detection off, but a {given} was given, and is used")
     options = options_of(MonitorSettings)
     for name, value in request.settings.items():
         if values.setdefault(name, value) != value:

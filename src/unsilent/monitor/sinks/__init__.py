@@ -36,7 +36,7 @@ def make_sinks(settings: MonitorSettings, rank: int, world_size: int, compatibil
     """
     from unsilent.monitor.sinks.logging_sink import LoggingSink
 
-    sinks: list[Sink] = [LoggingSink(compatibility)]
+    sinks: list[Sink] = [LoggingSink(compatibility, logging.INFO if settings.log_normal else logging.DEBUG)]
     if settings.events is not None:
         from unsilent.monitor.sinks.json_lines import JsonLinesSink
 

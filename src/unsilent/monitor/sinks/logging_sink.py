@@ -17,7 +17,6 @@ ASD_FIELDS = (
 MOST_ALARMS_PER_STEP = 5
 """Alarms of one step that are logged."""
 _LEVELS = {
-    StepSummary: logging.DEBUG,
     Started: logging.INFO,
     SamplingChanged: logging.INFO,
     Ended: logging.INFO,
@@ -32,15 +31,17 @@ class LoggingSink:
 
     Args:
         compatibility: Alarms also carry `ASD_KEYWORD` and `ASD_FIELDS`.
+        normal_level: Of the lines for steps without an alarm.
     """
 
-    def __init__(self, compatibility: bool = False) -> None:
+    def __init__(self, compatibility: bool = False, normal_level: int = logging.DEBUG) -> None:
         self._log = logging.getLogger(LOGGER)
         self._compatibility = compatibility
+        self._levels = {**_LEVELS, StepSummary: normal_level}
         self._step, self._alarms = -1, 0
 
     def __call__(self, event: Event) -> None:
-        level = _LEVELS.get(type(event), logging.INFO)
+        level = self._levels.get(type(event), logging.INFO)
         text = str(event)
         if isinstance(event, Alarm):
             self._alarms = self._alarms + 1 if event.step == self._step else 1

@@ -1,0 +1,297 @@
+"""``unsilent run``: a script runs as without it, and what it trains is monitored."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from conftest import command
+from unsilent.cli.main import run
+from unsilent.cli.run import split_arguments
+from unsilent.errors import UsageError
+from unsilent.monitor import attach
+from unsilent.monitor.actions import MonitorStop
+
+LOOP = """
+    import sys
+
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(torch.randn(5, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(losses)
+"""
+
+
+class Fake:
+    """Stands for a monitor: what it was made of, and how often there was a backward pass and a step."""
+
+    made: list[Fake] = []
+    error: Exception | None = None
+    stops_at = None
+
+    def __init__(self, model, optimizers, **options):
+        if self.error is not None:
+            raise self.error
+        self.names = [name for name, _ in model.named_parameters()]
+        self.options, self.optimizers, self.closed = options, len(optimizers), 0
+        self.backwards, self.steps = 0, 0
+        attach.backward_hooks.add_listener(self)
+        self.hooks = [optimizer.register_step_post_hook(self.count) for optimizer in optimizers]
+        self.made.append(self)
+
+    def count(self, *_):
+        self.steps += 1
+        if self.steps == self.stops_at:
+            raise MonitorStop("the monitor stopped the job", 16)
+
+    def before_backward(self, tensors, scale):
+        self.backwards += 1
+
+    def after_backward(self):
+        pass
+
+    def close(self):
+        self.closed += 1
+        attach.backward_hooks.remove_listener(self)
+        for hook in self.hooks:
+            hook.remove()
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """The class that stands for `Monitor`."""
+    cls = type("OneTest", (Fake,), {"made": []})
+    monkeypatch.setattr(attach, "Monitor", cls)
+    return cls
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch, capfd):
+    """``script(text, *words)``: runs a script in this process; its exit code, what it printed, and errors."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    kept = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
+    plain = torch.autograd.backward, torch.optim.Optimizer.__init__, list(sys.meta_path)
+
+    def start(text, *words, options=()):
+        (tmp_path / "train.py").write_text(textwrap.dedent(text))
+        try:
+            code = run(["run", *options, *words])
+        except SystemExit as end:
+            code = end.code
+        assert plain == (torch.autograd.backward, torch.optim.Optimizer.__init__, list(sys.meta_path))
+        return code, *capfd.readouterr()
+
+    yield start
+    for one, handler in zip((signal.SIGTERM, signal.SIGHUP), kept, strict=True):
+        signal.signal(one, handler)
+
+
+def test_a_plain_loop_is_monitored_from_its_first_step(script, fake):
+    code, out, err = script(LOOP, "--preset", "asd-v1", "--budget", "1", "train.py")
+    (monitor,) = fake.made
+    assert (code, err) == (0, "")
+    assert out.startswith("[")
+    assert (monitor.names, monitor.optimizers) == (["0.weight", "0.bias", "1.weight", "1.bias"], 1)
+    assert (monitor.backwards, monitor.steps, monitor.closed) == (4, 4, 1)
+    assert (monitor.options["settings"].preset, monitor.options["settings"].budget) == ("asd-v1", 1.0)
+    assert monitor.options["compatibility"] is False
+
+
+def test_a_file_and_variables_are_read(script, fake, tmp_path, monkeypatch):
+    monkeypatch.setenv("NPU_ASD_ENABLE", "2")
+    (tmp_path / "monitor.toml").write_text('on-alarm = "log"\n')
+    code, _, err = script(LOOP, "--config", "monitor.toml", "train.py")
+    (monitor,) = fake.made
+    assert code == 0
+    assert err == "unsilent: NPU_ASD_ENABLE asks for on-alarm stop; log was given instead, and is used\n"
+    assert (monitor.options["settings"].preset, monitor.options["settings"].on_alarm) == ("asd-v3", "log")
+    assert monitor.options["compatibility"] is True
+
+
+def test_a_variable_that_switches_off_leaves_the_script_alone(script, fake, monkeypatch):
+    monkeypatch.setenv("NPU_ASD_ENABLE", "0")
+    code, out, err = script(LOOP, "train.py")
+    assert (code, fake.made) == (0, [])
+    assert out.startswith("[")
+    assert err == "unsilent: NPU_ASD_ENABLE=0 switches the detection off; give a preset to monitor the training\n"
+
+
+SHOWS_ITSELF = """
+    import os, pickle, sys
+
+    class Thing: ...
+
+    assert isinstance(pickle.loads(pickle.dumps(Thing())), sys.modules["__main__"].Thing)
+    print(__name__, sys.argv, os.path.basename(sys.path[0]), os.path.isabs(__file__), __spec__ is None)
+"""
+
+
+def test_a_script_finds_itself_as_python_would_run_it(script, fake, tmp_path):
+    words = ("train.py", "--preset", "x", "-m", "y", "--", "--help")
+    code, out, err = script(SHOWS_ITSELF, *words)
+    alone = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (code, out) == (0, alone.stdout)
+    assert err == (
+        "unsilent: no backward pass was seen; nothing was monitored (if the script starts the ranks of a training itself, "
+        "start it with torchrun instead)\n"
+    )
+
+
+def test_a_module_runs_with_its_own_arguments(script, fake):
+    code, out, _ = script(LOOP + "    print(sys.argv[1:], __spec__.name)", "-m", "train", "--preset", "x", "-h")
+    assert (code, len(fake.made)) == (0, 1)
+    assert out.endswith("['--preset', 'x', '-h'] train\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(3)", 3), ("sys.exit()", None), ("sys.exit('no data')", "no data"), ("pass", 0)]
+)
+def test_exit_codes_are_those_of_the_script(script, fake, end, code):
+    assert script(f"{LOOP}\n    {end}", "train.py")[0] == code
+    assert fake.made[0].closed == 1
+
+
+@pytest.mark.parametrize(
+    ("begin", "error"),
+    [
+        ("", "raise ValueError('no data') from KeyError('x')"),
+        ("", "1 +"),
+        ("", "import nothing_here"),
+        pytest.param(LOOP, "loss.backward()", marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_that_raises_shows_its_own_traceback(script, fake, begin, error, tmp_path):
+    code, _, err = script(f"{begin}\n    def last():\n        {error}\n    last()", "train.py")
+    alone = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert code == alone.returncode == 1
+    assert err == alone.stderr
+
+
+def test_an_argument_parser_of_the_script_works(script, fake):
+    text = """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--lr", type=float)
+        parser.add_argument("--strict", action="store_true")
+        print(parser.parse_args())
+    """
+    assert script(text, "--strict", "train.py", "--lr", "0.5")[1] == "Namespace(lr=0.5, strict=False)\n"
+    code, _, err = script(text, "train.py", "--rate", "1")
+    assert code == 2
+    assert err.splitlines()[-1] == "train.py: error: unrecognized arguments: --rate 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing.py"], "the script nothing.py does not exist; expected a Python file"),
+        (["."], "the script . is a folder"),
+        (["-m", "nothing.at_all"], "the module nothing.at_all does not exist"),
+        (["-m", "unsilent.monitor"], "the module unsilent.monitor does not exist, or is a package without __main__"),
+        ([], "no script was given"),
+        (["--preset", "asd-v9", "train.py"], "unknown preset 'asd-v9'; did you mean"),
+        (["--rule", "robust-y", "train.py"], "unknown rule 'robust-y'"),
+        (["--budget", "5", "train.py"], "budget is 5; expected a percentage"),
+        (["--config", "none.toml", "train.py"], "none.toml"),
+        (["--budgte", "5", "train.py"], "No such option: --budgte"),
+    ],
+)
+def test_bad_input_is_one_line(script, fake, words, message):
+    code, out, err = script("print('ran')", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_settings_that_do_not_fit_the_model_end_the_script(script, fake):
+    fake.error = UsageError("watch is 'x:input', but no module is named 'x'")
+    assert script(LOOP, "train.py") == (2, "", "unsilent: error: watch is 'x:input', but no module is named 'x'\n")
+
+
+def test_an_error_of_the_monitor_does_not_end_the_script(script, fake, caplog):
+    clean = script(LOOP, "train.py")[1]
+    fake.error = ZeroDivisionError("inside the monitor")
+    code, out, _ = script(LOOP, "train.py")
+    assert (code, out) == (0, clean)
+    (record,) = caplog.records
+    assert record.name == "unsilent.monitor"
+    assert "inside the monitor" in record.message
+    code, _, err = script(LOOP, "--strict", "train.py")
+    assert code == 1
+    assert err.endswith("ZeroDivisionError: inside the monitor\n")
+
+
+def test_a_job_that_the_monitor_stops_ends_with_its_code(script, fake):
+    fake.stops_at = 2
+    assert script(LOOP, "train.py") == (16, "", "unsilent: the monitor stopped the job\n")
+
+
+def test_an_interrupt_shows_as_in_python(script, fake, monkeypatch):
+    registered = []
+    monkeypatch.setattr("atexit.register", registered.append)
+    code, _, err = script(LOOP + "\n    raise KeyboardInterrupt", "train.py")
+    assert (code, err.splitlines()[-1]) == (130, "KeyboardInterrupt")
+    assert fake.made[0].closed == 1
+    assert registered[0].__self__.is_wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("--preset a s.py --x", 3),
+        ("--strict s.py --x", 2),
+        ("--preset=a --strict -m mod --x", 4),
+        ("-mmod -h", 1),
+        ("--module=mod -h", 1),
+        ("--module mod s.py", 2),
+        ("-- -s.py -m", 2),
+        ("--preset", 1),
+        ("-h", 1),
+    ],
+)
+def test_all_that_follows_the_script_is_its_own(words, count):
+    split = words.split()
+    assert split_arguments(split) == (split[:count], tuple(split[count:]))
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_nothing_of_torch_is_imported_before_the_script_does(tmp_path):
+    (tmp_path / "train.py").write_text("import sys\nassert not {'torch', 'numpy'} & set(sys.modules)\n")
+    done = subprocess.run(command("run", "train.py"), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_script_as_they_end_python(tmp_path, ending):
+    (tmp_path / "wait.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        command("run", "wait.py"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(ending)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -ending
+    assert err.endswith("KeyboardInterrupt\n" if ending == signal.SIGINT else "")
