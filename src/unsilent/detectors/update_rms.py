@@ -2,8 +2,9 @@
 
     alarm: value > mean + deviations * spread, and value > factor * mean
 
-The idea is that of a study of faults in matrix products (arXiv 2604.00726, CCGrid 2026), which finds spikes of gradient norms and of
-the update's root mean square with a dynamic threshold. Its thresholds are not known to us: all numbers here are our own choice.
+The idea is that of a study of faults in matrix products (arXiv 2604.00726, CCGrid 2026), which finds spikes of gradient norms and
+of the update's root mean square with a dynamic threshold. Its rule and thresholds are not known: formula and numbers are chosen
+here.
 The root mean square is the L2 norm over the square root of the number of elements, which is constant: the rule compares L2 norms.
 """
 
@@ -47,8 +48,8 @@ class UpdateRms:
     """
 
     name: ClassVar[str] = "update-rms"
-    factor: float = 4.0
-    deviations: float = 8.0
+    factor: float = 5.0
+    deviations: float = 10.0
     decay: float = 0.98
     warm_up: int = 50
     relearn: int = 8
@@ -68,9 +69,7 @@ class UpdateRms:
         zeros, none = np.zeros(len(series)), np.zeros(len(series), np.int64)
         return RunningState(zeros, zeros, none, none)
 
-    def judge(
-        self, state: RunningState, values: Floats, seen: Bools, seconds: float
-    ) -> tuple[RunningState, Judgement]:
+    def judge(self, state: RunningState, values: Floats, seen: Bools, seconds: float) -> tuple[RunningState, Judgement]:
         """The next state and the judgement of one step."""
         finite = np.isfinite(values)
         mean = corrected_average(state.average, state.learnt, self.decay)
@@ -86,8 +85,12 @@ class UpdateRms:
         alarms = np.where(seen & finite, np.where(large, state.alarms + 1, 0), state.alarms)
         is_new, learnt = alarms >= self.relearn, seen & finite & ~large
         return RunningState(
-            np.where(is_new, 0.0, np.where(learnt, self.decay * state.average + (1 - self.decay) * values, state.average)),
-            np.where(is_new, 0.0, np.where(learnt, self.decay * state.squares + (1 - self.decay) * square, state.squares)),
+            np.where(
+                is_new, 0.0, np.where(learnt, self.decay * state.average + (1 - self.decay) * values, state.average)
+            ),
+            np.where(
+                is_new, 0.0, np.where(learnt, self.decay * state.squares + (1 - self.decay) * square, state.squares)
+            ),
             np.where(is_new, 0, state.learnt + learnt),
             np.where(is_new, 0, alarms),
         ), judgement
