@@ -119,7 +119,12 @@ def run_guarded_trial(
             reason = "stopped"
     at, alarm = alarms[0] if alarms else (None, None)
     return GuardedRunResult(
-        reason, None if at is None else at - step, alarm.summary if alarm else "", len(runs), reason == "recovered", tuple(applied_faults)
+        reason,
+        None if at is None else at - step,
+        alarm.summary if alarm else "",
+        len(runs),
+        reason == "recovered",
+        tuple(applied_faults),
     )
 
 
