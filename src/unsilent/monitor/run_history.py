@@ -131,7 +131,8 @@ class RunHistory:
     @property
     def has_ended(self) -> bool:
         """Whether every rank that has events wrote its last one; those of other hosts may be in files elsewhere."""
-        return all(one.ended is not None for one in self.ranks)
+        ranks = self.ranks
+        return bool(ranks) and all(one.ended is not None for one in ranks)
 
     @property
     def steps(self) -> int:
