@@ -210,7 +210,7 @@ def test_importing_is_light():
     )
     help_code = (
         "import sys, unsilent.cli.main as m; assert not m.run(['--help']);"
-        "verbs = 'pvf training noise report replay export merge status workloads faults checkpoint'.split();"
+        "verbs = 'pvf training noise report replay export merge status watch workloads faults checkpoint'.split();"
         "[m.run([v, '--help']) for v in verbs];"
         "heavy = {'torch', 'numpy', 'scipy', 'plotly', 'sklearn', 'rich'} & set(sys.modules);"
         "assert not heavy, heavy"
