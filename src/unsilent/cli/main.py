@@ -88,6 +88,11 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         app.add_typer(make_checkpoint_app(**settings), name="checkpoint", help=CHECKPOINT_HELP)
     else:
         about["checkpoint"] = CHECKPOINT_HELP
+    about["run"] = "Run a training script under the monitor, without changing it."
+    if asked == "run":
+        from unsilent.cli.run import HELP, OPTION_CLASSES, run
+
+        verbs["run"] = make_typer_function(OPTION_CLASSES, run, HELP)
     for name, text in about.items():
         function = verbs[asked] if name == asked else root
         app.command(name, short_help=text.partition("\n")[0], cls=Panels)(function)
@@ -169,6 +174,11 @@ def _run(arguments: list[str]) -> int:
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """Our own arguments, and those after ``--``, which are the user's script's where a verb runs one."""
+    if arguments[:1] == ["run"]:
+        from unsilent.cli.run import split_arguments
+
+        own, of_script = split_arguments(arguments[1:])
+        return ["run", *own], of_script
     if arguments[:1] != ["noise"] or "--" not in arguments:
         return arguments, ()
     at = arguments.index("--")

@@ -119,7 +119,9 @@ class Panels(TyperCommand):
                 title = title or ("Arguments" if isinstance(param, TyperArgument) else "Options")
                 name, text = record
                 panels.setdefault(title, []).append((name.replace("<list[Path]>", "<path>"), text))
-        for title in sorted(panels, key=("Arguments", *PANELS, "Options").index):
+        known = ("Arguments", *PANELS, "Options")
+        order = ("Arguments", *(title for title in panels if title not in known), *known[1:])
+        for title in sorted(panels, key=order.index):
             with formatter.section(title):
                 formatter.write_dl([(name, text.replace("-", _UNBROKEN)) for name, text in panels[title]])
 
