@@ -47,7 +47,7 @@ def train(optimizer_of, steps=15, bounds=None, fault=None, model=None):
 
 
 def bounds_of(guard):
-    return guard._magnitudes.bounds._fixed_by_name
+    return guard._check_steps.bounds._fixed_by_name
 
 
 def test_partial_sums_of_every_layer():

@@ -325,8 +325,8 @@ def test_a_guard_that_learnt_has_the_bounds_of_one_that_saw_the_steps():
     learner.close()
     fresh = Guard(model, optimizer)
     fresh.learn(names, np.array(rows[:25]))
-    fresh._magnitudes.update_watched_tensors(lambda: False)
-    passed = fresh._magnitudes.bounds.first_exceeded(np.where(np.array(names) == "fc.weight/exp_avg", 1e8, 0.0))
+    fresh._check_steps.update_watched_tensors(lambda: False)
+    passed = fresh._check_steps.bounds.first_exceeded(np.where(np.array(names) == "fc.weight/exp_avg", 1e8, 0.0))
     assert passed.bound == seen.alarms[0].baseline
     with pytest.raises(UsageError, match="expected .steps, names., with every name once"):
         fresh.learn(names, np.zeros((3, 2)))

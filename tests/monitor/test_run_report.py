@@ -52,8 +52,15 @@ def test_the_headline_names_alarms_steps_and_suspect():
 def test_a_verdict_that_all_ranks_report_is_one():
     history = RunHistory(events_of(made.job()))
     assert len(history.verdicts) == 1
-    assert history.has_ended
     assert history.alarm_count == 3
+
+
+def test_a_job_has_ended_when_all_that_wrote_events_have():
+    job = made.job(60)
+    assert RunHistory(events_of(job)).has_ended
+    assert RunHistory(job[1]).has_ended  # rank 0 may write on another host
+    assert not RunHistory([*job[0], *job[1][:-1]]).has_ended
+    assert not RunHistory().has_ended
 
 
 def test_a_job_that_was_killed_says_so():

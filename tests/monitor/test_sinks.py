@@ -59,7 +59,7 @@ def test_every_event_is_one_line_of_the_log(caplog):
     assert [level for level, _ in lines] == levels
     assert not [text for _, text in lines if "\n" in text]
     assert lines[4][1].startswith(
-        "alarm: step 4: gradient of model.layers.3.mlp.down_proj.weight (max) is 3.1e+08 in rank 0"
+        "alarm: step 4: gradient of model.layers.3.mlp.down_proj.weight (max) is 3.1e+08, baseline 0.021 (robust-z), in rank 0"
     )
     assert "rank 1 (node-7, cuda:1) is suspected" in lines[6][1]
     assert "abnormal" not in " ".join(text for _, text in lines)

@@ -67,6 +67,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     verbs: dict[str, Callable[..., Any]] = {
         "report": report.report, "status": status.status, "replay": replay.replay, "export": export.export,
         "merge": merge.merge, "watch": watch.watch, "workloads": listing.workloads, "faults": listing.faults,
+        "detectors": listing.detectors,
     }  # fmt: skip
     about = {kind.name: kind.command_help for kind in KINDS if kind.command_words == kind.name} | {
         name: str(verb.__doc__) for name, verb in verbs.items()

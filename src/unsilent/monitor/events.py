@@ -34,7 +34,17 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Started(Event):
-    """A monitor begins; ``settings`` are all of them, ``tensors`` how many series of each feature there are."""
+    """A monitor begins.
+
+    Attributes:
+        host, device: Where the rank runs.
+        process: Its number on the host.
+        world_size: Number of ranks.
+        settings: All settings of the monitor.
+        series: How many series of each feature there are.
+        versions: Of Unsilent and of packages.
+        notes: What else is worth knowing, in sentences.
+    """
 
     kind: ClassVar[str] = "started"
     host: str
@@ -102,11 +112,15 @@ class Alarm(Event):
     """A rule found something, in the rank that reports it.
 
     Attributes:
-        feature, tensor, statistic: The series; ``fingerprint`` for bits that changed between two steps.
+        host, device: Where the rank runs.
+        rule: Its name.
+        feature: What the series is of; ``fingerprint`` for bits that changed between two steps.
+        tensor: Name of the parameter, layer or value; empty for the loss.
+        statistic: Which number of the tensor.
         level: ``alarm`` or ``warning``.
-        value: Of the series.
+        value: The number of this step.
         baseline: What the rule expected; of a bound, the bound.
-        score: A score of 1 or more is an alarm.
+        score: How unusual the value is; 1 or more is an alarm.
     """
 
     kind: ClassVar[str] = "alarm"
@@ -165,7 +179,11 @@ class Verdict(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorFailed(Event):
-    """The monitor itself raised an error; the job goes on without it."""
+    """The monitor itself raised an error; the job goes on without it.
+
+    Attributes:
+        error: Its type and first line.
+    """
 
     kind: ClassVar[str] = "monitor-failed"
     error: str
@@ -179,7 +197,7 @@ class Ended(Event):
     """The monitor ends.
 
     Attributes:
-        steps, alarms: How many there were.
+        steps, alarms: How many there were in this rank.
         seconds, cost: Of the whole job, and the share of it that the monitor took.
         longest_wait: Steps until every tensor was seen, at most.
         unseen: Series that were never seen.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import nn
@@ -25,6 +26,33 @@ from unsilent.monitor.watched_tensors import (
     no_gradient_history_message,
     same_watched_tensors,
 )
+
+
+class StepCheck(Protocol):
+    """What a guard asks after each step."""
+
+    def check(self, late: bool, stepped: Callable[[], bool]) -> Alarm | None:
+        """An alarm in the step before this one if it was not checked yet, or in this one unless ``late``.
+
+        ``stepped`` tells whether an optimizer has made a step since the last state that was kept.
+        """
+        ...
+
+    def check_pending(self) -> Alarm | None:
+        """An alarm in what is not checked yet."""
+        ...
+
+    def drop_pending(self) -> None:
+        """Forget what is not checked yet: the training went back."""
+        ...
+
+    def restart(self) -> None:
+        """A new loop begins."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        ...
 
 
 class MagnitudeCheck:

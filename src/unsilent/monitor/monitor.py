@@ -13,11 +13,12 @@ An error of the monitor itself is logged once, and the training goes on without 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -26,15 +27,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.detectors.rule import ALARM, NORMAL, WARNING
-from unsilent.detectors.rules import make_rule, preset_rules
+from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import Series
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor.actions import CONFIRMED, UNCONFIRMED, MonitorStop, SkippedStep, save_state
 from unsilent.monitor.attribution import Suspect, divergent_replicas, suspect_of
 from unsilent.monitor.events import Alarm, Verdict
 from unsilent.monitor.exchange import Exchange, RankInfo, RankRow, host_name, settings_by_name
+from unsilent.monitor.guard import SNAPSHOT_INTERVAL, Guard
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
+from unsilent.monitor.rerun_check import RerunCheck
 from unsilent.monitor.rule_streams import RuleStreams, fingerprint_finding, highest_level
 from unsilent.monitor.sampling import LONGEST, CostMeter, SampleIntervals, exceeds_limit, fitting_intervals, is_look
 from unsilent.monitor.settings import MonitorSettings
@@ -42,6 +45,9 @@ from unsilent.monitor.signals.collector import Intervals, SignalCollector
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.sinks import LOGGER, make_sinks
 
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
+NO_RERUN = "logged; steps cannot be executed again, because the loop does not use Monitor.iterate or Monitor.step"
 RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
 """Settings that may differ from rank to rank."""
 log = logging.getLogger(LOGGER)
@@ -82,7 +88,7 @@ class Monitor:
         self._optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         if not self._optimizers or not all(isinstance(one, Optimizer) for one in self._optimizers):
             raise UsageError("Monitor needs a torch optimizer, or a list of them: Monitor(model, optimizer)")
-        self._streams = RuleStreams([make_rule(text) for text in settings.rules or preset_rules(settings.preset)])
+        self._streams = RuleStreams([make_rule(text) for text in settings.rules] or rules_of_preset(settings.preset))
         self._collector = SignalCollector(
             model,
             self._optimizers,
@@ -100,6 +106,8 @@ class Monitor:
         self._skipped: dict[int, SkippedStep] = {}
         self._suspected: Suspect | None = None
         self._divergent: set[int] = set()
+        self._guard: Guard | None = None
+        self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
         self._ever_seen = np.zeros(0, np.bool_)
         self._recorder = None if settings.record is None else Recorder(settings.record)
@@ -108,6 +116,7 @@ class Monitor:
         self._longest_wait = self.intervals.longest
         self._collector.intervals = Intervals(self.intervals.gradients, self.intervals.state)
         try:
+            self._ranks = ranks
             self._exchange = Exchange(ranks)
             own = RankInfo(
                 self._exchange.rank,
@@ -139,6 +148,8 @@ class Monitor:
                 self._judge_pending(flush=True)
                 self._agree()
         self._closed = True
+        if self._guard is not None:
+            self._guard.close()
         for hook in self._hooks:
             hook.remove()
         self._collector.close()
@@ -176,6 +187,54 @@ class Monitor:
     def cost(self) -> float:
         """Share of the time so far that the monitor itself took."""
         return self._costs.share()
+
+    # -- executing steps again ---------------------------------------------------------------------------------
+
+    def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches, as `Guard.iterate`: those of the last steps come again after an alarm. For ``on_alarm="rerun"``."""
+        return self._rerunning().iterate(batches)
+
+    def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
+        """One step, as `Guard.step`: it is run again after an alarm. For ``on_alarm="rerun"``."""
+        return self._rerunning().step(run, *arguments)
+
+    def _rerunning(self) -> Guard:
+        """What keeps states and executes steps again; made at first use."""
+        if self.settings.on_alarm != "rerun":
+            raise UsageError(
+                f"on_alarm is {self.settings.on_alarm!r}; expected 'rerun' for steps that are executed again"
+            )
+        if self._guard is None:
+            interval = max(SNAPSHOT_INTERVAL, self.intervals.longest)
+            self._guard = Guard(
+                self._model, self._optimizers, self, check=RerunCheck(self), ranks=self._ranks, snapshot_interval=interval,
+                delayed_check=self._is_late,
+            )  # fmt: skip
+        return self._guard
+
+    def take_alarm(self, flush: bool) -> Alarm | None:
+        """An alarm of any rank that steps are executed again for; ``flush``: in the last step as well."""
+        with self._safely():
+            self._judge_pending(flush)
+            self._agree()
+        due, self._due = self._due, None
+        return due
+
+    def drop_pending(self) -> None:
+        """Forget steps that are not judged yet."""
+        self._pending.clear()
+        self._exchange.end()
+        self._due = None
+        self._collector.start_at(self._collector.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes back with the training when steps are executed again."""
+        return {"step": self._collector.step, "rules": self._streams.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back."""
+        self._collector.start_at(state["step"])
+        self._streams.state = state["rules"]
 
     # -- hooks of the optimizers -------------------------------------------------------------------------------
 
@@ -304,8 +363,11 @@ class Monitor:
         is_proof = any(row.changed for row in rows)
         outcome = self._act(step)
         action = self.settings.on_alarm
-        if suspect != before:
-            self._reporter.verdict(step, rows, suspect, self._collector.state_names, action, outcome)
+        names = self._collector.state_names
+        if suspect != before or self._guard is not None:
+            verdict = self._reporter.verdict(step, rows, suspect, names, action, outcome)
+            if self._guard is not None:
+                self._due = self._alarm_of(verdict, rows)
         if action == "stop":
             raise MonitorStop(
                 f"the monitor stopped the job after an alarm in step {step}", CONFIRMED if is_proof else UNCONFIRMED
@@ -314,14 +376,26 @@ class Monitor:
     def _act(self, step: int) -> str:
         """Do it; what was done, in words."""
         action = self.settings.on_alarm
-        if action == "skip" or (action == "rerun" and self.settings.mode == "strict"):
+        if action == "skip" or (action == "rerun" and self.settings.mode == "strict" and self._guard is None):
             self._skips = True
             return "the optimizer step is left out"
         if action == "save":
             assert self.settings.save_to is not None
             path = save_state(self.settings.save_to, self._model, self._optimizers, step, self._exchange.rank)
             return f"the state was saved to {path}"
+        if action == "rerun":
+            return "the last steps are executed again" if self._guard else NO_RERUN
         return {"stop": "the job stops"}.get(action, "logged; the training goes on")
+
+    def _alarm_of(self, verdict: Verdict, rows: Sequence[RankRow]) -> Alarm:
+        """The alarm that all ranks execute steps again for: of this rank, or of the one that is suspected."""
+        if self._reporter.alarms and self._reporter.alarms[-1].step == verdict.step:
+            return self._reporter.alarms[-1]
+        return Alarm(
+            time=verdict.time, rank=verdict.suspect, step=verdict.step, host=verdict.host, device=verdict.device,
+            rule=verdict.reason, feature="signal", tensor=verdict.tensor, statistic="verdict", level="alarm",
+            value=math.nan, baseline=math.nan, score=max(row.score for row in rows),
+        )  # fmt: skip
 
     # -- cost --------------------------------------------------------------------------------------------------
 
@@ -349,7 +423,7 @@ class Monitor:
         self._reporter.sampling(
             self._collector.step,
             wanted.longest,
-            False,
+            self._guard is not None and wanted.longest <= self._guard.steps_covered,
             f"gradients and values are read every {wanted.gradients} steps, updates and fingerprints every "
             f"{wanted.state}, to stay within {self.settings.budget:g} % of the time",
         )

@@ -144,6 +144,12 @@ class SignalCollector:
                 values = norms_and_largest([local_tensor(gradient) for _, gradient in due])
                 self._put([s for s, _ in slots] + [s for _, s in slots], values)
 
+    def start_at(self, step: int) -> None:
+        """The training went back: the next row has this number, and bits are not compared with those before."""
+        self.step = step
+        self._row = SignalRow(step)
+        self._state.forget()
+
     def forget_update(self) -> None:
         """The optimizer step that is about to be made is left out."""
         self._state.forget_parameters()

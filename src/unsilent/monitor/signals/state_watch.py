@@ -55,6 +55,10 @@ class StateWatch:
         if self._before:
             torch._foreach_copy_(self._copies, [t for _, t in self._before])
 
+    def forget(self) -> None:
+        """Compare nothing with what was before: the state was replaced."""
+        self._sums, self._before = None, []
+
     def forget_parameters(self) -> None:
         """The update is left out."""
         self._before = []
