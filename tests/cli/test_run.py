@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from typing import ClassVar
 
 import pytest
 import torch
@@ -40,7 +43,7 @@ LOOP = """
 class Fake:
     """Stands for a monitor: what it was made of, and how often there was a backward pass and a step."""
 
-    made: list[Fake] = []
+    made: ClassVar[list[Fake]] = []
     error: Exception | None = None
     stops_at = None
 
@@ -295,3 +298,139 @@ def test_signals_end_a_script_as_they_end_python(tmp_path, ending):
     _, err = process.communicate(timeout=60)
     assert process.returncode == -ending
     assert err.endswith("KeyboardInterrupt\n" if ending == signal.SIGINT else "")
+
+
+RANKS = """
+    import atexit
+    import os
+    import sys
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)))
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(40):
+        optimizer.zero_grad()
+        loss = model(torch.randn(5, 4)).square().mean()
+        if step == 30 and dist.get_rank() == 1 and "--fault" in sys.argv:
+            loss = loss * float("inf")
+        loss.backward()
+        optimizer.step()
+    print(f"rank {dist.get_rank()} ended with {loss.item():.4f}", flush=True)
+    dist.barrier()
+    atexit.register(os._exit, 0)  # threads of gloo that are still alive would abort an orderly end
+"""
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def started(words, cwd, **environment):
+    """A process that has ended."""
+    return subprocess.run(
+        words, cwd=cwd, env={**os.environ, **ONE_THREAD, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def events(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_are_monitored_together(tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(RANKS))
+    alone = started([*TORCHRUN, "train.py"], tmp_path)
+    words = [*TORCHRUN, "-m", "unsilent", "run", "--sampling", "fixed:1", "--events", "e.jsonl", "train.py"]
+    clean = started(words, tmp_path)
+    assert clean.returncode == 0, clean.stderr
+    ended = re.compile(r"rank \d ended with [\d.]+")
+    assert sorted(ended.findall(clean.stdout)) == sorted(ended.findall(alone.stdout))
+    assert len(ended.findall(clean.stdout)) == 2
+    for rank in (0, 1):
+        kinds = [event["kind"] for event in events(tmp_path / f"e.rank{rank}.jsonl")]
+        assert (kinds[0], kinds[-1], {"alarm", "verdict"} & set(kinds)) == ("started", "ended", set())
+    faulty = started([*words, "--fault"], tmp_path, NPU_ASD_ENABLE="2")
+    assert faulty.returncode != 0
+    assert faulty.stdout == ""  # both ranks were stopped
+    assert faulty.stderr.count("unsilent: the monitor stopped the job") == 2
+    assert "accuracy sensitivity feature abnormal" in faulty.stderr
+    for rank in (0, 1):
+        (verdict,) = [event for event in events(tmp_path / f"e.rank{rank}.jsonl") if event["kind"] == "verdict"]
+        assert (verdict["suspect"], verdict["action"], verdict["step"]) == (1, "stop", 30)
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path):
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+            import torch
+            from accelerate import Accelerator
+
+            accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+            model = torch.nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            data = torch.utils.data.DataLoader(torch.randn(16, 4), batch_size=2)
+            model, optimizer, data = accelerator.prepare(model, optimizer, data)
+            for batch in data:
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch).square().mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+            print("trained")
+        """)
+    )
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+    done = started([*launch, "-m", "unsilent", "run", "--events", "e.jsonl", "train.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert events(tmp_path / "e.jsonl")[-1]["steps"] == 4
+
+
+TRAINER = """
+    import sys
+
+    import torch
+    import transformers
+
+    class Fault(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **given):
+            if state.global_step == 20:
+                next(iter(model.parameters())).grad.view(-1)[3] = float("nan")
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=32,
+    )
+    rows = [{"input_ids": (ids := torch.randint(64, (12,))), "labels": ids} for _ in range(64)]
+    arguments = transformers.TrainingArguments(
+        output_dir="out", per_device_train_batch_size=4, max_steps=30, report_to=[], save_strategy="no",
+        logging_strategy="no", disable_tqdm=True, use_cpu=True,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    trainer = transformers.Trainer(
+        model=model, args=arguments, train_dataset=rows, callbacks=[Fault()] if "--fault" in sys.argv else []
+    )
+    trainer.train()
+    print("weights", [round(p.detach().double().sum().item(), 4) for p in model.parameters()])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_a_trainer_of_transformers_runs_unchanged(tmp_path):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAINER))
+    alone = started([sys.executable, "train.py"], tmp_path)
+    run_monitored = [sys.executable, "-m", "unsilent", "run", "--events", "e.jsonl", "--sampling", "fixed:1"]
+    clean = started([*run_monitored, "train.py"], tmp_path)
+    assert clean.returncode == 0, clean.stderr
+    assert clean.stdout.splitlines()[-1] == alone.stdout.splitlines()[-1]
+    (first, *_, last) = events(tmp_path / "e.jsonl")
+    assert first["series"]["norm-input-gradient"] > 0
+    assert (last["steps"], last["alarms"]) == (30, 0)
+    faulty = started([*run_monitored, "--on-alarm", "stop", "train.py", "--fault"], tmp_path)
+    assert faulty.returncode in (16, 17)
+    assert faulty.stderr.splitlines()[-1].startswith("unsilent: the monitor stopped the job")
