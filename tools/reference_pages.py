@@ -197,13 +197,10 @@ def exit_codes() -> Iterator[str]:
     """Exit codes of the command, and the errors of Python."""
     from unsilent import errors
     from unsilent.cli import main
-    from unsilent.monitor import GuardStop
 
-    said = re.search(r"Exit codes: (.+)\.", main.__doc__ or "")
+    said = re.search(r"Exit codes: (.+)\.", main.__doc__ or "", re.DOTALL)
     assert said is not None
-    codes = [text.partition(" ")[::2] for text in said[1].split(", ")] + [
-        (str(GuardStop.exit_code), line((GuardStop.__doc__ or "").split("\n\n")[0]))
-    ]
+    codes = [line(text).partition(" ")[::2] for text in said[1].split(", ")]
     yield "# Exit codes and errors\n\nMade from the code.\n"
     yield from table(
         ("code", "meaning"), ((f"`{code}`", text) for code, text in sorted(codes, key=lambda c: int(c[0])))
@@ -211,7 +208,8 @@ def exit_codes() -> Iterator[str]:
     yield "With 1 end: `pvf --assert` that does not hold, `pvf` whose rows stay wider than `--ci` or `--rel` ask, `replay` of a"
     yield "trial that ends otherwise, `noise` whose control runs differ, `status` of a"
     yield "store that cannot be read, and a defect of Unsilent (`internal error of unsilent`)."
-    yield f"`{GuardStop.exit_code}` is for your own script: `sys.exit(stop.exit_code)` after a `GuardStop`.\n"
+    yield "`run` ends with the exit code of the script that it runs, unless the monitor stopped it. In your own script:"
+    yield "`sys.exit(stop.exit_code)` after a `GuardStop` or a `MonitorStop`.\n"
     yield "An error is one line on stderr that begins with `unsilent: error:` and says what was found, what was expected,"
     yield "and what to do. In Python it is one of these:\n"
     tree = (errors.__doc__ or "").partition("\n\n")[2].strip()

@@ -9,8 +9,8 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from monitor.segments import executed_again, oldest_kept  # noqa: E402
 from unsilent.errors import UsageError  # noqa: E402
-from unsilent.integrations.lightning import GuardCallback  # noqa: E402
-from unsilent.monitor import GuardStop  # noqa: E402
+from unsilent.integrations.lightning import GuardCallback, MonitorCallback  # noqa: E402
+from unsilent.monitor import GuardStop, MonitorStop, backward_hooks  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 BATCHES = 12
@@ -155,3 +155,23 @@ def test_what_cannot_be_guarded_is_refused(tmp_path):
                                 enable_model_summary=False)  # fmt: skip
     with pytest.raises(UsageError, match="optimizes manually"):
         trainer.fit(Manual("adam", "step"), torch.utils.data.DataLoader(data(), batch_size=8))
+
+
+class Fault(lightning.Callback):
+    """Makes a parameter NaN before a batch."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 30:
+            with torch.no_grad():
+                pl_module.net[4].weight.fill_(float("nan"))
+
+
+def test_a_monitor_reports_a_planted_fault(tmp_path):
+    clean = MonitorCallback(sampling="fixed:1")
+    fit(tmp_path, callbacks=[clean])
+    assert clean.monitor.alarms == []
+    faulty = MonitorCallback(sampling="fixed:1", on_alarm="stop")
+    with pytest.raises(MonitorStop):
+        fit(tmp_path, callbacks=[Fault(), faulty])
+    assert {alarm.step for alarm in faulty.monitor.alarms} == {30}
+    assert backward_hooks._listeners == []

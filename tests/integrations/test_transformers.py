@@ -1,6 +1,8 @@
-"""transformers' Trainer under the guard: a planted fault is caught, and the run ends as if it had not happened."""
+"""transformers' Trainer under the guard: a planted fault is caught, and the run ends as if it had not happened. And monitored."""
 
 from __future__ import annotations
+
+import gc
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
 from unsilent.errors import UsageError  # noqa: E402
-from unsilent.integrations.transformers import GuardCallback  # noqa: E402
-from unsilent.monitor import Guard, GuardStop  # noqa: E402
+from unsilent.integrations.transformers import GuardCallback, MonitorCallback  # noqa: E402
+from unsilent.monitor import Guard, GuardStop, MonitorStop, backward_hooks  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -112,3 +114,33 @@ def test_a_guard_is_not_put_around_another(tmp_path):
     with pytest.raises(UsageError, match="already guarded"):
         Guard(model, optimizer)
     guard.close()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"gradient_accumulation_steps": 2}], ids=["plain", "accumulated"])
+def test_a_monitor_reports_a_planted_fault(tmp_path, arguments):
+    monitored = MonitorCallback(sampling="fixed:1")
+    train(tmp_path, monitored, **arguments)
+    assert monitored.monitor.alarms == []
+    assert len(monitored.monitor.series) > 10
+    faulty = MonitorCallback(sampling="fixed:1", on_alarm="stop")
+    with pytest.raises(MonitorStop):
+        train(tmp_path, NaNLoss(17, faulty), **arguments)
+    assert faulty.monitor.alarms[0].step == 17
+    del faulty
+    gc.collect()
+    assert backward_hooks._listeners == []  # it ended with the callback
+
+
+class NaNLoss(transformers.TrainerCallback):
+    """Makes a parameter NaN before one update, and passes everything on to a callback that it stands before."""
+
+    def __init__(self, when, following):
+        self.when, self.following = when, following
+
+    def on_train_begin(self, args, state, control, **given):
+        self.following.on_train_begin(args, state, control, **given)
+
+    def on_step_begin(self, args, state, control, model=None, **given):
+        if state.global_step == self.when:
+            with torch.no_grad():
+                next(iter(model.parameters())).view(-1)[3:].fill_(float("nan"))
