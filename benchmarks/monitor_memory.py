@@ -3,10 +3,10 @@
     python -m benchmarks.monitor_memory [--training train-chargpt] [--steps 200] [--harmful 100] [--interval 8]
 
 One bit of a parameter or of a moment is flipped before a step of the fault-free run, unnoticed by torch, and the training goes on
-to its end. A fault is harmful if the training ends with a value that is not finite, or with a held-out loss that is worse than the
-fault-free one by more than trainings with other orders of the data differ. Each harmful fault is then injected again under a monitor
-that began some steps before: with the full fingerprint, and with the rotating one. Reported is the share whose bits were noticed
-before the next optimizer step, and the share with any alarm within the period of the rotation. Costs are seconds on this machine.
+to its end. A fault is harmful if the training ends with a value that is not finite, or with a held-out loss that is worse than
+those of trainings with other orders of the data, by more than these differ. Each harmful fault is then injected again under a
+monitor that began some steps before: with the full fingerprint, the rotating one, and none. Reported is the share whose bits were
+noticed before the next optimizer step, and the share with any alarm within the period of the rotation.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def main() -> None:
             for one in harmful
         ]
         bits, alarms = (sum(column) for column in zip(*found, strict=True))
-        low, high = clopper_pearson(bits, len(found), 0.95)
+        interval95 = clopper_pearson(bits, len(found), 0.95)
         result[name] = {
-            "bits noticed before the next step": bits, "interval 95 %": [round(float(low), 3), round(float(high), 3)],
+            "bits noticed before the next step": bits, "interval 95 %": [round(interval95.low, 3), round(interval95.high, 3)],
             f"any alarm within {asked.interval} steps": alarms, "cpu seconds": round(time.process_time() - begun, 1),
         }  # fmt: skip
     print(json.dumps(result, indent=1))
