@@ -319,7 +319,7 @@ class Monitor:
         self._ever_seen = np.pad(self._ever_seen, (0, len(series) - len(self._ever_seen))) | signals.seen
         self._reporter.findings(row.step, findings)
         self._reporter.summary(row.step, series, signals, self._streams.take_largest_score, self._costs.share())
-        worst = min(findings, key=lambda one: one.series.feature == UPDATE) if findings else None
+        worst = max(findings, key=lambda one: (one.level, one.series.feature != UPDATE, one.score), default=None)
         return RankRow(
             step=row.step,
             level=worst.level if worst else NORMAL,
