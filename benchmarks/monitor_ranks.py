@@ -5,7 +5,7 @@
 Each job trains a small character GPT. A fault flips one bit in one rank: in the gradient of a layer's output, in a layer's output
 (forward), in a weight between two steps, or in the optimizer's state. After the steps in which it can be found the state from
 before is restored, and clean steps follow. Faults are drawn until each cell has so many that raised an alarm; a rank that is not
-named counts as wrong. Bits of gradients and outputs are the twelve highest, as others raise no alarm.
+named counts as wrong. Bits of gradients and outputs are the six highest, as others raise hardly any alarm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLLOWED = 3
 """Steps after a fault in which an alarm is waited for."""
 PAUSE = 3
 """Clean steps between two faults."""
-MOST = 400
+MOST = 1500
 """Faults of a cell at most."""
 
 
@@ -166,7 +166,7 @@ class Fault:
         self._key = str(generator.choice(["exp_avg", "exp_avg_sq"]))
         self._place, self._bit = (
             float(generator.random()),
-            int(generator.integers(20 if kind in ("gradient", "forward") else 0, 32)),
+            int(generator.integers(26 if kind in ("gradient", "forward") else 0, 32)),
         )
 
     def flip(self, tensor: torch.Tensor) -> None:

@@ -34,6 +34,7 @@ def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect 
 
     Bits that changed between two steps are proof. Next come replicas: one rank that has other parameters than the majority. Then
     what each rank found in its own signals, from before any reduction: a fault is in the one rank whose own history it leaves.
+    Updates follow from the gradients of all ranks, and count where no rank found anything else.
 
     Args:
         rows: Of every rank.
@@ -42,6 +43,7 @@ def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect 
     changed = [rank for rank, row in enumerate(rows) if row.changed]
     divergent = divergent_replicas([row.replicas for row in rows]) if replicas_count else []
     alarmed = [rank for rank, row in enumerate(rows) if row.level > NORMAL]
+    alarmed = [rank for rank in alarmed if not rows[rank].is_shared] or alarmed
     if not (changed or divergent or alarmed):
         return None
     if len(rows) == 1:

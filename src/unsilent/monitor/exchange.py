@@ -27,6 +27,7 @@ class RankRow(NamedTuple):
         level: The highest of any rule: of `unsilent.detectors.rule`.
         score: The largest of any rule.
         series: Number of the series that it is of; -1: none.
+        is_shared: Whether that series is of what ranks share (updates, which follow from gradients of all ranks).
         changed: How many tensors have other bits than after the step before.
         replicas: Of the fingerprints of tensors that all ranks should have alike, one number.
         gradients, state: The intervals of sampling that the rank needs.
@@ -37,6 +38,7 @@ class RankRow(NamedTuple):
     level: int = 0
     score: float = 0.0
     series: int = -1
+    is_shared: int = 0
     changed: int = 0
     replicas: int = 0
     gradients: int = 1

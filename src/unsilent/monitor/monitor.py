@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from unsilent.detectors.rule import ALARM, NORMAL, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
-from unsilent.detectors.series import Series
+from unsilent.detectors.series import UPDATE, Series
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor.actions import CONFIRMED, UNCONFIRMED, MonitorStop, SkippedStep, save_state
 from unsilent.monitor.attribution import Suspect, divergent_replicas, suspect_of
@@ -38,7 +38,7 @@ from unsilent.monitor.guard import SNAPSHOT_INTERVAL, Guard
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
 from unsilent.monitor.rerun_check import RerunCheck
-from unsilent.monitor.rule_streams import RuleStreams, fingerprint_finding, highest_level
+from unsilent.monitor.rule_streams import RuleStreams, fingerprint_finding
 from unsilent.monitor.sampling import LONGEST, CostMeter, SampleIntervals, exceeds_limit, fitting_intervals, is_look
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.collector import Intervals, SignalCollector
@@ -319,12 +319,13 @@ class Monitor:
         self._ever_seen = np.pad(self._ever_seen, (0, len(series) - len(self._ever_seen))) | signals.seen
         self._reporter.findings(row.step, findings)
         self._reporter.summary(row.step, series, signals, self._streams.take_largest_score, self._costs.share())
-        worst = findings[0] if findings else None
+        worst = max(findings, key=lambda one: (one.level, one.series.feature != UPDATE, one.score), default=None)
         return RankRow(
             step=row.step,
-            level=highest_level(findings),
+            level=worst.level if worst else NORMAL,
             score=worst.score if worst else 0.0,
             series=worst.number if worst else -1,
+            is_shared=int(worst is not None and worst.series.feature == UPDATE),
             changed=len(signals.changed),
             replicas=xxhash.xxh3_64_intdigest(signals.replica_sums.tobytes()) >> 1,
             gradients=self._wanted.gradients,

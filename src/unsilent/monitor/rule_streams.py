@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unsilent.detectors.rule import ALARM, NORMAL, Rule, RuleStream
+from unsilent.detectors.rule import ALARM, Rule, RuleStream
 from unsilent.detectors.series import Series
 from unsilent.monitor.signals.row import SignalValues
 
@@ -97,8 +97,3 @@ def fingerprint_finding(signals: SignalValues, names: Sequence[str]) -> Finding 
     series = Series(FINGERPRINT, name, "bits")
     number = names.index(name) if name in names else -1
     return Finding(FINGERPRINT, number, series, ALARM, float("inf"), float(len(signals.changed)), 0.0)
-
-
-def highest_level(findings: Sequence[Finding]) -> int:
-    """Of all findings."""
-    return max((one.level for one in findings), default=NORMAL)
