@@ -297,7 +297,7 @@ class Monitor:
 
     def _turn_off(self) -> None:
         self._is_off = True
-        self._collector.close()
+        self._collector.turn_off()
 
     # -- one step ----------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class SignalCollector:
         self._scale: Tensor | None = None
         self._parameters = _trained_parameters(self.model, optimizers)
         self._row = SignalRow(0)
-        self._has_stepped, self.backwards = False, 0
+        self._has_stepped, self._is_off, self.backwards = False, False, 0
         self._arrive_one_by_one = _are_reduced(self._parameters)
         for name, parameter in self._parameters:
             self._add_tensor(GRADIENT, name, local_tensor(parameter))
@@ -108,6 +108,12 @@ class SignalCollector:
         add_listener(self)
         _collectors.add(self)
 
+    def turn_off(self) -> None:
+        """Read nothing any more. Hooks stay until the end: one of them may be running, and torch is going through all of them."""
+        self._is_off = True
+        self._row = SignalRow(self.step)
+        self._state.forget()
+
     def close(self) -> None:
         """Remove all hooks."""
         remove_listener(self)
@@ -126,6 +132,8 @@ class SignalCollector:
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
         """A backward pass begins; reads its loss."""
+        if self._is_off:
+            return
         with self._timed("gradients"):
             self._has_stepped = False
             self.backwards += 1
@@ -198,12 +206,14 @@ class SignalCollector:
 
     def _is_due(self, feature: str, name: str) -> bool:
         interval = self.intervals.state if feature == UPDATE else self.intervals.gradients
-        return interval == 1 or (self._turns[feature, name] + self.step) % interval == 0
+        return not self._is_off and (interval == 1 or (self._turns[feature, name] + self.step) % interval == 0)
 
     # -- hooks of optimizers -------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer is about to make its step: bits of the state should be those after the step before."""
+        if self._is_off:
+            return
         with self._timed("state"):
             own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             self._state.compare(self._row)
@@ -214,6 +224,8 @@ class SignalCollector:
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """It has made its step; reads updates and fingerprints."""
+        if self._is_off:
+            return
         with self._timed("state"):
             names, sizes = self._state.updates()
             if names:

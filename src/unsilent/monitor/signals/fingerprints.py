@@ -82,5 +82,5 @@ class StateTensors:
         return (
             local_tensor(tensors[0])
             if len(tensors) == 1
-            else torch.stack([local_tensor(t).reshape(()) for t in tensors])
+            else torch.cat([local_tensor(t).reshape(-1) for t in tensors])  # a shard may be empty
         )
