@@ -414,7 +414,7 @@ TRAINER = """
         model=model, args=arguments, train_dataset=rows, callbacks=[Fault()] if "--fault" in sys.argv else []
     )
     trainer.train()
-    print("weights", [round(p.detach().double().sum().item(), 4) for p in model.parameters()])
+    print("weights", [p.detach().double().sum().item() for p in model.parameters()])
 """
 
 

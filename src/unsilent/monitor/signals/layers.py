@@ -14,6 +14,8 @@ from unsilent.nested import tensors_in
 from unsilent.sites.modules import named_modules
 
 INPUT, OUTPUT, GRADIENT_OF_OUTPUT = "input", "output", "gradient"
+MOST_NODES = 100
+"""Of the autograd graph of one norm layer; one with more is not read."""
 PARTS = (INPUT, OUTPUT, GRADIENT_OF_OUTPUT)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm)
 Report = Callable[[Tensor], None]
@@ -49,17 +51,44 @@ def named_values(model: nn.Module, wanted: Sequence[str]) -> list[tuple[str, nn.
 def hook_input_gradient(layer: nn.Module, is_wanted: Callable[[], bool], report: Report) -> Any:
     """Report the gradient of a layer's first input through this layer alone; the handle of the hook.
 
-    The layer gets a view of its input, so that what flows around it (a residual connection) is not counted.
+    What flows around the layer (a residual connection) is not counted. The graph of the training is not changed, because another
+    order of its sums would give other bits.
     """
 
-    def before(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if torch.compiler.is_compiling() or not inputs or not _has_gradient(inputs[0]) or not is_wanted():
-            return None
-        view = inputs[0].view_as(inputs[0])
-        view.register_hook(report)
-        return (view, *inputs[1:])
+            return
+        users = _users_in_graph(inputs[0], next((t for t in tensors_in(output) if t.requires_grad), None))
+        parts: list[Tensor] = []
+        missing = len(users)
 
-    return layer.register_forward_pre_hook(before)
+        def arrived(places: Sequence[int], gradients: tuple[Tensor | None, ...]) -> None:
+            nonlocal missing
+            missing -= 1
+            parts.extend(part for place in places if (part := gradients[place]) is not None)
+            if not missing and parts:
+                report(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
+
+        for node, places in users:
+            node.register_hook(lambda gradients, _, places=places: arrived(places, gradients))
+
+    return layer.register_forward_hook(after)
+
+
+def _users_in_graph(value: Tensor, result: Tensor | None) -> list[tuple[Any, list[int]]]:
+    """The nodes of the autograd graph between a tensor and what a layer made of it that use the tensor, and at which places."""
+    source = torch.autograd.graph.get_gradient_edge(value)
+    edge = (source.node, source.output_nr)
+    todo, known, users = [None if result is None else result.grad_fn], {source.node}, []
+    while todo and len(known) < MOST_NODES:
+        node = todo.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if places := [place for place, other in enumerate(node.next_functions) if other == edge]:
+            users.append((node, places))
+        todo += [other for other, _ in node.next_functions]
+    return users if not todo else []
 
 
 def hook_value(module: nn.Module, part: str, is_wanted: Callable[[], bool], report: Report) -> Any:
