@@ -1,7 +1,7 @@
 """Notes when a backward pass begins and ends, in any training loop: `torch.autograd.backward` is replaced while somebody listens.
 
 ``loss.backward()``, loss scalers and the training frameworks all call this function. Backward passes inside another one
-(activation checkpointing) are not reported.
+(activation checkpointing) are not reported. Loss scalers are noted as well, by their methods ``scale`` and ``update``.
 """
 
 from __future__ import annotations
@@ -12,49 +12,59 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 
 class BackwardListener(Protocol):
     """Is called around each backward pass."""
 
-    def before_backward(self, tensors: Sequence[Tensor]) -> None:
-        """A backward pass of these tensors begins."""
+    def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
+        """A backward pass of these tensors begins, which a loss scaler has multiplied by ``scale``."""
         ...
 
     def after_backward(self) -> None:
         """It has ended; it raised no error."""
         ...
 
+    def after_scaler_update(self) -> None:
+        """A loss scaler has adapted its factor: the step is over, whether the optimizer made it or not."""
+        ...
+
 
 _listeners: list[BackwardListener] = []
-_plain: Any = None
+_plain: dict[str, Any] = {}
 _depth = 0
+_scale: Tensor | None = None
 
 
 def add_listener(listener: BackwardListener) -> None:
     """Call this listener from now on."""
-    global _plain
-    if _plain is None:
-        _plain = torch.autograd.backward
-        torch.autograd.backward = functools.wraps(_plain)(_backward)
+    if not _plain:
+        _plain.update(backward=torch.autograd.backward, scale=GradScaler.scale, update=GradScaler.update)
+        torch.autograd.backward = functools.wraps(_plain["backward"])(_backward)
+        GradScaler.scale = functools.wraps(_plain["scale"])(_scaled)  # type: ignore[method-assign,assignment]
+        GradScaler.update = functools.wraps(_plain["update"])(_updated)  # type: ignore[method-assign,assignment]
     _listeners.append(listener)
 
 
 def remove_listener(listener: BackwardListener) -> None:
     """Call it no more; the last one leaves torch as it was."""
-    global _plain
+    global _scale
     if listener in _listeners:
         _listeners.remove(listener)
-    if not _listeners and _plain is not None:
-        torch.autograd.backward, _plain = _plain, None
+    if not _listeners and _plain:
+        torch.autograd.backward = _plain["backward"]
+        GradScaler.scale, GradScaler.update = _plain["scale"], _plain["update"]  # type: ignore[method-assign,assignment]
+        _plain.clear()
+        _scale = None
 
 
 def _backward(tensors: Any, *args: Any, **named: Any) -> Any:
-    global _depth
+    global _depth, _scale
     listeners = list(_listeners) if not _depth else []
-    plain = _plain
+    plain, (scale, _scale) = _plain["backward"], (_scale, None)
     for listener in listeners:
-        listener.before_backward([tensors] if isinstance(tensors, Tensor) else list(tensors))
+        listener.before_backward([tensors] if isinstance(tensors, Tensor) else list(tensors), scale)
     _depth += 1
     try:
         result = plain(tensors, *args, **named)
@@ -63,3 +73,17 @@ def _backward(tensors: Any, *args: Any, **named: Any) -> Any:
     for listener in listeners:
         listener.after_backward()
     return result
+
+
+def _scaled(scaler: GradScaler, outputs: Any) -> Any:
+    global _scale
+    result = _plain["scale"](scaler, outputs)
+    _scale = scaler._scale if scaler.is_enabled() else None
+    return result
+
+
+def _updated(scaler: GradScaler, *args: Any, **named: Any) -> None:
+    _plain["update"](scaler, *args, **named)
+    if scaler.is_enabled():
+        for listener in tuple(_listeners):
+            listener.after_scaler_update()

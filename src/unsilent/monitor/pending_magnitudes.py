@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from unsilent.detectors.moment_bounds import Floats
 from unsilent.errors import UsageError
+from unsilent.monitor.signals.host_copy import HostCopy
 from unsilent.monitor.watched_tensors import WatchedTensor, magnitudes_of
 
 Ranks = Any
@@ -55,7 +56,6 @@ class PendingMagnitudes:
 
     Attributes:
         seconds_waited: Seconds that other ranks and the device were waited for.
-        on_device: It has to come from a device.
     """
 
     def __init__(self, step: int, parts: Sequence[WatchedTensor], group: Any) -> None:
@@ -68,20 +68,11 @@ class PendingMagnitudes:
             result = torch.where(result < 0, float("inf"), result)
             dist.all_reduce(result, dist.ReduceOp.MAX, group)
             self.seconds_waited += time.perf_counter() - begun
-        self.on_device = result.is_cuda
-        self._found, self._event = result, None
-        if result.is_cuda:
-            self._found = torch.empty(result.shape, dtype=result.dtype, pin_memory=True).copy_(
-                result, non_blocking=True
-            )
-            self._event = torch.cuda.Event()
-            self._event.record()
+        self._copy = HostCopy(result)
 
     def read(self) -> Floats:
         """Float64[n]; waits for the device where it has not come so far."""
-        begun = time.perf_counter()
-        if self._event is not None:
-            self._event.synchronize()
-        result = self._found.cpu()
-        self.seconds_waited += time.perf_counter() - begun
+        before = self._copy.seconds_waited
+        result = self._copy.read()
+        self.seconds_waited += self._copy.seconds_waited - before
         return np.asarray(result)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors
 from torch.optim import Optimizer
 
+from unsilent.monitor.signals.magnitudes import largest_magnitudes
 from unsilent.sites.modules import named_modules, named_parameters
 
 FIRST, SECOND, MOVING, PARAMETER = "first moment", "second moment", "moving statistic", "parameter"
@@ -23,8 +20,6 @@ MOMENTS_OF_OPTIMIZERS: Mapping[str, str] = {
     **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq"), SECOND),
 }
 """Entries of the state of torch's optimizers that gradients are remembered in."""
-_SMALL = 2048
-"""Elements of a tensor that is read together with others."""
 STATISTICS = ("running_mean", "running_var")
 
 
@@ -110,45 +105,6 @@ def magnitudes_of(parts: Sequence[WatchedTensor]) -> Tensor:
     On the CPU a negative second moment is returned as it is.
     """
     return largest_magnitudes([part.tensor for part in parts], [part.kind == SECOND for part in parts])
-
-
-@torch.no_grad()
-def largest_magnitudes(tensors: Sequence[Tensor], squares: Sequence[bool] = ()) -> Tensor:
-    """The largest magnitude of each, float64[n] on the device of the first; NaN where there is one. One read of each tensor.
-
-    ``squares``: which tensors are averages of squares; on the CPU the smallest element of one that has a negative element is
-    returned in place of its largest magnitude.
-    """
-    if not tensors:
-        return torch.zeros(0, dtype=torch.float64)
-    device = tensors[0].device
-    if device.type == "cpu":
-        return _largest_here(tensors, np.array(squares or [False] * len(tensors)))
-    norms = torch._foreach_norm(list(tensors), float("inf"))
-    return torch.stack([n.to(device, torch.float64) for n in norms])
-
-
-def _largest_here(tensors: Sequence[Tensor], squares: NDArray[np.bool_]) -> Tensor:
-    """The same on the CPU, where a norm would take fifteen times as long."""
-    least, most = np.zeros(len(tensors)), np.zeros(len(tensors))
-    small, sizes, rest, ends = [], [], [], list[Tensor]()
-    for number, tensor in enumerate(tensors):
-        size = tensor.numel()
-        if 0 < size <= _SMALL and tensor.dtype is torch.float32:
-            small.append(number)
-            sizes.append(size)
-        elif size:
-            rest.append(number)
-            ends += torch.aminmax(tensor)
-    if small:
-        # One call for all: small tensors cost as much as calls do.
-        flat = _flatten_dense_tensors([tensors[number] for number in small]).numpy()
-        starts = np.cumsum([0, *sizes[:-1]])
-        least[small], most[small] = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)
-    if rest:
-        ends = [end.to(torch.float64) for end in ends] if len({end.dtype for end in ends}) > 1 else ends
-        least[rest], most[rest] = torch.stack(ends).to(torch.float64).view(-1, 2).numpy().T
-    return torch.from_numpy(np.where(squares & (least < 0), least, np.maximum(-least, most)))
 
 
 def no_gradient_history_message(optimizer: Optimizer) -> str:

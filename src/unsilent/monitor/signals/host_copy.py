@@ -1,0 +1,36 @@
+"""Numbers on their way from a device to the host: nobody waits for them before they are read."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+
+class HostCopy:
+    """Begins to copy a tensor to the host.
+
+    Attributes:
+        on_device: It comes from a CUDA device.
+        seconds_waited: Seconds that `read` waited for the device.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.on_device, self.seconds_waited = tensor.is_cuda, 0.0
+        self._tensor, self._event = tensor, None
+        if tensor.is_cuda:
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+                tensor, non_blocking=True
+            )
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> Tensor:
+        """The copy; waits for the device where it has not come so far."""
+        begun = time.perf_counter()
+        if self._event is not None:
+            self._event.synchronize()
+        result = self._tensor.cpu()
+        self.seconds_waited += time.perf_counter() - begun
+        return result

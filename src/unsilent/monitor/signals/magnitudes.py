@@ -1,0 +1,72 @@
+"""Magnitudes of many tensors at once, on their device: the only place where they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors
+
+_SMALL = 2048
+"""Elements of a tensor that is read together with others."""
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds, without its history: of a DTensor its shard, of a sparse one its values."""
+    tensor = getattr(tensor, "_local_tensor", tensor).detach()
+    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
+
+
+@torch.no_grad()
+def norms_and_largest(tensors: Sequence[Tensor]) -> Tensor:
+    """L2 norms of n dense tensors, then their largest magnitudes, float64[2 n] on the device of the first; NaN stays NaN."""
+    filled = [tensor if tensor.numel() else tensor.new_zeros(1) for tensor in tensors]
+    device = filled[0].device
+    wider: dict[str, Any] = (
+        {} if device.type == "cpu" else {"dtype": torch.float32}
+    )  # on a CPU that would cost ten times as much
+    norms = [norm.to(device, torch.float64) for norm in torch._foreach_norm(filled, 2, **wider)]
+    return torch.cat([torch.stack(norms), largest_magnitudes(filled)])
+
+
+@torch.no_grad()
+def largest_magnitudes(tensors: Sequence[Tensor], squares: Sequence[bool] = ()) -> Tensor:
+    """The largest magnitude of each, float64[n] on the device of the first; NaN where there is one. One read of each tensor.
+
+    ``squares``: which tensors are averages of squares; on the CPU the smallest element of one that has a negative element is
+    returned in place of its largest magnitude.
+    """
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    device = tensors[0].device
+    if device.type == "cpu":
+        return _largest_on_cpu(tensors, np.array(squares or [False] * len(tensors)))
+    norms = torch._foreach_norm(list(tensors), float("inf"))
+    return torch.stack([n.to(device, torch.float64) for n in norms])
+
+
+def _largest_on_cpu(tensors: Sequence[Tensor], squares: NDArray[np.bool_]) -> Tensor:
+    """The same on the CPU, where a norm would take fifteen times as long."""
+    least, most = np.zeros(len(tensors)), np.zeros(len(tensors))
+    small, sizes, rest, ends = [], [], [], list[Tensor]()
+    for number, tensor in enumerate(tensors):
+        size = tensor.numel()
+        if 0 < size <= _SMALL and tensor.dtype is torch.float32:
+            small.append(number)
+            sizes.append(size)
+        elif size:
+            rest.append(number)
+            ends += torch.aminmax(tensor)
+    if small:
+        # One call for all: small tensors cost as much as calls do.
+        flat = _flatten_dense_tensors([tensors[number] for number in small]).numpy()
+        starts = np.cumsum([0, *sizes[:-1]])
+        least[small], most[small] = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)
+    if rest:
+        ends = [end.to(torch.float64) for end in ends] if len({end.dtype for end in ends}) > 1 else ends
+        least[rest], most[rest] = torch.stack(ends).to(torch.float64).view(-1, 2).numpy().T
+    return torch.from_numpy(np.where(squares & (least < 0), least, np.maximum(-least, most)))
