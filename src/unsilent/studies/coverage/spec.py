@@ -1,0 +1,297 @@
+"""What is asked of ``unsilent coverage``, what is known before the first trial, and what happened in one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge, Lt
+
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions, Budget
+from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.errors import UsageError
+from unsilent.lazy_module import LazyModule
+from unsilent.options import (
+    FAULTS_PANEL,
+    LARGEST,
+    NOT_AN_OPTION,
+    PRECISION_PANEL,
+    WORKLOAD_PANEL,
+    Option,
+    OptionValues,
+    check_count,
+)
+from unsilent.replicas.spec import MOST_STEPS
+from unsilent.studies.training.spec import (
+    PHASES,
+    InjectionPoint,
+    TrainingSpec,
+    parse_weighted_models,
+    read_phases,
+    weighted_models_text,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from unsilent.detectors.series import Series
+    from unsilent.workloads.model_fitting import Progress
+else:
+    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
+
+OPERATION, MEMORY = PLACES = ("operation", "memory")
+"""Where faults are: in an operation of a step, or in parameters and optimizer state between two steps."""
+NONFINITE = "nonfinite"
+EDGES = (1e-4, 1e-2, 1.0, 100.0)
+CLASSES = ("0..1e-4", "1e-4..1e-2", "1e-2..1", "1..100", "100..inf", NONFINITE)
+"""Of severities, limits included below and excluded above."""
+GOLDEN = TrialId("golden", None, 0)
+"""The recording of the fault-free run."""
+CLEAN = "clean"
+CHANGES = ("batch-size", "learning-rate", "data")
+"""What is changed half way through a fault-free run."""
+FOLLOWED, NOT_FOUND, RECORDED, JUDGED = ENDS_OF_RUNS = ("followed", "not-found", "recorded", "judged")
+ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
+"""``followed``: a fault of the class was found, and steps were recorded; ``not-found``: none of the faults that were tried is
+of the class; ``recorded``: the golden run; ``judged``: a fault-free run."""
+MOST_FOLLOWED, MOST_TRIES = 1000, 10**6
+_CLEAN_NAME = re.compile(rf"({'|'.join((CLEAN, *CHANGES))})-([0-9]{{1,9}})-([0-9a-f]{{8}})")
+
+
+def severity_class(severity: float) -> str:
+    """The class of a severity; infinity stands for gradients or parameters that are not finite."""
+    return NONFINITE if math.isinf(severity) else CLASSES[sum(severity >= edge for edge in EDGES)]
+
+
+def clean_target(kind: str, steps: int, digest: str) -> str:
+    """The name of fault-free runs of a kind (`CLEAN` or one of `CHANGES`), judged by the rules with this digest."""
+    return f"{kind}-{steps}-{digest}"
+
+
+def parse_clean_target(name: str) -> tuple[str, int, str] | None:
+    """Kind, steps and digest of the rules; None for another target."""
+    match = _CLEAN_NAME.fullmatch(name)
+    return match and (match[1], int(match[2]), match[3])
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageSpec:
+    """What was asked."""
+
+    workload: Annotated[str, Option(
+        "A training: built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
+        missing_error="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
+    data: Annotated[str | None, DATA] = None
+    faults: Annotated[tuple[tuple[str, float], ...], Option(
+        "A fault model of operations: any that unsilent faults lists, or a published one, like RD; 2*RD doubles its weight; "
+        "repeat for more.", FAULTS_PANEL, "fault", default_text="bitflip",
+        parser=parse_weighted_models, formatter=weighted_models_text, is_repeatable=True)] = ()  # fmt: skip
+    memory_fault: Annotated[str, Option(
+        "The fault model of parameters and optimizer state.", FAULTS_PANEL)] = "bitflip"  # fmt: skip
+    phases: Annotated[tuple[str, ...], Option(
+        "Phase: fwd (forward), grad_in (input gradients) or grad_wt (weight gradients); repeat for more.", FAULTS_PANEL, "phase",
+        default_text="all three", parser=read_phases,
+        is_repeatable=True)] = PHASES  # fmt: skip
+    layers: Annotated[tuple[str, ...], Option(
+        "Modules to inject into, like block1.*; repeat for "
+        "more.", FAULTS_PANEL, "layer", default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
+    follow: Annotated[int, Option("Steps that a rule has to detect a fault, that of the fault included.", FAULTS_PANEL)] = 5
+    tries: Annotated[int, Option(
+        "Faults that a trial draws at most until one is of its class of severity.", FAULTS_PANEL)] = 300  # fmt: skip
+    seed: Annotated[int, SEED] = 0
+    init: Annotated[int, Option("Seed of the training itself.", WORKLOAD_PANEL)] = 0
+    steps: Annotated[int | None, Option("Steps of the training.", WORKLOAD_PANEL, default_text="all of the training")] = (
+        None
+    )
+    threads: Annotated[int, NOT_AN_OPTION] = 1
+    study: Annotated[str, NOT_AN_OPTION] = "coverage"
+
+    @property
+    def is_enumerated(self) -> bool:
+        """Never: trials are drawn."""
+        return False
+
+    @property
+    def device(self) -> str:
+        """Where it trains: an option of its workload."""
+        return dict(self.options).get("device", "cpu")
+
+    @property
+    def flips(self) -> tuple[None]:
+        """The fault model says how many elements."""
+        return (None,)
+
+    def training_spec(self, place: str) -> TrainingSpec:
+        """The study of faulty trainings that draws the same faults."""
+        in_operations = place == OPERATION
+        return TrainingSpec(
+            self.workload,
+            self.options,
+            self.data,
+            (self.faults or (("bitflip", 1.0),)) if in_operations else ((self.memory_fault, 1.0),),
+            phases=self.phases if in_operations else PHASES,
+            layers=self.layers,
+            per=None if in_operations else "kind",
+            seed=self.seed,
+            init=self.init,
+            steps=self.steps,
+            threads=self.threads,
+        )
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+    def identity(self) -> Json:
+        """The spec without the folders its files happen to lie in."""
+        return without_folders(self.to_json(), "data")
+
+    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
+        """What runs trials, in a worker."""
+        from unsilent.studies.coverage.runner import CoverageRunner
+
+        return CoverageRunner(self, progress, worker_settings)
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageTarget:
+    """What trials are drawn for: faults of one class of severity in one place."""
+
+    name: str
+    place: str
+    severity: str
+    slots: int = 0
+
+
+TARGETS = tuple(CoverageTarget(f"{place}:{name}", place, name) for place in PLACES for name in CLASSES)
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageBaseline:
+    """What a worker found out before the first trial.
+
+    Attributes:
+        name: Of the training.
+        series: What is recorded in each step: feature, tensor, statistic, elements and dimensions.
+        steps: Of the training.
+        changes: Those of `CHANGES` that can be made to it.
+        golden_seconds: Of a fault-free run.
+    """
+
+    campaign: str
+    fingerprint: Mapping[str, str]
+    name: str
+    targets: tuple[CoverageTarget, ...]
+    series: tuple[tuple[str, str, str, int, int], ...]
+    steps: int
+    changes: tuple[str, ...]
+    golden_seconds: float
+    parameters: int
+    optimizers: tuple[str, ...]
+    info: Mapping[str, Any]
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def named_series(self) -> tuple[Series, ...]:
+        """The series as rules know them."""
+        from unsilent.detectors.series import Series
+
+        return tuple(Series(*one) for one in self.series)
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CoverageRow(StoredRow):
+    """One faulty step and those after it, the recording of the golden run, or one fault-free run that rules judged.
+
+    Attributes:
+        injection: Step and site of the fault.
+        faults: JSON list of the injected faults, or its digest where that is very long.
+        end: One of `ENDS`.
+        tried: Faults that were drawn until one was of the class.
+        severity: Relative change of the gradients of the step, or of the update where memory was corrupted; infinity where
+            one is not finite, NaN where there is none.
+        steps: That were recorded.
+        rules: Of a fault-free run, JSON list of the names of what judged it.
+        values: float64[steps, series].
+        seen: uint8[steps, series].
+        events: int64[rules, 4], runs of consecutive steps with an alarm, and with an alarm or a warning, in the first half of
+            the training, then in the second one.
+        scores: int64[rules, bins], how many steps had a largest score in each bin of `scoring.SCORE_EDGES`.
+        error: What was raised.
+        seconds, worker: Cost of the trial; not compared between stores.
+    """
+
+    trial: TrialId
+    injection: InjectionPoint
+    faults: Annotated[str, FAULTS_JSON]
+    end: str
+    tried: Annotated[int, Ge(0)]
+    severity: float
+    steps: Annotated[int, Ge(0)]
+    rules: str
+    values: npt.NDArray[np.float64]
+    seen: npt.NDArray[np.uint8]
+    events: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.int64]
+    error: str = ""
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    worker: Annotated[int, RUN_SPECIFIC] = 0
+
+
+# -- what is asked besides it ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CoverageBudget(Budget):
+    """How many trials."""
+
+    trials: Annotated[int, Option(
+        "Faults of each class of severity, in operations and in memory.", PRECISION_PANEL)] = 150  # fmt: skip
+    shard: Annotated[tuple[int, int], NOT_AN_OPTION] = (1, 1)
+    clean_runs: Annotated[int, Option("Fault-free runs with other seeds, for false alarms.", PRECISION_PANEL)] = 20
+    clean_steps: Annotated[int | None, Option(
+        "Steps of each fault-free run.", PRECISION_PANEL, default_text="as many as the training has")] = None  # fmt: skip
+    changed_runs: Annotated[int, Option(
+        "Fault-free runs with each planted change: batch size, learning rate, data.", PRECISION_PANEL)] = 5  # fmt: skip
+
+    def __post_init__(self) -> None:
+        Budget.__post_init__(self)
+        check_count("--clean-runs", self.clean_runs, 0, MOST_STEPS)
+        check_count("--changed-runs", self.changed_runs, 0, MOST_STEPS)
+        if self.clean_steps is not None:
+            check_count("--clean-steps", self.clean_steps, 1, MOST_STEPS)
+
+
+@dataclass(frozen=True)
+class CoverageAnalysisOptions(AnalysisOptions):
+    """How a store is read."""
+
+    rate: Annotated[float, Option(
+        "False alarms per step at which rules are compared with scaled thresholds.", PRECISION_PANEL)] = 1e-3  # fmt: skip
+
+    def __post_init__(self) -> None:
+        AnalysisOptions.__post_init__(self)
+        if not 0 < self.rate < 1:
+            raise UsageError(f"rate is {self.rate}; expected a share of steps between 0 and 1, like 0.001")
+
+
+def make_coverage_spec(asked: OptionValues) -> CoverageSpec:
+    """What was asked, checked as far as that is possible without the training; raises ``UsageError``."""
+    check_count("--follow", asked["follow"], 1, MOST_FOLLOWED)
+    check_count("--tries", asked["tries"], 1, MOST_TRIES)
+    for name in ("seed", "init"):
+        check_count(f"--{name}", asked[name], 0, LARGEST)
+    if asked["steps"] is not None:
+        check_count("--steps", asked["steps"], asked["follow"] + 1, MOST_STEPS)
+    return asked.make_dataclass(CoverageSpec)
