@@ -35,6 +35,20 @@ class Judgement(NamedTuple):
     baselines: Floats
 
 
+def make_judgement(seen: Bools, alarms: Bools, warnings: Bools, scores: Floats, baselines: Floats) -> Judgement:
+    """A judgement of the series that were seen; the others are `NORMAL`, with neither score nor baseline.
+
+    Args:
+        seen: bool[n].
+        alarms: bool[n]; prevails over a warning.
+        warnings: bool[n].
+        scores: float64[n].
+        baselines: float64[n].
+    """
+    levels = np.where(seen, np.where(alarms, ALARM, np.where(warnings, WARNING, NORMAL)), NORMAL).astype(np.int8)
+    return Judgement(levels, np.where(seen, scores, np.nan), np.where(seen, baselines, np.nan))
+
+
 class Rule(Protocol):
     """A rule with its thresholds.
 

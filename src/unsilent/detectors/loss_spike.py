@@ -1,0 +1,85 @@
+"""Spikes of the loss, as Lightning's ``SpikeDetection(window=10, warmup=1, rtol=2.0, finite_only=True)`` finds them.
+
+    alarm: not finite; or value > previous and |value - mean| >= rtol * |mean|, the mean of the last `window` values
+
+Values that raise an alarm are not learnt. Source: Lightning (``fabric/utilities/spike.py``), with the loss to be minimised and no
+absolute tolerance. There a training ends at a spike; what happens to the window if it goes on is not stated. Chosen here: `relearn`
+alarms in a row are a new level of the loss, and the window begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.detectors.rule import Judgement, make_judgement
+from unsilent.detectors.series import LOSS, Bools, Floats, Series
+from unsilent.detectors.thresholds import check_above, check_at_least
+
+
+class LossState(NamedTuple):
+    """The last values.
+
+    Attributes:
+        recent: float64[window, n], the latest first; those that are missing are 0.
+        count: int64[n], values in it.
+        alarms: int64[n], finite values in a row that raised an alarm.
+    """
+
+    recent: Floats
+    count: NDArray[np.int64]
+    alarms: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LossSpike:
+    """The loss against the mean of its last values.
+
+    Attributes:
+        window: Values that the mean is taken of.
+        warmup: Values before the first one that is judged.
+        rtol: Distance from the mean, in means.
+        relearn: Finite alarms in a row that begin a new window.
+    """
+
+    name: ClassVar[str] = "loss-spike"
+    window: int = 10
+    warmup: int = 1
+    rtol: float = 2.0
+    relearn: int = 8
+
+    def __post_init__(self) -> None:
+        check_at_least(self.name, 1, window=self.window, warmup=self.warmup, relearn=self.relearn)
+        check_above(self.name, 0, rtol=self.rtol)
+
+    def reads(self, series: Series) -> bool:
+        """The loss."""
+        return series.feature == LOSS
+
+    def initial_state(self, series: Sequence[Series]) -> LossState:
+        """No values."""
+        none = np.zeros(len(series), np.int64)
+        return LossState(np.zeros((self.window, len(series))), none, none)
+
+    def judge(self, state: LossState, values: Floats, seen: Bools, seconds: float) -> tuple[LossState, Judgement]:
+        """The next state and the judgement of one step."""
+        finite = np.isfinite(values)
+        with np.errstate(all="ignore"):
+            mean = state.recent.sum(axis=0) / state.count
+            ratio = np.abs(values - mean) / np.abs(self.rtol * mean)
+        # A mean of 0 counts only a value that rises from it.
+        ratio = np.where((state.count >= self.warmup) & (values > state.recent[0]), ratio, 0.0)
+        spikes = finite & (ratio >= 1)
+        none = np.zeros(len(values), np.bool_)
+        judgement = make_judgement(seen, ~finite | spikes, none, np.where(finite, ratio, np.inf), mean)
+        alarms = np.where(seen & finite, np.where(spikes, state.alarms + 1, 0), state.alarms)
+        is_new = alarms >= self.relearn
+        learnt = seen & finite & (~spikes | is_new)
+        kept = np.where(is_new, 0.0, state.recent[:-1])
+        recent = np.where(learnt, np.concatenate([values[None], kept]), state.recent)
+        count = np.where(is_new, 1, np.minimum(state.count + learnt, self.window))
+        return LossState(recent, count, np.where(is_new, 0, alarms)), judgement

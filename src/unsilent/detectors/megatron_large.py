@@ -1,0 +1,69 @@
+"""Megatron-LM's check for unexpectedly large results: ten times the largest of the first hundred, which then stays as it is.
+
+    the first `samples` finite values:  largest = max(largest, value)
+    afterwards:                         alarm: value >= factor * largest
+
+Source: ``rerun_state_machine.py`` of Megatron-LM (``is_unexpectedly_large``), which checks the local loss and the norm of the
+gradients of a bucket before their reduction; here the norm of each parameter's gradient. NaN and infinity are ignored, as there,
+where other checks find them: use this rule with `nonfinite`. Chosen here: where the largest is 0 or less, nothing is an alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.detectors.rule import Judgement, make_judgement
+from unsilent.detectors.series import GRADIENT, L2, LOSS, Bools, Floats, Series
+from unsilent.detectors.thresholds import check_above, check_at_least
+
+
+class LargestState(NamedTuple):
+    """The largest of the first values: ``largest`` float64[n], 0 before the first, of ``samples`` values, int64[n]."""
+
+    largest: Floats
+    samples: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MegatronLarge:
+    """A value against the largest of the first ones.
+
+    Attributes:
+        factor: An alarm from so many times the largest on.
+        samples: How many values are the first ones.
+    """
+
+    name: ClassVar[str] = "megatron-large"
+    factor: float = 10.0
+    samples: int = 100
+
+    def __post_init__(self) -> None:
+        check_above(self.name, 1, factor=self.factor)
+        check_at_least(self.name, 1, samples=self.samples)
+
+    def reads(self, series: Series) -> bool:
+        """The loss, and the L2 norm of the gradient of a parameter."""
+        return series.feature == LOSS or (series.feature, series.statistic) == (GRADIENT, L2)
+
+    def initial_state(self, series: Sequence[Series]) -> LargestState:
+        """No values."""
+        return LargestState(np.zeros(len(series)), np.zeros(len(series), np.int64))
+
+    def judge(
+        self, state: LargestState, values: Floats, seen: Bools, seconds: float
+    ) -> tuple[LargestState, Judgement]:
+        """The next state and the judgement of one step."""
+        usable, learning = seen & np.isfinite(values), state.samples < self.samples
+        limit = np.where(~learning & (state.largest > 0), self.factor * state.largest, np.nan)
+        judgement = make_judgement(
+            usable, values >= limit, np.zeros(len(values), np.bool_), values / limit, np.where(learning, np.nan, state.largest)
+        )
+        learnt = usable & learning
+        return LargestState(
+            np.where(learnt, np.maximum(state.largest, values), state.largest), state.samples + learnt
+        ), judgement

@@ -1,0 +1,234 @@
+"""Robust z on the log scale: the distance of a value from the median of its series' last values, in units of their usual spread.
+
+    distance = log(value) - median            of the logs of the last `window` clean values
+    spread   = max(1.4826 * MAD, floor)
+    limit    = max(min(threshold * spread, log(largest_factor)), headroom * reach)       upwards, and of its own downwards
+    score    = |distance| / limit;  alarm: score >= 1;  warning: score >= warning_share
+
+*reach* is the largest distance of a clean value so far in that direction; it halves in `half_life` values. It widens the limit of a
+series with heavy tails, which median and MAD do not see. ``largest_factor`` narrows it where the spread is large: a value so many
+times the usual one is an alarm, unless clean values came near that before. Downwards the limit of tensors with few elements is
+wider (``smallest_factor``, and `log_of_smallest_norm`): the gradient of a single element passes 0 now and then.
+
+NaN and infinity are always an alarm, with the score inf. No value that raises an alarm is learnt.
+
+*Zero* has no logarithm. It is an alarm in a series that was never 0 while `warm_up` values were collected, and is not learnt.
+
+*Beginning*: until `warm_up` values of a series only values that are not finite are judged; until `early` values only changes of
+a factor of `early_factor` or more are an alarm, for gradients move fast there.
+
+*New regime*: values that are an alarm one after the other, and agree with each other (all within one limit), are one
+alarm: the first. The others are warnings. After `relearn` of them the window is moved to their mean, and the series is judged
+against that. A persistent fault raises an alarm at its first step and is then taken as the new usual. A zero that stays so long
+counts as usual from then on. A value that does not agree with those before begins anew, with an alarm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.detectors.rule import Judgement, make_judgement
+from unsilent.detectors.series import GRADIENT, NORM_INPUT_GRADIENT, UPDATE, VALUE, Bools, Floats, Series
+from unsilent.detectors.thresholds import check_above, check_at_least, check_share
+
+LOG_OF_ZERO = math.log(5e-324)
+"""Stands for the logarithm of 0; that of the smallest number."""
+NORMAL_MAD = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations."""
+BELOW_ALARM = float(np.nextafter(1.0, 0.0))
+"""Score of a value that agrees with an alarm just before."""
+_LOG_OF_RARE = 18.0
+"""Logarithm of 1 over a chance that is taken as none, 1.5e-8."""
+
+
+class RobustZState(NamedTuple):
+    """State of n series.
+
+    Attributes:
+        latest: float64[window, n], logarithms of clean values, in a ring; infinity where there is none so far.
+        ordered: float64[window, n], the same in ascending order.
+        learnt: int64[n], clean values so far.
+        reach: float64[2, n], largest distance upwards and downwards, decayed.
+        widest: float64[n], limit downwards of a series without reach.
+        run: int64[n], alarms in a row that agree.
+        run_ends: float64[2, n], smallest and largest logarithm of them.
+        run_sum: float64[n], sum of their logarithms.
+        may_be_zero: bool[n], whether 0 is usual.
+    """
+
+    latest: Floats
+    ordered: Floats
+    learnt: NDArray[np.int64]
+    reach: Floats
+    widest: Floats
+    run: NDArray[np.int64]
+    run_ends: Floats
+    run_sum: Floats
+    may_be_zero: Bools
+
+
+def median_and_deviation(ordered: Floats, counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Median and median absolute deviation of each column, the upper one of an even number; NaN of none.
+
+    Args:
+        ordered: float64[window, n], each column in ascending order.
+        counts: int64[n], how many of a column are meant: the first ones.
+    """
+    median, deviation = np.full((2, ordered.shape[1]), np.nan)
+    for count in set(counts.tolist()):
+        columns = slice(None) if count == counts.min() == counts.max() else np.flatnonzero(counts == count)
+        if count:
+            own, half = ordered[:count, columns], count // 2
+            middle = own[half]
+            # The half + 1 values closest to the median lie side by side: of all such stretches the shortest way to its ends.
+            ways = np.maximum(middle - own[: count - half], own[half:] - middle)
+            median[columns], deviation[columns] = middle, ways.min(axis=0)
+    return median, deviation
+
+
+def log_of_smallest_norm(elements: NDArray[np.int64]) -> Floats:
+    """How far below its usual size the norm of so many random elements gets, on the log scale: chances go with its power."""
+    return _LOG_OF_RARE / elements
+
+
+@dataclass(frozen=True)
+class RobustZ:
+    """Two-sided robust z of logarithms, see the module.
+
+    Attributes:
+        threshold: Limit, in spreads.
+        largest_factor, smallest_factor: Changes upwards and downwards that are an alarm whatever the spread.
+        headroom: Limit, in reaches.
+        half_life: Values in which a reach halves.
+        window: Clean values that median and spread are taken of.
+        floor: Least spread.
+        warm_up: Clean values before a series is judged.
+        early: Clean values until which only changes of `early_factor` are an alarm.
+        early_factor: See ``early``.
+        relearn: Alarms in a row, agreeing with each other, after which they are the usual.
+        warning_share: Score of a warning.
+    """
+
+    name: ClassVar[str] = "robust-z"
+    threshold: float = 12.0
+    largest_factor: float = 12.0
+    smallest_factor: float = 100.0
+    headroom: float = 2.5
+    half_life: float = 300.0
+    window: int = 50
+    floor: float = 0.02
+    warm_up: int = 20
+    early: int = 100
+    early_factor: float = 1000.0
+    relearn: int = 8
+    warning_share: float = 0.75
+
+    def __post_init__(self) -> None:
+        name = self.name
+        check_above(name, 0, threshold=self.threshold, headroom=self.headroom, half_life=self.half_life, floor=self.floor)
+        factors = {key: getattr(self, key) for key in ("largest_factor", "smallest_factor", "early_factor")}
+        check_above(name, 1, **factors)
+        check_at_least(name, 2, window=self.window)
+        check_at_least(name, 1, warm_up=self.warm_up, relearn=self.relearn)
+        check_at_least(name, 0, early=self.early)
+        check_share(name, warning_share=self.warning_share)
+
+    def reads(self, series: Series) -> bool:
+        """Gradients, and tensors that the user named."""
+        return series.feature in (GRADIENT, NORM_INPUT_GRADIENT, VALUE)
+
+    def initial_state(self, series: Sequence[Series]) -> RobustZState:
+        """No values."""
+        n = len(series)
+        elements = np.array([max(one.elements, 1) for one in series], dtype=np.int64)
+        empty, none = np.full((self.window, n), np.inf), np.zeros(n, np.int64)
+        widest = np.maximum(math.log(self.smallest_factor), log_of_smallest_norm(elements))
+        pair = np.zeros((2, n))
+        return RobustZState(empty, empty, none, pair, widest, none, pair, np.zeros(n), np.zeros(n, np.bool_))
+
+    def judge(
+        self, state: RobustZState, values: Floats, seen: Bools, seconds: float
+    ) -> tuple[RobustZState, Judgement]:
+        """The next state and the judgement of one step."""
+        bad = seen & ~np.isfinite(values)
+        usable, is_zero = seen & ~bad, values == 0
+        with np.errstate(all="ignore"):
+            logs = np.where(usable & ~is_zero, np.log(np.abs(values)), LOG_OF_ZERO)
+        median, deviation = median_and_deviation(state.ordered, np.minimum(state.learnt, self.window))
+        spread = np.maximum(NORMAL_MAD * deviation, self.floor)
+        up, down = self._limits(state, spread)
+        distance = logs - median
+        scores = np.where(distance > 0, distance / up, -distance / down)
+        usual_zero = is_zero & state.may_be_zero
+        judged = usable & (state.learnt >= self.warm_up) & ~usual_zero
+        outside = judged & (scores >= 1)
+        run, ends, total = self._next_run(state, logs, usable, outside, up)
+        agrees = outside & (run > 1)
+        scores = np.where(bad, np.inf, np.where(judged, np.where(agrees, BELOW_ALARM, scores), np.nan))
+        judgement = make_judgement(
+            seen, bad | (outside & ~agrees), judged & (scores >= self.warning_share), scores, np.exp(median)
+        )
+        clean = usable & ~outside & ~is_zero
+        state = self._learn(state, logs, distance, clean)._replace(run=run, run_ends=ends, run_sum=total)
+        zero_at_start = usable & is_zero & (state.learnt < self.warm_up)
+        state = state._replace(may_be_zero=state.may_be_zero | zero_at_start)
+        return (self._relearn(state, median, is_zero) if (run >= self.relearn).any() else state), judgement
+
+    def _limits(self, state: RobustZState, spread: Floats) -> tuple[Floats, Floats]:
+        """Limits of distances upwards and downwards, float64[n] each."""
+        wide = self.threshold * spread
+        up = np.maximum(np.minimum(wide, math.log(self.largest_factor)), self.headroom * state.reach[0])
+        down = np.maximum(np.minimum(wide, state.widest), self.headroom * state.reach[1])
+        early = state.learnt < self.early
+        if early.any():
+            up = np.where(early, np.maximum(up, math.log(self.early_factor)), up)
+            down = np.where(early, np.maximum(down, np.maximum(state.widest, math.log(self.early_factor))), down)
+        return up, down
+
+    def _next_run(
+        self, state: RobustZState, logs: Floats, usable: Bools, outside: Bools, limit: Floats
+    ) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """Length, ends and sum of the runs of alarms that agree, after this step."""
+        if not (outside.any() or state.run.any()):
+            return state.run, state.run_ends, state.run_sum
+        low, high = np.minimum(state.run_ends[0], logs), np.maximum(state.run_ends[1], logs)
+        agrees = outside & (state.run > 0) & (high - low <= limit)
+        run = np.where(outside, np.where(agrees, state.run + 1, 1), np.where(usable, 0, state.run))
+        ends = np.where(outside, np.where(agrees, [low, high], logs), state.run_ends)
+        return run, ends, np.where(outside, np.where(agrees, state.run_sum + logs, logs), state.run_sum)
+
+    def _learn(self, state: RobustZState, logs: Floats, distance: Floats, clean: Bools) -> RobustZState:
+        """The state with the clean values of this step."""
+        place, columns = state.learnt % self.window, np.arange(len(logs))
+        oldest = state.latest[place, columns]
+        latest = state.latest.copy()
+        latest[place, columns] = np.where(clean, logs, oldest)
+        # Ordered without the oldest, then with the new one: each place takes the middle one of its neighbours and the new value.
+        rest = np.where(state.ordered[:-1] < oldest, state.ordered[:-1], state.ordered[1:])
+        new = np.where(clean, logs, oldest)
+        ordered = np.empty_like(state.ordered)
+        ordered[0], ordered[-1] = np.minimum(rest[0], new), np.maximum(rest[-1], new)
+        ordered[1:-1] = np.maximum(rest[:-1], np.minimum(rest[1:], new))
+        kept = 0.5 ** (1 / self.half_life) * state.reach
+        known = clean & (state.learnt >= self.warm_up)
+        reach = np.where(clean, np.where(known, np.maximum(kept, [distance, -distance]), kept), state.reach)
+        return state._replace(latest=latest, ordered=ordered, learnt=state.learnt + clean, reach=reach)
+
+    def _relearn(self, state: RobustZState, median: Floats, is_zero: Bools) -> RobustZState:
+        """The state where alarms agreed for so long that they are the usual."""
+        ended = state.run >= self.relearn
+        shift = np.where(ended & ~is_zero, state.run_sum / np.maximum(state.run, 1) - median, 0.0)
+        least = math.log(self.largest_factor) / self.headroom
+        return state._replace(
+            latest=state.latest + shift,
+            ordered=state.ordered + shift,
+            reach=np.where(shift != 0, np.maximum(state.reach, least), state.reach),
+            may_be_zero=state.may_be_zero | (ended & is_zero),
+            run=np.where(ended, 0, state.run),
+        )
