@@ -8,7 +8,7 @@ from typing import Any
 from unsilent.cli.campaign import Verb
 from unsilent.options import OptionValues
 from unsilent.report.text import count_text
-from unsilent.studies.coverage.spec import CoverageAnalysisOptions
+from unsilent.studies.coverage.spec import CoverageAnalysisOptions, CoverageBudget
 
 
 class CoverageVerb(Verb):
@@ -24,6 +24,6 @@ class CoverageVerb(Verb):
 
         with self.open_executor_and_display(asked, spec) as (executor, observer):
             return run_coverage(
-                spec, self.budget(asked), executor, store, asked.make_dataclass(CoverageAnalysisOptions),
+                spec, asked.make_dataclass(CoverageBudget), executor, store, asked.make_dataclass(CoverageAnalysisOptions),
                 observer=observer, command=self.command_line(asked),
             )  # fmt: skip

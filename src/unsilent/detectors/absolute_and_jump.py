@@ -84,9 +84,7 @@ class AbsoluteAndJump:
         alarms = ~finite | (values > self.upper_alarm) | (ratio > self.jump_alarm)
         warnings = (values > self.upper_warning) | (ratio > self.jump_warning)
         scores = np.where(finite, np.maximum(values / self.upper_alarm, ratio / self.jump_alarm), np.inf)
-        judgement = make_judgement(
-            seen, alarms, warnings, scores, np.where(state.steps > 0, state.previous, np.nan)
-        )
+        judgement = make_judgement(seen, alarms, warnings, scores, np.where(state.steps > 0, state.previous, np.nan))
         learnt = seen & finite & (self.learns_alarms | ~alarms)
         counted = seen & (self.learns_alarms | ~alarms)
         return AbsoluteAndJumpState(

@@ -83,9 +83,7 @@ class AsdV3:
         """Empty averages."""
         return AverageState(np.zeros(len(series)), np.zeros(len(series), np.int64))
 
-    def judge(
-        self, state: AverageState, values: Floats, seen: Bools, seconds: float
-    ) -> tuple[AverageState, Judgement]:
+    def judge(self, state: AverageState, values: Floats, seen: Bools, seconds: float) -> tuple[AverageState, Judgement]:
         """The next state and the judgement of one step."""
         with np.errstate(all="ignore"):
             squares = values * values
@@ -94,9 +92,7 @@ class AsdV3:
             alarms = ~finite | (squares > self.alarm_ratio * scale)
             warnings = squares > self.warning_ratio * scale
             scores = np.where(finite, np.where(squares > 0, squares / scale, 0.0) / self.alarm_ratio, np.inf)
-        judgement = make_judgement(
-            seen, alarms, warnings, scores, np.sqrt(np.where(state.steps > 0, scale, np.nan))
-        )
+        judgement = make_judgement(seen, alarms, warnings, scores, np.sqrt(np.where(state.steps > 0, scale, np.nan)))
         learnt = seen & finite & (self.learns_alarms | ~alarms)
         average = np.where(learnt, self.decay * state.average + (1 - self.decay) * squares, state.average)
         return AverageState(average, state.steps + learnt), judgement

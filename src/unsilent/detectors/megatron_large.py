@@ -54,14 +54,16 @@ class MegatronLarge:
         """No values."""
         return LargestState(np.zeros(len(series)), np.zeros(len(series), np.int64))
 
-    def judge(
-        self, state: LargestState, values: Floats, seen: Bools, seconds: float
-    ) -> tuple[LargestState, Judgement]:
+    def judge(self, state: LargestState, values: Floats, seen: Bools, seconds: float) -> tuple[LargestState, Judgement]:
         """The next state and the judgement of one step."""
         usable, learning = seen & np.isfinite(values), state.samples < self.samples
         limit = np.where(~learning & (state.largest > 0), self.factor * state.largest, np.nan)
         judgement = make_judgement(
-            usable, values >= limit, np.zeros(len(values), np.bool_), values / limit, np.where(learning, np.nan, state.largest)
+            usable,
+            values >= limit,
+            np.zeros(len(values), np.bool_),
+            values / limit,
+            np.where(learning, np.nan, state.largest),
         )
         learnt = usable & learning
         return LargestState(

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.detectors.rule import Judgement, make_judgement
-from unsilent.detectors.series import GRADIENT, NORM_INPUT_GRADIENT, UPDATE, VALUE, Bools, Floats, Series
+from unsilent.detectors.series import GRADIENT, NORM_INPUT_GRADIENT, VALUE, Bools, Floats, Series
 from unsilent.detectors.thresholds import check_above, check_at_least, check_share
 
 LOG_OF_ZERO = math.log(5e-324)
@@ -131,7 +131,9 @@ class RobustZ:
 
     def __post_init__(self) -> None:
         name = self.name
-        check_above(name, 0, threshold=self.threshold, headroom=self.headroom, half_life=self.half_life, floor=self.floor)
+        check_above(
+            name, 0, threshold=self.threshold, headroom=self.headroom, half_life=self.half_life, floor=self.floor
+        )
         factors = {key: getattr(self, key) for key in ("largest_factor", "smallest_factor", "early_factor")}
         check_above(name, 1, **factors)
         check_at_least(name, 2, window=self.window)
@@ -152,9 +154,7 @@ class RobustZ:
         pair = np.zeros((2, n))
         return RobustZState(empty, empty, none, pair, widest, none, pair, np.zeros(n), np.zeros(n, np.bool_))
 
-    def judge(
-        self, state: RobustZState, values: Floats, seen: Bools, seconds: float
-    ) -> tuple[RobustZState, Judgement]:
+    def judge(self, state: RobustZState, values: Floats, seen: Bools, seconds: float) -> tuple[RobustZState, Judgement]:
         """The next state and the judgement of one step."""
         bad = seen & ~np.isfinite(values)
         usable, is_zero = seen & ~bad, values == 0

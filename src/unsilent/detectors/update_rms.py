@@ -68,9 +68,7 @@ class UpdateRms:
         zeros, none = np.zeros(len(series)), np.zeros(len(series), np.int64)
         return RunningState(zeros, zeros, none, none)
 
-    def judge(
-        self, state: RunningState, values: Floats, seen: Bools, seconds: float
-    ) -> tuple[RunningState, Judgement]:
+    def judge(self, state: RunningState, values: Floats, seen: Bools, seconds: float) -> tuple[RunningState, Judgement]:
         """The next state and the judgement of one step."""
         finite = np.isfinite(values)
         mean = corrected_average(state.average, state.learnt, self.decay)
@@ -86,8 +84,12 @@ class UpdateRms:
         alarms = np.where(seen & finite, np.where(large, state.alarms + 1, 0), state.alarms)
         is_new, learnt = alarms >= self.relearn, seen & finite & ~large
         return RunningState(
-            np.where(is_new, 0.0, np.where(learnt, self.decay * state.average + (1 - self.decay) * values, state.average)),
-            np.where(is_new, 0.0, np.where(learnt, self.decay * state.squares + (1 - self.decay) * square, state.squares)),
+            np.where(
+                is_new, 0.0, np.where(learnt, self.decay * state.average + (1 - self.decay) * values, state.average)
+            ),
+            np.where(
+                is_new, 0.0, np.where(learnt, self.decay * state.squares + (1 - self.decay) * square, state.squares)
+            ),
             np.where(is_new, 0, state.learnt + learnt),
             np.where(is_new, 0, alarms),
         ), judgement

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import bdtr
 
 from unsilent.detectors.rule import ALARM, WARNING, Rule
-from unsilent.detectors.series import Bools, Floats, Recording
+from unsilent.detectors.series import Bools, Floats, Recording, Series
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.statistics.comparing import holm, paired
@@ -22,9 +22,8 @@ from unsilent.studies.coverage.scoring import (
     DetectorScores,
     FaultRecording,
     Ints,
+    applications,
     current_digest,
-    join_counts,
-    make_detectors,
     named_rules,
     score_faults,
     threshold_at_rate,
@@ -173,15 +172,21 @@ def analyse(
     rows = [row for row in store.rows() if row.trial != GOLDEN]
     faults = [row for row in rows if row.end == FOLLOWED]
     clean = CleanRuns(rows, digest)
-    recordings = [FaultRecording(row.injection.step, row.values, row.seen.astype(np.bool_)) for row in faults]
+    recordings = [FaultRecording(row.injection.step, row.signals, row.seen.astype(np.bool_)) for row in faults]
     golden = Recording(
-        baseline.named_series, golden_row.values, golden_row.seen.astype(np.bool_), np.arange(float(golden_row.steps))
+        tuple(Series(*one) for one in baseline.series),
+        golden_row.signals,
+        golden_row.seen.astype(np.bool_),
+        np.arange(float(golden_row.steps)),
     )
-    scored = {
-        detector: score_faults(detector, golden, recordings, store.spec.follow)
-        for detector in make_detectors(rules, golden.series)
+    scored, cost = dict[Detector, DetectorScores](), dict[str, float]()
+    for application in applications(rules, golden.series):
+        own, seconds = score_faults(application, golden, recordings, store.spec.follow)
+        scored |= own
+        cost |= {detector.rule: seconds for detector in own if not detector.on}
+    targets = {
+        target.name: np.array([r.trial.target == target.name for r in faults], np.bool_) for target in baseline.targets
     }
-    targets = {target.name: np.array([r.trial.target == target.name for r in faults], np.bool_) for target in baseline.targets}
     seconds, cpu_seconds = store.total_session_seconds()
     return CoverageResult(
         spec=store.spec,
@@ -189,7 +194,7 @@ def analyse(
         options=options,
         command=store.largest_budget()[1],
         faults=len(faults),
-        severities={name: np.array([r.severity for r, own in zip(faults, mask, strict=True) if own]) for name, mask in targets.items()},
+        severities={name: np.array([row.severity for row in faults])[mask] for name, mask in targets.items()},
         tried={name: _tried(rows, name) for name in targets},
         ends={end: sum(row.end == end for row in rows) for end in sorted({row.end for row in rows})},
         clean_runs=len(clean.rows[CLEAN]),
@@ -197,9 +202,9 @@ def analyse(
         detections=tuple(_detections(scored, clean, targets, options)),
         tests=tuple(_tests(scored, clean, targets, options)),
         false_alarms=tuple(_false_alarms(scored, clean, baseline.changes, options)),
-        roc={detector.name: _roc(one, clean.scores(detector), _any(targets, LARGE_FINITE)) for detector, one in scored.items()
+        roc={detector.rule: _roc(one, clean.scores(detector), _any(targets, LARGE_FINITE)) for detector, one in scored.items()
              if not detector.on and clean.steps},
-        seconds_per_step={detector.name: one.seconds for detector, one in scored.items() if not detector.on},
+        seconds_per_step=cost,
         seconds=seconds,
         cpu_seconds=cpu_seconds,
     )  # fmt: skip
@@ -227,7 +232,8 @@ class CleanRuns:
 
     def scores(self, detector: Detector) -> Ints:
         """Steps of plain runs by their score."""
-        return join_counts(row.scores[_place(row, detector)] for row in self.rows[CLEAN])
+        rows = [row.scores[_place(row, detector)] for row in self.rows[CLEAN]]
+        return np.asarray(np.sum(rows, axis=0), np.int64)
 
     def threshold(self, detector: Detector, rate: float) -> float:
         """At which plain runs have this rate of false alarms; infinity without a run."""
@@ -236,7 +242,7 @@ class CleanRuns:
 
 def _place(row: CoverageRow, detector: Detector) -> int:
     names: list[str] = json.loads(row.rules)
-    return names.index(detector.text)
+    return names.index(str(detector))
 
 
 def _tried(rows: Sequence[CoverageRow], target: str) -> tuple[int, int]:
@@ -246,7 +252,9 @@ def _tried(rows: Sequence[CoverageRow], target: str) -> tuple[int, int]:
 
 def _any(targets: Mapping[str, Bools], names: Sequence[str]) -> Bools:
     """The faults of any of these targets."""
-    return np.any([targets[name] for name in names], axis=0)
+    count = len(next(iter(targets.values())))
+    flags = [targets.get(name, np.zeros(count, np.bool_)) for name in names]
+    return np.asarray(np.any(flags, axis=0), np.bool_)
 
 
 Scored = Mapping[Detector, DetectorScores]
@@ -273,7 +281,7 @@ def _detections(
                 steps = after[level][own] if level in after else np.zeros(0, np.int64)
                 late = np.bincount(steps[steps >= 0], minlength=one.levels.shape[1]) if len(steps) else ()
                 share = clopper_pearson(count, n, options.confidence)
-                yield Detection(detector.name, detector.on, level, target, share, count, tuple(map(int, late)))
+                yield Detection(detector.rule, detector.on, level, target, share, count, tuple(map(int, late)))
 
 
 def _tests(
@@ -281,7 +289,7 @@ def _tests(
 ) -> list[PairedTest]:
     """The reference against all other rules on what they read by default."""
     own = {detector: one for detector, one in scored.items() if not detector.on}
-    reference = next((detector for detector in own if detector.name == REFERENCE), None)
+    reference = next((detector for detector in own if detector.rule == REFERENCE), None)
     if reference is None:
         return []
 
@@ -289,16 +297,16 @@ def _tests(
         return own[detector].detected_at(clean.threshold(detector, options.rate))
 
     groups = {ALL_FINITE: _any(targets, LARGE_FINITE)}
-    groups |= {name: targets[name] for name in (*LARGE_FINITE, f"{OPERATION}:{NONFINITE}")}
+    groups |= {name: targets[name] for name in (*LARGE_FINITE, f"{OPERATION}:{NONFINITE}") if name in targets}
     usual = own[reference].detected_after(ALARM) >= 0
     pairs = [
-        (detector.name, level, usual, own[detector].detected_after(number) >= 0)
+        (detector.rule, level, usual, own[detector].detected_after(number) >= 0)
         for detector in own
         if detector != reference
         for level, number in _levels(own[detector])
     ]
     if clean.steps:
-        pairs += [(d.name, MATCHED, matched(reference), matched(d)) for d in own if d != reference]
+        pairs += [(d.rule, MATCHED, matched(reference), matched(d)) for d in own if d != reference]
     tests = [
         (rule, level, group, first[mask].astype(int) - second[mask])
         for rule, level, first, second in pairs
@@ -334,7 +342,7 @@ def _false_alarms(
             by_run = events[CLEAN][:, [column, column + 2]].sum(1)
             count, runs = int(by_run.sum()), int((by_run > 0).sum())
             yield FalseAlarms(
-                detector.name,
+                detector.rule,
                 detector.on,
                 level,
                 count,

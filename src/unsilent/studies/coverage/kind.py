@@ -69,7 +69,7 @@ def array_shapes(baseline: CoverageBaseline, values: Mapping[str, Any]) -> Mappi
     most = baseline.steps if values["end"] == RECORDED else MOST_FOLLOWED if values["end"] == FOLLOWED else 0
     if values["end"] not in ENDS or not 0 <= steps <= most or not 0 <= values["injection"].step < baseline.steps:
         raise DamagedRecordError("has an impossible end, step or number of steps")
-    return {"values": (steps, series), "seen": (steps, series), "events": (count, 4), "scores": (count, BINS)}
+    return {"signals": (steps, series), "seen": (steps, series), "events": (count, 4), "scores": (count, BINS)}
 
 
 def _rule_count(text: str) -> int:

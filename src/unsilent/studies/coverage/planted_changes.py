@@ -28,21 +28,19 @@ def possible_changes(spec: CoverageSpec) -> tuple[str, ...]:
     return CHANGES if _has_option(spec, "batch") else (RATE, DATA)
 
 
-def workload_and_change(
-    spec: CoverageSpec, workload: Any, kind: str, steps: int
-) -> tuple[TrainingWorkload, Change]:
+def workload_and_change(spec: CoverageSpec, workload: Any, kind: str, steps: int) -> tuple[TrainingWorkload, Change]:
     """What a fault-free run of so many steps trains with, and what happens half way.
 
     A run that is longer than the training gets its schedule stretched where the training has an option for it.
     """
     more = {"steps": str(steps)} if steps > workload.steps and _has_option(spec, "steps") else {}
-    plain = _loaded(spec, **more) if more else workload
+    plain: Any = _loaded(spec, **more) if more else workload
     if kind == BATCH:
         larger = _loaded(spec, **more, batch=str(BATCH_FACTOR * plain.settings["batch"]))
         return plain, lambda state: _begin_epoch(state, larger)
     change = {CLEAN: lambda state: None, RATE: _lower_rates, DATA: _change_inputs}[kind]
 
-    def go_on(state: TrainingState) -> TrainingWorkload:
+    def go_on(state: TrainingState) -> Any:
         change(state)
         return plain
 

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,20 +28,19 @@ from unsilent.studies.coverage.recording import StepRecorder, relative_differenc
 from unsilent.studies.coverage.scoring import (
     BINS,
     FalseAlarmCounter,
-    Ints,
+    applications,
     current_digest,
-    make_detectors,
     named_rules,
 )
 from unsilent.studies.coverage.spec import (
     FOLLOWED,
     GOLDEN,
     JUDGED,
-    MEMORY,
+    LARGE_CLASSES,
     NOT_FOUND,
     OPERATION,
+    PLACES,
     RECORDED,
-    TARGETS,
     CoverageBaseline,
     CoverageRow,
     CoverageSpec,
@@ -80,13 +80,18 @@ class CoverageRunner:
         self.workload, self.golden = self._training.workload, self._training.golden
         if self.golden.steps <= spec.follow:
             raise UsageError(
-                f"the training has {self.golden.steps} steps, but --follow records {spec.follow} of them from that of a fault on; "
-                "choose fewer or train longer"
+                f"the training has {self.golden.steps} steps, but --follow records {spec.follow} of them from that of a fault "
+                "on; choose fewer or train longer"
             )
         state, sampler = self.golden.state_before_step(0), self._training.sampler
         names = [name for name, _ in named_parameters(state.model)]
-        in_memory = FaultSampler(spec.training_spec(MEMORY), sampler.regions, names, {}, self.golden.steps)
-        self._samplers = {OPERATION: sampler, MEMORY: in_memory}
+        self._samplers = {
+            (place, large): FaultSampler(
+                spec.training_spec(place, large), sampler.regions, names, {}, self.golden.steps
+            )
+            for place in PLACES
+            for large in (False, True)
+        }
         with StepRecorder(state) as recorder:
             self._series = recorder.series
         self._campaign = campaign_hash(spec, self._training.fingerprint)
@@ -102,8 +107,8 @@ class CoverageRunner:
             campaign=self._campaign,
             fingerprint=known.fingerprint,
             name=known.name,
-            targets=TARGETS,
-            series=tuple(tuple(one) for one in self._series),
+            targets=self.spec.targets,
+            series=self._series,
             steps=known.steps,
             changes=possible_changes(self.spec),
             golden_seconds=known.golden_seconds,
@@ -147,44 +152,55 @@ class CoverageRunner:
     def _fault_row(self, trial: TrialId) -> CoverageRow:
         place, _, wanted = trial.target.partition(":")
         rng = np.random.default_rng(trial_seed(self._campaign, self.spec.seed, trial))
-        step = int(rng.integers(1, self.golden.steps - self.spec.follow + 1))  # in the first one optimizers make their state
+        step = int(
+            rng.integers(1, self.golden.steps - self.spec.follow + 1)
+        )  # in the first one optimizers make their state
         state = self.golden.state_before_step(step)
-        snapshot = self.workload.snapshot(state)
         with StepRecorder(state) as recorder:
-            before = [p.detach().clone() for p in recorder.parameters]
-            recorder.record(self.workload.step)
-            golden, gradients = [p.detach().clone() for p in recorder.parameters], recorder.gradients
-            update = [after - one for after, one in zip(golden, before, strict=True)]
-            for tried in range(1, self.spec.tries + 1):
-                self.workload.restore_into(state, snapshot)
-                drawn = self._draw(place, rng, step)
-                faulty = FaultyStep(self.workload.step, drawn)
-                try:
-                    values, seen = recorder.record(faulty)
-                except UserCodeError:
-                    continue  # not silent
-                except (InjectionError, UsageError):
-                    continue  # the operation does not run in this step
-                if place == OPERATION:
-                    severity = relative_difference(recorder.gradients, gradients, gradients)
-                else:
-                    severity = relative_difference([p.detach() for p in recorder.parameters], golden, update)
-                if severity_class(severity) == wanted:
+            for fault in self._faults_at_step(recorder, state, place, wanted, rng):
+                if severity_class(fault.severity) == wanted:
                     break
             else:
                 return replace(self._row(trial, NOT_FOUND), tried=self.spec.tries)
-            recorded = [(values, seen)]
+            recorded = [fault.signals]
             recorded += [recorder.record(self.workload.step) for _ in range(1, self.spec.follow)]
-        faults = faults_text([hit.fault for hit in faulty.applied_faults])
-        found = self._row(trial, FOLLOWED, recorded)
-        return replace(found, injection=drawn.injection, faults=faults, tried=tried, severity=severity)
+        return replace(
+            self._row(trial, FOLLOWED, recorded),
+            injection=fault.drawn.injection._replace(step=step),
+            faults=faults_text([hit.fault for hit in fault.applied_faults]),
+            tried=fault.number,
+            severity=fault.severity,
+        )
 
-    def _draw(self, place: str, rng: np.random.Generator, step: int) -> SampledFault:
-        """A fault from the generator of its trial, for a step."""
-        sampler = self._samplers[place]
+    def _faults_at_step(
+        self, recorder: StepRecorder, state: TrainingState, place: str, wanted: str, rng: np.random.Generator
+    ) -> Iterator[FaultAtStep]:
+        """Random faults, each in the same step; the state is that after the faulty step."""
+        snapshot = self.workload.snapshot(state)
+        before = [p.detach().clone() for p in recorder.parameters]
+        recorder.record(self.workload.step)
+        golden, gradients = [p.detach().clone() for p in recorder.parameters], recorder.gradients
+        update = [after - one for after, one in zip(golden, before, strict=True)]
+        for number in range(1, self.spec.tries + 1):
+            self.workload.restore_into(state, snapshot)
+            drawn = self._draw(place, wanted in LARGE_CLASSES, rng)
+            faulty = FaultyStep(self.workload.step, drawn)
+            try:
+                signals = recorder.record(faulty)
+            except (UserCodeError, InjectionError, UsageError):  # it raised, or the operation does not run in this step
+                yield FaultAtStep(number, drawn, (), float("nan"), (np.zeros(0), np.zeros(0, np.bool_)))
+                continue
+            if place == OPERATION:
+                severity = relative_difference(recorder.gradients, gradients, gradients)
+            else:
+                severity = relative_difference([p.detach() for p in recorder.parameters], golden, update)
+            yield FaultAtStep(number, drawn, faulty.applied_faults, severity, signals)
+
+    def _draw(self, place: str, large: bool, rng: np.random.Generator) -> SampledFault:
+        """A fault from the generator of its trial; the step in it means nothing."""
+        sampler = self._samplers[place, large]
         target = RANDOM if place == OPERATION else sampler.targets[int(rng.integers(len(sampler.targets)))].name
-        drawn = sampler.draw(self._campaign, TrialId(target, None, int(rng.integers(2**62))))
-        return drawn._replace(injection=drawn.injection._replace(step=step))
+        return sampler.draw(self._campaign, TrialId(target, None, int(rng.integers(2**62))))
 
     # -- fault-free runs ---------------------------------------------------------------------------------------------
 
@@ -201,32 +217,29 @@ class CoverageRunner:
     def _clean_row(self, trial: TrialId, kind: str, steps: int, digest: str) -> CoverageRow:
         rules = named_rules()
         if digest != current_digest(rules):
-            raise UsageError(f"{trial} was judged by other rules than those of this version; run unsilent coverage again")
+            raise UsageError(
+                f"{trial} was judged by other rules than those of this version; run unsilent coverage again"
+            )
         workload, change = workload_and_change(self.spec, self.workload, kind, steps)
         state = workload.start(Seeds.same_for_all(trial_seed(self._campaign, self.spec.seed, trial) % 2**31))
         events = []
         with StepRecorder(state) as recorder:
-            counters = [FalseAlarmCounter(d, recorder.series) for d in make_detectors(rules, recorder.series)]
+            counters = [FalseAlarmCounter(one) for one in applications(rules, recorder.series)]
             for step in range(steps):
                 if step == steps // 2:
                     events = [counter.events.copy() for counter in counters]
                     workload = change(state)
                 signals = recorder.record(workload.step)
                 for counter in counters:
-                    counter.count_step(*signals, float(step))
-        counts = [np.concatenate([first, c.events - first]) for first, c in zip(events, counters, strict=True)]
-        names = [counter.detector.text for counter in counters]
-        return self._row(trial, JUDGED, names=names, events=counts, scores=[c.scores for c in counters])
+                    counter.count_step(*signals, step)
+        counts = [np.hstack([first, c.events - first]) for first, c in zip(events, counters, strict=True)]
+        names = [str(detector) for counter in counters for detector in counter.application.detectors]
+        row = self._row(trial, JUDGED)
+        return replace(
+            row, rules=json.dumps(names), events=np.vstack(counts), scores=np.vstack([c.scores for c in counters])
+        )
 
-    def _row(
-        self,
-        trial: TrialId,
-        end: str,
-        recorded: Sequence[tuple[Floats, Bools]] = (),
-        names: Sequence[str] = (),
-        events: Sequence[Ints] = (),
-        scores: Sequence[Ints] = (),
-    ) -> CoverageRow:
+    def _row(self, trial: TrialId, end: str, recorded: Sequence[tuple[Floats, Bools]] = ()) -> CoverageRow:
         columns = len(self._series)
         return CoverageRow(
             trial=trial,
@@ -236,12 +249,22 @@ class CoverageRunner:
             tried=0,
             severity=float("nan"),
             steps=len(recorded),
-            rules=json.dumps(list(names)),
-            values=np.array([values for values, _ in recorded]).reshape(-1, columns),
+            rules="[]",
+            signals=np.array([values for values, _ in recorded]).reshape(-1, columns),
             seen=np.array([seen for _, seen in recorded], np.uint8).reshape(-1, columns),
-            events=np.array(events, np.int64).reshape(-1, 4),
-            scores=np.array(scores, np.int64).reshape(-1, BINS),
+            events=np.zeros((0, 4), np.int64),
+            scores=np.zeros((0, BINS), np.int64),
         )
+
+
+class FaultAtStep(NamedTuple):
+    """One of the faults of a trial: its number from 1 on, what landed, its severity (NaN: the step raised) and its signals."""
+
+    number: int
+    drawn: SampledFault
+    applied_faults: tuple[AppliedFault, ...]
+    severity: float
+    signals: tuple[Floats, Bools]
 
 
 class FaultyStep:

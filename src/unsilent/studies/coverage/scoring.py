@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from unsilent.campaigns.code import code_hash
 from unsilent.detectors.rule import ALARM, WARNING, Judgement, Rule, RuleStream
-from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE
-from unsilent.detectors.series import Bools, Floats, Recording, Series
+from unsilent.detectors.rules import RULES, make_rule
+from unsilent.detectors.series import (
+    GRADIENT,
+    L2,
+    LARGEST,
+    LOSS,
+    NORM_INPUT_GRADIENT,
+    NUMBER,
+    UPDATE,
+    Bools,
+    Floats,
+    Recording,
+    Series,
+)
 
 Ints = NDArray[np.int64]
 ON_FEATURES = (
@@ -22,7 +35,7 @@ ON_FEATURES = (
     (UPDATE, L2), (UPDATE, LARGEST), (LOSS, NUMBER),
 )  # fmt: skip
 """Feature and statistic that a rule is also tried on alone."""
-SCORE_EDGES = 10.0 ** np.linspace(-3, 6, 451)
+SCORE_EDGES = 10.0 ** np.linspace(-12, 6, 451)
 BINS = len(SCORE_EDGES) + 2
 """Steps without a score, those below the first edge, between two edges, and from the last edge on."""
 
@@ -31,28 +44,22 @@ class Detector(NamedTuple):
     """A rule on some series.
 
     Attributes:
-        name: Of the rule.
+        rule: Its name.
         on: Feature and statistic, like ``gradient l2``; empty: what the rule reads by default.
-        rule: Applied to these series.
     """
 
-    name: str
+    rule: str
     on: str
-    rule: Rule
 
-    @property
-    def text(self) -> str:
-        """How it is called in a store."""
-        return f"{self.name} on {self.on}" if self.on else self.name
+    def __str__(self) -> str:
+        return f"{self.rule} on {self.on}" if self.on else self.rule
 
 
 @dataclass(frozen=True)
-class OnFeature:
-    """A rule that reads one statistic of one feature in place of its own choice."""
+class OnAllFeatures:
+    """A rule that reads all of `ON_FEATURES` in place of its own choice."""
 
     rule: Rule
-    feature: str
-    statistic: str
 
     @property
     def name(self) -> str:
@@ -60,8 +67,8 @@ class OnFeature:
         return self.rule.name
 
     def reads(self, series: Series) -> bool:
-        """Whether it is that statistic of that feature."""
-        return (series.feature, series.statistic) == (self.feature, self.statistic)
+        """Whether it is one of them."""
+        return (series.feature, series.statistic) in ON_FEATURES
 
     def initial_state(self, series: Sequence[Series]) -> Any:
         """The rule's."""
@@ -72,20 +79,58 @@ class OnFeature:
         return self.rule.judge(state, values, seen, seconds)
 
 
-def make_detectors(rules: Mapping[str, Rule], series: Sequence[Series]) -> tuple[Detector, ...]:
-    """All rules on what they read, and on each feature that these series have."""
+class Application:
+    """A rule that runs over series step by step, for one or several detectors: rules judge each series by itself.
+
+    Attributes:
+        detectors: What the rule is scored as.
+        state: Of the rule; may be kept and put back.
+    """
+
+    def __init__(self, rule: Any, series: Sequence[Series], parts: Mapping[Detector, Callable[[Series], bool]]) -> None:
+        self._stream = RuleStream(rule, series)
+        own = [series[column] for column in self._stream.columns]
+        self.detectors = tuple(parts)
+        self._parts = [np.flatnonzero([is_part(one) for one in own]) for is_part in parts.values()]
+
+    @property
+    def state(self) -> Any:
+        """Of the rule."""
+        return self._stream.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._stream.state = state
+
+    def judge(self, values: Floats, seen: Bools, step: int) -> Floats:
+        """The next step, as if each took a second: of each detector the highest level and largest score, float64[n, 2].
+
+        The score is NaN where nothing was judged.
+        """
+        levels, scores, _ = self._stream.judge(values, seen, float(step))
+        scores = np.where(np.isnan(scores), -np.inf, scores)
+        result = [(levels[own].max(initial=0), scores[own].max(initial=-np.inf)) for own in self._parts]
+        largest = np.array(result, np.float64).reshape(-1, 2)
+        return np.where(largest == -np.inf, np.nan, largest)
+
+
+def applications(rules: Mapping[str, Rule], series: Sequence[Series]) -> list[Application]:
+    """All rules on what they read by default, and on each feature that these series have."""
     features = [one for one in ON_FEATURES if any((s.feature, s.statistic) == one for s in series)]
-    own = [Detector(name, "", rule) for name, rule in rules.items()]
-    alone: list[Any] = [
-        Detector(name, f"{feature} {statistic}" if statistic != NUMBER else feature, _on(rule, feature, statistic))
-        for feature, statistic in features
+    return [Application(rule, series, {Detector(name, ""): lambda one: True}) for name, rule in rules.items()] + [
+        Application(
+            OnAllFeatures(rule), series, {Detector(name, _feature_text(*one)): _is_feature(one) for one in features}
+        )
         for name, rule in rules.items()
     ]
-    return (*own, *alone)
 
 
-def _on(rule: Rule, feature: str, statistic: str) -> Any:
-    return OnFeature(rule, feature, statistic)
+def _feature_text(feature: str, statistic: str) -> str:
+    return feature if statistic == NUMBER else f"{feature} {statistic}"
+
+
+def _is_feature(wanted: tuple[str, str]) -> Callable[[Series], bool]:
+    return lambda one: (one.feature, one.statistic) == wanted
 
 
 def rules_digest(rules: Mapping[str, Rule], code: str) -> str:
@@ -94,48 +139,32 @@ def rules_digest(rules: Mapping[str, Rule], code: str) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode())[:8]
 
 
-class StepScore(NamedTuple):
-    """What a rule says of one step: the highest level and the largest score of any series; NaN: nothing was judged."""
-
-    level: int
-    score: float
-
-
-def step_score(judgement: Judgement) -> StepScore:
-    """Of a judgement of n series."""
-    judged = judgement.scores[~np.isnan(judgement.scores)]
-    return StepScore(int(judgement.levels.max(initial=0)), float(judged.max()) if len(judged) else np.nan)
-
-
-@dataclass
 class FalseAlarmCounter:
-    """Alarms and scores of one detector on a fault-free run.
+    """Alarms and scores of one application on a fault-free run.
 
     Attributes:
-        events: int64[2], runs of consecutive steps with an alarm, and with an alarm or a warning.
-        scores: int64[BINS], steps by their score.
+        events: int64[n, 2], of each detector runs of consecutive steps with an alarm, and with an alarm or a warning.
+        scores: int64[n, BINS], steps by their score.
     """
 
-    detector: Detector
-    series: Sequence[Series]
-    events: Ints = field(default_factory=lambda: np.zeros(2, np.int64))
-    scores: Ints = field(default_factory=lambda: np.zeros(BINS, np.int64))
+    def __init__(self, application: Application) -> None:
+        self.application, count = application, len(application.detectors)
+        self.events, self.scores = np.zeros((count, 2), np.int64), np.zeros((count, BINS), np.int64)
+        self._flagged = np.zeros((count, 2), np.bool_)
 
-    def __post_init__(self) -> None:
-        self._stream, self._flagged = RuleStream(self.detector.rule, self.series), np.zeros(2, np.bool_)
-
-    def count_step(self, values: Floats, seen: Bools, seconds: float) -> None:
+    def count_step(self, values: Floats, seen: Bools, step: int) -> None:
         """Judge the next step."""
-        level, score = step_score(self._stream.judge(values, seen, seconds))
-        flagged = np.array([level >= ALARM, level >= WARNING])
+        judged = self.application.judge(values, seen, step)
+        flagged = np.asarray(judged[:, :1] >= np.array([ALARM, WARNING]), np.bool_)
         self.events += flagged & ~self._flagged
         self._flagged = flagged
-        self.scores[score_bin(score)] += 1
+        self.scores[np.arange(len(judged)), score_bins(judged[:, 1])] += 1
 
 
-def score_bin(score: float) -> int:
-    """The bin of a score: 0 without one."""
-    return 0 if np.isnan(score) else 1 + int(np.searchsorted(SCORE_EDGES, score, side="right"))
+def score_bins(scores: Floats) -> Ints:
+    """The bin of each score: 0 without one."""
+    bins = 1 + np.searchsorted(SCORE_EDGES, scores, side="right")
+    return np.where(np.isnan(scores), 0, bins).astype(np.int64)
 
 
 def threshold_at_rate(scores: Ints, rate: float) -> float:
@@ -155,73 +184,62 @@ class FaultRecording(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DetectorScores:
-    """What one detector says of the golden run and of each fault.
+    """What one detector says of each fault in the k steps from its own on, and of the golden run in the same steps.
 
     Attributes:
-        levels, scores: int64[n, k] and float64[n, k], of each fault in the k steps from its own on; 0 and NaN behind the end.
-        golden_levels, golden_scores: The same of the golden run in these steps.
-        seconds: That it takes to judge a step.
+        levels, golden_levels: float64[n, k]; 0 behind the end.
+        scores, golden_scores: float64[n, k]; NaN where nothing was judged.
     """
 
-    levels: Ints
+    levels: Floats
     scores: Floats
-    golden_levels: Ints
+    golden_levels: Floats
     golden_scores: Floats
-    seconds: float
 
     def detected_after(self, level: int) -> Ints:
         """Steps from each fault to the first that has this level or a higher one while golden has not, int64[n]; -1: none."""
-        return first_true((self.levels >= level) & (self.golden_levels < level))
+        flags = (self.levels >= level) & (self.golden_levels < level)
+        return np.where(flags.any(1), flags.argmax(1), -1).astype(np.int64)
 
     def detected_at(self, threshold: float) -> Bools:
         """Which faults reach a score in a step in which golden does not."""
-        with np.errstate(invalid="ignore"):
-            detected: Bools = ((self.scores >= threshold) & ~(self.golden_scores >= threshold)).any(1)
-        return detected
+        flags = (self.scores >= threshold) & ~(self.golden_scores >= threshold)
+        return np.asarray(flags.any(1), np.bool_)
 
 
-def first_true(flags: Bools) -> Ints:
-    """The first place in each row that is true, int64[n]; -1: none."""
-    return np.where(flags.any(1), flags.argmax(1), -1).astype(np.int64)
-
-
-def score_faults(detector: Detector, golden: Recording, faults: Sequence[FaultRecording], follow: int) -> DetectorScores:
-    """Judge the golden run, and each fault from the state that the rule has before its step."""
-    stream, wanted = RuleStream(detector.rule, golden.series), {fault.step for fault in faults}
-    states, usual = {}, np.zeros((len(golden.values) + follow, 2))
-    usual[:, 1] = np.nan
+def score_faults(
+    application: Application, golden: Recording, faults: Sequence[FaultRecording], follow: int
+) -> tuple[dict[Detector, DetectorScores], float]:
+    """Judge the golden run, and each fault from the state that the rule has before its step; and the seconds of a step."""
+    wanted, states, count = {fault.step for fault in faults}, {}, len(application.detectors)
+    usual, result = _nothing(len(golden.values) + follow, count), _nothing(len(faults), follow, count)
     begun = time.perf_counter()
     for step, (values, seen) in enumerate(zip(golden.values, golden.seen, strict=True)):
         if step in wanted:
-            states[step] = stream.state
-        usual[step] = step_score(stream.judge(values, seen, float(step)))
+            states[step] = application.state
+        usual[step] = application.judge(values, seen, step)
     seconds = (time.perf_counter() - begun) / max(len(golden.values), 1)
-    result = np.zeros((len(faults), follow, 2))
-    result[:, :, 1] = np.nan
     for number, fault in enumerate(faults):
-        stream.state = states[fault.step]
+        application.state = states[fault.step]
         for after, (values, seen) in enumerate(zip(fault.values, fault.seen, strict=True)):
-            result[number, after] = step_score(stream.judge(values, seen, float(fault.step + after)))
+            result[number, after] = application.judge(values, seen, fault.step + after)
     own = np.array([usual[fault.step : fault.step + follow] for fault in faults]).reshape(result.shape)
-    return DetectorScores(
-        result[..., 0].astype(np.int64), result[..., 1], own[..., 0].astype(np.int64), own[..., 1], seconds
-    )
+    return {
+        detector: DetectorScores(result[:, :, n, 0], result[:, :, n, 1], own[:, :, n, 0], own[:, :, n, 1])
+        for n, detector in enumerate(application.detectors)
+    }, seconds
+
+
+def _nothing(*shape: int) -> Floats:
+    """Normal levels and no scores."""
+    return np.stack([np.zeros(shape), np.full(shape, np.nan)], axis=-1)
 
 
 def named_rules() -> Mapping[str, Rule]:
     """All registered rules by name, with their default thresholds."""
-    from unsilent.detectors.rules import RULES
-
-    return {name: rule() for name, rule in RULES.items()}
+    return {name: make_rule(name) for name in RULES}
 
 
 def current_digest(rules: Mapping[str, Rule]) -> str:
     """The digest of these rules as they are now."""
-    from unsilent.campaigns.code import code_hash
-
     return rules_digest(rules, code_hash(*sorted({type(rule).__module__ for rule in rules.values()})))
-
-
-def join_counts(counts: Iterable[Ints]) -> Ints:
-    """Sums of equal counts."""
-    return np.sum(list(counts), axis=0, dtype=np.int64)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Lt
@@ -13,7 +14,7 @@ from annotated_types import Ge, Lt
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions, Budget
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.lazy_module import LazyModule
 from unsilent.options import (
     FAULTS_PANEL,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from unsilent.detectors.series import Series
     from unsilent.workloads.model_fitting import Progress
 else:
     np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
@@ -50,6 +50,8 @@ NONFINITE = "nonfinite"
 EDGES = (1e-4, 1e-2, 1.0, 100.0)
 CLASSES = ("0..1e-4", "1e-4..1e-2", "1e-2..1", "1..100", "100..inf", NONFINITE)
 """Of severities, limits included below and excluded above."""
+LARGE_CLASSES = CLASSES[-3:]
+"""Classes that a random bit flip seldom reaches."""
 GOLDEN = TrialId("golden", None, 0)
 """The recording of the fault-free run."""
 CLEAN = "clean"
@@ -64,7 +66,9 @@ _CLEAN_NAME = re.compile(rf"({'|'.join((CLEAN, *CHANGES))})-([0-9]{{1,9}})-([0-9
 
 
 def severity_class(severity: float) -> str:
-    """The class of a severity; infinity stands for gradients or parameters that are not finite."""
+    """The class of a severity; infinity stands for gradients or parameters that are not finite, NaN for no class."""
+    if math.isnan(severity):
+        return ""
     return NONFINITE if math.isinf(severity) else CLASSES[sum(severity >= edge for edge in EDGES)]
 
 
@@ -92,6 +96,9 @@ class CoverageSpec:
         "A fault model of operations: any that unsilent faults lists, or a published one, like RD; 2*RD doubles its weight; "
         "repeat for more.", FAULTS_PANEL, "fault", default_text="bitflip",
         parser=parse_weighted_models, formatter=weighted_models_text, is_repeatable=True)] = ()  # fmt: skip
+    large_fault: Annotated[str, Option(
+        "The fault model of the classes from a severity of 1 on, which other faults seldom reach; also in memory.",
+        FAULTS_PANEL)] = "bitflip:bits=exponent"  # fmt: skip
     memory_fault: Annotated[str, Option(
         "The fault model of parameters and optimizer state.", FAULTS_PANEL)] = "bitflip"  # fmt: skip
     phases: Annotated[tuple[str, ...], Option(
@@ -101,16 +108,26 @@ class CoverageSpec:
     layers: Annotated[tuple[str, ...], Option(
         "Modules to inject into, like block1.*; repeat for "
         "more.", FAULTS_PANEL, "layer", default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
-    follow: Annotated[int, Option("Steps that a rule has to detect a fault, that of the fault included.", FAULTS_PANEL)] = 5
+    only: Annotated[tuple[str, ...], Option(
+        "Places and classes of severity to draw faults of, like operation:* or memory:1..100; repeat for more.", FAULTS_PANEL,
+        default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
+    follow: Annotated[
+        int, Option("Steps that a rule has to detect a fault, that of the fault included.", FAULTS_PANEL)
+    ] = 5
     tries: Annotated[int, Option(
         "Faults that a trial draws at most until one is of its class of severity.", FAULTS_PANEL)] = 300  # fmt: skip
     seed: Annotated[int, SEED] = 0
     init: Annotated[int, Option("Seed of the training itself.", WORKLOAD_PANEL)] = 0
-    steps: Annotated[int | None, Option("Steps of the training.", WORKLOAD_PANEL, default_text="all of the training")] = (
-        None
-    )
+    steps: Annotated[
+        int | None, Option("Steps of the training.", WORKLOAD_PANEL, default_text="all of the training")
+    ] = None
     threads: Annotated[int, NOT_AN_OPTION] = 1
     study: Annotated[str, NOT_AN_OPTION] = "coverage"
+
+    @property
+    def targets(self) -> tuple[CoverageTarget, ...]:
+        """What trials are drawn for."""
+        return tuple(target for target in TARGETS if any(fnmatchcase(target.name, glob) for glob in self.only))
 
     @property
     def is_enumerated(self) -> bool:
@@ -127,14 +144,15 @@ class CoverageSpec:
         """The fault model says how many elements."""
         return (None,)
 
-    def training_spec(self, place: str) -> TrainingSpec:
-        """The study of faulty trainings that draws the same faults."""
+    def training_spec(self, place: str, large: bool = False) -> TrainingSpec:
+        """The study of faulty trainings that draws the same faults: those of the large classes, or of the others."""
         in_operations = place == OPERATION
+        usual = (self.faults or (("bitflip", 1.0),)) if in_operations else ((self.memory_fault, 1.0),)
         return TrainingSpec(
             self.workload,
             self.options,
             self.data,
-            (self.faults or (("bitflip", 1.0),)) if in_operations else ((self.memory_fault, 1.0),),
+            ((self.large_fault, 1.0),) if large else usual,
             phases=self.phases if in_operations else PHASES,
             layers=self.layers,
             per=None if in_operations else "kind",
@@ -178,7 +196,7 @@ class CoverageBaseline:
 
     Attributes:
         name: Of the training.
-        series: What is recorded in each step: feature, tensor, statistic, elements and dimensions.
+        series: What is recorded in each step, as `unsilent.detectors.series.Series`.
         steps: Of the training.
         changes: Those of `CHANGES` that can be made to it.
         golden_seconds: Of a fault-free run.
@@ -198,13 +216,6 @@ class CoverageBaseline:
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
-    @property
-    def named_series(self) -> tuple[Series, ...]:
-        """The series as rules know them."""
-        from unsilent.detectors.series import Series
-
-        return tuple(Series(*one) for one in self.series)
-
     def to_json(self) -> Json:
         """Plain JSON values."""
         return asdict(self)
@@ -223,8 +234,8 @@ class CoverageRow(StoredRow):
             one is not finite, NaN where there is none.
         steps: That were recorded.
         rules: Of a fault-free run, JSON list of the names of what judged it.
-        values: float64[steps, series].
-        seen: uint8[steps, series].
+        signals: float64[steps, series].
+        seen: uint8[steps, series], which of them there are.
         events: int64[rules, 4], runs of consecutive steps with an alarm, and with an alarm or a warning, in the first half of
             the training, then in the second one.
         scores: int64[rules, bins], how many steps had a largest score in each bin of `scoring.SCORE_EDGES`.
@@ -240,7 +251,7 @@ class CoverageRow(StoredRow):
     severity: float
     steps: Annotated[int, Ge(0)]
     rules: str
-    values: npt.NDArray[np.float64]
+    signals: npt.NDArray[np.float64]
     seen: npt.NDArray[np.uint8]
     events: npt.NDArray[np.int64]
     scores: npt.NDArray[np.int64]
@@ -294,4 +305,7 @@ def make_coverage_spec(asked: OptionValues) -> CoverageSpec:
         check_count(f"--{name}", asked[name], 0, LARGEST)
     if asked["steps"] is not None:
         check_count("--steps", asked["steps"], asked["follow"] + 1, MOST_STEPS)
+    for glob in asked["only"]:
+        if not any(fnmatchcase(target.name, glob) for target in TARGETS):
+            raise unknown_name_error("place and class", glob, [target.name for target in TARGETS])
     return asked.make_dataclass(CoverageSpec)

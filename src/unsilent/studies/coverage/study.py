@@ -32,9 +32,11 @@ def coverage(
     *,
     trials: int = 150,
     fault: str | Sequence[str] = (),
+    large_fault: str = "bitflip:bits=exponent",
     memory_fault: str = "bitflip",
     phase: str | Sequence[str] = PHASES,
     layer: str | Sequence[str] = ("*",),
+    only: str | Sequence[str] = ("*",),
     follow: int = 5,
     tries: int = 300,
     steps: int | None = None,
@@ -63,7 +65,8 @@ def coverage(
         options, data: Of the workload.
         trials: Faults of each class of severity.
         steps, init: Of the training, and its seed.
-        fault, memory_fault, phase, layer, follow, tries: Which faults are injected, and how long they are followed.
+        fault, large_fault, memory_fault, phase, layer, only, tries: Which faults are injected.
+        follow: Steps that a rule has to detect one.
         clean_runs, clean_steps, changed_runs: Fault-free runs.
         confidence, rate: How rules are judged.
         store: File to keep and resume from; default none.
@@ -74,12 +77,15 @@ def coverage(
     asked = OptionValues.from_call(COVERAGE.option_classes, dict(locals()))
     spec, execution = make_coverage_spec(asked), asked.make_dataclass(ExecutionOptions)
     execution.check()
-    with store_or_temporary(store) as path, CoverageStore(path, write=True) as opened:
-        with execution.open_executor(spec, observer) as running:
-            return run_coverage(
-                spec, asked.make_dataclass(CoverageBudget), running, opened, asked.make_dataclass(CoverageAnalysisOptions),
-                observer=observer, command=asked.command_line("coverage", CoverageBudget, CoverageSpec, CoverageAnalysisOptions),
-            )  # fmt: skip
+    with (
+        store_or_temporary(store) as path,
+        CoverageStore(path, write=True) as opened,
+        execution.open_executor(spec, observer) as running,
+    ):
+        return run_coverage(
+            spec, asked.make_dataclass(CoverageBudget), running, opened, asked.make_dataclass(CoverageAnalysisOptions),
+            observer=observer, command=asked.command_line("coverage", CoverageBudget, CoverageSpec, CoverageAnalysisOptions),
+        )  # fmt: skip
 
 
 def run_coverage(
