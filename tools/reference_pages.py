@@ -314,10 +314,12 @@ def _attributes(cls: type) -> dict[str, str]:
 
 
 def events() -> Iterator[str]:
-    """What is written while a command or a guarded training runs."""
+    """What is written while a command, or a guarded or monitored training, runs."""
     from unsilent.campaigns.observer import Observer
     from unsilent.monitor import guard
     from unsilent.monitor.alarms import Alarm, GuardOverhead, GuardStop, NotRepeatable, RepeatabilityWarning
+    from unsilent.monitor.events import EVENTS, Event
+    from unsilent.monitor.sinks import LOGGER
 
     yield "# Events\n\nMade from the code.\n\n## A guarded training\n"
     yield f"Every recovery is one line of the logger `{guard.LOGGER}`. In Python: `guard.alarms`, `guard.recoveries`,"
@@ -333,6 +335,20 @@ def events() -> Iterator[str]:
             for c in (GuardStop, NotRepeatable, RepeatabilityWarning)
         ),
     )
+    yield "## A monitored training\n"
+    yield f"Every event is a line of the logger `{LOGGER}`, and a line of JSON in the file of `--events`. The field `kind`"
+    yield "says which event it is. Numbers that are not finite are the strings `nan`, `inf` and `-inf`. With several ranks,"
+    yield "each rank writes a file of its own: `NAME.rank0.jsonl`, `NAME.rank1.jsonl`."
+    yield "[How to watch a training](../howto/watch-training.md).\n"
+    for title, record in {"All events": Event, **{f"`{kind}`": event for kind, event in EVENTS.items()}}.items():
+        yield f"### {title}\n"
+        yield from prose((record.__doc__ or "").split("Attributes:")[0])
+        described = _attributes(record)
+        own = [f for f in dataclasses.fields(record) if record is Event or f.name not in vars(Event)["__annotations__"]]
+        yield from table(
+            ("field", "type", "meaning"),
+            ((f"`{f.name}`", f"`{f.type}`", line(described.get(f.name, ""))) for f in own),
+        )
     yield "## A campaign\n"
     yield "Progress goes to stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing with `--quiet`. It shows:\n"
     methods = ((name, m) for name, m in vars(Observer).items() if not name.startswith("_") and inspect.isfunction(m))

@@ -191,7 +191,10 @@ def test_listings():
     assert {"digits-cnn", "digits-vit", "chargpt", "dlrm", "cifar-resnet32"} <= {w["name"] for w in workloads}
     faults = json.loads(in_process("faults", "--json").stdout)
     assert {"bitflip", "burst", "stuck", "zero"} <= {f["name"] for f in faults}
-    for verb in ("workloads", "faults"):
+    detectors = {entry["name"]: entry for entry in json.loads(in_process("detectors", "--json").stdout)}
+    assert detectors["megatron-large"]["parameters"] == {"factor": 10.0, "samples": 100}
+    assert detectors["megatron"]["rules"] == ["megatron-large", "nonfinite"]
+    for verb in ("workloads", "faults", "detectors"):
         plain = in_process(verb).stdout
         assert len(plain.splitlines()) > 5
 
@@ -210,7 +213,7 @@ def test_importing_is_light():
     )
     help_code = (
         "import sys, unsilent.cli.main as m; assert not m.run(['--help']);"
-        "verbs = 'pvf training noise report replay export merge status workloads faults checkpoint'.split();"
+        "verbs = 'pvf training noise report replay export merge status watch workloads faults detectors checkpoint'.split();"
         "[m.run([v, '--help']) for v in verbs];"
         "heavy = {'torch', 'numpy', 'scipy', 'plotly', 'sklearn', 'rich'} & set(sys.modules);"
         "assert not heavy, heavy"
@@ -223,7 +226,7 @@ def test_importing_is_light():
 def test_help_names_every_verb():
     done = in_process("--help")
     assert done.returncode == 0
-    for verb in ("pvf", "report", "replay", "export", "merge", "workloads", "faults"):
+    for verb in ("pvf", "report", "replay", "export", "merge", "workloads", "faults", "detectors"):
         assert verb in done.stdout
     assert in_process("--version").stdout.startswith("unsilent ")
 

@@ -47,7 +47,7 @@ def train(optimizer_of, steps=15, bounds=None, fault=None, model=None):
 
 
 def bounds_of(guard):
-    return guard._magnitudes.bounds._fixed_by_name
+    return guard._check_steps.bounds._fixed_by_name
 
 
 def test_partial_sums_of_every_layer():
@@ -97,8 +97,8 @@ def test_the_alarm_names_the_rule():
     guard = train(torch.optim.Adam, bounds=AnalyticBounds(), fault=early)
     (alarm,) = guard.alarms
     assert (alarm.rule, alarm.step, alarm.tensor) == ("analytic", 3, "conv.weight/exp_avg")
-    assert alarm.bound == pytest.approx(15)
-    assert str(alarm).endswith("beyond its bound 15 (analytic)")
+    assert alarm.baseline == pytest.approx(15)
+    assert alarm.summary.endswith("baseline 15 (analytic)")
     (alarm,) = train(torch.optim.Adam, bounds=AnalyticBounds(), fault=(13, "scale", 1e6)).alarms
     assert (alarm.rule, alarm.tensor) == ("calibrated", "scale/exp_avg")
     (alarm,) = train(torch.optim.Adam, bounds=AnalyticBounds(), fault=(3, "scale", float("nan"))).alarms

@@ -1,4 +1,4 @@
-"""Verbs that list what there is: ``workloads``, ``faults``."""
+"""Verbs that list what there is: ``workloads``, ``faults``, ``detectors``."""
 
 from __future__ import annotations
 
@@ -109,3 +109,30 @@ def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
 
 
 _PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile")
+
+
+def detectors(as_json: o.Json = False) -> int:
+    """List the rules that find faults in a running training, and the presets that combine them."""
+    from unsilent.detectors.rules import PRESETS, RULES, make_rule, rule_thresholds
+
+    thresholds = {name: rule_thresholds(make_rule(name)) for name in RULES}
+    presets = [{"name": name, "kind": "preset", "rules": list(texts)} for name, texts in PRESETS.items()]
+    if as_json:
+        rules = [
+            {"name": name, "kind": "rule", "description": entry.description, "parameters": thresholds[name]}
+            for name, entry in RULES.items()
+        ]
+        print(json.dumps([*rules, *presets], indent=2))
+        return 0
+    show_table(
+        [(name, entry.description, _defaults(thresholds[name])) for name, entry in RULES.items()],
+        ("rule", "what it compares", "thresholds with defaults (name:key=value,…)"),
+    )
+    show_lines("")
+    show_table([(name, ", ".join(texts)) for name, texts in PRESETS.items()], ("preset", "rules"))
+    return 0
+
+
+def _defaults(given: Mapping[str, object]) -> str:
+    texts = {name: f"{value:g}" if isinstance(value, float) else str(value).lower() for name, value in given.items()}
+    return ", ".join(f"{name}={text}" for name, text in texts.items())

@@ -46,7 +46,7 @@ def root(
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     """All verbs: of each registered kind one, and those on stores. Only the one that is asked for gets its options."""
-    from unsilent.cli import export, listing, merge, replay, report, status
+    from unsilent.cli import export, listing, merge, replay, report, status, watch
     from unsilent.cli.campaign import Verb
     from unsilent.cli.coverage import CoverageVerb
     from unsilent.cli.noise import NoiseVerb
@@ -67,7 +67,8 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     asked = next((word for word in arguments if not word.startswith("-")), "")
     verbs: dict[str, Callable[..., Any]] = {
         "report": report.report, "status": status.status, "replay": replay.replay, "export": export.export,
-        "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
+        "merge": merge.merge, "watch": watch.watch, "workloads": listing.workloads, "faults": listing.faults,
+        "detectors": listing.detectors,
     }  # fmt: skip
     about = {kind.name: kind.command_help for kind in KINDS if kind.command_words == kind.name} | {
         name: str(verb.__doc__) for name, verb in verbs.items()
@@ -89,6 +90,11 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         app.add_typer(make_checkpoint_app(**settings), name="checkpoint", help=CHECKPOINT_HELP)
     else:
         about["checkpoint"] = CHECKPOINT_HELP
+    about["run"] = "Run a training script under the monitor, without changing it."
+    if asked == "run":
+        from unsilent.cli.run import HELP, OPTION_CLASSES, run
+
+        verbs["run"] = make_typer_function(OPTION_CLASSES, run, HELP)
     for name, text in about.items():
         function = verbs[asked] if name == asked else root
         app.command(name, short_help=text.partition("\n")[0], cls=Panels)(function)
@@ -170,6 +176,11 @@ def _run(arguments: list[str]) -> int:
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """Our own arguments, and those after ``--``, which are the user's script's where a verb runs one."""
+    if arguments[:1] == ["run"]:
+        from unsilent.cli.run import split_arguments
+
+        own, of_script = split_arguments(arguments[1:])
+        return ["run", *own], of_script
     if arguments[:1] != ["noise"] or "--" not in arguments:
         return arguments, ()
     at = arguments.index("--")

@@ -57,4 +57,4 @@ def writable_page(page: Path, output: Path | None) -> Path | None:
 
 def default_report_path(store: Path) -> Path:
     """Where the report of a store goes unless it is said."""
-    return store.with_suffix(".html") if store.suffix == ".sqlite" else Path(f"{store}.html")
+    return store.with_suffix(".html") if store.suffix in (".sqlite", ".jsonl") else Path(f"{store}.html")

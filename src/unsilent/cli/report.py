@@ -1,7 +1,8 @@
-"""``unsilent report``: a stored campaign again, two stores compared, or a card."""
+"""``unsilent report``: a stored campaign again, two stores compared, a card, or events of a monitored training."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,13 +90,21 @@ def report(
 
     Which options there are depends on the store: see unsilent report STORE --help. Options that the command of the campaign
     gave need not be repeated. With two stores: show how their results differ. With a card: check its checksum and show it.
+    With events of a monitored training: show the last run.
     """
     from unsilent.cli.report_output import show_report
+    from unsilent.monitor.event_files import has_events
     from unsilent.studies.campaign_kinds import kind_of_store
     from unsilent.studies.pvf.card import is_card
 
     if not as_json:
         o.reject_if_given(context, ("canonical",), "only used with --json")
+    if has_events(store):
+        o.reject_if_given(context, (*values, "other"), "not available for events of a monitored training")
+        named = store / "events.jsonl" if store.is_dir() else store
+        page = writable_page(report_path(named, output), output)
+        show_report(report_of_events(store), page, as_json, plain, canonical=canonical)
+        return 0
     if is_card(store):
         if other is not None:
             raise UsageError(CARDS.format(store))
@@ -118,6 +127,14 @@ def report(
     files = dict(zip(("Card", "Page"), made or (), strict=False))
     show_report(result, page, as_json, plain, files, canonical=canonical)
     return 0
+
+
+def report_of_events(path: Path) -> Report:
+    """The last run in the events of a monitored training."""
+    from unsilent.monitor import run_report
+    from unsilent.monitor.event_files import read_events
+
+    return run_report.report(read_events(path), str(path), shlex.join(["unsilent", "report", str(path)]))
 
 
 def report_of(

@@ -27,3 +27,10 @@ def interrupt_on_ending() -> None:
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, interrupt)
+
+
+def end_as_python_does() -> None:
+    """Undo `interrupt_on_ending`, before a program of the user's runs in this process."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:
+            signal.signal(ending, signal.SIG_DFL)

@@ -119,7 +119,9 @@ class Panels(TyperCommand):
                 title = title or ("Arguments" if isinstance(param, TyperArgument) else "Options")
                 name, text = record
                 panels.setdefault(title, []).append((name.replace("<list[Path]>", "<path>"), text))
-        for title in sorted(panels, key=("Arguments", *PANELS, "Options").index):
+        known = ("Arguments", *PANELS, "Options")
+        order = ("Arguments", *(title for title in panels if title not in known), *known[1:])
+        for title in sorted(panels, key=order.index):
             with formatter.section(title):
                 formatter.write_dl([(name, text.replace("-", _UNBROKEN)) for name, text in panels[title]])
 
@@ -131,7 +133,12 @@ def _shared(cls: type, name: str) -> Any:
     return typer_parameter(options_of(cls)[name])
 
 
-StoreOrCard = Annotated[Path, typer.Argument(metavar="STORE", help="A campaign store, or a card.", show_default=False)]
+StoreOrCard = Annotated[
+    Path,
+    typer.Argument(
+        metavar="STORE", help="A campaign store, a card, or events of a monitored training.", show_default=False
+    ),
+]
 StoreFile = Annotated[Path, typer.Argument(metavar="STORE", help="A campaign store.", show_default=False)]
 With = Annotated[list[str] | None, _shared(PvfSpec, "options")]
 Json = Annotated[bool, _shared(OutputOptions, "as_json")]

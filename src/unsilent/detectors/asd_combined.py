@@ -7,11 +7,11 @@
     else, value <= upper_thresh2 * scale: average = decay * average + (1 - decay) * value; n += 1
     previous = value
 
-The ratios are of squares: 1e6 means 1000 times the usual largest magnitude, 100 means 10 times. Here a strike is an alarm; a value
-above ``upper_thresh2 * scale`` that is no strike is a warning. Strikes are counted: one that comes within ``cooldown`` minutes of
-the last counted one is not. ``strikes_num`` counted strikes within ``strikes_window`` minutes strike the rank out
-(`StrikeState.struck_out`), whereupon the original computes checksums of matrix products in all ranks. MindSpore drops strikes within
-the cool-down, torch_npu keeps them as uncounted (``keeps_uncounted``); the counted ones are the same.
+The ratios are of squares: 1e6 means 1000 times the usual largest magnitude, 100 means 10 times. Here a strike is an alarm; a
+value above ``upper_thresh2 * scale`` that is no strike is a warning. A strike within ``cooldown`` minutes of the last counted one
+is not counted. ``strikes_num`` counted strikes within ``strikes_window`` minutes strike the rank out (`StrikeState.struck_out`);
+the original then computes checksums of matrix products in all ranks. MindSpore drops strikes within the cool-down, torch_npu
+keeps them as uncounted (``keeps_uncounted``); the counted ones are the same.
 
 Source: ``silent_detector.cc`` of MindSpore and ``asd.py`` of torch_npu, as far as described. Not known, and chosen here:
 

@@ -46,11 +46,12 @@ class AverageState(NamedTuple):
 def corrected_average(average: Floats, steps: NDArray[np.int64], decay: float) -> Floats:
     """A moving average that began at 0, corrected for it, float64[n]; NaN of no values.
 
-    >>> float(corrected_average(np.array([9.88e-10]), np.array([4]), 0.99)[0])  # from a log of MindSpore
-    2.5073...e-08
+    >>> corrected_average(np.array([9.88e-10]), np.array([4]), 0.99).round(9)  # from a log of MindSpore
+    array([2.5e-08])
     """
     with np.errstate(all="ignore"):
-        return average / (1 - decay**steps)
+        result: Floats = average / (1 - decay**steps)
+    return result
 
 
 @dataclass(frozen=True)

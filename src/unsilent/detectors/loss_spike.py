@@ -3,8 +3,8 @@
     alarm: not finite; or value > previous and |value - mean| >= rtol * |mean|, the mean of the last `window` values
 
 Values that raise an alarm are not learnt. Source: Lightning (``fabric/utilities/spike.py``), with the loss to be minimised and no
-absolute tolerance. There a training ends at a spike; what happens to the window if it goes on is not stated. Chosen here: `relearn`
-alarms in a row are a new level of the loss, and the window begins again.
+absolute tolerance. There a training ends at a spike. Chosen here, for one that goes on: `relearn` finite alarms in a row are a
+new level of the loss, and the window begins again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class LossState(NamedTuple):
 
     Attributes:
         recent: float64[window, n], the latest first; those that are missing are 0.
-        count: int64[n], values in it.
+        learnt: int64[n], values in it.
         alarms: int64[n], finite values in a row that raised an alarm.
     """
 
     recent: Floats
-    count: NDArray[np.int64]
+    learnt: NDArray[np.int64]
     alarms: NDArray[np.int64]
 
 
@@ -69,10 +69,10 @@ class LossSpike:
         """The next state and the judgement of one step."""
         finite = np.isfinite(values)
         with np.errstate(all="ignore"):
-            mean = state.recent.sum(axis=0) / state.count
+            mean = state.recent.sum(axis=0) / state.learnt
             ratio = np.abs(values - mean) / np.abs(self.rtol * mean)
         # A mean of 0 counts only a value that rises from it.
-        ratio = np.where((state.count >= self.warmup) & (values > state.recent[0]), ratio, 0.0)
+        ratio = np.where((state.learnt >= self.warmup) & (values > state.recent[0]), ratio, 0.0)
         spikes = finite & (ratio >= 1)
         none = np.zeros(len(values), np.bool_)
         judgement = make_judgement(seen, ~finite | spikes, none, np.where(finite, ratio, np.inf), mean)
@@ -81,5 +81,5 @@ class LossSpike:
         learnt = seen & finite & (~spikes | is_new)
         kept = np.where(is_new, 0.0, state.recent[:-1])
         recent = np.where(learnt, np.concatenate([values[None], kept]), state.recent)
-        count = np.where(is_new, 1, np.minimum(state.count + learnt, self.window))
+        count = np.where(is_new, 1, np.minimum(state.learnt + learnt, self.window))
         return LossState(recent, count, np.where(is_new, 0, alarms)), judgement

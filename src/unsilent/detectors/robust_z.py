@@ -5,17 +5,18 @@
     limit    = max(min(threshold * spread, log(largest_factor)), headroom * reach)       upwards, and of its own downwards
     score    = |distance| / limit;  alarm: score >= 1;  warning: score >= warning_share
 
-*reach* is the largest distance of a clean value so far in that direction; it halves in `half_life` values. It widens the limit of a
-series with heavy tails, which median and MAD do not see. ``largest_factor`` narrows it where the spread is large: a value so many
-times the usual one is an alarm, unless clean values came near that before. Downwards the limit of tensors with few elements is
-wider (``smallest_factor``, and `log_of_smallest_norm`): the gradient of a single element passes 0 now and then.
+*reach* is the largest distance of a clean value so far in that direction; it halves in `half_life` values. It widens the limit of
+a series with heavy tails, which median and MAD do not see. ``largest_factor`` narrows it where the spread is large: a value so
+many times the usual one is an alarm, unless clean values came near that before. Downwards ``smallest_factor`` does the same, and
+the limit is wider for tensors with few elements (`log_of_smallest_norm`): the gradient of one element passes 0 now and then.
 
 NaN and infinity are always an alarm, with the score inf. No value that raises an alarm is learnt.
 
 *Zero* has no logarithm. It is an alarm in a series that was never 0 while `warm_up` values were collected, and is not learnt.
 
-*Beginning*: until `warm_up` values of a series only values that are not finite are judged; until `early` values only changes of
-a factor of `early_factor` or more are an alarm, for gradients move fast there.
+*Beginning*: until `warm_up` values of a series only values that are not finite are judged. Until `early` values a limit is not
+below ``log(early_factor)`` upwards and ``log(smallest_factor)`` downwards, for gradients move fast there; from then on this goes
+away in a straight line, until twice as many values.
 
 *New regime*: values that are an alarm one after the other, and agree with each other (all within one limit), are one
 alarm: the first. The others are warnings. After `relearn` of them the window is moved to their mean, and the series is judged
@@ -109,8 +110,8 @@ class RobustZ:
         window: Clean values that median and spread are taken of.
         floor: Least spread.
         warm_up: Clean values before a series is judged.
-        early: Clean values until which only changes of `early_factor` are an alarm.
-        early_factor: See ``early``.
+        early: Clean values until which limits are wider, see the module.
+        early_factor: Limit upwards until then.
         relearn: Alarms in a row, agreeing with each other, after which they are the usual.
         warning_share: Score of a warning.
     """
@@ -119,13 +120,13 @@ class RobustZ:
     threshold: float = 12.0
     largest_factor: float = 12.0
     smallest_factor: float = 100.0
-    headroom: float = 2.5
-    half_life: float = 300.0
+    headroom: float = 2.25
+    half_life: float = 600.0
     window: int = 50
     floor: float = 0.02
     warm_up: int = 20
-    early: int = 100
-    early_factor: float = 1000.0
+    early: int = 80
+    early_factor: float = 100.0
     relearn: int = 8
     warning_share: float = 0.75
 
@@ -137,8 +138,7 @@ class RobustZ:
         factors = {key: getattr(self, key) for key in ("largest_factor", "smallest_factor", "early_factor")}
         check_above(name, 1, **factors)
         check_at_least(name, 2, window=self.window)
-        check_at_least(name, 1, warm_up=self.warm_up, relearn=self.relearn)
-        check_at_least(name, 0, early=self.early)
+        check_at_least(name, 1, warm_up=self.warm_up, early=self.early, relearn=self.relearn)
         check_share(name, warning_share=self.warning_share)
 
     def reads(self, series: Series) -> bool:
@@ -185,10 +185,10 @@ class RobustZ:
         wide = self.threshold * spread
         up = np.maximum(np.minimum(wide, math.log(self.largest_factor)), self.headroom * state.reach[0])
         down = np.maximum(np.minimum(wide, state.widest), self.headroom * state.reach[1])
-        early = state.learnt < self.early
+        early = np.clip(2 - state.learnt / self.early, 0, 1)
         if early.any():
-            up = np.where(early, np.maximum(up, math.log(self.early_factor)), up)
-            down = np.where(early, np.maximum(down, np.maximum(state.widest, math.log(self.early_factor))), down)
+            up = up + early * np.maximum(math.log(self.early_factor) - up, 0)
+            down = down + early * np.maximum(state.widest - down, 0)
         return up, down
 
     def _next_run(

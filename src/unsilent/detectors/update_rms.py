@@ -2,8 +2,9 @@
 
     alarm: value > mean + deviations * spread, and value > factor * mean
 
-The idea is that of a study of faults in matrix products (arXiv 2604.00726, CCGrid 2026), which finds spikes of gradient norms and of
-the update's root mean square with a dynamic threshold. Its thresholds are not known to us: all numbers here are our own choice.
+The idea is that of a study of faults in matrix products (arXiv 2604.00726, CCGrid 2026), which finds spikes of gradient norms and
+of the update's root mean square with a dynamic threshold. Its rule and thresholds are not known: formula and numbers are chosen
+here.
 The root mean square is the L2 norm over the square root of the number of elements, which is constant: the rule compares L2 norms.
 """
 
@@ -47,8 +48,8 @@ class UpdateRms:
     """
 
     name: ClassVar[str] = "update-rms"
-    factor: float = 4.0
-    deviations: float = 8.0
+    factor: float = 5.0
+    deviations: float = 10.0
     decay: float = 0.98
     warm_up: int = 50
     relearn: int = 8

@@ -1,6 +1,6 @@
-"""The guard as a callback of Lightning's Trainer.
+"""The monitor and the guard as callbacks of Lightning's Trainer.
 
-    trainer = Trainer(callbacks=[GuardCallback()])
+    trainer = Trainer(callbacks=[MonitorCallback()])     # or GuardCallback()
     trainer.fit(module, loader)
 
 A batch is one step of the guard. After an alarm the callback does the last batches again as Lightning's loop does them: the
@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from unsilent.errors import UsageError
 from unsilent.monitor.guard import Guard
+from unsilent.monitor.monitor import Monitor
 
 
 @dataclass
@@ -33,6 +34,34 @@ class _Batch:
     """Arguments of the loop's optimization; None: the batch was skipped."""
     outputs: list[Any] = field(default_factory=list)
     ends_epoch: bool = False
+
+
+class MonitorCallback(Callback):
+    """Monitors every ``fit`` of a Trainer.
+
+    Args:
+        options: as of `Monitor` (``preset``, ``on_alarm``, ``events`` …).
+
+    Attributes:
+        monitor: Made when training begins; None before.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self.monitor: Monitor | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Monitor what is trained."""
+        self.monitor = Monitor(pl_module, list(trainer.optimizers), **self._options)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the monitor."""
+        if self.monitor is not None:
+            self.monitor.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The same."""
+        self.on_train_end(trainer, pl_module)
 
 
 class GuardCallback(Callback):

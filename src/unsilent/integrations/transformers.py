@@ -1,7 +1,7 @@
-"""The guard as a callback of transformers' Trainer.
+"""The monitor and the guard as callbacks of transformers' Trainer.
 
-    trainer = Trainer(...)
-    trainer.add_callback(GuardCallback(trainer))
+    trainer = Trainer(..., callbacks=[MonitorCallback()])
+    trainer.add_callback(GuardCallback(trainer))         # this one needs the Trainer
     trainer.train()
 
 An update is one step of the guard, with all its micro-batches. After an alarm the callback does the last updates again as the
@@ -12,6 +12,7 @@ are not taken back.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,44 @@ from transformers import Trainer, TrainerCallback
 from unsilent.checkpoints.verified_saving import verify_saved
 from unsilent.errors import UsageError
 from unsilent.monitor.guard import Guard
+from unsilent.monitor.monitor import Monitor
 
 Done = list[tuple[Any, Any]]
 """Inputs and number of items of the micro-batches of one update."""
+
+
+class MonitorCallback(TrainerCallback):
+    """Monitors every training of a Trainer.
+
+    A Trainer does not notify callbacks of an error. After one, the monitor ends with the next training, with the callback,
+    or with the process.
+
+    Args:
+        options: as of `Monitor` (``preset``, ``on_alarm``, ``events`` …).
+
+    Attributes:
+        monitor: Made when training begins; None before.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._end: Callable[[], object] = lambda: None
+        self.monitor: Monitor | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Monitor what is trained."""
+        self._end()
+        self.monitor = Monitor(given["model"], _without_wrapper(given["optimizer"]), **self._options)
+        self._end = weakref.finalize(self, self.monitor.close)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """End the monitor."""
+        self._end()
+
+
+def _without_wrapper(optimizer: Any) -> Any:
+    """The optimizer inside of accelerate's."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 class GuardCallback(TrainerCallback):
@@ -49,7 +85,7 @@ class GuardCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Guard what is trained."""
         trainer = self._trainer
-        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
+        optimizer = _without_wrapper(trainer.optimizer)
         others = [trainer.lr_scheduler] + ([s] if (s := trainer.accelerator.scaler) is not None else [])
         self.guard = Guard(trainer.accelerator.unwrap_model(trainer.model), optimizer, *others, **self._options)
         plain = self._plain = trainer.training_step

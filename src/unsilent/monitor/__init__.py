@@ -1,8 +1,52 @@
-"""The live watch of a training job."""
+"""The live watch of a training job. What needs torch is loaded on first use, so that events are read without it."""
 
-from unsilent.monitor.alarms import Alarm, GuardStop, NotRepeatable, RepeatabilityWarning
-from unsilent.monitor.analytic import AnalyticBounds
-from unsilent.monitor.guard import Guard
-from unsilent.monitor.workload import guard_training
+from __future__ import annotations
 
-__all__ = ["Alarm", "AnalyticBounds", "Guard", "GuardStop", "NotRepeatable", "RepeatabilityWarning", "guard_training"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unsilent.monitor.actions import MonitorStop
+    from unsilent.monitor.alarms import GuardStop, NotRepeatable, RepeatabilityWarning
+    from unsilent.monitor.analytic import AnalyticBounds
+    from unsilent.monitor.events import Alarm
+    from unsilent.monitor.guard import Guard
+    from unsilent.monitor.monitor import Monitor
+    from unsilent.monitor.settings import MonitorSettings
+    from unsilent.monitor.signals.collector import watch_gradient
+    from unsilent.monitor.workload import guard_training
+
+_LAZY = {
+    "Alarm": "unsilent.monitor.events",
+    "AnalyticBounds": "unsilent.monitor.analytic",
+    "Guard": "unsilent.monitor.guard",
+    "GuardStop": "unsilent.monitor.alarms",
+    "Monitor": "unsilent.monitor.monitor",
+    "MonitorSettings": "unsilent.monitor.settings",
+    "MonitorStop": "unsilent.monitor.actions",
+    "NotRepeatable": "unsilent.monitor.alarms",
+    "RepeatabilityWarning": "unsilent.monitor.alarms",
+    "guard_training": "unsilent.monitor.workload",
+    "watch_gradient": "unsilent.monitor.signals.collector",
+}
+
+__all__ = [
+    "Alarm",
+    "AnalyticBounds",
+    "Guard",
+    "GuardStop",
+    "Monitor",
+    "MonitorSettings",
+    "MonitorStop",
+    "NotRepeatable",
+    "RepeatabilityWarning",
+    "guard_training",
+    "watch_gradient",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'unsilent.monitor' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,37 +1,16 @@
-"""What a guard reports: alarms, recoveries that are not exact, the stop where nothing helps, and what it cost."""
+"""What a guard reports besides alarms: recoveries that are not exact, the stop where nothing helps, and what it cost."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from unsilent.errors import UnsilentError
+from unsilent.monitor.events import Alarm
 
 LOOP_LEFT_MESSAGE = (
     "the loop was left while steps were executed again after the alarm at {}, so some steps are missing; "
     "if a counter ends the loop, take it from the batch: guard.iterate(enumerate(loader))"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """What passed its bound: step of the guard (from 0), tensor, its kind, largest magnitude, bound and its rule."""
-
-    step: int
-    tensor: str
-    kind: str
-    largest_magnitude: float
-    bound: float
-    rule: str
-
-    def __str__(self) -> str:
-        if self.largest_magnitude < 0 or not math.isfinite(self.largest_magnitude):
-            return f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest_magnitude:.3g} ({self.rule})"
-        return (
-            f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest_magnitude:.3g}, beyond its "
-            f"bound {self.bound:.3g} "
-            f"({self.rule})"
-        )
 
 
 class RepeatabilityWarning(UserWarning):

@@ -54,17 +54,17 @@ def remove_listener(listener: BackwardListener) -> None:
         _listeners.remove(listener)
     if not _listeners and _plain:
         torch.autograd.backward = _plain["backward"]
-        GradScaler.scale, GradScaler.update = _plain["scale"], _plain["update"]  # type: ignore[method-assign,assignment]
+        GradScaler.scale, GradScaler.update = _plain["scale"], _plain["update"]  # type: ignore[method-assign]
         _plain.clear()
         _scale = None
 
 
 def _backward(tensors: Any, *args: Any, **named: Any) -> Any:
     global _depth, _scale
-    listeners = list(_listeners) if not _depth else []
     plain, (scale, _scale) = _plain["backward"], (_scale, None)
-    for listener in listeners:
+    for listener in _listeners if not _depth else ():  # one may add another, which is called as well
         listener.before_backward([tensors] if isinstance(tensors, Tensor) else list(tensors), scale)
+    listeners = list(_listeners) if not _depth else []
     _depth += 1
     try:
         result = plain(tensors, *args, **named)

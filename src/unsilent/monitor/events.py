@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Anything that a monitor reports.
+    """Anything that a monitor reports; as text one line.
 
     Attributes:
         time: Seconds since 1970, UTC.
@@ -34,7 +34,17 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Started(Event):
-    """A monitor begins; ``settings`` are all of them, ``tensors`` how many series of each feature there are."""
+    """A monitor begins.
+
+    Attributes:
+        host, device: Where the rank runs.
+        process: Its number on the host.
+        world_size: Number of ranks.
+        settings: All settings of the monitor.
+        series: How many series of each feature there are.
+        versions: Of Unsilent and of packages.
+        notes: What else is worth knowing, in sentences.
+    """
 
     kind: ClassVar[str] = "started"
     host: str
@@ -45,6 +55,11 @@ class Started(Event):
     series: Mapping[str, int]
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        series = ", ".join(f"{count:,} of {feature}" for feature, count in self.series.items())
+        where = f"rank {self.rank} of {self.world_size} ({self.host}, {self.device})"
+        return f"monitoring {where}, series: {'; '.join([series or 'none', *self.notes])}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +81,11 @@ class StepSummary(Event):
     cost: float
     health: str
 
+    def __str__(self) -> str:
+        numbers = {"loss": self.loss, "gradient norm": self.gradient_norm, "largest score": self.score}
+        known = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
+        return f"step {self.step}: {known}, health {self.health}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingChanged(Event):
@@ -82,15 +102,25 @@ class SamplingChanged(Event):
     covered: bool
     reason: str
 
+    def __str__(self) -> str:
+        reach = "" if self.covered else ", but the states that are kept do not reach back as far"
+        return f"step {self.step}: every tensor is read within {self.interval} steps{reach} ({self.reason})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm(Event):
     """A rule found something, in the rank that reports it.
 
     Attributes:
-        feature, tensor, statistic: The series; ``fingerprint`` for bits that changed between two steps.
+        host, device: Where the rank runs.
+        rule: Its name.
+        feature: What the series is of; ``fingerprint`` for bits that changed between two steps.
+        tensor: Name of the parameter, layer or value; empty for the loss.
+        statistic: Which number of the tensor.
         level: ``alarm`` or ``warning``.
-        value, baseline, score: Of the rule; a score of 1 or more is an alarm.
+        value: The number of this step.
+        baseline: What the rule expected; of a bound, the bound.
+        score: How unusual the value is; 1 or more is an alarm.
     """
 
     kind: ClassVar[str] = "alarm"
@@ -106,14 +136,15 @@ class Alarm(Event):
     score: float
 
     def __str__(self) -> str:
-        what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
-        where = f"in rank {self.rank} ({self.host}, {self.device})"
+        return f"{self.summary}, in rank {self.rank} ({self.host}, {self.device})"
+
+    @property
+    def summary(self) -> str:
+        """What was found, without the place: the same on every machine."""
         if self.feature == "fingerprint":
-            return f"step {self.step}: bits of {self.tensor} changed between two steps {where}"
-        return (
-            f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g} {where}, "
-            f"expected about {self.baseline:.4g} ({self.rule}, score {self.score:.3g})"
-        )
+            return f"step {self.step}: bits of {self.tensor} changed between two steps"
+        what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
+        return f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g}, baseline {self.baseline:.4g} ({self.rule})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +170,26 @@ class Verdict(Event):
     tensor: str
     ranks: tuple[int, ...]
 
+    def __str__(self) -> str:
+        who = f"rank {self.suspect} ({self.host}, {self.device}) is suspected"
+        who = "the faulty rank is undetermined" if self.suspect < 0 else who
+        tensor = f", {self.tensor}" if self.tensor else ""
+        return f"step {self.step}: {who}{tensor} ({self.reason}); {self.action}: {self.outcome}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorFailed(Event):
-    """The monitor itself raised an error; the job goes on without it."""
+    """The monitor itself raised an error; the job goes on without it.
+
+    Attributes:
+        error: Its type and first line.
+    """
 
     kind: ClassVar[str] = "monitor-failed"
     error: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: the monitor of rank {self.rank} failed, the job goes on without it: {self.error}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +197,7 @@ class Ended(Event):
     """The monitor ends.
 
     Attributes:
-        steps, alarms: How many there were.
+        steps, alarms: How many there were in this rank.
         seconds, cost: Of the whole job, and the share of it that the monitor took.
         longest_wait: Steps until every tensor was seen, at most.
         unseen: Series that were never seen.
@@ -166,6 +210,13 @@ class Ended(Event):
     cost: float
     longest_wait: int
     unseen: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        unseen = f", {len(self.unseen):,} series were never read" if self.unseen else ""
+        return (
+            f"the monitor of rank {self.rank} ended: alarms {self.alarms:,} in {self.steps:,} steps, "
+            f"{100 * self.cost:.2g} % of the time, every tensor read within {self.longest_wait} steps{unseen}"
+        )
 
 
 EVENTS: Mapping[str, type[Event]] = {

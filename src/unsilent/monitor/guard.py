@@ -33,13 +33,13 @@ from unsilent.detectors.moment_bounds import FACTOR, Floats
 from unsilent.errors import UsageError
 from unsilent.monitor.alarms import (
     LOOP_LEFT_MESSAGE,
-    Alarm,
     GuardOverhead,
     GuardStop,
     NotRepeatable,
     RepeatabilityWarning,
 )
 from unsilent.monitor.analytic import AnalyticBounds
+from unsilent.monitor.events import Alarm
 from unsilent.monitor.execution_record import (
     ExecutionRecord,
     ExecutionRecorder,
@@ -57,7 +57,7 @@ from unsilent.monitor.loop_state import (
     variables_of_function,
     variables_of_loop,
 )
-from unsilent.monitor.magnitude_check import MagnitudeCheck
+from unsilent.monitor.magnitude_check import MagnitudeCheck, StepCheck
 from unsilent.monitor.pending_magnitudes import Ranks, any_rank, process_group_for
 from unsilent.monitor.watched_tensors import find_watched_tensors, magnitudes_of
 from unsilent.recovery.ring import SnapshotLocation, SnapshotRing
@@ -97,6 +97,7 @@ class Guard:
             in use, ``alone``, or a process group.
         strict: A recovery that may not be exact is an error, not a warning.
         on_alarm: Is called with every alarm.
+        check: What finds alarms; None: the magnitudes of parameters, moments and moving statistics.
 
     Raises:
         UsageError: the model or an optimizer is guarded already, an optimizer remembers no gradients, a part cannot be put back.
@@ -122,6 +123,7 @@ class Guard:
         ranks: Ranks = "all",
         strict: bool = False,
         on_alarm: Callable[[Alarm], None] | None = None,
+        check: StepCheck | None = None,
     ) -> None:
         self._model = model
         result: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
@@ -167,7 +169,9 @@ class Guard:
         self.alarms: list[Alarm] = []
         self.recoveries = 0
         self.overhead = GuardOverhead()
-        self._magnitudes = MagnitudeCheck(model, self._optimizers, factor, bounds, ranks, self.overhead)
+        self._check_steps: StepCheck = check or MagnitudeCheck(
+            model, self._optimizers, factor, bounds, ranks, self.overhead
+        )
         _guarded.update((model, *self._optimizers))
 
     def close(self) -> None:
@@ -177,7 +181,7 @@ class Guard:
         self._closed = True
         _guarded.difference_update((self._model, *self._optimizers))
         self._recorder.close()
-        self._magnitudes.close()
+        self._check_steps.close()
         self.discard_snapshots()
 
     def __enter__(self) -> Self:
@@ -214,7 +218,14 @@ class Guard:
         Raises:
             UsageError: the shape does not fit, a name comes twice, a value is infinite or negative.
         """
-        self._magnitudes.bounds.learn(names, largest)
+        if not isinstance(self._check_steps, MagnitudeCheck):
+            raise UsageError("this guard has a check of its own; learn() is for the bounds of magnitudes")
+        self._check_steps.bounds.learn(names, largest)
+
+    @property
+    def steps_covered(self) -> int:
+        """Steps that can be executed again at least, once as many were made."""
+        return self._every * (self._depth - 1) + 1
 
     # -- what a loop calls -------------------------------------------------------------------------------------
 
@@ -230,7 +241,7 @@ class Guard:
                 yield batch
                 if (alarm := self._end()) is not None:
                     yield from self._recover(alarm)
-            if (alarm := self._magnitudes.check_pending()) is not None:
+            if (alarm := self._check_steps.check_pending()) is not None:
                 after = save_generator_states(self._ring.generators)  # the loader may have drawn at its end
                 yield from self._recover(alarm)
                 after()
@@ -282,7 +293,7 @@ class Guard:
                 "named iterator of guard.iterate that you left early"
             )
         if not self._loop_was_left:
-            self._run_again(self._magnitudes.check_pending())
+            self._run_again(self._check_steps.check_pending())
             return
         self._loop_was_left = False
         left, self._alarm_when_left = self._alarm_when_left, None
@@ -296,7 +307,7 @@ class Guard:
         """Forget states, not bounds: what was done since the last step cannot be executed again."""
         self._ring.clear()
         self._segments.clear()
-        self._magnitudes.restart()
+        self._check_steps.restart()
         self._loop_was_left = False
 
     def _require_open(self) -> None:
@@ -417,7 +428,7 @@ class Guard:
         begun = time.perf_counter()
         self._ring.restore_snapshot(len(self._ring))
         segments, self._segments = self._segments, []
-        self._magnitudes.drop_pending()
+        self._check_steps.drop_pending()
         self.overhead.steps -= sum(len(segment.iterations) for segment in segments)
         self.overhead.recovery += time.perf_counter() - begun
         return segments
@@ -459,7 +470,7 @@ class Guard:
     # -- checking ----------------------------------------------------------------------------------------------
 
     def _check(self, late: bool | None = None) -> Alarm | None:
-        return self._magnitudes.check(self._late if late is None else late, self._stepped)
+        return self._check_steps.check(self._late if late is None else late, self._stepped)
 
     def _stepped(self) -> bool:
         return bool(self._segments) and self._segments[-1].steps_ended(self._updates()) > 0

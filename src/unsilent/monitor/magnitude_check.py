@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from unsilent.detectors.series import LARGEST
 from unsilent.errors import UsageError
-from unsilent.monitor.alarms import Alarm, GuardOverhead
+from unsilent.monitor.alarms import GuardOverhead
 from unsilent.monitor.analytic import RULE, AnalyticBounds, GradientTermCounter, analytic_moment_bounds
 from unsilent.monitor.bounds import Bounds
+from unsilent.monitor.events import Alarm
+from unsilent.monitor.exchange import host_name
 from unsilent.monitor.pending_magnitudes import PendingMagnitudes, Ranks, check_alike, process_group_for
 from unsilent.monitor.watched_tensors import (
     WatchedTensor,
@@ -21,6 +26,33 @@ from unsilent.monitor.watched_tensors import (
     no_gradient_history_message,
     same_watched_tensors,
 )
+
+
+class StepCheck(Protocol):
+    """What a guard asks after each step."""
+
+    def check(self, late: bool, stepped: Callable[[], bool]) -> Alarm | None:
+        """An alarm in the step before this one if it was not checked yet, or in this one unless ``late``.
+
+        ``stepped`` tells whether an optimizer has made a step since the last state that was kept.
+        """
+        ...
+
+    def check_pending(self) -> Alarm | None:
+        """An alarm in what is not checked yet."""
+        ...
+
+    def drop_pending(self) -> None:
+        """Forget what is not checked yet: the training went back."""
+        ...
+
+    def restart(self) -> None:
+        """A new loop begins."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        ...
 
 
 class MagnitudeCheck:
@@ -95,7 +127,22 @@ class MagnitudeCheck:
         if passed is None:
             return None
         part = unread.parts[passed.tensor_number]
-        return Alarm(unread.step, part.name, part.kind, passed.largest_magnitude, passed.bound, passed.rule)
+        group = process_group_for(self._ranks)
+        return Alarm(
+            time=time.time(),
+            rank=0 if group is None else dist.get_rank(group),
+            step=unread.step,
+            host=host_name(),
+            device=str(part.tensor.device),
+            rule=passed.rule,
+            feature=part.kind,
+            tensor=part.name,
+            statistic=LARGEST,
+            level="alarm",
+            value=passed.largest_magnitude,
+            baseline=passed.bound,
+            score=abs(passed.largest_magnitude) / passed.bound if passed.bound else float("inf"),
+        )
 
     def _add_overhead(self, begun: float, waited: float) -> None:
         self._overhead.synchronise += waited

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.options import OUTPUT_PANEL, Option, check_count
@@ -18,6 +19,23 @@ FINGERPRINTS = ("rotating", "full", "off")
 LARGEST_BUDGET = 2.0
 """Percent of a step that no budget may exceed."""
 MOST_INTERVAL = 4096
+
+
+def rule_texts(given: Any) -> tuple[str, ...]:
+    """Rules with parameters as texts, from texts or a table: ``{"robust-z": {"threshold": 12}}``."""
+    if isinstance(given, Mapping) and all(isinstance(table, Mapping) for table in given.values()):
+        return tuple(_rule_text(rule, table) for rule, table in given.items())
+    texts = [given] if isinstance(given, str) else given
+    if isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts):
+        return tuple(texts)
+    raise UsageError(
+        f"rule is {given!r}; expected texts such as 'robust-z:threshold=12', or tables such as [rule.robust-z]"
+    )
+
+
+def _rule_text(rule: str, parameters: Mapping[str, Any]) -> str:
+    pairs = (f"{key}={'+'.join(map(str, v)) if isinstance(v, list) else v}" for key, v in parameters.items())
+    return f"{rule}:{','.join(pairs)}".rstrip(":")
 
 
 @dataclass(frozen=True)
@@ -35,9 +53,11 @@ class MonitorSettings:
     rules: Annotated[
         tuple[str, ...],
         Option(
-            "A rule with parameters, such as robust-z:threshold=12; replaces those of the preset. Repeatable.",
+            "A rule with parameters, such as robust-z:threshold=12; replaces those of the preset. Repeatable. In a TOML file "
+            "also a table: [rule.robust-z].",
             DETECTION_PANEL,
             name="rule",
+            parser=rule_texts,
             is_repeatable=True,
         ),
     ] = ()
@@ -71,6 +91,7 @@ class MonitorSettings:
         Option("strict: the verdict comes before the optimizer step. lagged: one step later.", ALARM_PANEL),
     ] = "lagged"
     act_on: Annotated[str, Option("Lowest level that --on-alarm acts on: alarm or warning.", ALARM_PANEL)] = "alarm"
+    log_normal: Annotated[bool, Option("Log a line for each step, also where there is no alarm.", ALARM_PANEL)] = False
     save_to: Annotated[Path | None, Option("Folder for the states that --on-alarm save writes.", ALARM_PANEL)] = None
     sampling: Annotated[
         str,

@@ -61,6 +61,7 @@ class SignalCollector:
         series: What is read; grows by names of `watch_gradient` that are new.
         intervals: Which part of it in each step.
         step: Number of the present row.
+        backwards: Backward passes so far.
         seconds: That were spent on ``gradients`` and on ``state``.
     """
 
@@ -85,7 +86,7 @@ class SignalCollector:
         self._scale: Tensor | None = None
         self._parameters = _trained_parameters(self.model, optimizers)
         self._row = SignalRow(0)
-        self._has_stepped = False
+        self._has_stepped, self.backwards = False, 0
         self._arrive_one_by_one = _are_reduced(self._parameters)
         for name, parameter in self._parameters:
             self._add_tensor(GRADIENT, name, local_tensor(parameter))
@@ -127,6 +128,7 @@ class SignalCollector:
         """A backward pass begins; reads its loss."""
         with self._timed("gradients"):
             self._has_stepped = False
+            self.backwards += 1
             self._scale = None if scale is None else scale.detach().to(torch.float64, copy=True)
             if len(tensors) == 1 and tensors[0].numel() == 1 and tensors[0].is_floating_point():
                 self._put((self._loss,), tensors[0].detach().reshape(1).to(torch.float64))
@@ -141,6 +143,21 @@ class SignalCollector:
                 slots = [self._slots[GRADIENT, name] for name, _ in due]
                 values = norms_and_largest([local_tensor(gradient) for _, gradient in due])
                 self._put([s for s, _ in slots] + [s for _, s in slots], values)
+
+    def start_at(self, step: int) -> None:
+        """The training went back: the next row has this number, and bits are not compared with those before."""
+        self.step = step
+        self._row = SignalRow(step)
+        self._state.forget()
+
+    def forget_update(self) -> None:
+        """The optimizer step that is about to be made is left out."""
+        self._state.forget_parameters()
+
+    @property
+    def state_names(self) -> list[str]:
+        """Names of parameters and of the tensors of optimizers, whose bits are compared."""
+        return self._state.names
 
     def after_scaler_update(self) -> None:
         """If the loss scaler has left the update out, what was read means nothing."""

@@ -55,6 +55,19 @@ class StateWatch:
         if self._before:
             torch._foreach_copy_(self._copies, [t for _, t in self._before])
 
+    def forget(self) -> None:
+        """Compare nothing with what was before: the state was replaced."""
+        self._sums, self._before = None, []
+
+    def forget_parameters(self) -> None:
+        """The update is left out."""
+        self._before = []
+
+    @property
+    def names(self) -> list[str]:
+        """Of parameters and the tensors of optimizers, in the order of their numbers."""
+        return [] if self._tensors is None else self._tensors.names
+
     @torch.no_grad()
     def updates(self) -> tuple[list[str], Tensor]:
         """Names of the parameters that were copied, and of their changes the L2 norms, then the largest magnitudes."""

@@ -117,9 +117,14 @@ def run_guarded_trial(
                 reason = "recovered"
         except GuardStop:
             reason = "stopped"
-    at, alarm = alarms[0] if alarms else (None, "")
+    at, alarm = alarms[0] if alarms else (None, None)
     return GuardedRunResult(
-        reason, None if at is None else at - step, str(alarm), len(runs), reason == "recovered", tuple(applied_faults)
+        reason,
+        None if at is None else at - step,
+        alarm.summary if alarm else "",
+        len(runs),
+        reason == "recovered",
+        tuple(applied_faults),
     )
 
 

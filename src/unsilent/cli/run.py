@@ -1,0 +1,83 @@
+"""``unsilent run SCRIPT``: runs a training script under the monitor, without changing it.
+
+Exit codes: those of the script; 16 or 17 where the monitor stopped it; 2 where there is no such script or the settings cannot be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from unsilent.cli.signals import end_as_python_does
+from unsilent.errors import UsageError
+from unsilent.monitor.settings import MonitorSettings
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Option, OptionValues, options_of
+
+HELP = "Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS."
+NO_SCRIPT = "no script was given; expected unsilent run [OPTIONS] SCRIPT ARGUMENTS, or -m MODULE ARGUMENTS"
+
+
+@dataclass(frozen=True)
+class RunCommandOptions:
+    """What is run."""
+
+    script: Annotated[
+        str | None, Option("The script. All that follows it are its own arguments.", "", missing_error=NO_SCRIPT)
+    ] = None
+    module: Annotated[
+        str | None,
+        Option(
+            "Run this module, as python -m does. All that follows it are its own arguments.",
+            EXECUTION_PANEL,
+            short_flag="m",
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        Option("A TOML file with any of these options. The command line takes precedence.", OUTPUT_PANEL),
+    ] = None
+
+
+OPTION_CLASSES = (RunCommandOptions, MonitorSettings)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Arguments of ``unsilent run`` up to the script or module, and those that follow it."""
+    switches = {asking.flag for asking in options_of(*OPTION_CLASSES).values() if asking.is_boolean} | {"-h", "--help"}
+    at = 0
+    while at < len(arguments):
+        word = arguments[at]
+        if word == "--" and at + 1 < len(arguments):  # the script is next, whatever its name
+            return [*arguments[: at + 2]], tuple(arguments[at + 2 :])
+        is_value_next = word.startswith("-") and word not in switches and "=" not in word and not _has_value(word)
+        at += 2 if is_value_next else 1
+        if not word.startswith("-") or word.startswith("-m") or word.partition("=")[0] == "--module":
+            break
+    return [*arguments[:at]], tuple(arguments[at:])
+
+
+def _has_value(word: str) -> bool:
+    """Whether a word is ``-mNAME``."""
+    return word.startswith("-m") and len(word) > len("-m")
+
+
+def run(given: dict[str, Any], arguments: Sequence[str]) -> int:
+    """Run a script or module; ends by ``SystemExit`` with its exit code, and never returns."""
+    from unsilent.monitor.launch import MonitoredRun
+    from unsilent.monitor.program import Program
+    from unsilent.monitor.switches import resolve_settings
+
+    asked = OptionValues(OPTION_CLASSES, given)
+    script, module = asked["script"], asked["module"]
+    if (script or module) is None:
+        raise UsageError(NO_SCRIPT)
+    if script is not None and module is not None:
+        raise UsageError(f"both a script ({script}) and a module ({module}) were given; give one")
+    monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
+    resolved = resolve_settings(monitor, asked["config"], os.environ)
+    end_as_python_does()
+    sys.exit(MonitoredRun(Program(script or module, arguments, is_module=script is None), resolved).run())

@@ -1,0 +1,267 @@
+"""``unsilent watch EVENTS``: the state of a monitored job in the terminal, while it runs or afterwards."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unsilent.cli import typer_options as o
+from unsilent.errors import unknown_name_error
+from unsilent.printable import escape_unprintable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from unsilent.monitor.event_files import EventFile
+    from unsilent.monitor.events import Event, StepSummary
+    from unsilent.monitor.run_history import RankHistory, RunHistory
+
+SCHEMA = "unsilent/watch/1"
+CURVES = {"loss": "loss", "gradient-norm": "gradient_norm"}
+"""What can be drawn, and the field of a summary."""
+REFRESH_SECONDS = 1.0
+LINE_SECONDS = 10.0
+"""Time between two lines on the state in plain mode."""
+BARS = "▁▂▃▄▅▆▇█"
+NOT_FINITE = "×"
+CURVE_ROOM = 66
+"""Columns of a terminal that the curves leave to the rest of the table."""
+MOST_MESSAGES = 6
+"""Alarms, and verdicts, below the table."""
+
+
+def watch(
+    events: Annotated[
+        Path,
+        typer.Argument(
+            metavar="EVENTS",
+            help="Events of a monitored job: the file that the job was given (several ranks: the same name), or its folder.",
+            show_default=False,
+        ),
+    ],
+    once: Annotated[
+        bool, typer.Option("--once", help="Show the present state and end, with exit code 1 if there was an alarm.")
+    ] = False,
+    curve: Annotated[
+        str, typer.Option(metavar="<str>", help="What is drawn for each rank: loss or gradient-norm.")
+    ] = "loss",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As --once, but as one JSON object on stdout, and nothing else.")
+    ] = False,
+    plain: o.Plain = False,
+) -> int:
+    """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed.
+
+    For each rank: the step, a curve of the loss, the largest score, the health of the device, and the share of the time that the
+    monitor took. Below them the last alarms and verdicts.
+    """
+    from rich.console import Console
+
+    if curve not in CURVES:
+        raise unknown_name_error("curve", curve, CURVES)
+    job = JobEvents(events)
+    new = job.read_new()
+    if as_json:
+        files = [str(one.path) for one in job.files]
+        print(json.dumps({"schema": SCHEMA, "events": files, **_finite(job.history.as_json())}, indent=2))
+    elif once:
+        console = Console()
+        if plain:
+            print_state(job.history, console)
+        else:
+            console.print(view(job.history, console.width, None, CURVES[curve]))
+    else:
+        try:
+            if plain or not sys.stdout.isatty():
+                follow_lines(job, new)
+            else:
+                follow_live(job, CURVES[curve])
+        except KeyboardInterrupt:
+            return 0
+    return int((once or as_json) and job.history.alarm_count > 0)
+
+
+class JobEvents:
+    """The events of a job, read as they are written; files of further ranks are found when they appear.
+
+    Attributes:
+        history: All events that were read.
+        files: Where they come from.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from unsilent.monitor.run_history import RunHistory
+
+        self._path = path
+        self._files: dict[Path, EventFile] = {}
+        self.history: RunHistory = RunHistory()
+
+    @property
+    def files(self) -> Sequence[EventFile]:
+        """In the order in which they were found."""
+        return list(self._files.values())
+
+    def read_new(self) -> list[Event]:
+        """The last alarms, verdicts and failures since the last call, in the order of time. Raises ``UsageError``."""
+        from collections import deque
+
+        from unsilent.monitor.event_files import EventFile, find_event_files
+        from unsilent.monitor.events import StepSummary
+
+        for path in find_event_files(self._path):
+            self._files.setdefault(path, EventFile(path))
+        new: deque[Event] = deque(maxlen=1000)
+        for file in self.files:
+            for event in file.read_new():
+                self.history.add(event)
+                if not isinstance(event, StepSummary):
+                    new.append(event)
+        return sorted(new, key=lambda one: one.time)
+
+
+def follow_live(job: JobEvents, curve: str) -> None:
+    """Redraw the state until the job ends."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(view(job.history, console.width, console.height, curve), refresh=True)
+            if job.history.has_ended:
+                return
+            time.sleep(REFRESH_SECONDS)
+            job.read_new()
+
+
+def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
+    """Print a line for each event but summaries, and the headline now and then, until the job ends."""
+    said = 0.0
+    while True:
+        for event in new:
+            print(escape_unprintable(event))
+        if job.history.has_ended or time.monotonic() - said >= LINE_SECONDS:
+            said = time.monotonic()
+            print(job.history.headline, flush=True)
+        if job.history.has_ended:
+            return
+        time.sleep(REFRESH_SECONDS)
+        new = job.read_new()
+
+
+# -- what is shown -------------------------------------------------------------------------------------------------------
+
+
+def view(history: RunHistory, width: int, height: int | None, curve: str) -> RenderableType:
+    """The state as it is drawn; ``height``: lines of the terminal, None where all may be shown."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    ranks = history.ranks
+    messages = _messages(history)
+    room = len(ranks) if height is None else max(4, height - 2 * len(messages) - 5)
+    shown = sorted(sorted(ranks, key=lambda one: (-one.alarm_count, one.rank))[:room], key=lambda one: one.rank)
+    name = curve.replace("_", " ")
+    bars = max(8, width - CURVE_ROOM - max(0, len(name) - 10))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for head in ("rank", "step", name, "", "score", "health", "monitor", "last event"):
+        table.add_column(head, justify="left" if head in ("", "health", "last event") else "right", no_wrap=True)
+    for one in shown:
+        values = [getattr(summary, curve) for summary in one.summaries]
+        drawn = sparkline([value for value in values if value is not None], bars)
+        step, value, score, health, cost, last = _cells(one, curve)
+        table.add_row(str(one.rank), step, value, drawn, score, Text(health, _style(health)), cost, Text(last))
+    parts: list[RenderableType] = [Text(history.headline, "bold red" if history.alarm_count else "bold"), table]
+    if len(shown) < len(ranks):
+        parts.append(Text(f"and {len(ranks) - len(shown):,} more ranks"))
+    if history.earlier_runs:
+        parts.append(
+            Text(f"{history.earlier_runs:,} earlier runs in these files had {history.earlier_alarms:,} alarms")
+        )
+    return Group(*parts, *(Text(text, style) for text, style in messages))
+
+
+def print_state(history: RunHistory, console: Console) -> None:
+    """The state as columns, and lines behind ``#``."""
+    from unsilent.render.console import print_columns, print_lines
+
+    heads = ("rank", "step", "loss", "gradient_norm", "score", "health", "monitor", "last_event")
+    rows = []
+    for one in history.ranks:
+        step, loss, score, health, cost, last = _cells(one, "loss")
+        rows.append(
+            (str(one.rank), step.replace(",", ""), loss, _cells(one, "gradient_norm")[1], score, health, cost, last)
+        )
+    print_lines(console, [history.headline], plain=True)
+    print_columns(console, heads, rows)
+    print_lines(console, [text for text, _ in _messages(history)], plain=True)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as bars, at most ``width`` of them, each the mean of neighbours; ``×`` for numbers that are not finite."""
+    count = min(width, len(values))
+    parts = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    means = [sum(part) / len(part) for part in parts]
+    finite = [value for value in means if math.isfinite(value)]
+    if finite and min(finite) > 0 and max(finite) > 100 * min(finite):
+        means = [math.log(value) if value > 0 else value for value in means]
+        finite = [value for value in means if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+
+    def bar(value: float) -> str:
+        if not math.isfinite(value):
+            return NOT_FINITE
+        share = (value - low) / (high - low) if 0 < high - low < math.inf else 0.0
+        return BARS[min(int(share * len(BARS)), len(BARS) - 1)]
+
+    return "".join(map(bar, means))
+
+
+def _cells(one: RankHistory, curve: str) -> tuple[str, str, str, str, str, str]:
+    """Step, value, score, health, cost and how long ago the last event was."""
+    latest: StepSummary | None = one.summaries[-1] if one.summaries else None
+    value = getattr(latest, curve) if latest else None
+    cost = "–" if one.cost is None else f"{100 * one.cost:.2g} %"
+    age = max(0, round(time.time() - one.last.time)) if one.last else 0
+    ago = f"{age} s ago" if age < 600 else f"{age // 60:,} min ago" if age < 36000 else f"{age // 3600:,} h ago"
+    last = "ended" if one.ended else "monitor failed" if one.failed else ago
+    score = "–" if latest is None else f"{latest.score:.2g}"
+    return (
+        f"{max(0, one.steps - 1):,}",
+        "–" if value is None else f"{value:.4g}",
+        score,
+        escape_unprintable(one.health)[:8],
+        cost,
+        last,
+    )
+
+
+def _messages(history: RunHistory) -> list[tuple[str, str]]:
+    """Failures, and the last alarms and verdicts, with their styles."""
+    ranks = history.ranks
+    alarms = sorted((alarm for one in ranks for alarm in one.latest_alarms), key=lambda one: (one.step, one.rank))
+    lines = [(str(one.failed), "yellow") for one in ranks if one.failed][:MOST_MESSAGES]
+    lines += [(f"{one.level}: {one}", _style(one.level)) for one in alarms[-MOST_MESSAGES:]]
+    lines += [(f"verdict: {one}", "bold") for one in history.latest_verdicts[-MOST_MESSAGES:]]
+    return [(escape_unprintable(text), style) for text, style in lines]
+
+
+def _style(level: str) -> str:
+    return {"ok": "green", "alarm": "red", "warning": "yellow"}.get(level, "")
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    from unsilent.strictjson import as_json_values
+
+    result = as_json_values(values)
+    assert isinstance(result, dict)
+    return result

@@ -1,0 +1,100 @@
+"""The rules by name, and the presets that name several: ``robust-z:threshold=15`` is a rule with its thresholds.
+
+A rule is imported when it is made, so that listing them is instant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from unsilent.errors import unknown_name_error
+from unsilent.name_and_parameters import build_named, parse_named
+
+if TYPE_CHECKING:
+    from unsilent.detectors.rule import Rule
+
+
+class RuleEntry(NamedTuple):
+    """A rule that can be chosen: where its class is (``module:class``), and one line about it."""
+
+    target: str
+    description: str
+
+
+_HERE = "unsilent.detectors."
+RULES: Mapping[str, RuleEntry] = {
+    "robust-z": RuleEntry(
+        _HERE + "robust_z:RobustZ", "distance from the median of the last values, in both directions, on the log scale"
+    ),
+    "asd-v1": RuleEntry(_HERE + "asd_v1:AsdV1", "MindSpore 2.2: value and jump of gradients of norm layers' inputs"),
+    "asd-v2": RuleEntry(_HERE + "asd_v2:AsdV2", "MindSpore 2.4: value and jump of gradients"),
+    "asd-v3": RuleEntry(_HERE + "asd_v3:AsdV3", "MindSpore 2.5: largest gradient element against its moving average"),
+    "asd-combined": RuleEntry(
+        _HERE + "asd_combined:AsdCombined", "MindSpore 2.7.1, torch_npu 7.1: moving average, jump, and counted strikes"
+    ),
+    "megatron-large": RuleEntry(
+        _HERE + "megatron_large:MegatronLarge", "Megatron-LM: loss or gradient against the largest of the first 100"
+    ),
+    "loss-spike": RuleEntry(_HERE + "loss_spike:LossSpike", "Lightning: loss against the mean of the last ones"),
+    "nonfinite": RuleEntry(_HERE + "nonfinite:Nonfinite", "NaN or infinity anywhere"),
+    "update-rms": RuleEntry(_HERE + "update_rms:UpdateRms", "size of updates against their running mean and spread"),
+}
+"""In the order they are listed."""
+
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "robust-z": ("robust-z", "nonfinite"),
+    "asd-v1": ("asd-v1",),
+    "asd-v2": ("asd-v2",),
+    "asd-v3": ("asd-v3",),
+    "asd-combined": ("asd-combined",),
+    "megatron": ("megatron-large", "nonfinite"),
+    "all": tuple(RULES),
+}
+"""Texts of the rules of each preset."""
+
+
+def rule_class(name: str) -> type[Rule]:
+    """The class of a rule. Raises ``UsageError`` for a name that does not exist."""
+    if name not in RULES:
+        raise unknown_name_error("rule", name, RULES)
+    module, _, attribute = RULES[name].target.partition(":")
+    return cast("type[Rule]", getattr(importlib.import_module(module), attribute))
+
+
+def make_rule(text: str) -> Rule:
+    """The rule of a text ``name:key=value,key=value``. Raises ``UsageError``.
+
+    >>> make_rule("megatron-large:factor=20").factor
+    20.0
+    """
+    name, _ = parse_named(text)
+    return build_named("rule", text, {name: rule_class(name)})
+
+
+def format_rule(rule: Rule) -> str:
+    """The text that `make_rule` makes this rule of; defaults are left out.
+
+    >>> format_rule(make_rule("megatron-large:factor=20,samples=100"))
+    'megatron-large:factor=20.0'
+    """
+    given = [f"{name}={value!r}" for name, value in rule_thresholds(rule).items() if value != _defaults(rule)[name]]
+    return f"{rule.name}:{','.join(given)}" if given else rule.name
+
+
+def rule_thresholds(rule: Rule) -> dict[str, Any]:
+    """The thresholds of a rule, by name."""
+    return {one.name: getattr(rule, one.name) for one in dataclasses.fields(cast(Any, rule))}
+
+
+def rules_of_preset(name: str) -> tuple[Rule, ...]:
+    """The rules that a preset names, with their default thresholds. Raises ``UsageError``."""
+    if name not in PRESETS:
+        raise unknown_name_error("preset", name, PRESETS)
+    return tuple(make_rule(text) for text in PRESETS[name])
+
+
+def _defaults(rule: Rule) -> dict[str, Any]:
+    return {one.name: one.default for one in dataclasses.fields(cast(Any, rule))}

@@ -1,0 +1,200 @@
+"""The variables of accuracy-sensitive detection (ASD): what they ask for, in settings of a monitor.
+
+They are read as the generation of ASD understands them that the preset names. Without a preset they choose the generation:
+``enable:true`` in ``NPU_ASD_CONFIG`` or ``MS_NPU_ASD_CONFIG`` chooses asd-combined, which ignores ``NPU_ASD_ENABLE``; else
+``NPU_ASD_ENABLE`` chooses asd-v2 where ``NPU_ASD_SIGMA_THRESH`` is set (asd-v3 has no jump threshold), and asd-v3 otherwise.
+
+Documented are the values of ``NPU_ASD_ENABLE``, the limits of the two pairs of thresholds, the keys of the two configurations and
+all defaults. Not documented, and chosen here: a value of ``NPU_ASD_ENABLE`` other than 0 to 3 counts as not set (the first
+generation takes it for 0); a malformed value in a configuration is replaced by its default; ``NPU_ASD_UPPER_THRESH`` sets
+both ratios of asd-v3, which have the same defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unsilent.options import LARGEST
+
+ENABLE, UPPER, SIGMA = "NPU_ASD_ENABLE", "NPU_ASD_UPPER_THRESH", "NPU_ASD_SIGMA_THRESH"
+CONFIGURATIONS = {"NPU_ASD_CONFIG": 3, "MS_NPU_ASD_CONFIG": 10}
+"""Default of ``grad_sample_interval`` in each. The first is that of torch_npu, and is used where both are set."""
+VARIABLES = (ENABLE, UPPER, SIGMA, *CONFIGURATIONS)
+V1, V2, V3, COMBINED = "asd-v1", "asd-v2", "asd-v3", "asd-combined"
+LEAST_THRESHOLD = 3
+PAIR_DEFAULTS = {UPPER: (1_000_000, 10_000), SIGMA: (100_000, 5_000)}
+_ABSOLUTE_AND_JUMP = {UPPER: ("upper_alarm", "upper_warning"), SIGMA: ("jump_alarm", "jump_warning")}
+PAIR_PARAMETERS = {
+    V1: _ABSOLUTE_AND_JUMP,
+    V2: _ABSOLUTE_AND_JUMP,
+    V3: {UPPER: ("alarm_ratio", "warning_ratio")},
+}
+"""Parameters of a rule that a variable with two thresholds sets."""
+CONFIGURATION_DEFAULTS = {
+    "grad_sample_interval": 3,
+    "upper_thresh1": 1_000_000,
+    "upper_thresh2": 100,
+    "cooldown": 5,
+    "strikes_num": 3,
+    "strikes_window": 480,
+}
+"""Of the keys of a configuration, which are parameters of asd-combined as well."""
+SAMPLE_INTERVAL = "grad_sample_interval"
+CHECKSUM_KEYS = ("with_checksum", "checksum_cooldown")
+"""Keys without effect here."""
+
+
+@dataclass
+class AsdRequest:
+    """What the variables ask for.
+
+    Attributes:
+        settings: Values by field of `MonitorSettings`.
+        sources: By field, the variable that asks for the value.
+        switched_off_by: The variable, with its value, that switches the detection off; empty where none does.
+        notes: A sentence on each variable that is malformed or ignored.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    switched_off_by: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def ask(self, variable: str, field: str, value: Any) -> None:
+        """Add a value of a field."""
+        self.settings[field], self.sources[field] = value, variable
+
+
+def read_asd_variables(environment: Mapping[str, str], preset: str | None) -> AsdRequest:
+    """What the variables ask for.
+
+    Args:
+        environment: Such as `os.environ`. An empty variable counts as not set.
+        preset: None: nobody named one.
+    """
+    request = AsdRequest()
+    variables = {name: environment[name] for name in VARIABLES if environment.get(name)}
+    configuration = next((name for name in CONFIGURATIONS if name in variables), "")
+    enabled = bool(configuration) and _is_enabled(variables[configuration])
+    generation = COMBINED if preset is None and enabled else preset
+    reads_level = generation is None or generation in PAIR_PARAMETERS
+    level = _read_level(variables.get(ENABLE, ""), generation, request.notes) if reads_level else ""
+    if generation is None and level not in ("", "0"):
+        generation = V2 if SIGMA in variables else V3
+    if generation != preset:
+        request.ask(configuration if enabled else ENABLE, "preset", generation)
+    used = {ENABLE} if reads_level else set()
+    if generation == COMBINED and configuration:
+        used = {configuration}
+        _read_configuration(configuration, variables[configuration], request)
+    elif generation in PAIR_PARAMETERS:
+        used |= set(PAIR_PARAMETERS[generation])
+        _read_action(level, generation, request)
+        _read_pairs(generation, variables, request)
+    if level == "0":
+        request.switched_off_by = f"{ENABLE}={level}"
+    elif configuration and not enabled and generation in (None, COMBINED):
+        request.switched_off_by = f"{configuration}={variables[configuration]}"
+    if generation is not None or not request.switched_off_by:
+        why = f"has no meaning for preset {generation}" if generation else f"has no effect without {ENABLE}"
+        request.notes += [f"{name} {why}, and is ignored" for name in variables if name not in used]
+    return request
+
+
+def _read_level(value: str, generation: str | None, notes: list[str]) -> str:
+    """The value of ``NPU_ASD_ENABLE``; empty where it counts as not set."""
+    known = ("0", "1") if generation == V1 else ("0", "1", "2", "3")
+    if value in ("", *known):
+        return value
+    least = (
+        f", and {V1} takes anything else for 0, which the preset that was given overrules" if generation == V1 else ""
+    )
+    notes.append(f"{ENABLE} is {value!r}; expected {', '.join(known)}{least or ', so it counts as not set'}")
+    return ""
+
+
+def _read_action(level: str, generation: str, request: AsdRequest) -> None:
+    """``NPU_ASD_ENABLE``: the first generation stops with 1, later ones with 2; 3 logs normal values as well."""
+    if level in ("1", "2", "3"):
+        request.ask(ENABLE, "on_alarm", "log" if level == "1" and generation != V1 else "stop")
+    if level == "3":
+        request.ask(ENABLE, "log_normal", True)
+
+
+def _read_pairs(generation: str, variables: Mapping[str, str], request: AsdRequest) -> None:
+    """The two variables with thresholds: a rule where they are not the defaults."""
+    parameters: dict[str, int] = {}
+    sources = []
+    for variable, names in PAIR_PARAMETERS[generation].items():
+        pair, problem = read_pair(variables.get(variable, ""), PAIR_DEFAULTS[variable])
+        if variable in variables and problem:
+            request.notes.append(f"{variable} is {variables[variable]!r}; {problem}")
+        if pair != PAIR_DEFAULTS[variable]:
+            parameters |= dict(zip(names, pair, strict=True))
+            sources.append(variable)
+    _ask_for_rule(generation, " and ".join(sources), parameters, request)
+
+
+def read_pair(text: str, default: tuple[int, int]) -> tuple[tuple[int, int], str]:
+    """Two thresholds, such as ``1000000,10000``, and what is wrong with them (empty: nothing).
+
+    Each is raised to 3 where it is less. If the first is then not greater than the second, both are the defaults.
+    """
+    numbers = [number for part in text.split(",") if (number := _whole_number(part)) is not None]
+    fallback = f"so the defaults {default[0]},{default[1]} are used"
+    if len(numbers) != 2 or text.count(",") != 1:
+        return default, f"expected two whole numbers, such as {default[0]},{default[1]}, {fallback}"
+    first, second = (max(number, LEAST_THRESHOLD) for number in numbers)
+    if first <= second:
+        return default, f"the first number must be greater than the second, {fallback}"
+    raised = [first, second] != numbers
+    return (first, second), f"the least threshold is {LEAST_THRESHOLD}, so {first},{second} is used" if raised else ""
+
+
+def _whole_number(text: str) -> int | None:
+    """A whole number of at most 64 bits; None for anything else."""
+    number = int(text) if re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", text) else LARGEST + 1
+    return number if abs(number) <= LARGEST else None
+
+
+def _items(text: str) -> list[tuple[str, str]]:
+    """Keys and values of a configuration such as ``enable:true,strikes_num:3``."""
+    pairs = [item.partition(":")[::2] for item in text.split(",") if item.strip()]
+    return [(key.strip(), value.strip()) for key, value in pairs]
+
+
+def _is_enabled(text: str) -> bool:
+    return dict(_items(text)).get("enable") == "true"
+
+
+def _read_configuration(variable: str, text: str, request: AsdRequest) -> None:
+    """``NPU_ASD_CONFIG`` or ``MS_NPU_ASD_CONFIG``: a rule where its values are not the defaults."""
+    defaults = CONFIGURATION_DEFAULTS | {SAMPLE_INTERVAL: CONFIGURATIONS[variable]}
+    values, problems, without_effect = dict(defaults), [], []
+    for key, value in _items(text):
+        number = _whole_number(value)
+        if key in values and number is not None and number >= 1:
+            values[key] = number
+        elif key in CHECKSUM_KEYS:
+            without_effect += [key] if value != "false" else []
+        elif key != "enable" or value not in ("true", "false"):
+            problems.append(f"{key}:{value}")
+    if values["upper_thresh1"] <= values["upper_thresh2"]:
+        for key in ("upper_thresh1", "upper_thresh2"):
+            problems.append(f"{key}:{values[key]}")
+            values[key] = defaults[key]
+    said = [f"cannot use {', '.join(problems)}, so the defaults are used instead"] if problems else []
+    said += [f"{', '.join(without_effect)} has no effect, because there is no checksum here"] if without_effect else []
+    if said:
+        request.notes.append(f"{variable}: {'; '.join(said)}")
+    changed = {key: value for key, value in values.items() if value != CONFIGURATION_DEFAULTS[key]}
+    _ask_for_rule(COMBINED, variable, changed, request)
+
+
+def _ask_for_rule(rule: str, variable: str, parameters: Mapping[str, int], request: AsdRequest) -> None:
+    if parameters:
+        text = ",".join(f"{name}={value}" for name, value in parameters.items())
+        request.ask(variable, "rules", (f"{rule}:{text}",))

@@ -1,0 +1,173 @@
+"""Monitors whatever a program trains, without a change of the program.
+
+Optimizers are noted when they are made. At the first backward pass the modules that own their parameters are looked up among all
+objects of the process, and a `Monitor` is made of both before that pass begins. This needs no hook of all modules, which
+`torch.compile` would see and then compile everything once more. Where the program makes further optimizers later, the monitor
+ends, and another one begins at the next backward pass, of all optimizers that still exist.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.errors import UsageError, kind_and_line
+from unsilent.monitor import backward_hooks
+from unsilent.monitor.monitor import Monitor
+from unsilent.monitor.settings import MonitorSettings
+from unsilent.monitor.signals.collector import unwrapped
+
+LOGGER = "unsilent.monitor"
+SHORT = 10
+"""Backward passes that a monitor must have seen, so that one for new optimizers is worth its cost."""
+MOST_SHORT = 3
+"""Monitors in a row that saw fewer; then new optimizers are not monitored any more."""
+_log = logging.getLogger(LOGGER)
+
+
+class AutomaticMonitor:
+    """Makes a monitor of what a program trains, and makes it anew for new optimizers.
+
+    Args:
+        settings: Of the monitor.
+        notes: Sentences that it logs.
+        compatibility: Of the monitor.
+
+    Attributes:
+        backward_passes: Seen so far.
+        monitors: Made so far.
+        failed: Whether an internal error ended the monitoring.
+        refused: The error in what the user asked for, with which the program was stopped.
+    """
+
+    def __init__(self, settings: MonitorSettings, notes: Sequence[str] = (), compatibility: bool = False) -> None:
+        self._settings, self._notes, self._compatibility = settings, tuple(notes), compatibility
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._monitor: Monitor | None = None
+        self._plain_init: Any = None
+        self._has_new, self._gave_up = False, False
+        self._first_pass, self._short = 0, 0
+        self.backward_passes, self.monitors, self.failed = 0, 0, False
+        self.refused: UsageError | None = None
+
+    def start(self) -> None:
+        """Wait for optimizers and the first backward pass."""
+        plain = self._plain_init = Optimizer.__init__
+
+        @functools.wraps(plain)
+        def init(optimizer: Optimizer, *args: Any, **named: Any) -> None:
+            plain(optimizer, *args, **named)
+            self._note(optimizer)
+
+        Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
+        backward_hooks.add_listener(self)
+
+    def stop(self) -> None:
+        """Leave torch as it was and end the monitor."""
+        backward_hooks.remove_listener(self)
+        Optimizer.__init__ = self._plain_init  # type: ignore[method-assign]
+        self._gave_up = True
+        self._close()
+
+    def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
+        self.backward_passes += 1
+        if self._has_new and not self._gave_up:
+            self._has_new = False
+            try:
+                self._attach()
+            except UsageError as error:
+                self.refused = error
+                raise
+            except Exception as error:
+                self._fail("cannot monitor the training", error)
+
+    def after_backward(self) -> None:
+        pass
+
+    def after_scaler_update(self) -> None:
+        pass
+
+    def _note(self, optimizer: Optimizer) -> None:
+        """An optimizer was made. A monitor of earlier ones ends at once, so that it does not keep their state in memory."""
+        if self._gave_up:
+            return
+        if self._monitor is not None:
+            self._short = self._short + 1 if self.backward_passes - self._first_pass < SHORT else 0
+            if self._short >= MOST_SHORT:
+                self._gave_up = True
+                _log.warning("new optimizers are made every few steps; only those made so far are monitored")
+                return
+            self._close()
+        self._optimizers.append(weakref.ref(optimizer))
+        self._has_new = True
+
+    def _attach(self) -> None:
+        gc.collect()  # so that models and optimizers of an earlier training are gone
+        optimizers = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        if optimizers:
+            model = trained_model(optimizers)
+            self._monitor = Monitor(
+                model, optimizers, settings=self._settings, notes=self._notes, compatibility=self._compatibility
+            )
+            self._first_pass = self.backward_passes
+            self._notes = ()  # they are logged once
+            self.monitors += 1
+
+    def _close(self) -> None:
+        monitor, self._monitor = self._monitor, None
+        try:
+            if monitor is not None:
+                monitor.close()
+        except Exception as error:
+            self._fail("cannot end the monitor", error)
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """Log an internal error; the program goes on, without a monitor."""
+        self._gave_up = self.failed = True
+        if self._settings.strict:
+            raise error
+        _log.error("%s: %s; the program goes on without it", what, kind_and_line(error), exc_info=error)
+
+
+def trained_model(optimizers: Sequence[Optimizer]) -> nn.Module:
+    """The module that owns the parameters of optimizers; where it takes several, a module with these as children."""
+    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    roots = _outermost_modules(trained)
+    if len(roots) == 1:
+        return roots[0]
+    bundle = nn.Module()
+    for root in map(unwrapped, roots):
+        name = type(root).__name__
+        same = sum(key.partition("-")[0] == name for key in bundle._modules)
+        bundle._modules[f"{name}-{same + 1}" if same else name] = root
+    return bundle
+
+
+def _outermost_modules(trained: set[int]) -> list[nn.Module]:
+    """Modules that are part of no other, and that own trained parameters; those that add none are left out.
+
+    Args:
+        trained: Identities of the parameters.
+    """
+    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and "_modules" in o.__dict__]
+    children = {id(child) for module in modules for child in module._modules.values()}
+    outermost = [(module, _identities(module)) for module in modules if id(module) not in children]
+    roots = []
+    for module, own in sorted(outermost, key=lambda pair: -len(pair[1] & trained)):
+        if own & trained:
+            roots.append(module)
+            trained = trained - own
+    return roots
+
+
+def _identities(module: nn.Module) -> set[int]:
+    """Of all parameters, also where a class has a ``parameters`` of its own."""
+    return {id(parameter) for parameter in nn.Module.parameters(module)}

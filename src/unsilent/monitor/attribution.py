@@ -1,0 +1,67 @@
+"""Which rank a fault is in, from what all ranks say of one step. Pure: the same answer in every rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from unsilent.detectors.rule import NORMAL
+from unsilent.monitor.exchange import RankRow
+
+UNDETERMINED = -1
+CLEAR = 3.0
+"""How many times the largest score must exceed the second, where several ranks raise an alarm."""
+
+
+class Suspect(NamedTuple):
+    """A rank, and how it was found; `UNDETERMINED` where it was not."""
+
+    rank: int
+    reason: str
+
+
+def divergent_replicas(sums: Sequence[int]) -> list[int]:
+    """Ranks whose fingerprint of the same parameters is not that of the majority; all of them where there is none."""
+    if len(set(sums)) <= 1:
+        return []
+    most, count = Counter(sums).most_common(1)[0]
+    return [rank for rank, one in enumerate(sums) if count * 2 <= len(sums) or one != most]
+
+
+def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect | None:
+    """The rank that a fault is in; None where no rank reports anything.
+
+    Bits that changed between two steps are proof. Next come replicas: one rank that has other parameters than the majority. Then
+    what each rank found in its own signals, from before any reduction: a fault is in the one rank whose own history it leaves.
+
+    Args:
+        rows: Of every rank.
+        replicas_count: Whether all ranks should have the same parameters.
+    """
+    changed = [rank for rank, row in enumerate(rows) if row.changed]
+    divergent = divergent_replicas([row.replicas for row in rows]) if replicas_count else []
+    alarmed = [rank for rank, row in enumerate(rows) if row.level > NORMAL]
+    if not (changed or divergent or alarmed):
+        return None
+    if len(rows) == 1:
+        return Suspect(0, "one rank")
+    if len(changed) == 1:
+        return Suspect(changed[0], "fingerprint")
+    if changed:
+        return Suspect(UNDETERMINED, f"bits changed in {len(changed)} ranks")
+    if len(divergent) == 1:
+        return Suspect(divergent[0], "vote")
+    if len(alarmed) == 1:
+        return Suspect(alarmed[0], "own history")
+    if divergent and not alarmed:
+        return Suspect(
+            UNDETERMINED, f"{len({row.replicas for row in rows})} versions of the parameters without a majority"
+        )
+    first, second = sorted((rows[rank].score for rank in alarmed), reverse=True)[:2]
+    if first > CLEAR * second:
+        return Suspect(next(rank for rank in alarmed if rows[rank].score == first), "own history")
+    return Suspect(
+        UNDETERMINED,
+        f"{len(alarmed)} ranks found something alike: data, software, or a fault in a state that they share",
+    )

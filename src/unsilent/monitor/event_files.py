@@ -1,0 +1,185 @@
+"""Reading files of events, which may grow while they are read, end in the middle of a line, or come from anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+
+from unsilent.errors import UsageError, first_line
+from unsilent.monitor.events import EVENTS, Event
+from unsilent.options import LARGEST
+from unsilent.plainfiles import open_plain
+
+LINE_BEGINS = b'{"kind": "'
+"""Every line that a monitor writes begins so."""
+MOST_LINE = 2**22
+"""Bytes of a line."""
+MOST_BYTES = 2**29
+"""Bytes of all files that are read at once."""
+MOST_FILES = 4096
+MOST_RANKS = 2**20
+MOST_NESTED = 8
+"""Depth of settings."""
+LAST_TIME = 253_402_300_800.0
+"""End of the year 9999."""
+_RANK = re.compile(r"\.rank(\d{1,7})(?=\.[^.]*$|$)")
+_NOT_FINITE = ("nan", "inf", "-inf")
+_NOUNS = {int: "a whole number of at most 63 bits", float: "a number", str: "a text", bool: "true or false"}
+
+
+def path_of_rank(path: Path, rank: int, world_size: int) -> Path:
+    """The file of one rank: with one rank the path as it is, with several NAME.rank0.jsonl, NAME.rank1.jsonl etc."""
+    return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def has_events(path: Path) -> bool:
+    """Whether a path is meant as events: a folder, NAME.jsonl, or a file that begins as events do."""
+    if path.is_dir() or path.suffix == ".jsonl":
+        return True
+    try:
+        if not path.is_file():  # opening a pipe would wait
+            return False
+        with open(path, "rb") as file:
+            return file.read(len(LINE_BEGINS)) == LINE_BEGINS
+    except OSError:
+        return False
+
+
+def find_event_files(path: Path) -> list[Path]:
+    """The files of a job, in the order of ranks.
+
+    Args:
+        path: A file; the name that a job of several ranks was given (the files are NAME.rank0.jsonl …); or a folder with files
+            of one job. Where there is a file and files of ranks, the newer ones are taken.
+
+    Raises:
+        UsageError: There are none, or a folder has those of several jobs.
+    """
+    try:
+        files = _files_of_job(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from None
+    if not files:
+        raise UsageError(f"there are no events in {path}; give the file that the job was given with --events")
+    if len(files) > MOST_FILES:
+        raise UsageError(f"{path} has {len(files):,} files of events; at most {MOST_FILES:,} are read")
+    return sorted(files, key=lambda one: (int(found[1]) if (found := _RANK.search(one.name)) else -1, one.name))
+
+
+def _files_of_job(path: Path) -> list[Path]:
+    if path.is_dir():
+        files = [one for one in path.iterdir() if one.suffix == ".jsonl"]
+        names = sorted({_RANK.sub("", one.name) for one in files})
+        if len(names) > 1:
+            raise UsageError(f"{path} has events of several jobs; give one of {', '.join(names[:8])}")
+        return files
+    near = path.parent.iterdir() if path.parent.is_dir() else ()
+    files = [one for one in near if _RANK.search(one.name) and _RANK.sub("", one.name) == path.name]
+    return [path] if path.exists() and (not files or _newest([path]) >= _newest(files)) else files
+
+
+def _newest(files: list[Path]) -> float:
+    return max(one.stat().st_mtime for one in files)
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events of a job, rank by rank; see `find_event_files`. Raises ``UsageError``."""
+    files = find_event_files(path)
+    if (size := sum(one.stat().st_size for one in files)) > MOST_BYTES:
+        raise UsageError(f"the events in {path} are {size >> 20} MiB; at most {MOST_BYTES >> 20} MiB are read")
+    return [event for file in files for event in EventFile(file).read_new()]
+
+
+class EventFile:
+    """A file of events that may grow.
+
+    Attributes:
+        unknown: Lines of a kind that this version does not know, which are skipped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.unknown = 0
+        self._offset = self._line = 0
+
+    def read_new(self) -> Iterator[Event]:
+        """The events since the last call, without a last line that is not complete. Raises ``UsageError``."""
+        with open_plain(self.path) as file:
+            if os.fstat(file.fileno()).st_size < self._offset:
+                raise UsageError(f"{self.path} became shorter while it was read; start again")
+            file.seek(self._offset)
+            while line := file.readline(MOST_LINE + 1):
+                if len(line) > MOST_LINE:
+                    raise UsageError(
+                        f"line {self._line + 1} of {self.path} is too long for an event; give another file"
+                    )
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                self._line += 1
+                try:
+                    event = parse_event(line)
+                except (ValueError, RecursionError) as error:
+                    raise UsageError(
+                        f"line {self._line} of {self.path} is not an event: {first_line(error)}; give another file"
+                    ) from None
+                if event is None:
+                    self.unknown += 1
+                else:
+                    yield event
+
+
+def parse_event(line: bytes) -> Event | None:
+    """The event of a line; None for a kind that is not known. Fields that are not known are left out.
+
+    Raises:
+        ValueError: A line that no monitor writes.
+    """
+    record = json.loads(line)
+    if not isinstance(record, dict) or not isinstance(kind := record.get("kind"), str):
+        raise ValueError('expected an object with a "kind"')
+    if kind not in EVENTS:
+        return None
+    values = {name: _checked(hint, record[name], name) for name, hint in _fields(kind).items() if name in record}
+    try:
+        event = EVENTS[kind](**values)
+    except TypeError as error:  # a field is missing
+        raise ValueError(str(error).partition("() ")[2]) from None
+    if not 0 <= event.time < LAST_TIME or not 0 <= event.rank < MOST_RANKS:
+        raise ValueError(
+            f"time is {event.time:g} and rank {event.rank}; expected seconds since 1970, and a rank from 0"
+        )
+    return event
+
+
+@cache
+def _fields(kind: str) -> Mapping[str, Any]:
+    """Fields of an event and their types."""
+    return {name: hint for name, hint in get_type_hints(EVENTS[kind]).items() if get_origin(hint) is not ClassVar}
+
+
+def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
+    """The value of a field; raises ``ValueError`` where it has another type."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is UnionType:
+        return None if value is None else _checked(inner[0], value, name)
+    if isinstance(value, (list, dict)):
+        item = Any if kind is Any else inner[-1 if kind is Mapping else 0] if inner else None
+        if isinstance(value, list) and kind in (tuple, Any) and depth < MOST_NESTED:
+            return tuple(_checked(item, one, name, depth + 1) for one in value)
+        if isinstance(value, dict) and kind in (Mapping, Any) and depth < MOST_NESTED:
+            return {key: _checked(item, one, name, depth + 1) for key, one in value.items()}
+    elif kind is float and value in _NOT_FINITE:
+        return float(value)
+    elif type(value) is not int or abs(value) <= LARGEST:
+        if kind is float and type(value) in (int, float):
+            return float(value)
+        if kind is Any or type(value) is kind:
+            return value
+    raise ValueError(f"{name} is {str(value)[:40]!r}; expected {_NOUNS.get(kind, 'a list or an object')}")

@@ -1,0 +1,98 @@
+"""Runs a training script under a monitor: its results, output, exit code and traceback are as without one."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from unsilent.errors import kind_and_line
+from unsilent.monitor.program import InterruptAtExit, Program, ProgramNotFound, show_uncaught
+from unsilent.monitor.switches import ResolvedSettings
+from unsilent.monitor.torch_import import AfterTorchImport
+from unsilent.printable import escape_unprintable
+
+if TYPE_CHECKING:
+    from unsilent.monitor.attach import AutomaticMonitor
+
+
+class MonitoredRun:
+    """One run of a program under a monitor; without one where there are no settings."""
+
+    def __init__(self, program: Program, resolved: ResolvedSettings) -> None:
+        self._program, self._resolved = program, resolved
+        self._automatic: AutomaticMonitor | None = None
+
+    def run(self) -> Any:
+        """Run the program to its end; returns what `sys.exit` takes.
+
+        Raises:
+            UsageError: there is no such program, or the monitor does not accept its settings for this model.
+        """
+        at_exit, waiting = InterruptAtExit(), AfterTorchImport(self._start)
+        if self._resolved.settings is not None:
+            waiting.install()
+        error: BaseException | None = None
+        try:
+            self._program.run()
+        except ProgramNotFound:
+            raise
+        except BaseException as raised:
+            error = raised
+        finally:
+            waiting.remove()
+            if self._automatic is not None:
+                self._automatic.stop()
+        at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
+        for note in self._closing_notes(error):
+            _print(note)
+        return self._exit_code(error)
+
+    def _start(self) -> None:
+        settings = self._resolved.settings
+        assert settings is not None
+        try:
+            from unsilent.monitor.attach import AutomaticMonitor
+
+            self._automatic = AutomaticMonitor(settings, self._resolved.notes, self._resolved.uses_asd_variables)
+            self._automatic.start()
+        except Exception as error:
+            if settings.strict:
+                raise
+            logging.getLogger("unsilent.monitor").error("cannot monitor the training: %s", kind_and_line(error))
+
+    def _closing_notes(self, error: BaseException | None) -> Iterator[str]:
+        """What a monitor would have logged of the settings, and why there was none."""
+        automatic = self._automatic
+        if automatic is not None and (automatic.monitors or automatic.refused or automatic.failed):
+            return
+        yield from self._resolved.notes
+        if self._resolved.settings is None or not isinstance(error, SystemExit | None):
+            return
+        if automatic is not None and automatic.backward_passes:
+            yield "no optimizer of torch.optim was seen; nothing was monitored"
+        else:
+            yield (
+                "no backward pass was seen; nothing was monitored (if the script starts the ranks of a training itself, "
+                "start it with torchrun instead)"
+            )
+
+    def _exit_code(self, error: BaseException | None) -> Any:
+        if error is None:
+            return 0
+        if isinstance(error, SystemExit):
+            return error.code
+        if self._automatic is not None:
+            from unsilent.monitor.actions import MonitorStop
+
+            if (refused := self._automatic.refused) is not None and error is refused:
+                raise refused
+            if isinstance(error, MonitorStop):
+                _print(str(error))
+                return error.exit_code
+        return show_uncaught(error)
+
+
+def _print(text: str) -> None:
+    print(f"unsilent: {escape_unprintable(text)}", file=sys.stderr, flush=True)

@@ -1,0 +1,128 @@
+"""A program of the user's, run in this process as ``python`` would run it alone."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import importlib.util
+import os
+import runpy
+import signal
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+from unsilent.errors import UsageError
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+class ProgramNotFound(UsageError):
+    """There is no such file or module."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script or a module.
+
+    Attributes:
+        name: Of the file or the module.
+        arguments: ``sys.argv[1:]``.
+        is_module: Whether it is run as by ``python -m``.
+    """
+
+    name: str
+    arguments: Sequence[str] = ()
+    is_module: bool = False
+
+    def run(self) -> None:
+        """Run it as ``__main__``, with arguments and import path of its own. Raises `ProgramNotFound`, and all that it raises."""
+        if self.is_module:
+            self._run_module()
+        else:
+            self._run_file()
+
+    def _run_file(self) -> None:
+        path = os.path.abspath(self.name)
+        if not os.path.isfile(path):
+            problem = "is a folder" if os.path.isdir(path) else "does not exist"
+            raise ProgramNotFound(f"the script {self.name} {problem}; expected a Python file, or -m and a module")
+        self._set_arguments(os.path.dirname(os.path.realpath(path)))
+        loader = SourceFileLoader("__main__", path)
+        main = types.ModuleType("__main__")
+        main.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
+        sys.modules["__main__"] = main  # for good: at exit, classes of the script may still be looked up in it
+        exec(loader.source_to_code(loader.get_data(path), path), main.__dict__)  # noqa: S102 - it is what the user asked for
+
+    def _run_module(self) -> None:
+        self._set_arguments(os.getcwd())
+        try:
+            spec = importlib.util.find_spec(self.name)
+            if spec is not None and spec.submodule_search_locations is not None:
+                spec = importlib.util.find_spec(f"{self.name}.__main__")
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{self.name}.".startswith(f"{error.name}."):
+                raise  # a package of the user's needs a module that is not there
+            spec = None
+        if spec is None:
+            raise ProgramNotFound(
+                f"the module {self.name} does not exist, or is a package without __main__; give another"
+            )
+        runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+
+    def _set_arguments(self, folder: str) -> None:
+        sys.argv = [self.name, *self.arguments]
+        if not sys.flags.safe_path:
+            sys.path[0] = folder
+
+
+def show_uncaught(error: BaseException) -> int:
+    """Show an error as Python shows one that nobody caught, without our frames; returns the exit code."""
+    shown: BaseException | None = error
+    while shown is not None:
+        shown.__traceback__ = _without_our_frames(shown.__traceback__)
+        shown = shown.__cause__ or shown.__context__
+    sys.excepthook(type(error), error, error.__traceback__)
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without frames of this package and of runpy; all of them stay where the error was raised in this package."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    if frames and _is_ours(frames[-1]) and any(not _is_ours(frame) for frame in frames):
+        while _is_ours(frames[0]):
+            del frames[0]
+        return frames[0]
+    kept = [frame for frame in frames if not _is_ours(frame)]
+    for frame, following in zip(kept, [*kept[1:], None], strict=True):
+        frame.tb_next = following
+    return kept[0] if kept else None
+
+
+def _is_ours(trace: types.TracebackType) -> bool:
+    file = trace.tb_frame.f_code.co_filename
+    return file.startswith((_PACKAGE, "<frozen runpy>", "<frozen importlib"))
+
+
+class InterruptAtExit:
+    """Lets the process end by SIGINT, as Python does after a ``KeyboardInterrupt`` that nobody caught.
+
+    Make it before the program runs: what is registered first is called last at exit.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.is_wanted:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,38 @@
+"""Keeps all series of a training, for rules to be tried on them later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unsilent.detectors.series import Recording, Series
+from unsilent.monitor.signals.row import SignalValues
+
+
+class Recorder:
+    """Collects steps; `save` writes a recording that `load_recording` reads."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._rows: list[tuple[SignalValues, float]] = []
+
+    def add(self, signals: SignalValues, seconds: float) -> None:
+        """One more step."""
+        self._rows.append((signals, seconds))
+
+    def recording(self, series: Sequence[Series]) -> Recording:
+        """Of all steps so far; series that came later are not seen before."""
+        values = np.full((len(self._rows), len(series)), np.nan)
+        seen = np.zeros((len(self._rows), len(series)), np.bool_)
+        for step, (signals, _) in enumerate(self._rows):
+            values[step, : len(signals.values)], seen[step, : len(signals.seen)] = signals.values, signals.seen
+        return Recording(
+            tuple(series), values, seen, np.array([seconds for _, seconds in self._rows], dtype=np.float64)
+        )
+
+    def save(self, series: Sequence[Series]) -> None:
+        """Write the file."""
+        if self._path is not None:
+            self.recording(series).save(self._path)

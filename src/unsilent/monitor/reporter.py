@@ -1,0 +1,133 @@
+"""Turns what a monitor finds into events, and passes them to its sinks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from unsilent.detectors.rule import ALARM, NORMAL
+from unsilent.detectors.series import GRADIENT, L2, LOSS, Series
+from unsilent.monitor.attribution import UNDETERMINED, Suspect
+from unsilent.monitor.events import Alarm, Ended, Event, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
+from unsilent.monitor.exchange import RankInfo, RankRow
+from unsilent.monitor.health import OK, health_after
+from unsilent.monitor.rule_streams import FINGERPRINT, Finding
+from unsilent.monitor.signals.row import SignalValues
+from unsilent.version import __version__
+
+Sink = Callable[[Event], None]
+E = TypeVar("E", bound=Event)
+SUMMARY_SECONDS = 1.0
+"""Between two summaries of steps."""
+LEVELS = {ALARM: "alarm"}
+
+
+class Reporter:
+    """The events of one rank.
+
+    Attributes:
+        alarms, verdicts: All there were.
+        ranks: Who all ranks are.
+        health: Of the device of this rank.
+    """
+
+    def __init__(self, own: RankInfo, ranks: Sequence[RankInfo], sinks: Sequence[Sink]) -> None:
+        self._own, self.ranks, self._sinks = own, list(ranks), list(sinks)
+        self.alarms: list[Alarm] = []
+        self.verdicts: list[Verdict] = []
+        self._reported: frozenset[tuple[str, int]] = frozenset()
+        self._summed = -float("inf")
+        self.health = OK
+
+    def start(self, settings: Mapping[str, Any], series: Sequence[Series], notes: Sequence[str]) -> None:
+        """The monitor begins."""
+        self._emit(
+            Started, 0, host=self._own.host, device=self._own.device, process=os.getpid(), world_size=len(self.ranks),
+            settings=dict(settings), series=dict(Counter(one.feature for one in series)),
+            versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            notes=tuple(notes),
+        )  # fmt: skip
+
+    def findings(self, step: int, findings: Sequence[Finding]) -> None:
+        """What rules found in a step; a rule that goes on finding something is reported once."""
+        now = frozenset((one.rule, one.level) for one in findings)
+        for one in findings:
+            if (one.rule, one.level) not in self._reported:
+                self.alarms.append(
+                    self._emit(
+                        Alarm, step, host=self._own.host, device=self._own.device, rule=one.rule, feature=one.series.feature,
+                        tensor=one.series.tensor, statistic=one.series.statistic, level=LEVELS.get(one.level, "warning"),
+                        value=one.value, baseline=one.baseline, score=one.score,
+                    )
+                )  # fmt: skip
+        self._reported = now
+
+    def summary(
+        self, step: int, series: Sequence[Series], signals: SignalValues, score: Callable[[], float], cost: float
+    ) -> None:
+        """How a step went, once a second."""
+        now = time.perf_counter()
+        if now - self._summed < SUMMARY_SECONDS:
+            return
+        self._summed = now
+        norms = [
+            value
+            for one, value, seen in zip(series, signals.values.tolist(), signals.seen.tolist(), strict=True)
+            if seen and one.feature == GRADIENT and one.statistic == L2
+        ]
+        loss = next((n for n, one in enumerate(series) if one.feature == LOSS and signals.seen[n]), None)
+        self._emit(
+            StepSummary, step, loss=None if loss is None else float(signals.values[loss]),
+            gradient_norm=float(np.sqrt(np.sum(np.square(norms)))) if norms else None, score=score(), cost=cost,
+            health=self.health,
+        )  # fmt: skip
+
+    def sampling(self, step: int, interval: int, covered: bool, reason: str) -> None:
+        """Another share of the tensors is read."""
+        self._emit(SamplingChanged, step, interval=interval, covered=covered, reason=reason)
+
+    def verdict(
+        self, step: int, rows: Sequence[RankRow], suspect: Suspect, names: Sequence[str], action: str, outcome: str
+    ) -> Verdict:
+        """What all ranks agreed on; ``names`` of the tensors whose bits are compared."""
+        known = suspect.rank != UNDETERMINED
+        who = self.ranks[suspect.rank] if known else None
+        row = rows[suspect.rank] if known else max(rows, key=lambda one: (one.level, one.score))
+        series = names if row.changed else (who or self._own).series
+        tensor = series[row.series] if 0 <= row.series < len(series) else ""
+        ranks = tuple(rank for rank, one in enumerate(rows) if one.level > NORMAL or one.changed)
+        result = self._emit(
+            Verdict, step, suspect=suspect.rank, reason=suspect.reason, action=action, outcome=outcome,
+            host=who.host if who else "", device=who.device if who else "",
+            tensor=f"{FINGERPRINT} of {tensor}" if row.changed else tensor, ranks=ranks,
+        )  # fmt: skip
+        self.verdicts.append(result)
+        return result
+
+    def failure(self, step: int, error: str) -> None:
+        """The monitor itself raised an error."""
+        self._emit(MonitorFailed, step, error=error)
+
+    def end(self, step: int, seconds: float, cost: float, longest_wait: int, unseen: Sequence[str]) -> None:
+        """The monitor ends, and so do its sinks."""
+        self._emit(
+            Ended, step, steps=step, alarms=len(self.alarms), seconds=seconds, cost=cost, longest_wait=longest_wait,
+            unseen=tuple(unseen),
+        )  # fmt: skip
+        for sink in self._sinks:
+            if (close := getattr(sink, "close", None)) is not None:
+                close()
+
+    def _emit(self, kind: type[E], step: int, **values: Any) -> E:
+        event = kind(time=time.time(), rank=self._own.rank, step=step, **values)
+        self.health = health_after(self.health, event)
+        for sink in self._sinks:
+            sink(event)
+        return event

@@ -1,0 +1,215 @@
+"""What events say of one run of a job, in bounded memory: what `unsilent watch` and the report of a run show."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unsilent.monitor.events import (
+    Alarm,
+    Ended,
+    Event,
+    MonitorFailed,
+    SamplingChanged,
+    Started,
+    StepSummary,
+    Verdict,
+)
+from unsilent.monitor.health import OK, health_after
+from unsilent.report.text import count_text
+
+MOST_SUMMARIES = 4096
+"""Of one rank; where there are more, every two become one."""
+MOST_KEPT = 1000
+"""First alarms, verdicts and changes of the sampling of one rank."""
+MOST_LATEST = 20
+
+
+@dataclass
+class RankHistory:
+    """One rank of a run.
+
+    Attributes:
+        summaries: At most `MOST_SUMMARIES`; of two that became one the later one, with the larger score.
+        alarms: The first ones, of both levels; ``latest_alarms`` the last ones.
+        alarm_count, warning_count: All of them.
+        last: The last event.
+    """
+
+    rank: int
+    started: Started | None = None
+    ended: Ended | None = None
+    failed: MonitorFailed | None = None
+    last: Event | None = None
+    health: str = OK
+    alarm_count: int = 0
+    warning_count: int = 0
+    summaries: list[StepSummary] = field(default_factory=list)
+    sampling: list[SamplingChanged] = field(default_factory=list)
+    alarms: list[Alarm] = field(default_factory=list)
+    latest_alarms: deque[Alarm] = field(default_factory=lambda: deque(maxlen=MOST_LATEST))
+    verdicts: list[Verdict] = field(default_factory=list)
+    latest_verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=MOST_LATEST))
+    last_step: int = -1
+
+    def add(self, event: Event) -> None:
+        """Take the next event of this rank."""
+        self.last, self.health = event, health_after(self.health, event)
+        if isinstance(event, (StepSummary, Alarm, Verdict)):
+            self.last_step = max(self.last_step, event.step)
+        if isinstance(event, StepSummary):
+            self.summaries.append(event)
+            if len(self.summaries) > MOST_SUMMARIES:
+                pairs = zip(self.summaries[:-1:2], self.summaries[1::2], strict=True)
+                self.summaries = [replace(b, score=max(a.score, b.score)) for a, b in pairs] + self.summaries[-1:]
+        elif isinstance(event, Alarm):
+            self.alarm_count += event.level == "alarm"
+            self.warning_count += event.level != "alarm"
+            self.latest_alarms.append(event)
+            _keep(self.alarms, event)
+        elif isinstance(event, Verdict):
+            self.latest_verdicts.append(event)
+            _keep(self.verdicts, event)
+        elif isinstance(event, SamplingChanged):
+            _keep(self.sampling, event)
+        elif isinstance(event, Started):
+            self.started = event
+        elif isinstance(event, MonitorFailed):
+            self.failed = event
+        elif isinstance(event, Ended):
+            self.ended = event
+
+    @property
+    def steps(self) -> int:
+        """How many steps there were so far."""
+        return self.ended.steps if self.ended else self.last_step + 1
+
+    @property
+    def cost(self) -> float | None:
+        """Share of the time that the monitor took: of the whole run, or lately; None: not known yet."""
+        return self.ended.cost if self.ended else self.summaries[-1].cost if self.summaries else None
+
+
+class RunHistory:
+    """The last run in the events of a job; a run begins with `Started`.
+
+    Attributes:
+        earlier_runs, earlier_alarms: Runs before it in the same files, and their alarms.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._ranks: dict[int, RankHistory] = {}
+        self._runs: Counter[int] = Counter()
+        self.earlier_alarms = 0
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        """Take an event; those of one rank come in their order."""
+        rank = self._ranks.setdefault(event.rank, RankHistory(event.rank))
+        if isinstance(event, Started) and rank.last is not None:
+            self._runs[event.rank] += 1
+            self.earlier_alarms += rank.alarm_count
+            rank = self._ranks[event.rank] = RankHistory(event.rank)
+        rank.add(event)
+
+    @property
+    def earlier_runs(self) -> int:
+        """Runs before the last one, in the same files."""
+        return max(self._runs.values(), default=0)
+
+    @property
+    def ranks(self) -> list[RankHistory]:
+        """Ranks of the last run; files of an earlier run with more ranks are left out."""
+        ranks = [self._ranks[number] for number in sorted(self._ranks)]
+        starts = [one.started for one in ranks if one.started is not None]
+        size = max(starts, key=lambda one: one.time).world_size if starts else len(ranks)
+        return [one for one in ranks if one.rank < size or not starts]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every rank that has events wrote its last one; those of other hosts may be in files elsewhere."""
+        ranks = self.ranks
+        return bool(ranks) and all(one.ended is not None for one in ranks)
+
+    @property
+    def steps(self) -> int:
+        """Of the rank that is furthest."""
+        return max((one.steps for one in self.ranks), default=0)
+
+    @property
+    def alarm_count(self) -> int:
+        """Alarms of all ranks, without warnings."""
+        return sum(one.alarm_count for one in self.ranks)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The first verdicts; what several ranks report is one verdict."""
+        return _distinct(verdict for one in self.ranks for verdict in one.verdicts)
+
+    @property
+    def latest_verdicts(self) -> list[Verdict]:
+        """The last verdicts, in the same way."""
+        return _distinct(verdict for one in self.ranks for verdict in one.latest_verdicts)
+
+    @property
+    def suspects(self) -> list[int]:
+        """Ranks that a verdict suspects, the one suspected most often first."""
+        return [rank for rank, _ in Counter(one.suspect for one in self.verdicts).most_common() if rank >= 0]
+
+    @property
+    def headline(self) -> str:
+        """``3 alarms in 12,000 steps of 2 ranks; rank 1 is suspected``."""
+        alarms = count_text(self.alarm_count, "alarm") if self.alarm_count else "no alarm"
+        suspects = self.suspects
+        who = f"rank {suspects[0]} is suspected" if suspects else "the faulty rank is undetermined"
+        who = f"ranks {', '.join(map(str, sorted(suspects)[:8]))} are suspected" if len(suspects) > 1 else who
+        where = f"{count_text(self.steps, 'step')} of {count_text(len(self.ranks), 'rank')}"
+        return f"{alarms} in {where}{f'; {who}' if self.verdicts else ''}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        return {
+            "headline": self.headline,
+            "steps": self.steps,
+            "alarms": self.alarm_count,
+            "warnings": sum(one.warning_count for one in self.ranks),
+            "ended": self.has_ended,
+            "earlier_runs": self.earlier_runs,
+            "earlier_alarms": self.earlier_alarms,
+            "ranks": [_rank_json(one) for one in self.ranks],
+            "verdicts": [one.to_json() for one in self.verdicts],
+            "latest_alarms": [one.to_json() for rank in self.ranks for one in rank.latest_alarms],
+        }
+
+
+def _rank_json(one: RankHistory) -> dict[str, Any]:
+    latest = one.summaries[-1].to_json() if one.summaries else {}
+    return {
+        "rank": one.rank,
+        "host": one.started.host if one.started else None,
+        "device": one.started.device if one.started else None,
+        "steps": one.steps,
+        **{name: latest.get(name) for name in ("loss", "gradient_norm", "score")},
+        "health": one.health,
+        "cost": one.cost,
+        "sampling_interval": one.sampling[-1].interval if one.sampling else None,
+        "alarms": one.alarm_count,
+        "warnings": one.warning_count,
+        "ended": one.ended is not None,
+        "failed": one.failed.error if one.failed else None,
+        "last_event_time": one.last.time if one.last else None,
+    }
+
+
+def _keep(kept: list[Any], event: Event) -> None:
+    if len(kept) < MOST_KEPT:
+        kept.append(event)
+
+
+def _distinct(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """In the order of steps, without those that differ in time and reporting rank alone."""
+    every = sorted(verdicts, key=lambda one: (one.step, one.rank))
+    return list({replace(one, time=0.0, rank=0): one for one in every}.values())

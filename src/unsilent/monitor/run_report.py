@@ -1,0 +1,265 @@
+"""The report of a monitored run, made from its events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from unsilent.monitor.events import Alarm, Event, Started, StepSummary, Verdict
+from unsilent.monitor.health import OK
+from unsilent.monitor.run_history import RankHistory, RunHistory
+from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, columns
+from unsilent.report.text import count_text, duration_text, listed
+from unsilent.report.theme import MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, marker_series, vertical_line
+
+SCHEMA = "unsilent/run-report/1"
+ALARM_COLOUR = "#D55E00"
+RANK_COLOURS = tuple(colour for colour in SERIES_COLOURS if colour != ALARM_COLOUR)
+MOST_CURVES = 8
+"""Ranks in a figure; those with alarms come first."""
+MOST_LINES = 200
+"""Steps with an alarm that are marked in a figure."""
+LEAST_SCORE = 1e-4
+"""Smaller scores are drawn here."""
+MOST_DRAWN = 1e100
+LONGEST_FACT = 400
+INTRODUCTIONS = {
+    "Alarms": "A rule raises an alarm for one series: a number of one tensor in one rank. A score of 1 or more is an alarm.",
+    "Verdicts": "What all ranks agreed on after an alarm: which rank is suspected, and what was done.",
+    "Training": "Loss and gradient norm as the monitor reported them. A dotted line marks a step with an alarm.",
+    "Scores": "The largest score of any rule since the report before. The line at 1 is where an alarm begins.",
+    "Ranks": "One row for each rank. Monitor: share of the time of the job that the monitor took.",
+    "Sampling": "The monitor reads a part of the tensors at each step, so that it stays within its budget.",
+}
+
+
+def report(events: Iterable[Event], name: str = "", command: str = "") -> Report:
+    """The report of the last run in the events of a job.
+
+    Args:
+        events: Of each rank in their order.
+        name: Of the job or its file.
+        command: Makes the report again.
+    """
+    history = RunHistory(events)
+    ranks = history.ranks
+    started = next((one.started for one in ranks if one.started), None)
+    return Report(
+        schema=SCHEMA,
+        report_type="Monitored training",
+        title=f"Events of {name}" if name else "Events of a monitored training",
+        headline=history.headline,
+        estimates=_results(ranks),
+        numbers=tuple(_numbers(history)),
+        findings=tuple(_findings(history)),
+        sections=tuple(section for section in _sections(history) if section.parts),
+        facts=tuple(_facts(started)) if started else (),
+        repeat_command=command,
+        further_json={
+            **history.as_json(),
+            **({"settings": started.settings, "versions": started.versions} if started else {}),
+        },
+    )
+
+
+def _results(ranks: Sequence[RankHistory]) -> Table:
+    heads = ("rank", "steps", "alarms", "warnings", "health", "cost")
+    rows = ((one.rank, one.steps, one.alarm_count, one.warning_count, one.health, one.cost) for one in ranks)
+    return Table(columns(*heads), tuple(map(TableRow, rows)))
+
+
+def _numbers(history: RunHistory) -> Iterator[tuple[str, str, str]]:
+    ranks = history.ranks
+    yield "Alarms", f"{history.alarm_count:,}", count_text(sum(one.warning_count for one in ranks), "warning")
+    yield "Steps", f"{history.steps:,}", count_text(len(ranks), "rank")
+    if costs := [one.cost for one in ranks if one.cost is not None]:
+        yield "Monitor's share of the time", f"{100 * max(costs):.2g} %", "the rank where it is largest"
+    if waits := [one.ended.longest_wait for one in ranks if one.ended]:
+        yield "Every tensor read within", count_text(max(waits), "step"), ""
+    if seconds := [one.ended.seconds for one in ranks if one.ended]:
+        yield "Duration", duration_text(max(seconds)), ""
+
+
+def _findings(history: RunHistory) -> Iterator[str]:
+    if history.earlier_runs:
+        earlier = count_text(history.earlier_runs, "earlier run")
+        yield f"the files also hold {earlier} with {count_text(history.earlier_alarms, 'alarm')}, not shown here"
+    for one in history.ranks:
+        if one.failed:
+            yield str(one.failed)
+    if open_ranks := [f"{one.rank} (after step {one.last_step:,})" for one in history.ranks if one.ended is None]:
+        yield f"the events do not end for rank {listed(open_ranks)}: its process was killed, or still runs"
+    world = max((one.started.world_size for one in history.ranks if one.started), default=1)
+    if missing := world - len(history.ranks):
+        yield f"there are no events of {missing:,} of {count_text(world, 'rank')}"
+    if unseen := [name for one in history.ranks if one.ended for name in one.ended.unseen]:
+        yield f"{count_text(len(unseen), 'tensor')} never read: {listed(unseen, 3)}"
+    for rank in history.ranks:
+        if any(not change.covered for change in rank.sampling):
+            yield f"in rank {rank.rank} some faults could not be undone: the states that were kept did not reach back as far"
+
+
+def _sections(history: RunHistory) -> Iterator[Section]:
+    ranks = history.ranks
+    shown = sorted(sorted(ranks, key=lambda one: (-one.alarm_count, one.rank))[:MOST_CURVES], key=lambda one: one.rank)
+    alarms = sorted((alarm for one in ranks for alarm in one.alarms), key=lambda one: (one.step, one.rank))
+    yield _section("Verdicts", _verdict_table(history.verdicts))
+    yield _section("Alarms", _alarm_table(alarms, sum(one.alarm_count + one.warning_count for one in ranks)))
+    yield _section(
+        "Training",
+        _curves("loss", "Loss by step", shown, alarms, lambda one: one.loss),
+        _curves("gradient-norm", "Gradient norm by step", shown, alarms, lambda one: one.gradient_norm),
+    )
+    yield _section("Scores", _curves("score", "Largest score by step", shown, alarms, _drawn_score, limit=1.0))
+    yield _section("Ranks", _rank_table(ranks))
+    yield _section("Sampling", _sampling_table(ranks))
+
+
+def _section(title: str, *parts: Table | Plot | None) -> Section:
+    return Section(title, INTRODUCTIONS[title], tuple(part for part in parts if part is not None))
+
+
+# -- tables --------------------------------------------------------------------------------------------------------------
+
+
+def _alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
+    heads = (
+        Column("step", "number"),
+        Column("rank", "number"),
+        Column("level", left_aligned=True, priority=2),
+        Column("feature", left_aligned=True),
+        Column("tensor", left_aligned=True),
+        Column("value", "number", digits=".4g"),
+        Column("baseline", "number", digits=".4g", priority=3),
+        Column("score", "number", digits=".3g"),
+        Column("rule", left_aligned=True, priority=1),
+    )
+
+    def cells(one: Alarm) -> tuple[Cell, ...]:
+        feature = f"{one.feature}, {one.statistic}" if one.statistic else one.feature
+        where = (one.step, one.rank, one.level, feature, one.tensor)
+        return *where, one.value, one.baseline, one.score, one.rule
+
+    rows = tuple(TableRow(cells(one), one.level == "alarm", str(one)) for one in alarms)
+    title = f"the first {len(alarms):,} of {count:,}" if len(alarms) < count else "alarms"
+    return Table(heads, rows, title, terminal_rows=20, sortable=len(rows) > 20) if rows else None
+
+
+def _verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
+    texts = ("suspect", "device", "tensor", "reason", "action", "outcome", "ranks with an alarm")
+    heads = (Column("step", "number"), *columns(*texts, left=texts, priority={"device": 2, "ranks with an alarm": 1}))
+
+    def cells(one: Verdict) -> tuple[Cell, ...]:
+        suspect = f"rank {one.suspect}" if one.suspect >= 0 else "undetermined"
+        device = f"{one.host} {one.device}".strip()
+        return one.step, suspect, device, one.tensor, one.reason, one.action, one.outcome, listed(map(str, one.ranks))
+
+    rows = tuple(TableRow(cells(one)) for one in verdicts)
+    return Table(heads, rows, "verdicts", terminal_rows=20, sortable=len(rows) > 20) if rows else None
+
+
+def _rank_table(ranks: Sequence[RankHistory]) -> Table:
+    heads = (
+        Column("rank", "number"),
+        *columns("host", "device", left=("host", "device"), priority={"host": 1}),
+        Column("steps", "number"),
+        Column("alarms", "number"),
+        Column("warnings", "number", priority=1),
+        Column("health", left_aligned=True),
+        Column("monitor", "number", unit="%", scale=100, digits=".2g"),
+        Column("ended", left_aligned=True, priority=2),
+    )
+    rows = []
+    for one in ranks:
+        where = (one.started.host, one.started.device) if one.started else ("", "")
+        counts = (one.steps, one.alarm_count, one.warning_count)
+        cells: tuple[Cell, ...] = (one.rank, *where, *counts, one.health, one.cost, one.ended is not None)
+        rows.append(TableRow(cells, one.health != OK))
+    return Table(heads, tuple(rows), "ranks", terminal_rows=16, sortable=len(rows) > 20)
+
+
+def _sampling_table(ranks: Sequence[RankHistory]) -> Table | None:
+    """Changes of the sampling; all ranks change together, so the first that has any is shown."""
+    heads = (
+        Column("from step", "number"),
+        Column("every tensor within", "number", unit="steps"),
+        *columns("can be undone", "reason", left=("reason",)),
+    )
+    changes = next((one.sampling for one in ranks if one.sampling), [])
+    rows = tuple(TableRow((one.step, one.interval, one.covered, one.reason)) for one in changes)
+    return Table(heads, rows, "sampling", terminal_rows=5, sortable=len(rows) > 20) if rows else None
+
+
+def _facts(started: Started) -> Iterator[tuple[str, str]]:
+    yield "started", f"{datetime.fromtimestamp(started.time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    yield "series", ", ".join(f"{count:,} of {feature}" for feature, count in started.series.items())
+    for note in started.notes:
+        yield "note", note
+    for name, value in {**started.settings, **started.versions}.items():
+        text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        if value not in (None, "", (), {}):
+            yield name, text if len(text) <= LONGEST_FACT else f"{text[:LONGEST_FACT]}…"
+
+
+# -- figures -------------------------------------------------------------------------------------------------------------
+
+
+def _drawn_score(one: StepSummary) -> float:
+    return max(one.score, LEAST_SCORE)
+
+
+def _curves(
+    name: str,
+    title: str,
+    ranks: Sequence[RankHistory],
+    alarms: Sequence[Alarm],
+    value: Callable[[StepSummary], float | None],
+    limit: float | None = None,
+) -> Plot | None:
+    """A curve for each rank, with a line at each step that has an alarm; ``limit`` is a horizontal line."""
+    traces: list[Figure] = []
+    every: list[float] = []
+    for number, rank in enumerate(ranks):
+        points = [(one.step, drawn) for one in rank.summaries if (drawn := value(one)) is not None]
+        finite = [(step, y) for step, y in points if _drawable(y) is not None]
+        every += [y for _, y in finite]
+        colour = RANK_COLOURS[number % len(RANK_COLOURS)]
+        hover = [f"rank {rank.rank}, step {step:,}: {y:.4g}" for step, y in points]
+        curve = {"mode": "lines+markers" if len(points) < 3 else "lines", "line": {"color": colour, "width": 1.5}}
+        ys = [_drawable(y) for _, y in points]
+        traces.append(marker_series(f"rank {rank.rank}", [x for x, _ in points], ys, hover, {"color": colour}) | curve)
+        own = [one for one in rank.alarms if one.level == "alarm"][:MOST_LINES]
+        if own and finite:
+            marker = {"color": ALARM_COLOUR, "symbol": MARKERS[number % len(MARKERS)], "size": 9}
+            heights = [_value_at(finite, one.step) if limit is None else _drawable(one.score) for one in own]
+            text = [label(str(one), 160) for one in own]
+            traces.append(marker_series(f"alarm in rank {rank.rank}", [a.step for a in own], heights, text, marker))
+    if not every:
+        return None
+    steps = sorted({one.step for one in alarms if one.level == "alarm"})[:MOST_LINES]
+    lines = [vertical_line(step, ALARM_COLOUR, 1, dash="dot") for step in steps]
+    if limit is not None:
+        at = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": limit, "y1": limit}
+        lines.append({**at, "line": {"color": SOFT, "width": 1}})
+    wide = min(every) > 0 and max(every) > 100 * min(every)
+    axis: dict[str, Any] = {"title": {"text": title.partition(" by ")[0].lower()}, "exponentformat": "power"}
+    axis |= {"type": "log", "dtick": 1} if wide else {}
+    drawn_figure = figure(
+        traces,
+        320,
+        xaxis={"title": {"text": "step, counted from 0"}},
+        yaxis=axis,
+        shapes=lines,
+    )
+    return Plot(name, f"{title} of {count_text(len(ranks), 'rank')}", drawn_figure)
+
+
+def _drawable(value: float) -> float | None:
+    """The number; None, which leaves a gap, where it is not finite or no axis can show it."""
+    return value if abs(value) < MOST_DRAWN else None
+
+
+def _value_at(points: Sequence[tuple[int, float]], step: int) -> float:
+    """The value at the last point not after a step, or at the first one."""
+    return next((y for at, y in reversed(points) if at <= step), points[0][1])

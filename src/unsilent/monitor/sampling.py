@@ -1,0 +1,122 @@
+"""How much of a training is read in each step, so that the monitor stays within its budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from unsilent.monitor.settings import LARGEST_BUDGET
+
+LOOKS = (4, 10, 20, 40)
+"""Steps after which the costs are looked at first; later every 50 steps."""
+FURTHER_LOOKS = 50
+GRADIENT_SHARE = 0.7
+"""Of what the budget leaves, the part that gradients may take: a fault in a gradient can be seen in its own step alone."""
+LONGEST = 64
+"""Interval that no budget makes longer: where steps are so short that a monitor exceeds its budget whatever it reads, reading
+still less would save nothing."""
+TOLERANCE = 0.25
+"""An interval changes when it is that much too short, or could be that much shorter."""
+
+
+class Costs(NamedTuple):
+    """Seconds since the last look.
+
+    Attributes:
+        steps: How many steps.
+        step: Of all steps, with the monitor.
+        gradients, state: Of reading gradients and values, and of updates and fingerprints.
+        fixed: Of all else that the monitor does.
+    """
+
+    steps: int
+    step: float
+    gradients: float
+    state: float
+    fixed: float
+
+    @property
+    def share(self) -> float:
+        """Share of the time that the monitor took."""
+        return (self.gradients + self.state + self.fixed) / self.step if self.step else 0.0
+
+
+@dataclass(frozen=True)
+class SampleIntervals:
+    """Steps after which every tensor was read: of gradients and values, and of updates and fingerprints."""
+
+    gradients: int = 1
+    state: int = 4
+
+    @property
+    def longest(self) -> int:
+        """The longer of both."""
+        return max(self.gradients, self.state)
+
+
+class CostMeter:
+    """Adds up what a monitor takes.
+
+    Attributes:
+        begun: When it was made.
+        fixed: Seconds of all but reading signals, so far.
+    """
+
+    def __init__(self, read_seconds: Mapping[str, float]) -> None:
+        self.begun = self._looked = time.perf_counter()
+        self.fixed = 0.0
+        self._read = read_seconds
+        self._before = (0, 0.0, 0.0, 0.0)
+
+    def since_last_look(self, steps: int) -> Costs:
+        """The costs since this was asked last; ``steps`` so far."""
+        now = time.perf_counter()
+        totals = (steps, self._read["gradients"], self._read["state"], self.fixed)
+        count, gradients, state, fixed = (one - before for one, before in zip(totals, self._before, strict=True))
+        result = Costs(int(count), now - self._looked, gradients, state, fixed)
+        self._looked, self._before = now, totals
+        return result
+
+    def seconds(self) -> float:
+        """That the monitor has taken so far."""
+        return self._read["gradients"] + self._read["state"] + self.fixed
+
+    def share(self) -> float:
+        """Of the time so far."""
+        return self.seconds() / max(1e-9, time.perf_counter() - self.begun)
+
+
+def is_look(step: int) -> bool:
+    """Whether the costs are looked at after a step."""
+    return step in LOOKS or (step > LOOKS[-1] and step % FURTHER_LOOKS == 0)
+
+
+def fitting_intervals(now: SampleIntervals, costs: Costs, budget: float) -> SampleIntervals:
+    """The shortest intervals that a budget (percent of a step without the monitor) allows, given what the present ones cost.
+
+    Gradients come first. Intervals stay as they are where they fit and could not be much shorter.
+    """
+    bare = costs.step - costs.gradients - costs.state - costs.fixed
+    room = bare * budget / 100 - costs.fixed
+    if room <= 0:
+        return SampleIntervals(LONGEST, LONGEST)
+    gradients = _shortest(now.gradients, costs.gradients, GRADIENT_SHARE * room)
+    rest = room - costs.gradients * now.gradients / gradients
+    return SampleIntervals(gradients, _shortest(now.state, costs.state, rest))
+
+
+def _shortest(now: int, cost: float, room: float) -> int:
+    if room <= 0:
+        return LONGEST
+    wanted = cost * now / room
+    if cost <= room and wanted > now * (1 - TOLERANCE):
+        return now
+    return min(LONGEST, max(1, math.ceil(wanted)))
+
+
+def exceeds_limit(costs: Costs) -> bool:
+    """Whether the monitor took more than any budget may be."""
+    return costs.share * 100 > LARGEST_BUDGET

@@ -1,0 +1,91 @@
+"""What receives the events of a monitor: the log, a file of JSON lines, Prometheus, TensorBoard.
+
+A sink takes one event and never stops the job: a disk that is full or a port that is taken is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from unsilent.errors import UsageError, kind_and_line
+from unsilent.monitor.events import Event
+from unsilent.monitor.settings import MonitorSettings
+
+LOGGER = "unsilent.monitor"
+
+
+class Sink(Protocol):
+    """Receives events."""
+
+    def __call__(self, event: Event) -> None: ...
+
+    def close(self) -> None:
+        """No more events will come."""
+
+
+def make_sinks(settings: MonitorSettings, rank: int, world_size: int, compatibility: bool = False) -> list[Sink]:
+    """The sinks that the settings ask for, and the log.
+
+    Args:
+        compatibility: Alarms in the log carry the keyword and the codes of MindSpore's accuracy-sensitive detection.
+
+    Raises:
+        UsageError: An events file that cannot be written or is something else, or a package that is not installed.
+    """
+    from unsilent.monitor.sinks.logging_sink import LoggingSink
+
+    sinks: list[Sink] = [LoggingSink(compatibility)]
+    if settings.events is not None:
+        from unsilent.monitor.sinks.json_lines import JsonLinesSink
+
+        sinks.append(JsonLinesSink(settings.events, rank, world_size))
+    if (port := settings.metrics_port) is not None:
+        from unsilent.monitor.sinks.prometheus import PrometheusSink
+
+        sinks.append(IsolatedSink(lambda: PrometheusSink(port + rank if port else 0, rank), "Prometheus metrics"))
+    if (folder := settings.tensorboard) is not None:
+        from unsilent.monitor.sinks.tensorboard import TensorBoardSink
+
+        sinks.append(
+            IsolatedSink(lambda: TensorBoardSink(folder / f"rank{rank}" if world_size > 1 else folder), "TensorBoard")
+        )
+    return sinks
+
+
+class IsolatedSink:
+    """A sink whose first error is logged and ends the sink, but not the job.
+
+    Args:
+        make: Makes the sink; ``UsageError`` is raised, any other error counts as the first one.
+        name: Of what is lost.
+    """
+
+    def __init__(self, make: Callable[[], Sink], name: str) -> None:
+        self._name = name
+        self._sink: Sink | None = None
+        try:
+            self._sink = make()
+        except UsageError:
+            raise
+        except Exception as error:
+            self._end(error)
+
+    def __call__(self, event: Event) -> None:
+        try:
+            if self._sink is not None:
+                self._sink(event)
+        except Exception as error:
+            self._end(error)
+
+    def close(self) -> None:
+        try:
+            if self._sink is not None:
+                self._sink.close()
+        except Exception as error:
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        self._sink = None
+        logging.getLogger(LOGGER).warning("no %s: %s; the job goes on", self._name, kind_and_line(error))

@@ -1,0 +1,76 @@
+"""Events as lines of JSON in a file; `unsilent.monitor.event_files` reads them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from pathlib import Path
+
+from unsilent.errors import UsageError
+from unsilent.monitor.event_files import LINE_BEGINS, MOST_LINE, path_of_rank
+from unsilent.monitor.events import Event
+from unsilent.monitor.sinks import LOGGER
+from unsilent.strictjson import as_json_values
+
+
+class JsonLinesSink:
+    """Appends each event to a file.
+
+    The operating system has the whole line when the call returns: a process that is killed loses no event. Where a line cannot
+    be written, that is logged once, and later events are tried again.
+
+    Args:
+        path: Of several ranks, each writes a file of its own: see `path_of_rank`. Events of an earlier run stay.
+
+    Raises:
+        UsageError: The file cannot be written, or holds something else.
+    """
+
+    def __init__(self, path: Path, rank: int = 0, world_size: int = 1) -> None:
+        self.path = path_of_rank(path, rank, world_size).absolute()  # the job may go to another folder
+        self._lost = 0
+        try:
+            _prepare(self.path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"cannot write events to {self.path}: {reason}; give another file") from None
+
+    def __call__(self, event: Event) -> None:
+        text = json.dumps(as_json_values(event.to_json()), ensure_ascii=False, allow_nan=False)
+        try:
+            _append(self.path, text.encode(errors="replace") + b"\n")
+        except OSError as error:
+            self._lost += 1
+            if self._lost == 1:
+                reason = error.strerror or error
+                logging.getLogger(LOGGER).warning("cannot write events to %s: %s; the job goes on", self.path, reason)
+
+    def close(self) -> None:
+        if self._lost:
+            logging.getLogger(LOGGER).warning("%d events could not be written to %s", self._lost, self.path)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Write a line, or nothing. The file is opened each time, as its folder may be gone."""
+    with open(path, "ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if file.write(line) != len(line):
+            file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _prepare(path: Path) -> None:
+    """Create the file; of one that is there, remove a last line that was not finished. Raises ``OSError``, ``ValueError``."""
+    with open(path, "ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        head = file.read(len(LINE_BEGINS))
+        if not LINE_BEGINS.startswith(head):
+            raise ValueError("the file holds something else than events")
+        start = max(0, size - MOST_LINE)
+        file.seek(start)
+        end = start + file.read().rfind(b"\n") + 1
+        if end < size:
+            file.truncate(end)

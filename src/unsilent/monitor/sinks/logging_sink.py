@@ -1,0 +1,58 @@
+"""Events as lines of the logger ``unsilent.monitor``."""
+
+from __future__ import annotations
+
+import logging
+
+from unsilent.monitor.events import Alarm, Ended, Event, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
+from unsilent.monitor.sinks import LOGGER
+from unsilent.printable import escape_unprintable
+
+ASD_KEYWORD = "accuracy sensitivity feature abnormal"
+"""What MindSpore's accuracy-sensitive detection writes; scripts search logs for it."""
+ASD_FIELDS = (
+    "compatibility codes: event code 80818C00, node type SoC, sensor type Check Sensor, "
+    "event state check fail, level minor"
+)
+MOST_ALARMS_PER_STEP = 5
+"""Alarms of one step that are logged."""
+_LEVELS = {
+    StepSummary: logging.DEBUG,
+    Started: logging.INFO,
+    SamplingChanged: logging.INFO,
+    Ended: logging.INFO,
+    Verdict: logging.WARNING,
+    MonitorFailed: logging.WARNING,
+    Alarm: logging.ERROR,
+}
+
+
+class LoggingSink:
+    """One line for each event; an alarm is an error, and a warning of a rule is a warning.
+
+    Args:
+        compatibility: Alarms also carry `ASD_KEYWORD` and `ASD_FIELDS`.
+    """
+
+    def __init__(self, compatibility: bool = False) -> None:
+        self._log = logging.getLogger(LOGGER)
+        self._compatibility = compatibility
+        self._step, self._alarms = -1, 0
+
+    def __call__(self, event: Event) -> None:
+        level = _LEVELS.get(type(event), logging.INFO)
+        text = str(event)
+        if isinstance(event, Alarm):
+            self._alarms = self._alarms + 1 if event.step == self._step else 1
+            self._step = event.step
+            if self._alarms > MOST_ALARMS_PER_STEP:
+                if self._alarms == MOST_ALARMS_PER_STEP + 1:
+                    self._log.warning("step %d: there are more alarms, which are not logged", event.step)
+                return
+            level = level if event.level == "alarm" else logging.WARNING
+            text = f"{ASD_KEYWORD}: {text} [{ASD_FIELDS}]" if self._compatibility else f"{event.level}: {text}"
+        elif isinstance(event, SamplingChanged) and not event.covered:
+            level = logging.WARNING
+        self._log.log(level, "%s", escape_unprintable(text))
+
+    def close(self) -> None: ...

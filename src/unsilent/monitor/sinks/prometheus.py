@@ -1,0 +1,90 @@
+"""Events as metrics for Prometheus, on 127.0.0.1 alone. Needs the extra ``prometheus``."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from unsilent.errors import UsageError
+from unsilent.monitor.events import Alarm, Ended, Event, MonitorFailed, SamplingChanged, StepSummary, Verdict
+from unsilent.monitor.health import OK, health_after
+from unsilent.monitor.sinks import LOGGER
+
+LOOPBACK = "127.0.0.1"
+
+
+class PrometheusSink:
+    """Serves ``/metrics``.
+
+    Args:
+        port: 0: any that is free. The log names the port.
+        rank: A label of every metric.
+
+    Raises:
+        UsageError: prometheus-client is not installed.
+        OSError: The port is taken.
+
+    Attributes:
+        port: The port that is served.
+    """
+
+    def __init__(self, port: int, rank: int = 0) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+        except ImportError:
+            raise UsageError(
+                "metrics need the package prometheus-client; install it with: pip install 'unsilent[prometheus]'"
+            ) from None
+        registry = CollectorRegistry()  # not that of the job
+
+        def gauge(name: str, text: str, value: float = math.nan) -> Gauge:
+            made = Gauge(f"unsilent_{name}", text, ["rank"], registry=registry).labels(self._rank)
+            made.set(value)
+            return made
+
+        self._rank, self._health = str(rank), OK
+        self._done = 0
+        self._steps = Counter("unsilent_steps", "Steps.", ["rank"], registry=registry).labels(self._rank)
+        self._alarms = Counter(
+            "unsilent_alarms", "Alarms and warnings of rules.", ["rank", "rule", "level"], registry=registry
+        )
+        self._verdicts = Counter(
+            "unsilent_verdicts", "Verdicts of all ranks, by what was done.", ["rank", "action"], registry=registry
+        )
+        self._warning = gauge("health", "Health of the device: 0 ok, 1 warning.", 0)
+        self._running = gauge("monitor_running", "1; 0 after the monitor failed or ended.", 1)
+        self._loss = gauge("loss", "Loss of the last step that was reported.")
+        self._norm = gauge("gradient_norm", "L2 norm of the gradients that were read, in this rank.")
+        self._score = gauge("score", "Largest score of a rule since the last report; 1 is an alarm.")
+        self._cost = gauge("cost_ratio", "Share of the time that the monitor takes.")
+        self._interval = gauge("sampling_interval_steps", "Steps within which every tensor is read.")
+        self._server, self._thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+        self.port = int(self._server.server_port)
+        logging.getLogger(LOGGER).info("metrics of rank %d: http://%s:%d/metrics", rank, LOOPBACK, self.port)
+
+    def __call__(self, event: Event) -> None:
+        self._health = health_after(self._health, event)
+        self._warning.set(self._health != OK)
+        if isinstance(event, (StepSummary, Alarm, Verdict, Ended)):
+            done = event.steps if isinstance(event, Ended) else event.step + 1
+            self._steps.inc(max(0, done - self._done))
+            self._done = max(done, self._done)
+        if isinstance(event, StepSummary):
+            for metric, value in ((self._loss, event.loss), (self._norm, event.gradient_norm)):
+                if value is not None:
+                    metric.set(value)
+            self._score.set(event.score)
+            self._cost.set(event.cost)
+        elif isinstance(event, Alarm):
+            self._alarms.labels(self._rank, event.rule, event.level).inc()
+        elif isinstance(event, Verdict):
+            self._verdicts.labels(self._rank, event.action).inc()
+        elif isinstance(event, SamplingChanged):
+            self._interval.set(event.interval)
+        elif isinstance(event, (MonitorFailed, Ended)):
+            self._running.set(0)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

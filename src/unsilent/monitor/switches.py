@@ -1,0 +1,67 @@
+"""Settings of a monitor from arguments, a TOML file and the variables of ASD, in this order of precedence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unsilent.monitor.asd_variables import read_asd_variables
+from unsilent.monitor.settings import MonitorSettings
+from unsilent.options import OptionValues, options_of
+
+
+@dataclass(frozen=True)
+class ResolvedSettings:
+    """Settings of a monitor, and what a user should know of how they came about.
+
+    Attributes:
+        settings: None: a variable switches the detection off, and nobody asked for a preset or a rule.
+        notes: A sentence on each value that was overruled, malformed or ignored.
+        uses_asd_variables: Whether a variable of ASD set or switched off anything.
+    """
+
+    settings: MonitorSettings | None
+    notes: tuple[str, ...] = ()
+    uses_asd_variables: bool = False
+
+
+def resolve_settings(
+    arguments: Mapping[str, Any], config: Path | None, environment: Mapping[str, str]
+) -> ResolvedSettings:
+    """Settings of a monitor; see `unsilent.monitor.asd_variables` for what variables ask for.
+
+    Args:
+        arguments: Values that were given, by field of `MonitorSettings`.
+        config: A TOML file whose keys are names of options.
+        environment: Such as `os.environ`.
+
+    Raises:
+        UsageError: an argument or a key of the file is not possible. A variable never raises it.
+    """
+    values = {**(_read_file(config) if config is not None else {}), **arguments}
+    request = read_asd_variables(environment, values.get("preset"))
+    notes = request.notes
+    if request.switched_off_by and not values.get("preset") and not values.get("rules"):
+        notes.append(f"{request.switched_off_by} switches the detection off; give a preset to monitor the training")
+        return ResolvedSettings(None, tuple(notes), True)
+    if request.switched_off_by:
+        given = "preset" if values.get("preset") else "rule"
+        notes.append(f"{request.switched_off_by} is ignored, because a {given} was given")
+    options = options_of(MonitorSettings)
+    for name, value in request.settings.items():
+        if values.setdefault(name, value) != value:
+            option, asked, given = options[name].option_name, _shown(value), _shown(values[name])
+            notes.append(f"{request.sources[name]} asks for {option} {asked}; {given} was given instead, and is used")
+    return ResolvedSettings(MonitorSettings(**values), tuple(notes), bool(request.settings))
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    values = OptionValues((MonitorSettings,))
+    values.read_toml(path)
+    return values.given_values
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
