@@ -65,7 +65,6 @@ def robust_z(values, elements=100, window=50, warm_up=20, early=80, relearn=8):
     """The robust z of logarithms, with the default thresholds."""
     levels, clean, learnt, up_reach, down_reach, run, may_be_zero = [], [], 0, 0.0, 0.0, [], False
     kept = 0.5 ** (1 / 600)
-    smallest = max(math.log(100), 18 / elements)
     for value in values:
         if not math.isfinite(value):
             levels.append(2)
@@ -82,12 +81,12 @@ def robust_z(values, elements=100, window=50, warm_up=20, early=80, relearn=8):
         log = math.log(value) if value else math.log(5e-324)
         middle = sorted(clean)[len(clean) // 2]
         deviation = sorted(abs(one - middle) for one in clean)[len(clean) // 2]
-        wide = 12 * max(1.4826 * deviation, 0.02)
+        wide = 16 * max(1.4826 * deviation, 0.02)
         up = max(min(wide, math.log(12)), 2.25 * up_reach)
-        down = max(min(wide, smallest), 2.25 * down_reach)
+        down = max(min(wide, math.log(100)), 2.25 * down_reach, 18 / elements)
         early_share = min(max(2 - learnt / early, 0), 1)
         up += early_share * max(math.log(100) - up, 0)
-        down += early_share * max(smallest - down, 0)
+        down += early_share * max(math.log(100) - down, 0)
         distance = log - middle
         score = distance / up if distance > 0 else -distance / down
         if score < 1:

@@ -2,13 +2,14 @@
 
     distance = log(value) - median            of the logs of the last `window` clean values
     spread   = max(1.4826 * MAD, floor)
-    limit    = max(min(threshold * spread, log(largest_factor)), headroom * reach)       upwards, and of its own downwards
+    limit    = max(min(threshold * spread, log(largest_factor)), headroom * reach)                     upwards
+    limit    = max(min(threshold * spread, log(smallest_factor)), headroom * reach, 18 / elements)     downwards
     score    = |distance| / limit;  alarm: score >= 1;  warning: score >= warning_share
 
 *reach* is the largest distance of a clean value so far in that direction; it halves in `half_life` values. It widens the limit of
 a series with heavy tails, which median and MAD do not see. ``largest_factor`` narrows it where the spread is large: a value so
-many times the usual one is an alarm, unless clean values came near that before. Downwards ``smallest_factor`` does the same, and
-the limit is wider for tensors with few elements (`log_of_smallest_norm`): the gradient of one element passes 0 now and then.
+many times the usual one is an alarm, unless clean values came near that before. The gradient of a tensor with a single element
+passes 0 now and then: see `log_of_smallest_norm`.
 
 NaN and infinity are always an alarm, with the score inf. No value that raises an alarm is learnt.
 
@@ -56,7 +57,7 @@ class RobustZState(NamedTuple):
         ordered: float64[window, n], the same in ascending order.
         learnt: int64[n], clean values so far.
         reach: float64[2, n], largest distance upwards and downwards, decayed.
-        widest: float64[n], limit downwards of a series without reach.
+        least_down: float64[n], least limit downwards: `log_of_smallest_norm`.
         run: int64[n], alarms in a row that agree.
         run_ends: float64[2, n], smallest and largest logarithm of them.
         run_sum: float64[n], sum of their logarithms.
@@ -67,7 +68,7 @@ class RobustZState(NamedTuple):
     ordered: Floats
     learnt: NDArray[np.int64]
     reach: Floats
-    widest: Floats
+    least_down: Floats
     run: NDArray[np.int64]
     run_ends: Floats
     run_sum: Floats
@@ -117,7 +118,7 @@ class RobustZ:
     """
 
     name: ClassVar[str] = "robust-z"
-    threshold: float = 12.0
+    threshold: float = 16.0
     largest_factor: float = 12.0
     smallest_factor: float = 100.0
     headroom: float = 2.25
@@ -150,9 +151,9 @@ class RobustZ:
         n = len(series)
         elements = np.array([max(one.elements, 1) for one in series], dtype=np.int64)
         empty, none = np.full((self.window, n), np.inf), np.zeros(n, np.int64)
-        widest = np.maximum(math.log(self.smallest_factor), log_of_smallest_norm(elements))
+        least = log_of_smallest_norm(elements)
         pair = np.zeros((2, n))
-        return RobustZState(empty, empty, none, pair, widest, none, pair, np.zeros(n), np.zeros(n, np.bool_))
+        return RobustZState(empty, empty, none, pair, least, none, pair, np.zeros(n), np.zeros(n, np.bool_))
 
     def judge(self, state: RobustZState, values: Floats, seen: Bools, seconds: float) -> tuple[RobustZState, Judgement]:
         """The next state and the judgement of one step."""
@@ -184,11 +185,12 @@ class RobustZ:
         """Limits of distances upwards and downwards, float64[n] each."""
         wide = self.threshold * spread
         up = np.maximum(np.minimum(wide, math.log(self.largest_factor)), self.headroom * state.reach[0])
-        down = np.maximum(np.minimum(wide, state.widest), self.headroom * state.reach[1])
+        down = np.maximum(np.minimum(wide, math.log(self.smallest_factor)), self.headroom * state.reach[1])
+        down = np.maximum(down, state.least_down)
         early = np.clip(2 - state.learnt / self.early, 0, 1)
         if early.any():
             up = up + early * np.maximum(math.log(self.early_factor) - up, 0)
-            down = down + early * np.maximum(state.widest - down, 0)
+            down = down + early * np.maximum(math.log(self.smallest_factor) - down, 0)
         return up, down
 
     def _next_run(

@@ -1,4 +1,4 @@
-"""The rules by name, and the presets that name several: ``robust-z:threshold=15`` is a rule with its thresholds.
+"""The rules by name, and the presets that name several: ``robust-z:threshold=20`` is a rule with its thresholds.
 
 A rule is imported when it is made, so that listing them is instant.
 """
