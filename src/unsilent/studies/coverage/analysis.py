@@ -22,6 +22,7 @@ from unsilent.studies.coverage.scoring import (
     DetectorScores,
     FaultRecording,
     Ints,
+    Sampling,
     applications,
     current_digest,
     named_rules,
@@ -166,24 +167,32 @@ def analyse(
     """Apply all rules (or these ones) to what a store holds; raises ``UsageError`` where the golden run is missing."""
     rules = named_rules() if rules is None else rules
     golden_row = store.find_row(GOLDEN)
-    if golden_row is None:
-        raise UsageError(f"{store.path} has no recording of the fault-free run yet; run the command that made it again")
+    if golden_row is None or golden_row.steps != store.baseline.steps:
+        why = f" ({golden_row.error or golden_row.end})" if golden_row else ""
+        raise UsageError(
+            f"{store.path} has no recording of the fault-free run{why}; run the command that made it again, with another --store "
+            "if the recording failed"
+        )
     baseline, digest = store.baseline, current_digest(rules)
     rows = [row for row in store.rows() if row.trial != GOLDEN]
     faults = [row for row in rows if row.end == FOLLOWED]
-    clean = CleanRuns(rows, digest)
-    recordings = [FaultRecording(row.injection.step, row.signals, row.seen.astype(np.bool_)) for row in faults]
-    golden = Recording(
+    series, sampling = (
         tuple(Series(*one) for one in baseline.series),
-        golden_row.signals,
-        golden_row.seen.astype(np.bool_),
-        np.arange(float(golden_row.steps)),
+        Sampling(options.sampling, options.update_sampling),
     )
+
+    def seen(row: CoverageRow) -> Bools:
+        read = sampling.is_read(series, row.injection.step + np.arange(row.steps))
+        return np.asarray((row.seen == 1) & read, np.bool_)
+
+    recordings = [FaultRecording(row.injection.step, row.signals, seen(row)) for row in faults]
+    golden = Recording(series, golden_row.signals, seen(golden_row), np.arange(float(golden_row.steps)))
     scored, cost = dict[Detector, DetectorScores](), dict[str, float]()
     for application in applications(rules, golden.series):
         own, seconds = score_faults(application, golden, recordings, store.spec.follow)
         scored |= own
         cost |= {detector.rule: seconds for detector in own if not detector.on}
+    clean = CleanRuns(rows, (options.sampling, options.update_sampling, digest), tuple(scored))
     targets = {
         target.name: np.array([r.trial.target == target.name for r in faults], np.bool_) for target in baseline.targets
     }
@@ -218,31 +227,27 @@ class CleanRuns:
         steps: Of all plain ones.
     """
 
-    def __init__(self, rows: Sequence[CoverageRow], digest: str) -> None:
+    def __init__(self, rows: Sequence[CoverageRow], how: tuple[int, int, str], detectors: Sequence[Detector]) -> None:
         self.rows: dict[str, list[CoverageRow]] = {kind: [] for kind in (CLEAN, *CHANGES)}
+        self._places, names = {d: n for n, d in enumerate(detectors)}, [str(d) for d in detectors]
         for row in rows:
             name = parse_clean_target(row.trial.target)
-            if name is not None and name[2] == digest and row.end == JUDGED:
-                self.rows[name[0]].append(row)
+            if name is not None and name[2:] == how and row.end == JUDGED and json.loads(row.rules) == names:
+                self.rows[name.kind].append(row)
         self.steps = sum(int(row.scores[0].sum()) for row in self.rows[CLEAN])
 
     def events(self, kind: str, detector: Detector) -> Ints:
         """int64[runs, 4]; see `CoverageRow`."""
-        return np.array([row.events[_place(row, detector)] for row in self.rows[kind]], np.int64).reshape(-1, 4)
+        return np.array([row.events[self._places[detector]] for row in self.rows[kind]], np.int64).reshape(-1, 4)
 
     def scores(self, detector: Detector) -> Ints:
         """Steps of plain runs by their score."""
-        rows = [row.scores[_place(row, detector)] for row in self.rows[CLEAN]]
+        rows = [row.scores[self._places[detector]] for row in self.rows[CLEAN]]
         return np.asarray(np.sum(rows, axis=0), np.int64)
 
     def threshold(self, detector: Detector, rate: float) -> float:
         """At which plain runs have this rate of false alarms; infinity without a run."""
         return threshold_at_rate(self.scores(detector), rate) if self.steps else np.inf
-
-
-def _place(row: CoverageRow, detector: Detector) -> int:
-    names: list[str] = json.loads(row.rules)
-    return names.index(str(detector))
 
 
 def _tried(rows: Sequence[CoverageRow], target: str) -> tuple[int, int]:

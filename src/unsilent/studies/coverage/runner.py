@@ -28,6 +28,7 @@ from unsilent.studies.coverage.recording import StepRecorder, relative_differenc
 from unsilent.studies.coverage.scoring import (
     BINS,
     FalseAlarmCounter,
+    Sampling,
     applications,
     current_digest,
     named_rules,
@@ -41,6 +42,7 @@ from unsilent.studies.coverage.spec import (
     OPERATION,
     PLACES,
     RECORDED,
+    CleanTarget,
     CoverageBaseline,
     CoverageRow,
     CoverageSpec,
@@ -132,7 +134,7 @@ class CoverageRunner:
                 if trial == GOLDEN:
                     row = self._golden_row()
                 elif (clean := parse_clean_target(trial.target)) is not None:
-                    row = self._clean_row(trial, *clean)
+                    row = self._clean_row(trial, clean)
                 else:
                     row = self._fault_row(trial)
         except (UserCodeError, InternalError) as error:
@@ -214,24 +216,26 @@ class CoverageRunner:
             )
         return self._row(GOLDEN, RECORDED, recorded)
 
-    def _clean_row(self, trial: TrialId, kind: str, steps: int, digest: str) -> CoverageRow:
-        rules = named_rules()
-        if digest != current_digest(rules):
+    def _clean_row(self, trial: TrialId, target: CleanTarget) -> CoverageRow:
+        rules, steps = named_rules(), target.steps
+        if target.digest != current_digest(rules):
             raise UsageError(
                 f"{trial} was judged by other rules than those of this version; run unsilent coverage again"
             )
-        workload, change = workload_and_change(self.spec, self.workload, kind, steps)
+        workload, change = workload_and_change(self.spec, self.workload, target.kind, steps)
         state = workload.start(Seeds.same_for_all(trial_seed(self._campaign, self.spec.seed, trial) % 2**31))
         events = []
         with StepRecorder(state) as recorder:
             counters = [FalseAlarmCounter(one) for one in applications(rules, recorder.series)]
+            sampling = Sampling(target.sampling, target.update_sampling)
             for step in range(steps):
                 if step == steps // 2:
                     events = [counter.events.copy() for counter in counters]
                     workload = change(state)
-                signals = recorder.record(workload.step)
+                values, seen = recorder.record(workload.step)
+                seen &= sampling.is_read(recorder.series, np.array([step]))[0]
                 for counter in counters:
-                    counter.count_step(*signals, step)
+                    counter.count_step(values, seen, step)
         counts = [np.hstack([first, c.events - first]) for first, c in zip(events, counters, strict=True)]
         names = [str(detector) for counter in counters for detector in counter.application.detectors]
         row = self._row(trial, JUDGED)

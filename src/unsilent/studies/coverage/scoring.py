@@ -40,6 +40,26 @@ BINS = len(SCORE_EDGES) + 2
 """Steps without a score, those below the first edge, between two edges, and from the last edge on."""
 
 
+class Sampling(NamedTuple):
+    """Steps until every tensor was read, of gradients and of updates, in the order that a monitor reads them."""
+
+    gradients: int = 1
+    updates: int = 1
+
+    def is_read(self, series: Sequence[Series], steps: Ints) -> Bools:
+        """Which series are read in which steps, bool[steps, n]."""
+        turns = dict[str, dict[str, int]]()
+        for one in series:
+            own = turns.setdefault(one.feature, {})
+            own.setdefault(one.tensor, len(own))
+        turn = np.array([turns[one.feature][one.tensor] for one in series], np.int64)
+        interval = np.array(
+            [1 if one.feature == LOSS else self.updates if one.feature == UPDATE else self.gradients for one in series],
+            np.int64,
+        )
+        return np.asarray((turn + steps[:, None]) % interval == 0, np.bool_)
+
+
 class Detector(NamedTuple):
     """A rule on some series.
 
@@ -221,7 +241,7 @@ def score_faults(
     seconds = (time.perf_counter() - begun) / max(len(golden.values), 1)
     for number, fault in enumerate(faults):
         application.state = states[fault.step]
-        for after, (values, seen) in enumerate(zip(fault.values, fault.seen, strict=True)):
+        for after, (values, seen) in enumerate(zip(fault.values[:follow], fault.seen[:follow], strict=True)):
             result[number, after] = application.judge(values, seen, fault.step + after)
     own = np.array([usual[fault.step : fault.step + follow] for fault in faults]).reshape(result.shape)
     return {

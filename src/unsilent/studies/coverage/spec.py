@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Lt
 
@@ -61,8 +61,10 @@ FOLLOWED, NOT_FOUND, RECORDED, JUDGED = ENDS_OF_RUNS = ("followed", "not-found",
 ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
 """``followed``: a fault of the class was found, and steps were recorded; ``not-found``: none of the faults that were tried is
 of the class; ``recorded``: the golden run; ``judged``: a fault-free run."""
-MOST_FOLLOWED, MOST_TRIES = 1000, 10**6
-_CLEAN_NAME = re.compile(rf"({'|'.join((CLEAN, *CHANGES))})-([0-9]{{1,9}})-([0-9a-f]{{8}})")
+MOST_FOLLOWED, MOST_TRIES, MOST_SAMPLING = 1000, 10**6, 10**5
+_CLEAN_NAME = re.compile(
+    rf"({'|'.join((CLEAN, *CHANGES))})-([0-9]{{1,9}})-([0-9]{{1,6}})-([0-9]{{1,6}})-([0-9a-f]{{8}})"
+)
 
 
 def severity_class(severity: float) -> str:
@@ -72,15 +74,32 @@ def severity_class(severity: float) -> str:
     return NONFINITE if math.isinf(severity) else CLASSES[sum(severity >= edge for edge in EDGES)]
 
 
-def clean_target(kind: str, steps: int, digest: str) -> str:
-    """The name of fault-free runs of a kind (`CLEAN` or one of `CHANGES`), judged by the rules with this digest."""
-    return f"{kind}-{steps}-{digest}"
+class CleanTarget(NamedTuple):
+    """Fault-free runs that rules judge.
+
+    Attributes:
+        kind: `CLEAN` or one of `CHANGES`.
+        steps: Of each run.
+        sampling, update_sampling: Steps until every gradient, and every update, was read.
+        digest: Of the rules.
+    """
+
+    kind: str
+    steps: int
+    sampling: int
+    update_sampling: int
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """Of the target in a trial."""
+        return "-".join(map(str, self))
 
 
-def parse_clean_target(name: str) -> tuple[str, int, str] | None:
-    """Kind, steps and digest of the rules; None for another target."""
+def parse_clean_target(name: str) -> CleanTarget | None:
+    """What a name says; None for another target."""
     match = _CLEAN_NAME.fullmatch(name)
-    return match and (match[1], int(match[2]), match[3])
+    return match and CleanTarget(match[1], int(match[2]), int(match[3]), int(match[4]), match[5])
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +310,14 @@ class CoverageAnalysisOptions(AnalysisOptions):
     rate: Annotated[float, Option(
         "False alarms per step at which rules are compared with scaled thresholds.", PRECISION_PANEL)] = 1e-3  # fmt: skip
 
+    sampling: Annotated[int, Option(
+        "Steps in which a monitor reads every gradient once, a part in each.", PRECISION_PANEL)] = 1  # fmt: skip
+    update_sampling: Annotated[int, Option("The same of updates.", PRECISION_PANEL)] = 1
+
     def __post_init__(self) -> None:
         AnalysisOptions.__post_init__(self)
+        check_count("--sampling", self.sampling, 1, MOST_SAMPLING)
+        check_count("--update-sampling", self.update_sampling, 1, MOST_SAMPLING)
         if not 0 < self.rate < 1:
             raise UsageError(f"rate is {self.rate}; expected a share of steps between 0 and 1, like 0.001")
 

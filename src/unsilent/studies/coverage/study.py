@@ -17,11 +17,11 @@ from unsilent.studies.coverage.scoring import current_digest, named_rules
 from unsilent.studies.coverage.spec import (
     CLEAN,
     GOLDEN,
+    CleanTarget,
     CoverageAnalysisOptions,
     CoverageBaseline,
     CoverageBudget,
     CoverageSpec,
-    clean_target,
     make_coverage_spec,
 )
 from unsilent.studies.training.spec import PHASES
@@ -45,6 +45,8 @@ def coverage(
     changed_runs: int = 5,
     confidence: float = 0.95,
     rate: float = 1e-3,
+    sampling: int = 1,
+    update_sampling: int = 1,
     options: Mapping[str, object] | Sequence[str] = (),
     data: str | Path | None = None,
     seed: int = 0,
@@ -68,7 +70,7 @@ def coverage(
         fault, large_fault, memory_fault, phase, layer, only, tries: Which faults are injected.
         follow: Steps that a rule has to detect one.
         clean_runs, clean_steps, changed_runs: Fault-free runs.
-        confidence, rate: How rules are judged.
+        confidence, rate, sampling, update_sampling: How rules are judged.
         store: File to keep and resume from; default none.
 
     Raises:
@@ -104,13 +106,16 @@ def run_coverage(
     store.bind_campaign(spec, baseline)
     run_trials([GOLDEN], executor, store)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
-    run_trials(fault_free_trials(budget, baseline), executor, store, observer)
+    run_trials(fault_free_trials(budget, options, baseline), executor, store, observer)
     return analyse(store, options)
 
 
-def fault_free_trials(budget: CoverageBudget, baseline: CoverageBaseline) -> Iterator[TrialId]:
+def fault_free_trials(
+    budget: CoverageBudget, options: CoverageAnalysisOptions, baseline: CoverageBaseline
+) -> Iterator[TrialId]:
     """Plain runs and those with a planted change, judged by the present rules."""
     digest, steps = current_digest(named_rules()), budget.clean_steps or baseline.steps
     for kind in (CLEAN, *baseline.changes):
         count = budget.clean_runs if kind == CLEAN else budget.changed_runs
-        yield from (TrialId(clean_target(kind, steps, digest), None, k) for k in range(count))
+        target = CleanTarget(kind, steps, options.sampling, options.update_sampling, digest)
+        yield from (TrialId(target.name, None, k) for k in range(count))
