@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from contextlib import closing
@@ -15,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from campaigns.faulty_loop import Here, write_loop
+from hostile_stores import mutants
 from unsilent.campaigns.spec import TrialId
 from unsilent.cli.main import run as cli
 from unsilent.detectors.rule import ALARM, NORMAL, WARNING, judge_recording, make_judgement
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NUMBER, UPDATE, Recording, Series
-from unsilent.errors import UsageError
+from unsilent.errors import UnsilentError, UsageError
 from unsilent.monitor.signals.collector import Intervals
 from unsilent.options import OptionValues
 from unsilent.report.model import Report
@@ -375,6 +377,9 @@ def test_a_campaign_of_the_command_line(tmp_path, monkeypatch, capsys):
     assert "as stored" in capsys.readouterr().out
     assert cli(["status", "s.sqlite"]) == 0
     assert "12 of 12 trials, complete" in capsys.readouterr().out
+    for _, path in mutants(tmp_path / "s.sqlite", tmp_path, 3, 40):
+        with contextlib.suppress(UnsilentError), CoverageStore(path) as store:
+            report(store.analyse())
 
 
 def test_recorded_steps_leave_no_hook(runner):
