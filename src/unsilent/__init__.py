@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unsilent.outcomes import judge, judge_by_decision
     from unsilent.sites import inject
     from unsilent.studies.checkpoint.study import checkpoint_study
+    from unsilent.studies.coverage.study import coverage
     from unsilent.studies.noise.study import noise
     from unsilent.studies.pvf.records import PvfResult
     from unsilent.studies.pvf.study import pvf
@@ -36,6 +37,7 @@ _LAZY = {
     "Workload": "unsilent.workloads",
     "Training": "unsilent.workloads.trainings",
     "checkpoint_study": "unsilent.studies.checkpoint.study",
+    "coverage": "unsilent.studies.coverage.study",
     "noise": "unsilent.studies.noise.study",
     "pvf": "unsilent.studies.pvf.study",
     "training": "unsilent.studies.training.study",
@@ -55,6 +57,7 @@ __all__ = [
     "Workload",
     "__version__",
     "checkpoint_study",
+    "coverage",
     "fault_model",
     "inject",
     "judge",

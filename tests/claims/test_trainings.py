@@ -22,6 +22,7 @@ FLOORS = {
     "train-resnet-sgd": 0.95,
     "train-vit": 0.88,
     "train-chargpt": 0.38,
+    "train-llama": 0.48,
     "train-dlrm": 0.72,
 }
 SEEDS = 3

@@ -46,6 +46,7 @@ from unsilent.errors import StoreError, UsageError, UserCodeError
 from unsilent.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.studies import campaign_kinds
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
+from unsilent.studies.coverage.kind import COVERAGE
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING
@@ -299,7 +300,7 @@ def test_a_file_says_what_it_is_before_it_is_closed(tmp_path, monkeypatch):
 def test_a_store_of_a_kind_that_is_not_registered_names_those_that_are(tmp_path):
     for verb_, word in (("report", "error: "), ("export", "error: "), ("status", "this ")):
         done = in_process(verb_, run(tmp_path / "a.sqlite", 1))
-        said = "is not a store of unsilent pvf, training, noise or checkpoint study, or nothing was stored in it yet"
+        said = "is not a store of unsilent pvf, training, noise, checkpoint study or coverage, or nothing was stored in it yet"
         assert said in done.stdout + done.stderr
         assert word in done.stdout + done.stderr
 
@@ -477,6 +478,13 @@ ASKS = {
         ["faulty_loop.py:make", "--with", "steps=6", "--switch", "within", "--switch", "init", "--replicas", "3"],
         {"options": [["steps", "6"]], "every": 1}, 8,
     ),
+    "coverage": (
+        COVERAGE, 'workload = "faulty_loop.py:make"\nwith = ["steps=12"]\nonly = "operation:*"\ntries = 20\nclean-runs = 1\n'
+        "changed-runs = 0\ntrials = 2",
+        ["faulty_loop.py:make", "--with", "steps=12", "--only", "operation:*", "--tries", "20", "--clean-runs", "1",
+         "--changed-runs", "0", "--trials", "2"],
+        {"options": [["steps", "12"]], "only": ["operation:*"], "tries": 20}, 12,
+    ),
 }  # fmt: skip
 """A kind; a TOML file and words of a command line that ask the same of it; fields of the spec that follow; trials."""
 
@@ -594,7 +602,7 @@ def test_a_dry_run_says_the_most_that_a_precision_can_take(asks):
     assert "did you mean 'last'" in gate.stderr
 
 
-@pytest.mark.parametrize("kind", [PVF, TRAINING, NOISE, CHECKPOINT_STUDY], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [PVF, TRAINING, NOISE, CHECKPOINT_STUDY, COVERAGE], ids=lambda kind: kind.name)
 def test_a_function_takes_the_options_of_its_verb(kind):
     options = {option.python_name: option.default for option in options_of(*kind.option_classes).values()}
     own = dict(inspect.signature(getattr(unsilent, kind.name.replace("-", "_"))).parameters)
@@ -615,6 +623,10 @@ CALLS = {
     },
     "noise": {
         "workload": "faulty_loop.py:make", "options": {"steps": 6}, "switch": ["within", "init"], "replicas": 3,
+    },
+    "coverage": {
+        "workload": "faulty_loop.py:make", "options": {"steps": 12}, "only": "operation:*", "tries": 20, "clean_runs": 1,
+        "changed_runs": 0, "trials": 2,
     },
 }  # fmt: skip
 """Arguments that ask the same."""

@@ -49,6 +49,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     """All verbs: of each registered kind one, and those on stores. Only the one that is asked for gets its options."""
     from unsilent.cli import export, listing, merge, replay, report, status, watch
     from unsilent.cli.campaign import Verb
+    from unsilent.cli.coverage import CoverageVerb
     from unsilent.cli.noise import NoiseVerb
     from unsilent.cli.pvf import PvfVerb
     from unsilent.cli.training import TrainingVerb
@@ -81,7 +82,8 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         verbs["report"] = report.make_report_command(arguments)
     kinds = [*KINDS, *(load_installed_kind(entry) for name, entry in others.items() if name == asked)]
     for kind in (kind for kind in kinds if kind.command_words == asked):
-        verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
+        own = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb, "coverage": CoverageVerb}
+        verb = own.get(kind.name, Verb)(kind)
         verbs[kind.name] = make_typer_function(verb.options, verb, kind.command_help)
     if asked == "checkpoint":
         from unsilent.cli.checkpoint import make_checkpoint_app

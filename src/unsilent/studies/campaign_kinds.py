@@ -13,6 +13,7 @@ from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.sqlite_file import application_of
 from unsilent.errors import StoreError, UsageError, kind_and_line
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
+from unsilent.studies.coverage.kind import COVERAGE
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING
@@ -20,7 +21,7 @@ from unsilent.studies.training.kind import TRAINING
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE, CHECKPOINT_STUDY]
+KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE, CHECKPOINT_STUDY, COVERAGE]
 """Those of this package."""
 GROUP = "unsilent.kinds"
 

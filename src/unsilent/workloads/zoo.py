@@ -160,6 +160,19 @@ def _trainings() -> dict[str, WorkloadEntry]:
             },
         ),
         WorkloadEntry(
+            "train-llama",
+            here + "text:train_llama",
+            "a small bfloat16 Llama of transformers on the Python reference that ships with Python, with AdamW",
+            {
+                "steps": f"{_STEPS} (1200)",
+                "batch": "contexts of 64 characters per step (4)",
+                "width": "embedding size (64)",
+                "depth": "transformer blocks (2)",
+                "dtype": "of parameters and moments: bf16 or fp32 (bf16)",
+                **_CLIPPED,
+            },
+        ),
+        WorkloadEntry(
             "train-dlrm",
             here + "clicking:train_dlrm",
             "DLRM on synthetic click data, with Adam",

@@ -19,6 +19,7 @@ ROWS = {
     "train-resnet-sgd": ("train-resnet-sgd", {}),
     "train-vit": ("train-vit", {}),
     "train-chargpt": ("train-chargpt", {}),
+    "train-llama": ("train-llama", {}),
     "train-dlrm": ("train-dlrm", {}),
     "scaled": ("train-resnet", {"amp": "bfloat16", "width": "4"}),
     "own images": ("train-resnet", {"batch": "8"}),

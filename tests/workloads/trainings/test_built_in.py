@@ -31,10 +31,11 @@ def test_optimizers_and_norms():
             "train-resnet-sgd",
             "train-vit",
             "train-chargpt",
+            "train-llama",
             "train-dlrm",
         )
     }
-    assert list(kinds_of.values()) == ["Adam", "Adam", "SGD", "AdamW", "AdamW", "Adam"]
+    assert list(kinds_of.values()) == ["Adam", "Adam", "SGD", "AdamW", "AdamW", "AdamW", "Adam"]
     norms = {
         name: sum(isinstance(m, nn.BatchNorm2d) for m in load_training(name).start(0).model.modules())
         for name in ("train-resnet", "train-resnet-nobn", "train-resnet-sgd")
@@ -61,6 +62,7 @@ def test_optimizers_and_norms():
         ("train-vit", {"depth": "0"}, "option 'depth' is 0; expected 1 to 64 (transformer blocks)"),
         ("train-chargpt", {"width": "30"}, "option 'width' is 30; expected a multiple of its 4 heads"),
         ("train-chargpt", {"dropout": "-0.1"}, "option 'dropout' is -0.1"),
+        ("train-llama", {"dtype": "fp16"}, "unknown dtype of workload 'train-llama' 'fp16'; did you mean 'bf16'?"),
         ("train-dlrm", {"batch": "70000"}, "option 'batch' is 70000; expected 1 to 64000 (training rows)"),
     ],
 )

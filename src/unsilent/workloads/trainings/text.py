@@ -1,4 +1,4 @@
-"""`train-chargpt`: a character GPT on the help texts that ship with Python; see `workloads.chargpt`.
+"""`train-chargpt` and `train-llama`: language models on the help texts that ship with Python; see `workloads.chargpt`.
 
 A row is a piece of 64 characters from a random place, so the order of the data is the choice of the places. Its answer at every
 position is the most likely next character.
@@ -6,11 +6,15 @@ position is the most likely next character.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.workloads.base import call_model
 from unsilent.workloads.chargpt import ALPHABET, CONTEXT, CharGpt, load_help_texts, loss
 from unsilent.workloads.model_fitting import check_option_range
@@ -19,9 +23,10 @@ from unsilent.workloads.trainings.evaluating import make_evaluation
 from unsilent.workloads.trainings.loop import Training
 from unsilent.workloads.trainings.recipes import BuiltInTrainingOptions, add_dropout_to_blocks, make_training
 
-NAME = "train-chargpt"
 EVALUATED = 32
 """Held-out contexts, spread over the text."""
+HEADS = 4
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def train_chargpt(
@@ -38,13 +43,81 @@ def train_chargpt(
     device: str = "cpu",
 ) -> Training:
     """A decoder-only transformer; dropout at the end of each MLP."""
-    check_option_range(NAME, "width", width, 1024, "embedding size, a multiple of 4")
-    check_option_range(NAME, "depth", depth, 64, "transformer blocks")
-    if width % 4:
-        raise UsageError(f"workload {NAME!r}: option 'width' is {width}; expected a multiple of its 4 heads")
+    check_size("train-chargpt", width, depth)
+
+    def build() -> nn.Module:
+        model = CharGpt(width, depth)
+        add_dropout_to_blocks(model.blocks, dropout)
+        return model
+
+    options = BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device)
+    settings = {"width": width, "depth": depth}
+    return text_training("train-chargpt", options, build, clip, settings, "character GPT on Python's help texts")
+
+
+def train_llama(
+    *,
+    steps: int = 1200,
+    batch: int = 4,
+    width: int = 64,
+    depth: int = 2,
+    dtype: str = "bf16",
+    optimizer: str = "adamw",
+    rate: float = 0.003,
+    clip: float = 1.0,
+    amp: str = "none",
+    device: str = "cpu",
+) -> Training:
+    """A Llama of transformers (RMSNorm, rotary positions, SwiGLU, no biases), built from its configuration.
+
+    With ``dtype=bf16`` parameters, activations, gradients and moments are bfloat16, as of a model that was cast as a whole;
+    ``dtype=fp32,amp=bfloat16`` is autocast on float32 parameters.
+    """
+    name = "train-llama"
+    check_size(name, width, depth)
+    if dtype not in DTYPES:
+        raise unknown_name_error(f"dtype of workload {name!r}", dtype, DTYPES)
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError:
+        raise UsageError(f"workload {name!r} needs transformers; pip install 'unsilent[transformers]'") from None
+    config = transformers.LlamaConfig(
+        vocab_size=len(ALPHABET) + 1, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=depth,
+        num_attention_heads=HEADS, max_position_embeddings=CONTEXT, use_cache=False, attn_implementation="sdpa",
+        pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+
+    def build() -> nn.Module:
+        model: nn.Module = transformers.LlamaForCausalLM(config)
+        for parameter in model.parameters():  # not the frequencies of the rotary positions
+            parameter.data = parameter.data.to(DTYPES[dtype])
+        return model
+
+    options = BuiltInTrainingOptions(steps, batch, optimizer, rate, 0.0, amp, device)
+    settings = {"width": width, "depth": depth, "dtype": dtype}
+    return text_training(name, options, build, clip, settings, f"Llama in {dtype} on Python's help texts")
+
+
+def check_size(name: str, width: int, depth: int) -> None:
+    """Raise ``UsageError`` for a model that cannot be."""
+    check_option_range(name, "width", width, 1024, "embedding size, a multiple of 4")
+    check_option_range(name, "depth", depth, 64, "transformer blocks")
+    if width % HEADS:
+        raise UsageError(f"workload {name!r}: option 'width' is {width}; expected a multiple of its {HEADS} heads")
+
+
+def text_training(
+    name: str,
+    options: BuiltInTrainingOptions,
+    build: Callable[[], nn.Module],
+    clip: float,
+    settings: Mapping[str, Any],
+    description: str,
+) -> Training:
+    """The training of a model that takes token ids int64 [n, 64] and gives scores [n, 64, 97], or an output with ``logits``."""
     data, offsets = load_help_texts(), torch.arange(CONTEXT + 1)
     places = len(data.train) - CONTEXT
-    check_option_range(NAME, "batch", batch, places, "contexts per step")
+    check_option_range(name, "batch", options.batch, places, "contexts per step")
     starts = torch.linspace(0, len(data.test) - CONTEXT - 1, EVALUATED).long()
     held_out = data.test[starts[:, None] + offsets]
     groups = character_groups(held_out[:, 1:].flatten().numpy())
@@ -53,33 +126,33 @@ def train_chargpt(
         window = data.train[rows[:, None] + offsets]
         return window[:, :-1], window[:, 1:]
 
-    def build() -> nn.Module:
-        model = CharGpt(width, depth)
-        add_dropout_to_blocks(model.blocks, dropout)
-        return model
+    def scores_of(model: nn.Module, tokens: Tensor) -> Tensor:
+        output = call_model(model, tokens)
+        scores: Tensor = getattr(output, "logits", output)
+        return scores.float()
 
     def step_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        scores = call_model(model, batch[0])
+        scores = scores_of(model, batch[0])
         return loss(scores, batch[1]), {"accuracy": (scores.detach().argmax(2) == batch[1]).float().mean()}
 
     def evaluate(model: nn.Module) -> Evaluation:
         place = next(model.parameters()).device
-        scores = call_model(model, held_out[:, :-1].to(place)).cpu()
+        scores = scores_of(model, held_out[:, :-1].to(place)).cpu()
         result = float(loss(scores, held_out[:, 1:]))
         return make_evaluation(result, scores.argmax(2), held_out[:, 1:].contiguous(), groups, classes=False)
 
     return make_training(
-        NAME,
-        BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device),
+        name,
+        options,
         rows=places,
         take=take,
         clip=clip,
-        settings={"width": width, "depth": depth, "data": data.hash},
+        settings={**settings, "data": data.hash},
         model=build,
         loss=step_loss,
         evaluate=evaluate,
         info={
-            "description": "character GPT on Python's help texts",
+            "description": description,
             "data": "help topics of this Python version (pydoc_data.topics), every tenth paragraph held out",
             "citation": "Python Software Foundation, The Python Language Reference (PSF licence)",
         },

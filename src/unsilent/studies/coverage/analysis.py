@@ -1,0 +1,367 @@
+"""Reads a campaign: detection by class of severity, latency, false alarms, comparisons between rules, and what rules cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import bdtr
+
+from unsilent.detectors.rule import ALARM, WARNING, Rule
+from unsilent.detectors.series import Bools, Floats, Recording, Series
+from unsilent.errors import UsageError
+from unsilent.interval import Interval
+from unsilent.statistics.comparing import holm, paired
+from unsilent.statistics.intervals import clopper_pearson
+from unsilent.studies.coverage.scoring import (
+    SCORE_EDGES,
+    Detector,
+    DetectorScores,
+    FaultRecording,
+    Ints,
+    Sampling,
+    applications,
+    current_digest,
+    named_rules,
+    score_faults,
+    threshold_at_rate,
+)
+from unsilent.studies.coverage.spec import (
+    CHANGES,
+    CLEAN,
+    FOLLOWED,
+    GOLDEN,
+    JUDGED,
+    NONFINITE,
+    OPERATION,
+    CoverageAnalysisOptions,
+    CoverageBaseline,
+    CoverageRow,
+    CoverageSpec,
+    parse_clean_target,
+)
+
+if TYPE_CHECKING:
+    from unsilent.studies.coverage.kind import CoverageStore
+
+ALARMS, WARNINGS, MATCHED = "alarm", "alarm or warning", "scaled threshold"
+"""What counts as a detection: an alarm (ASD's level 1), a warning as well (its level 2), or a score above the threshold at which
+fault-free runs have the rate of false alarms that was asked for."""
+REFERENCE = "robust-z"
+"""The rule that all others are compared with."""
+LARGE_FINITE = tuple(f"{OPERATION}:{name}" for name in ("1e-2..1", "1..100", "100..inf"))
+"""Targets of finite faults that change the gradients by 1 % or more."""
+ALL_FINITE = "finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Faults of one class that one detector found.
+
+    Attributes:
+        rule: Its name.
+        on: Feature and statistic, or empty: what the rule reads by default.
+        level: `ALARMS`, `WARNINGS` or `MATCHED`.
+        target: Place and class.
+        share: Of the faults.
+        detected: How many.
+        after: How many of these 0, 1, … steps after the step of the fault; empty at a scaled threshold.
+    """
+
+    rule: str
+    on: str
+    level: str
+    target: str
+    share: Interval
+    detected: int
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PairedTest:
+    """The reference rule against another detector on the same faults: the difference of shares, and McNemar's exact test.
+
+    Attributes:
+        rule, level: The other one.
+        target: Place and class, or `ALL_FINITE`.
+        difference: Share of the reference minus that of the other.
+        only_reference, only_other: Faults that one of both detected.
+        p_value: Adjusted by Holm over all comparisons.
+    """
+
+    rule: str
+    level: str
+    target: str
+    difference: Interval
+    only_reference: int
+    only_other: int
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True)
+class FalseAlarms:
+    """What a detector says of fault-free runs.
+
+    Attributes:
+        level: `ALARMS` or `WARNINGS`.
+        events: Runs of consecutive steps.
+        per_step, per_run: Share of steps with an event that begins there, and of runs with an event; the upper limit is
+            one-sided.
+        threshold: At which scores have the rate that was asked for; infinity where there is none.
+        after_changes: By change the largest number of events in a run from the change on.
+    """
+
+    rule: str
+    on: str
+    level: str
+    events: int
+    per_step: Interval
+    per_run: Interval
+    threshold: float
+    after_changes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RocPoint:
+    """At one threshold of a rule: share of fault-free steps, and of finite faults of 1 % or more, that reach it."""
+
+    false_alarms: float
+    detected: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CoverageResult:
+    """Everything that was found.
+
+    Attributes:
+        severities: Of each target, those of its faults.
+        tried: Of each target, faults that were drawn, and how many of them were kept.
+        seconds_per_step: That each rule takes, by name.
+    """
+
+    spec: CoverageSpec
+    baseline: CoverageBaseline
+    options: CoverageAnalysisOptions
+    command: str
+    faults: int
+    severities: Mapping[str, Floats]
+    tried: Mapping[str, tuple[int, int]]
+    ends: Mapping[str, int]
+    clean_runs: int
+    clean_steps: int
+    detections: tuple[Detection, ...]
+    tests: tuple[PairedTest, ...]
+    false_alarms: tuple[FalseAlarms, ...]
+    roc: Mapping[str, tuple[RocPoint, ...]]
+    seconds_per_step: Mapping[str, float]
+    seconds: float
+    cpu_seconds: float
+
+
+def analyse(
+    store: CoverageStore, options: CoverageAnalysisOptions, rules: Mapping[str, Rule] | None = None
+) -> CoverageResult:
+    """Apply all rules (or these ones) to what a store holds; raises ``UsageError`` where the golden run is missing."""
+    rules = named_rules() if rules is None else rules
+    golden_row = store.find_row(GOLDEN)
+    if golden_row is None or golden_row.steps != store.baseline.steps:
+        why = f" ({golden_row.error or golden_row.end})" if golden_row else ""
+        raise UsageError(
+            f"{store.path} has no recording of the fault-free run{why}; run the command that made it again, with another --store "
+            "if the recording failed"
+        )
+    baseline, digest = store.baseline, current_digest(rules)
+    rows = [row for row in store.rows() if row.trial != GOLDEN]
+    faults = [row for row in rows if row.end == FOLLOWED]
+    series, sampling = (
+        tuple(Series(*one) for one in baseline.series),
+        Sampling(options.sampling, options.update_sampling),
+    )
+
+    def seen(row: CoverageRow) -> Bools:
+        read = sampling.is_read(series, row.injection.step + np.arange(row.steps))
+        return np.asarray((row.seen == 1) & read, np.bool_)
+
+    recordings = [FaultRecording(row.injection.step, row.signals, seen(row)) for row in faults]
+    golden = Recording(series, golden_row.signals, seen(golden_row), np.arange(float(golden_row.steps)))
+    scored, cost = dict[Detector, DetectorScores](), dict[str, float]()
+    for application in applications(rules, golden.series):
+        own, seconds = score_faults(application, golden, recordings, store.spec.follow)
+        scored |= own
+        cost |= {detector.rule: seconds for detector in own if not detector.on}
+    clean = CleanRuns(rows, (options.sampling, options.update_sampling, digest), tuple(scored))
+    targets = {
+        target.name: np.array([r.trial.target == target.name for r in faults], np.bool_) for target in baseline.targets
+    }
+    seconds, cpu_seconds = store.total_session_seconds()
+    return CoverageResult(
+        spec=store.spec,
+        baseline=baseline,
+        options=options,
+        command=store.largest_budget()[1],
+        faults=len(faults),
+        severities={name: np.array([row.severity for row in faults])[mask] for name, mask in targets.items()},
+        tried={name: _tried(rows, name) for name in targets},
+        ends={end: sum(row.end == end for row in rows) for end in sorted({row.end for row in rows})},
+        clean_runs=len(clean.rows[CLEAN]),
+        clean_steps=clean.steps,
+        detections=tuple(_detections(scored, clean, targets, options)),
+        tests=tuple(_tests(scored, clean, targets, options)),
+        false_alarms=tuple(_false_alarms(scored, clean, baseline.changes, options)),
+        roc={detector.rule: _roc(one, clean.scores(detector), _any(targets, LARGE_FINITE)) for detector, one in scored.items()
+             if not detector.on and clean.steps},
+        seconds_per_step=cost,
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+    )  # fmt: skip
+
+
+class CleanRuns:
+    """Fault-free runs that the present rules have judged.
+
+    Attributes:
+        rows: By kind: plain ones, and those with a planted change.
+        steps: Of all plain ones.
+    """
+
+    def __init__(self, rows: Sequence[CoverageRow], how: tuple[int, int, str], detectors: Sequence[Detector]) -> None:
+        self.rows: dict[str, list[CoverageRow]] = {kind: [] for kind in (CLEAN, *CHANGES)}
+        self._places, names = {d: n for n, d in enumerate(detectors)}, [str(d) for d in detectors]
+        for row in rows:
+            name = parse_clean_target(row.trial.target)
+            if name is not None and name[2:] == how and row.end == JUDGED and json.loads(row.rules) == names:
+                self.rows[name.kind].append(row)
+        self.steps = sum(int(row.scores[0].sum()) for row in self.rows[CLEAN])
+
+    def events(self, kind: str, detector: Detector) -> Ints:
+        """int64[runs, 4]; see `CoverageRow`."""
+        return np.array([row.events[self._places[detector]] for row in self.rows[kind]], np.int64).reshape(-1, 4)
+
+    def scores(self, detector: Detector) -> Ints:
+        """Steps of plain runs by their score."""
+        rows = [row.scores[self._places[detector]] for row in self.rows[CLEAN]]
+        return np.asarray(np.sum(rows, axis=0), np.int64)
+
+    def threshold(self, detector: Detector, rate: float) -> float:
+        """At which plain runs have this rate of false alarms; infinity without a run."""
+        return threshold_at_rate(self.scores(detector), rate) if self.steps else np.inf
+
+
+def _tried(rows: Sequence[CoverageRow], target: str) -> tuple[int, int]:
+    own = [row for row in rows if row.trial.target == target]
+    return sum(row.tried for row in own), sum(row.end == FOLLOWED for row in own)
+
+
+def _any(targets: Mapping[str, Bools], names: Sequence[str]) -> Bools:
+    """The faults of any of these targets."""
+    count = len(next(iter(targets.values())))
+    flags = [targets.get(name, np.zeros(count, np.bool_)) for name in names]
+    return np.asarray(np.any(flags, axis=0), np.bool_)
+
+
+Scored = Mapping[Detector, DetectorScores]
+
+
+def _levels(one: DetectorScores) -> Iterator[tuple[str, int]]:
+    """Levels that a detector has: warnings only where it ever gave one."""
+    yield ALARMS, ALARM
+    if WARNING in one.levels or WARNING in one.golden_levels:
+        yield WARNINGS, WARNING
+
+
+def _detections(
+    scored: Scored, clean: CleanRuns, targets: Mapping[str, Bools], options: CoverageAnalysisOptions
+) -> Iterator[Detection]:
+    for detector, one in scored.items():
+        after = {level: one.detected_after(number) for level, number in _levels(one)}
+        detected = {level: steps >= 0 for level, steps in after.items()}
+        if clean.steps:
+            detected[MATCHED] = one.detected_at(clean.threshold(detector, options.rate))
+        for level, flags in detected.items():
+            for target, own in targets.items():
+                count, n = int(flags[own].sum()), int(own.sum())
+                steps = after[level][own] if level in after else np.zeros(0, np.int64)
+                late = np.bincount(steps[steps >= 0], minlength=one.levels.shape[1]) if len(steps) else ()
+                share = clopper_pearson(count, n, options.confidence)
+                yield Detection(detector.rule, detector.on, level, target, share, count, tuple(map(int, late)))
+
+
+def _tests(
+    scored: Scored, clean: CleanRuns, targets: Mapping[str, Bools], options: CoverageAnalysisOptions
+) -> list[PairedTest]:
+    """The reference against all other rules on what they read by default."""
+    own = {detector: one for detector, one in scored.items() if not detector.on}
+    reference = next((detector for detector in own if detector.rule == REFERENCE), None)
+    if reference is None:
+        return []
+
+    def matched(detector: Detector) -> Bools:
+        return own[detector].detected_at(clean.threshold(detector, options.rate))
+
+    groups = {ALL_FINITE: _any(targets, LARGE_FINITE)}
+    groups |= {name: targets[name] for name in (*LARGE_FINITE, f"{OPERATION}:{NONFINITE}") if name in targets}
+    usual = own[reference].detected_after(ALARM) >= 0
+    pairs = [
+        (detector.rule, level, usual, own[detector].detected_after(number) >= 0)
+        for detector in own
+        if detector != reference
+        for level, number in _levels(own[detector])
+    ]
+    if clean.steps:
+        pairs += [(d.rule, MATCHED, matched(reference), matched(d)) for d in own if d != reference]
+    tests = [
+        (rule, level, group, first[mask].astype(int) - second[mask])
+        for rule, level, first, second in pairs
+        for group, mask in groups.items()
+        if mask.any()
+    ]
+    counts = [(int((gaps > 0).sum()), int((gaps < 0).sum())) for *_, gaps in tests]
+    adjusted = holm([mcnemar_p_value(*pair) for pair in counts])
+    return [
+        PairedTest(rule, level, group, paired(gaps, options.confidence), *pair, p)
+        for (rule, level, group, gaps), pair, p in zip(tests, counts, adjusted, strict=True)
+    ]
+
+
+def mcnemar_p_value(one: int, other: int) -> float:
+    """Two-sided, exact: how likely two counts that are equal on average differ that much.
+
+    >>> mcnemar_p_value(5, 0)
+    0.0625
+    """
+    return min(1.0, 2 * float(bdtr(min(one, other), one + other, 0.5)))
+
+
+def _false_alarms(
+    scored: Scored, clean: CleanRuns, changes: Sequence[str], options: CoverageAnalysisOptions
+) -> Iterator[FalseAlarms]:
+    """Upper limits are one-sided at the confidence that was asked for."""
+    confidence = max(2 * options.confidence - 1, 0.01)
+    for detector, one in scored.items() if clean.steps else ():
+        threshold = clean.threshold(detector, options.rate)
+        events = {kind: clean.events(kind, detector) for kind in (CLEAN, *changes)}
+        for column, (level, _) in enumerate(_levels(one)):
+            by_run = events[CLEAN][:, [column, column + 2]].sum(1)
+            count, runs = int(by_run.sum()), int((by_run > 0).sum())
+            yield FalseAlarms(
+                detector.rule,
+                detector.on,
+                level,
+                count,
+                clopper_pearson(count, clean.steps, confidence),
+                clopper_pearson(runs, len(by_run), confidence),
+                threshold,
+                {kind: int(events[kind][:, column + 2].max()) for kind in changes if len(events[kind])},
+            )
+
+
+def _roc(one: DetectorScores, clean: Ints, faults: Bools) -> tuple[RocPoint, ...]:
+    """From the lowest threshold to the highest, where either share changes."""
+    points = [
+        RocPoint(float(clean[2 + number :].sum() / clean.sum()), float(one.detected_at(edge)[faults].mean()))
+        for number, edge in enumerate(SCORE_EDGES)
+    ]
+    return tuple(dict.fromkeys(points)) if faults.any() else ()

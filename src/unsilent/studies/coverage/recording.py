@@ -1,0 +1,74 @@
+"""Records the signals of single training steps, and copies of the gradients by which the severity of a fault is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unsilent.detectors.series import Bools, Floats, Series
+from unsilent.monitor.backward_hooks import add_listener, remove_listener
+from unsilent.monitor.signals.collector import SignalCollector
+from unsilent.sites.modules import named_parameters
+from unsilent.workloads.trainings.base import StepRecord, TrainingState
+
+
+class StepRecorder:
+    """Records steps of one training; a context manager that removes its hooks.
+
+    Attributes:
+        parameters: Those that are trained.
+        gradients: Copies of theirs as the last backward pass left them, before any clipping; zeros where there is none.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._collector = SignalCollector(state.model, state.optimizers, fingerprint=False)
+        self.parameters: list[Tensor] = [p for _, p in named_parameters(state.model) if p.requires_grad]
+        self.gradients: list[Tensor] = []
+        add_listener(self)
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """What is recorded."""
+        return tuple(self._collector.series)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        remove_listener(self)
+        self._collector.close()
+
+    def record(self, run: Callable[[TrainingState], StepRecord]) -> tuple[Floats, Bools]:
+        """The signals of the step that ``run`` makes, float64[n], and which of them it has, bool[n]."""
+        try:
+            run(self._state)
+        finally:
+            row = self._collector.take_row()
+        with np.errstate(invalid="ignore"):
+            signals = row.read(len(self.series))
+        return signals.values, signals.seen
+
+    def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
+        """A backward pass begins."""
+
+    @torch.no_grad()
+    def after_backward(self) -> None:
+        """It has ended."""
+        self.gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
+
+    def after_scaler_update(self) -> None:
+        """The step is over."""
+
+
+def relative_difference(tensors: Sequence[Tensor], others: Sequence[Tensor], size: Sequence[Tensor]) -> float:
+    """L2 norm of ``tensors - others`` over that of ``size``, all elements together; infinity where one is not finite."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        return float("inf")
+    change = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(tensors, others, strict=True))
+    whole = sum(float(tensor.double().square().sum()) for tensor in size)
+    return float((change / max(whole, 1e-300)) ** 0.5)

@@ -1,0 +1,286 @@
+"""Runs the trials of a coverage campaign in this process: faulty steps, the recording of the golden run, fault-free runs.
+
+A trial of a class of severity draws faults for one random step until one is of the class, so that classes are filled alike; what
+is estimated of a class is conditional on it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from unsilent.campaigns.codec import faults_text
+from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
+from unsilent.detectors.series import Bools, Floats
+from unsilent.errors import InjectionError, InternalError, UsageError, UserCodeError, first_line
+from unsilent.faults.receipts import AppliedFault
+from unsilent.outcomes.base import Outcome
+from unsilent.printable import escape_unprintable
+from unsilent.sites.modules import named_parameters
+from unsilent.sites.training.step import StepInjection
+from unsilent.studies.coverage.planted_changes import possible_changes, workload_and_change
+from unsilent.studies.coverage.recording import StepRecorder, relative_difference
+from unsilent.studies.coverage.scoring import (
+    BINS,
+    FalseAlarmCounter,
+    Sampling,
+    applications,
+    current_digest,
+    named_rules,
+)
+from unsilent.studies.coverage.spec import (
+    FOLLOWED,
+    GOLDEN,
+    JUDGED,
+    LARGE_CLASSES,
+    NOT_FOUND,
+    OPERATION,
+    PLACES,
+    RECORDED,
+    CleanTarget,
+    CoverageBaseline,
+    CoverageRow,
+    CoverageSpec,
+    parse_clean_target,
+    severity_class,
+)
+from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
+from unsilent.studies.training.runner import TrainingRunner
+from unsilent.studies.training.spec import RANDOM, InjectionPoint
+from unsilent.workloads.model_fitting import Progress
+from unsilent.workloads.trainings.base import Seeds, StepRecord, TrainingState
+from unsilent.workloads.user import user_code
+
+NO_INJECTION = InjectionPoint(0, "", "", "", "")
+
+
+class CoverageRunner:
+    """One training with its golden run.
+
+    Args:
+        spec: The campaign.
+        progress: Called with how far the golden run is.
+        worker_settings: What it may cost.
+
+    Raises:
+        UsageError: anything in the spec that does not fit the training; a training that is not repeatable.
+    """
+
+    max_trials_together = 1
+    unverified_row_count = 0
+
+    def __init__(
+        self, spec: CoverageSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
+    ) -> None:
+        self.spec = spec
+        self._training = TrainingRunner(spec.training_spec(OPERATION), progress, worker_settings)
+        self.workload, self.golden = self._training.workload, self._training.golden
+        if self.golden.steps <= spec.follow:
+            raise UsageError(
+                f"the training has {self.golden.steps} steps, but --follow records {spec.follow} of them from that of a fault "
+                "on; choose fewer or train longer"
+            )
+        state, sampler = self.golden.state_before_step(0), self._training.sampler
+        names = [name for name, _ in named_parameters(state.model)]
+        self._samplers = {
+            (place, large): FaultSampler(
+                spec.training_spec(place, large), sampler.regions, names, {}, self.golden.steps
+            )
+            for place in PLACES
+            for large in (False, True)
+        }
+        with StepRecorder(state) as recorder:
+            self._series = recorder.series
+        self._campaign = campaign_hash(spec, self._training.fingerprint)
+
+    def close(self) -> None:
+        """Put back torch's settings of before."""
+        self._training.close()
+
+    def establish_baseline(self) -> CoverageBaseline:
+        """What is known before the first trial."""
+        known = self._training.establish_baseline()
+        return CoverageBaseline(
+            campaign=self._campaign,
+            fingerprint=known.fingerprint,
+            name=known.name,
+            targets=self.spec.targets,
+            series=self._series,
+            steps=known.steps,
+            changes=possible_changes(self.spec),
+            golden_seconds=known.golden_seconds,
+            parameters=known.parameters,
+            optimizers=known.optimizers,
+            info=known.info,
+            versions=known.versions,
+            notes=known.notes,
+        )
+
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[CoverageRow]:
+        """Trials in order."""
+        for trial in trials:
+            yield self.run(trial)
+
+    def run(self, trial: TrialId) -> CoverageRow:
+        """One trial; what user code raises in it is its outcome."""
+        begun = time.perf_counter()
+        try:
+            with user_code(self.spec.workload):
+                if trial == GOLDEN:
+                    row = self._golden_row()
+                elif (clean := parse_clean_target(trial.target)) is not None:
+                    row = self._clean_row(trial, clean)
+                else:
+                    row = self._fault_row(trial)
+        except (UserCodeError, InternalError) as error:
+            row = replace(self._row(trial, "raised"), error=escape_unprintable(first_line(error))[:500])
+        return replace(row, seconds=time.perf_counter() - begun)
+
+    def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> CoverageRow:
+        """The row of a trial that took its worker with it."""
+        return replace(self._row(trial, ended.name.lower()), seconds=seconds, error=escape_unprintable(reason)[:500])
+
+    def verify_restored_state(self) -> None:
+        """The last step of golden comes to the same bits."""
+        self._training.verify_restored_state()
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def _fault_row(self, trial: TrialId) -> CoverageRow:
+        place, _, wanted = trial.target.partition(":")
+        rng = np.random.default_rng(trial_seed(self._campaign, self.spec.seed, trial))
+        step = int(
+            rng.integers(1, self.golden.steps - self.spec.follow + 1)
+        )  # in the first one optimizers make their state
+        state = self.golden.state_before_step(step)
+        with StepRecorder(state) as recorder:
+            for fault in self._faults_at_step(recorder, state, place, wanted, rng):
+                if severity_class(fault.severity) == wanted:
+                    break
+            else:
+                return replace(self._row(trial, NOT_FOUND), tried=self.spec.tries)
+            recorded = [fault.signals]
+            recorded += [recorder.record(self.workload.step) for _ in range(1, self.spec.follow)]
+        return replace(
+            self._row(trial, FOLLOWED, recorded),
+            injection=fault.drawn.injection._replace(step=step),
+            faults=faults_text([hit.fault for hit in fault.applied_faults]),
+            tried=fault.number,
+            severity=fault.severity,
+        )
+
+    def _faults_at_step(
+        self, recorder: StepRecorder, state: TrainingState, place: str, wanted: str, rng: np.random.Generator
+    ) -> Iterator[FaultAtStep]:
+        """Random faults, each in the same step; the state is that after the faulty step."""
+        snapshot = self.workload.snapshot(state)
+        before = [p.detach().clone() for p in recorder.parameters]
+        recorder.record(self.workload.step)
+        golden, gradients = [p.detach().clone() for p in recorder.parameters], recorder.gradients
+        update = [after - one for after, one in zip(golden, before, strict=True)]
+        for number in range(1, self.spec.tries + 1):
+            self.workload.restore_into(state, snapshot)
+            drawn = self._draw(place, wanted in LARGE_CLASSES, rng)
+            faulty = FaultyStep(self.workload.step, drawn)
+            try:
+                signals = recorder.record(faulty)
+            except (UserCodeError, InjectionError, UsageError):  # it raised, or the operation does not run in this step
+                yield FaultAtStep(number, drawn, (), float("nan"), (np.zeros(0), np.zeros(0, np.bool_)))
+                continue
+            if place == OPERATION:
+                severity = relative_difference(recorder.gradients, gradients, gradients)
+            else:
+                severity = relative_difference([p.detach() for p in recorder.parameters], golden, update)
+            yield FaultAtStep(number, drawn, faulty.applied_faults, severity, signals)
+
+    def _draw(self, place: str, large: bool, rng: np.random.Generator) -> SampledFault:
+        """A fault from the generator of its trial; the step in it means nothing."""
+        sampler = self._samplers[place, large]
+        target = RANDOM if place == OPERATION else sampler.targets[int(rng.integers(len(sampler.targets)))].name
+        return sampler.draw(self._campaign, TrialId(target, None, int(rng.integers(2**62))))
+
+    # -- fault-free runs ---------------------------------------------------------------------------------------------
+
+    def _golden_row(self) -> CoverageRow:
+        state = self.workload.start(Seeds.same_for_all(self.spec.init))
+        with StepRecorder(state) as recorder:
+            recorded = [recorder.record(self.workload.step) for _ in range(self.golden.steps)]
+        if not self.golden.is_golden_state(state, self.golden.steps - 1):
+            raise UsageError(
+                f"{self.workload.name} ends with other bits when its signals are read; they must not depend on hooks"
+            )
+        return self._row(GOLDEN, RECORDED, recorded)
+
+    def _clean_row(self, trial: TrialId, target: CleanTarget) -> CoverageRow:
+        rules, steps = named_rules(), target.steps
+        if target.digest != current_digest(rules):
+            raise UsageError(
+                f"{trial} was judged by other rules than those of this version; run unsilent coverage again"
+            )
+        workload, change = workload_and_change(self.spec, self.workload, target.kind, steps)
+        state = workload.start(Seeds.same_for_all(trial_seed(self._campaign, self.spec.seed, trial) % 2**31))
+        events = []
+        with StepRecorder(state) as recorder:
+            counters = [FalseAlarmCounter(one) for one in applications(rules, recorder.series)]
+            sampling = Sampling(target.sampling, target.update_sampling)
+            for step in range(steps):
+                if step == steps // 2:
+                    events = [counter.events.copy() for counter in counters]
+                    workload = change(state)
+                values, seen = recorder.record(workload.step)
+                seen &= sampling.is_read(recorder.series, np.array([step]))[0]
+                for counter in counters:
+                    counter.count_step(values, seen, step)
+        counts = [np.hstack([first, c.events - first]) for first, c in zip(events, counters, strict=True)]
+        names = [str(detector) for counter in counters for detector in counter.application.detectors]
+        row = self._row(trial, JUDGED)
+        return replace(
+            row, rules=json.dumps(names), events=np.vstack(counts), scores=np.vstack([c.scores for c in counters])
+        )
+
+    def _row(self, trial: TrialId, end: str, recorded: Sequence[tuple[Floats, Bools]] = ()) -> CoverageRow:
+        columns = len(self._series)
+        return CoverageRow(
+            trial=trial,
+            injection=NO_INJECTION,
+            faults="[]",
+            end=end,
+            tried=0,
+            severity=float("nan"),
+            steps=len(recorded),
+            rules="[]",
+            signals=np.array([values for values, _ in recorded]).reshape(-1, columns),
+            seen=np.array([seen for _, seen in recorded], np.uint8).reshape(-1, columns),
+            events=np.zeros((0, 4), np.int64),
+            scores=np.zeros((0, BINS), np.int64),
+        )
+
+
+class FaultAtStep(NamedTuple):
+    """One of the faults of a trial: its number from 1 on, what landed, its severity (NaN: the step raised) and its signals."""
+
+    number: int
+    drawn: SampledFault
+    applied_faults: tuple[AppliedFault, ...]
+    severity: float
+    signals: tuple[Floats, Bools]
+
+
+class FaultyStep:
+    """Makes a step with faults; ``applied_faults``: what landed."""
+
+    def __init__(self, step: Callable[[TrainingState], StepRecord], drawn: SampledFault) -> None:
+        self._step, self._drawn = step, drawn
+        self.applied_faults: tuple[AppliedFault, ...] = ()
+
+    def __call__(self, state: TrainingState) -> StepRecord:
+        """One step."""
+        with StepInjection(state.model, self._drawn.faults, state.optimizers) as injection:
+            record = self._step(state)
+        self.applied_faults = tuple(injection.applied_faults)
+        return record

@@ -1,0 +1,265 @@
+"""What is scored: each rule on what it reads by default and on each feature alone; alarms and scores of recordings. Pure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from unsilent.campaigns.code import code_hash
+from unsilent.detectors.rule import ALARM, WARNING, Judgement, Rule, RuleStream
+from unsilent.detectors.rules import RULES, make_rule
+from unsilent.detectors.series import (
+    GRADIENT,
+    L2,
+    LARGEST,
+    LOSS,
+    NORM_INPUT_GRADIENT,
+    NUMBER,
+    UPDATE,
+    Bools,
+    Floats,
+    Recording,
+    Series,
+)
+
+Ints = NDArray[np.int64]
+ON_FEATURES = (
+    (GRADIENT, L2), (GRADIENT, LARGEST), (NORM_INPUT_GRADIENT, L2), (NORM_INPUT_GRADIENT, LARGEST),
+    (UPDATE, L2), (UPDATE, LARGEST), (LOSS, NUMBER),
+)  # fmt: skip
+"""Feature and statistic that a rule is also tried on alone."""
+SCORE_EDGES = 10.0 ** np.linspace(-12, 6, 451)
+BINS = len(SCORE_EDGES) + 2
+"""Steps without a score, those below the first edge, between two edges, and from the last edge on."""
+
+
+class Sampling(NamedTuple):
+    """Steps until every tensor was read, of gradients and of updates, in the order that a monitor reads them."""
+
+    gradients: int = 1
+    updates: int = 1
+
+    def is_read(self, series: Sequence[Series], steps: Ints) -> Bools:
+        """Which series are read in which steps, bool[steps, n]."""
+        turns = dict[str, dict[str, int]]()
+        for one in series:
+            own = turns.setdefault(one.feature, {})
+            own.setdefault(one.tensor, len(own))
+        turn = np.array([turns[one.feature][one.tensor] for one in series], np.int64)
+        interval = np.array(
+            [1 if one.feature == LOSS else self.updates if one.feature == UPDATE else self.gradients for one in series],
+            np.int64,
+        )
+        return np.asarray((turn + steps[:, None]) % interval == 0, np.bool_)
+
+
+class Detector(NamedTuple):
+    """A rule on some series.
+
+    Attributes:
+        rule: Its name.
+        on: Feature and statistic, like ``gradient l2``; empty: what the rule reads by default.
+    """
+
+    rule: str
+    on: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} on {self.on}" if self.on else self.rule
+
+
+@dataclass(frozen=True)
+class OnAllFeatures:
+    """A rule that reads all of `ON_FEATURES` in place of its own choice."""
+
+    rule: Rule
+
+    @property
+    def name(self) -> str:
+        """As the rule's."""
+        return self.rule.name
+
+    def reads(self, series: Series) -> bool:
+        """Whether it is one of them."""
+        return (series.feature, series.statistic) in ON_FEATURES
+
+    def initial_state(self, series: Sequence[Series]) -> Any:
+        """The rule's."""
+        return self.rule.initial_state(series)
+
+    def judge(self, state: Any, values: Floats, seen: Bools, seconds: float) -> tuple[Any, Judgement]:
+        """The rule's."""
+        return self.rule.judge(state, values, seen, seconds)
+
+
+class Application:
+    """A rule that runs over series step by step, for one or several detectors: rules judge each series by itself.
+
+    Attributes:
+        detectors: What the rule is scored as.
+        state: Of the rule; may be kept and put back.
+    """
+
+    def __init__(self, rule: Any, series: Sequence[Series], parts: Mapping[Detector, Callable[[Series], bool]]) -> None:
+        self._stream = RuleStream(rule, series)
+        own = [series[column] for column in self._stream.columns]
+        self.detectors = tuple(parts)
+        self._parts = [np.flatnonzero([is_part(one) for one in own]) for is_part in parts.values()]
+
+    @property
+    def state(self) -> Any:
+        """Of the rule."""
+        return self._stream.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._stream.state = state
+
+    def judge(self, values: Floats, seen: Bools, step: int) -> Floats:
+        """The next step, as if each took a second: of each detector the highest level and largest score, float64[n, 2].
+
+        The score is NaN where nothing was judged.
+        """
+        levels, scores, _ = self._stream.judge(values, seen, float(step))
+        scores = np.where(np.isnan(scores), -np.inf, scores)
+        result = [(levels[own].max(initial=0), scores[own].max(initial=-np.inf)) for own in self._parts]
+        largest = np.array(result, np.float64).reshape(-1, 2)
+        return np.where(largest == -np.inf, np.nan, largest)
+
+
+def applications(rules: Mapping[str, Rule], series: Sequence[Series]) -> list[Application]:
+    """All rules on what they read by default, and on each feature that these series have."""
+    features = [one for one in ON_FEATURES if any((s.feature, s.statistic) == one for s in series)]
+    return [Application(rule, series, {Detector(name, ""): lambda one: True}) for name, rule in rules.items()] + [
+        Application(
+            OnAllFeatures(rule), series, {Detector(name, _feature_text(*one)): _is_feature(one) for one in features}
+        )
+        for name, rule in rules.items()
+    ]
+
+
+def _feature_text(feature: str, statistic: str) -> str:
+    return feature if statistic == NUMBER else f"{feature} {statistic}"
+
+
+def _is_feature(wanted: tuple[str, str]) -> Callable[[Series], bool]:
+    return lambda one: (one.feature, one.statistic) == wanted
+
+
+def rules_digest(rules: Mapping[str, Rule], code: str) -> str:
+    """8 hex digits that differ where a rule, one of its thresholds or its code does."""
+    text = json.dumps([[name, repr(rule)] for name, rule in rules.items()] + [code])
+    return xxhash.xxh3_64_hexdigest(text.encode())[:8]
+
+
+class FalseAlarmCounter:
+    """Alarms and scores of one application on a fault-free run.
+
+    Attributes:
+        events: int64[n, 2], of each detector runs of consecutive steps with an alarm, and with an alarm or a warning.
+        scores: int64[n, BINS], steps by their score.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self.application, count = application, len(application.detectors)
+        self.events, self.scores = np.zeros((count, 2), np.int64), np.zeros((count, BINS), np.int64)
+        self._flagged = np.zeros((count, 2), np.bool_)
+
+    def count_step(self, values: Floats, seen: Bools, step: int) -> None:
+        """Judge the next step."""
+        judged = self.application.judge(values, seen, step)
+        flagged = np.asarray(judged[:, :1] >= np.array([ALARM, WARNING]), np.bool_)
+        self.events += flagged & ~self._flagged
+        self._flagged = flagged
+        self.scores[np.arange(len(judged)), score_bins(judged[:, 1])] += 1
+
+
+def score_bins(scores: Floats) -> Ints:
+    """The bin of each score: 0 without one."""
+    bins = 1 + np.searchsorted(SCORE_EDGES, scores, side="right")
+    return np.where(np.isnan(scores), 0, bins).astype(np.int64)
+
+
+def threshold_at_rate(scores: Ints, rate: float) -> float:
+    """The lowest edge that at most this share of steps reaches, by counts int64[BINS]; infinity where none is."""
+    reached = np.cumsum(scores[::-1])[::-1][2:]  # from each edge on
+    fitting = np.flatnonzero(reached <= rate * scores.sum())
+    return float(SCORE_EDGES[fitting[0]]) if len(fitting) else np.inf
+
+
+class FaultRecording(NamedTuple):
+    """What was recorded from the step of a fault on: values and seen are [steps, series]."""
+
+    step: int
+    values: Floats
+    seen: Bools
+
+
+@dataclass(frozen=True, eq=False)
+class DetectorScores:
+    """What one detector says of each fault in the k steps from its own on, and of the golden run in the same steps.
+
+    Attributes:
+        levels, golden_levels: float64[n, k]; 0 behind the end.
+        scores, golden_scores: float64[n, k]; NaN where nothing was judged.
+    """
+
+    levels: Floats
+    scores: Floats
+    golden_levels: Floats
+    golden_scores: Floats
+
+    def detected_after(self, level: int) -> Ints:
+        """Steps from each fault to the first that has this level or a higher one while golden has not, int64[n]; -1: none."""
+        flags = (self.levels >= level) & (self.golden_levels < level)
+        return np.where(flags.any(1), flags.argmax(1), -1).astype(np.int64)
+
+    def detected_at(self, threshold: float) -> Bools:
+        """Which faults reach a score in a step in which golden does not."""
+        flags = (self.scores >= threshold) & ~(self.golden_scores >= threshold)
+        return np.asarray(flags.any(1), np.bool_)
+
+
+def score_faults(
+    application: Application, golden: Recording, faults: Sequence[FaultRecording], follow: int
+) -> tuple[dict[Detector, DetectorScores], float]:
+    """Judge the golden run, and each fault from the state that the rule has before its step; and the seconds of a step."""
+    wanted, states, count = {fault.step for fault in faults}, {}, len(application.detectors)
+    usual, result = _nothing(len(golden.values) + follow, count), _nothing(len(faults), follow, count)
+    begun = time.perf_counter()
+    for step, (values, seen) in enumerate(zip(golden.values, golden.seen, strict=True)):
+        if step in wanted:
+            states[step] = application.state
+        usual[step] = application.judge(values, seen, step)
+    seconds = (time.perf_counter() - begun) / max(len(golden.values), 1)
+    for number, fault in enumerate(faults):
+        application.state = states[fault.step]
+        for after, (values, seen) in enumerate(zip(fault.values[:follow], fault.seen[:follow], strict=True)):
+            result[number, after] = application.judge(values, seen, fault.step + after)
+    own = np.array([usual[fault.step : fault.step + follow] for fault in faults]).reshape(result.shape)
+    return {
+        detector: DetectorScores(result[:, :, n, 0], result[:, :, n, 1], own[:, :, n, 0], own[:, :, n, 1])
+        for n, detector in enumerate(application.detectors)
+    }, seconds
+
+
+def _nothing(*shape: int) -> Floats:
+    """Normal levels and no scores."""
+    return np.stack([np.zeros(shape), np.full(shape, np.nan)], axis=-1)
+
+
+def named_rules() -> Mapping[str, Rule]:
+    """All registered rules by name, with their default thresholds."""
+    return {name: make_rule(name) for name in RULES}
+
+
+def current_digest(rules: Mapping[str, Rule]) -> str:
+    """The digest of these rules as they are now."""
+    return rules_digest(rules, code_hash(*sorted({type(rule).__module__ for rule in rules.values()})))

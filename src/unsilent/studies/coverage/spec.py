@@ -1,0 +1,336 @@
+"""What is asked of ``unsilent coverage``, what is known before the first trial, and what happened in one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from annotated_types import Ge, Lt
+
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions, Budget
+from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.lazy_module import LazyModule
+from unsilent.options import (
+    FAULTS_PANEL,
+    LARGEST,
+    NOT_AN_OPTION,
+    PRECISION_PANEL,
+    WORKLOAD_PANEL,
+    Option,
+    OptionValues,
+    check_count,
+)
+from unsilent.replicas.spec import MOST_STEPS
+from unsilent.studies.training.spec import (
+    PHASES,
+    InjectionPoint,
+    TrainingSpec,
+    parse_weighted_models,
+    read_phases,
+    weighted_models_text,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from unsilent.workloads.model_fitting import Progress
+else:
+    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
+
+OPERATION, MEMORY = PLACES = ("operation", "memory")
+"""Where faults are: in an operation of a step, or in parameters and optimizer state between two steps."""
+NONFINITE = "nonfinite"
+EDGES = (1e-4, 1e-2, 1.0, 100.0)
+CLASSES = ("0..1e-4", "1e-4..1e-2", "1e-2..1", "1..100", "100..inf", NONFINITE)
+"""Of severities, limits included below and excluded above."""
+LARGE_CLASSES = CLASSES[-3:]
+"""Classes that a random bit flip seldom reaches."""
+GOLDEN = TrialId("golden", None, 0)
+"""The recording of the fault-free run."""
+CLEAN = "clean"
+CHANGES = ("batch-size", "learning-rate", "data")
+"""What is changed half way through a fault-free run."""
+FOLLOWED, NOT_FOUND, RECORDED, JUDGED = ENDS_OF_RUNS = ("followed", "not-found", "recorded", "judged")
+ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
+"""``followed``: a fault of the class was found, and steps were recorded; ``not-found``: none of the faults that were tried is
+of the class; ``recorded``: the golden run; ``judged``: a fault-free run."""
+MOST_FOLLOWED, MOST_TRIES, MOST_SAMPLING = 1000, 10**6, 10**5
+_CLEAN_NAME = re.compile(
+    rf"({'|'.join((CLEAN, *CHANGES))})-([0-9]{{1,9}})-([0-9]{{1,6}})-([0-9]{{1,6}})-([0-9a-f]{{8}})"
+)
+
+
+def severity_class(severity: float) -> str:
+    """The class of a severity; infinity stands for gradients or parameters that are not finite, NaN for no class."""
+    if math.isnan(severity):
+        return ""
+    return NONFINITE if math.isinf(severity) else CLASSES[sum(severity >= edge for edge in EDGES)]
+
+
+class CleanTarget(NamedTuple):
+    """Fault-free runs that rules judge.
+
+    Attributes:
+        kind: `CLEAN` or one of `CHANGES`.
+        steps: Of each run.
+        sampling, update_sampling: Steps until every gradient, and every update, was read.
+        digest: Of the rules.
+    """
+
+    kind: str
+    steps: int
+    sampling: int
+    update_sampling: int
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """Of the target in a trial."""
+        return "-".join(map(str, self))
+
+
+def parse_clean_target(name: str) -> CleanTarget | None:
+    """What a name says; None for another target."""
+    match = _CLEAN_NAME.fullmatch(name)
+    return match and CleanTarget(match[1], int(match[2]), int(match[3]), int(match[4]), match[5])
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageSpec:
+    """What was asked."""
+
+    workload: Annotated[str, Option(
+        "A training: built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
+        missing_error="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
+    data: Annotated[str | None, DATA] = None
+    faults: Annotated[tuple[tuple[str, float], ...], Option(
+        "A fault model of operations: any that unsilent faults lists, or a published one, like RD; 2*RD doubles its weight; "
+        "repeat for more.", FAULTS_PANEL, "fault", default_text="bitflip",
+        parser=parse_weighted_models, formatter=weighted_models_text, is_repeatable=True)] = ()  # fmt: skip
+    large_fault: Annotated[str, Option(
+        "The fault model of the classes from a severity of 1 on, which other faults seldom reach; also in memory.",
+        FAULTS_PANEL)] = "bitflip:bits=exponent"  # fmt: skip
+    memory_fault: Annotated[str, Option(
+        "The fault model of parameters and optimizer state.", FAULTS_PANEL)] = "bitflip"  # fmt: skip
+    phases: Annotated[tuple[str, ...], Option(
+        "Phase: fwd (forward), grad_in (input gradients) or grad_wt (weight gradients); repeat for more.", FAULTS_PANEL, "phase",
+        default_text="all three", parser=read_phases,
+        is_repeatable=True)] = PHASES  # fmt: skip
+    layers: Annotated[tuple[str, ...], Option(
+        "Modules to inject into, like block1.*; repeat for "
+        "more.", FAULTS_PANEL, "layer", default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
+    only: Annotated[tuple[str, ...], Option(
+        "Places and classes of severity to draw faults of, like operation:* or memory:1..100; repeat for more.", FAULTS_PANEL,
+        default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
+    follow: Annotated[
+        int, Option("Steps that a rule has to detect a fault, that of the fault included.", FAULTS_PANEL)
+    ] = 5
+    tries: Annotated[int, Option(
+        "Faults that a trial draws at most until one is of its class of severity.", FAULTS_PANEL)] = 300  # fmt: skip
+    seed: Annotated[int, SEED] = 0
+    init: Annotated[int, Option("Seed of the training itself.", WORKLOAD_PANEL)] = 0
+    steps: Annotated[
+        int | None, Option("Steps of the training.", WORKLOAD_PANEL, default_text="all of the training")
+    ] = None
+    threads: Annotated[int, NOT_AN_OPTION] = 1
+    study: Annotated[str, NOT_AN_OPTION] = "coverage"
+
+    @property
+    def targets(self) -> tuple[CoverageTarget, ...]:
+        """What trials are drawn for."""
+        return tuple(target for target in TARGETS if any(fnmatchcase(target.name, glob) for glob in self.only))
+
+    @property
+    def is_enumerated(self) -> bool:
+        """Never: trials are drawn."""
+        return False
+
+    @property
+    def device(self) -> str:
+        """Where it trains: an option of its workload."""
+        return dict(self.options).get("device", "cpu")
+
+    @property
+    def flips(self) -> tuple[None]:
+        """The fault model says how many elements."""
+        return (None,)
+
+    def training_spec(self, place: str, large: bool = False) -> TrainingSpec:
+        """The study of faulty trainings that draws the same faults: those of the large classes, or of the others."""
+        in_operations = place == OPERATION
+        usual = (self.faults or (("bitflip", 1.0),)) if in_operations else ((self.memory_fault, 1.0),)
+        return TrainingSpec(
+            self.workload,
+            self.options,
+            self.data,
+            ((self.large_fault, 1.0),) if large else usual,
+            phases=self.phases if in_operations else PHASES,
+            layers=self.layers,
+            per=None if in_operations else "kind",
+            seed=self.seed,
+            init=self.init,
+            steps=self.steps,
+            threads=self.threads,
+        )
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+    def identity(self) -> Json:
+        """The spec without the folders its files happen to lie in."""
+        return without_folders(self.to_json(), "data")
+
+    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
+        """What runs trials, in a worker."""
+        from unsilent.studies.coverage.runner import CoverageRunner
+
+        return CoverageRunner(self, progress, worker_settings)
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageTarget:
+    """What trials are drawn for: faults of one class of severity in one place."""
+
+    name: str
+    place: str
+    severity: str
+    slots: int = 0
+
+
+TARGETS = tuple(CoverageTarget(f"{place}:{name}", place, name) for place in PLACES for name in CLASSES)
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageBaseline:
+    """What a worker found out before the first trial.
+
+    Attributes:
+        name: Of the training.
+        series: What is recorded in each step, as `unsilent.detectors.series.Series`.
+        steps: Of the training.
+        changes: Those of `CHANGES` that can be made to it.
+        golden_seconds: Of a fault-free run.
+    """
+
+    campaign: str
+    fingerprint: Mapping[str, str]
+    name: str
+    targets: tuple[CoverageTarget, ...]
+    series: tuple[tuple[str, str, str, int, int], ...]
+    steps: int
+    changes: tuple[str, ...]
+    golden_seconds: float
+    parameters: int
+    optimizers: tuple[str, ...]
+    info: Mapping[str, Any]
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CoverageRow(StoredRow):
+    """One faulty step and those after it, the recording of the golden run, or one fault-free run that rules judged.
+
+    Attributes:
+        injection: Step and site of the fault.
+        faults: JSON list of the injected faults, or its digest where that is very long.
+        end: One of `ENDS`.
+        tried: Faults that were drawn until one was of the class.
+        severity: Relative change of the gradients of the step, or of the update where memory was corrupted; infinity where
+            one is not finite, NaN where there is none.
+        steps: That were recorded.
+        rules: Of a fault-free run, JSON list of the names of what judged it.
+        signals: float64[steps, series].
+        seen: uint8[steps, series], which of them there are.
+        events: int64[rules, 4], runs of consecutive steps with an alarm, and with an alarm or a warning, in the first half of
+            the training, then in the second one.
+        scores: int64[rules, bins], how many steps had a largest score in each bin of `scoring.SCORE_EDGES`.
+        error: What was raised.
+        seconds, worker: Cost of the trial; not compared between stores.
+    """
+
+    trial: TrialId
+    injection: InjectionPoint
+    faults: Annotated[str, FAULTS_JSON]
+    end: str
+    tried: Annotated[int, Ge(0)]
+    severity: float
+    steps: Annotated[int, Ge(0)]
+    rules: str
+    signals: npt.NDArray[np.float64]
+    seen: npt.NDArray[np.uint8]
+    events: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.int64]
+    error: str = ""
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    worker: Annotated[int, RUN_SPECIFIC] = 0
+
+
+# -- what is asked besides it ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CoverageBudget(Budget):
+    """How many trials."""
+
+    trials: Annotated[int, Option(
+        "Faults of each class of severity, in operations and in memory.", PRECISION_PANEL)] = 150  # fmt: skip
+    shard: Annotated[tuple[int, int], NOT_AN_OPTION] = (1, 1)
+    clean_runs: Annotated[int, Option("Fault-free runs with other seeds, for false alarms.", PRECISION_PANEL)] = 20
+    clean_steps: Annotated[int | None, Option(
+        "Steps of each fault-free run.", PRECISION_PANEL, default_text="as many as the training has")] = None  # fmt: skip
+    changed_runs: Annotated[int, Option(
+        "Fault-free runs with each planted change: batch size, learning rate, data.", PRECISION_PANEL)] = 5  # fmt: skip
+
+    def __post_init__(self) -> None:
+        Budget.__post_init__(self)
+        check_count("--clean-runs", self.clean_runs, 0, MOST_STEPS)
+        check_count("--changed-runs", self.changed_runs, 0, MOST_STEPS)
+        if self.clean_steps is not None:
+            check_count("--clean-steps", self.clean_steps, 1, MOST_STEPS)
+
+
+@dataclass(frozen=True)
+class CoverageAnalysisOptions(AnalysisOptions):
+    """How a store is read."""
+
+    rate: Annotated[float, Option(
+        "False alarms per step at which rules are compared with scaled thresholds.", PRECISION_PANEL)] = 1e-3  # fmt: skip
+
+    sampling: Annotated[int, Option(
+        "Steps in which a monitor reads every gradient once, a part in each.", PRECISION_PANEL)] = 1  # fmt: skip
+    update_sampling: Annotated[int, Option("The same of updates.", PRECISION_PANEL)] = 1
+
+    def __post_init__(self) -> None:
+        AnalysisOptions.__post_init__(self)
+        check_count("--sampling", self.sampling, 1, MOST_SAMPLING)
+        check_count("--update-sampling", self.update_sampling, 1, MOST_SAMPLING)
+        if not 0 < self.rate < 1:
+            raise UsageError(f"rate is {self.rate}; expected a share of steps between 0 and 1, like 0.001")
+
+
+def make_coverage_spec(asked: OptionValues) -> CoverageSpec:
+    """What was asked, checked as far as that is possible without the training; raises ``UsageError``."""
+    check_count("--follow", asked["follow"], 1, MOST_FOLLOWED)
+    check_count("--tries", asked["tries"], 1, MOST_TRIES)
+    for name in ("seed", "init"):
+        check_count(f"--{name}", asked[name], 0, LARGEST)
+    if asked["steps"] is not None:
+        check_count("--steps", asked["steps"], asked["follow"] + 1, MOST_STEPS)
+    for glob in asked["only"]:
+        if not any(fnmatchcase(target.name, glob) for target in TARGETS):
+            raise unknown_name_error("place and class", glob, [target.name for target in TARGETS])
+    return asked.make_dataclass(CoverageSpec)
