@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor import backward_hooks
 from unsilent.monitor.monitor import Monitor
+from unsilent.monitor.rerun_loops import RerunLoops
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.collector import unwrapped
 
@@ -56,6 +57,7 @@ class AutomaticMonitor:
         self._first_pass, self._short = 0, 0
         self.backward_passes, self.monitors, self.failed = 0, 0, False
         self.refused: UsageError | None = None
+        self._loops = RerunLoops(lambda: self._monitor)
 
     def start(self) -> None:
         """Wait for optimizers and the first backward pass."""
@@ -68,10 +70,13 @@ class AutomaticMonitor:
 
         Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
         backward_hooks.add_listener(self)
+        if self._settings.on_alarm == "rerun":
+            self._loops.start()
 
     def stop(self) -> None:
         """Leave torch as it was and end the monitor."""
         backward_hooks.remove_listener(self)
+        self._loops.stop()
         Optimizer.__init__ = self._plain_init  # type: ignore[method-assign]
         self._gave_up = True
         self._close()

@@ -43,7 +43,7 @@ Variables = Mapping[str, Any]
 def variables_of_loop(frame: FrameType | None) -> Variables:
     """Variables that the body of a loop can reach: of the first frame outside of libraries, from ``frame`` upwards."""
     here = frame
-    while here is not None and _of_library(here.f_code.co_filename):
+    while here is not None and is_of_library(here.f_code.co_filename):
         here = here.f_back
     here = here or frame
     if here is None:
@@ -127,17 +127,18 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _is_of_library(value: Any) -> bool:
     """Whether it is a function or a class that is not the user's."""
     if isinstance(value, FunctionType):
-        return _of_library(value.__code__.co_filename)
+        return is_of_library(value.__code__.co_filename)
     if isinstance(value, type):
         file = getattr(sys.modules.get(value.__module__), "__file__", None)
         if file is None:  # of a notebook, or built into the interpreter
             return value.__module__.partition(".")[0] in sys.stdlib_module_names
-        return _of_library(file)
+        return is_of_library(file)
     return False
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_library(file: str) -> bool:
+def is_of_library(file: str) -> bool:
+    """Whether a source file is part of Python, of an installed package, or of this one."""
     return not file or str(Path(file).resolve()).startswith(_LIBRARIES)
 
 

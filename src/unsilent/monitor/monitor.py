@@ -169,6 +169,11 @@ class Monitor:
         self.close()
 
     @property
+    def model(self) -> nn.Module:
+        """What is trained, without wrappers."""
+        return self._model
+
+    @property
     def series(self) -> list[Series]:
         """What is read."""
         return self._collector.series

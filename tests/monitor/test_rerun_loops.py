@@ -1,0 +1,80 @@
+"""A loop over a DataLoader is executed again after an alarm without a change of the loop."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from unsilent.monitor import Monitor, RepeatabilityWarning
+from unsilent.monitor.rerun_loops import RerunLoops
+
+EPOCHS, ROWS = 3, 160
+
+
+def train(monitored=False, fault=None, seen=None):
+    """The final parameters; ``fault``: epoch and batch whose gradient is multiplied, once."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(ROWS, 6), torch.randint(3, (ROWS,)))
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    monitor = Monitor(model, optimizer, on_alarm="rerun", sampling="fixed:1") if monitored else None
+    loops = RerunLoops(lambda: monitor)
+    loops.start()
+    try:
+        for epoch in range(EPOCHS):
+            model.train()
+            for number, (inputs, labels) in enumerate(loader):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                if fault == (epoch, number):
+                    fault, loss = None, loss * 1e5
+                loss.backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                counted = sum(len(labels) for _, labels in DataLoader(data, batch_size=50))
+            if seen is not None:
+                seen.append((number, counted))
+    finally:
+        loops.stop()
+        if monitor is not None:
+            monitor.close()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), monitor
+
+
+@pytest.mark.parametrize("fault", [(1, 5), (2, 0), (2, 39)])
+def test_a_faulty_step_leaves_no_trace(fault):
+    clean, _ = train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RepeatabilityWarning)  # enumerate counts on
+        recovered, monitor = train(monitored=True, fault=fault)
+    assert len(monitor.verdicts) == 1
+    assert torch.equal(clean, recovered)
+    assert not torch.equal(clean, train(fault=fault)[0])
+
+
+def test_a_clean_training_is_left_as_it_is():
+    seen = []
+    clean, monitored = train()[0], train(monitored=True, seen=seen)[0]
+    assert torch.equal(clean, monitored)
+    assert seen == [(39, ROWS)] * EPOCHS
+
+
+def test_loops_of_frameworks_are_left_alone():
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    plain = DataLoader.__iter__
+    loops = RerunLoops(lambda: None)
+    loops.start()
+    try:
+
+        class Shard(DataLoader):
+            pass
+
+        assert isinstance(iter(Shard([1, 2])), _BaseDataLoaderIter)
+    finally:
+        loops.stop()
+    assert DataLoader.__iter__ is plain
