@@ -1,7 +1,7 @@
 """Loops of a script over a DataLoader, as loops of `Monitor.iterate`: steps are executed again after an alarm without a change.
 
-Only loops in the user's own code count, with a DataLoader of torch itself: training frameworks fetch batches ahead, so that a batch
-that comes again would be taken for another one. Loops without gradients or of a model in evaluation mode are left alone.
+Only loops in the user's own code count, with a DataLoader of torch itself: training frameworks fetch batches ahead, so that a
+batch that comes again would be taken for another one. Loops without gradients or of a model in evaluation mode are left alone.
 """
 
 from __future__ import annotations
