@@ -20,7 +20,7 @@ OPEN_CODE = re.compile(r"``(.+?)``", re.DOTALL)
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 MODULES = {
     "unsilent": "",
-    "unsilent.monitor": "The guard around a training loop.",
+    "unsilent.monitor": "The monitor of a training, and the guard around a loop.",
     "unsilent.faults": "Fault models and the record of a fault.",
     "unsilent.faults.unresolved_fault": "Faults that are resolved when their step runs.",
     "unsilent.faults.hardware.presets": "Published fault models of accelerators.",
@@ -142,9 +142,10 @@ def api() -> Iterator[str]:
         source = Path(
             importlib.import_module("unsilent.integrations").__path__[0], f"{name}.py"
         )  # it may not be installed
-        node = next(n for n in ast.parse(source.read_text()).body if getattr(n, "name", "") == "GuardCallback")
-        yield f"### unsilent.integrations.{name}.GuardCallback\n"
-        yield from prose(ast.get_docstring(node))  # type: ignore[arg-type]
+        for node in ast.parse(source.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name in ("GuardCallback", "MonitorCallback"):
+                yield f"### unsilent.integrations.{name}.{node.name}\n"
+                yield from prose(ast.get_docstring(node))
 
 
 def _documented(name: str, value: Any) -> Iterator[str]:
