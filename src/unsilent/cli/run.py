@@ -66,7 +66,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...
 def check_rules(resolved: ResolvedSettings) -> None:
     """Raise ``UsageError`` for a preset or rule that does not exist, before the script has begun.
 
-    The default is not looked up: rules need numpy, and a script may set variables that numpy reads when it is imported.
+    Rules of a preset are not made: they need numpy, and a script may set variables that numpy reads when it is imported.
     """
     from unsilent.detectors.rules import PRESETS, make_rule
 
@@ -92,8 +92,6 @@ def run(given: dict[str, Any], arguments: Sequence[str]) -> int:
     script, module = asked["script"], asked["module"]
     if (script or module) is None:
         raise UsageError(NO_SCRIPT)
-    if script is not None and module is not None:
-        raise UsageError(f"both a script ({script}) and a module ({module}) were given; give one")
     monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
     resolved = resolve_settings(monitor, asked["config"], os.environ)
     check_rules(resolved)
