@@ -43,7 +43,7 @@ class MonitoredRun:
         finally:
             waiting.remove()
             if self._automatic is not None:
-                self._automatic.stop()
+                self._automatic.stop(wait=isinstance(error, SystemExit | None))
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
         for note in self._closing_notes(error):
             _print(note)
