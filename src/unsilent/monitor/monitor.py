@@ -113,7 +113,7 @@ class Monitor:
         device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
         self._is_late = device.type == "cuda" and settings.mode == "lagged"
         self._pending: deque[SignalRow] = deque()
-        self._noticed = self._taken = 0  # backward passes before the last optimizer step, and up to the last row
+        self._taken = 0  # backward passes up to the last row
         self._guard: Guard | None = None
         self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
@@ -147,8 +147,13 @@ class Monitor:
             for hook in (one.register_step_pre_hook(self._before_step), one.register_step_post_hook(self._after_step))
         ]
         _monitored.update((self._model, *self._optimizers))
-        with self._safely():
-            self._reporter.start(own.settings, self._collector.series, notes)
+        try:
+            with self._safely():
+                self._reporter.start(own.settings, self._collector.series, notes)
+        except BaseException:
+            self._closed = True
+            self._remove_hooks()
+            raise
 
     def close(self, wait: bool = True) -> None:
         """Judge what is not judged yet, remove all hooks and end all sinks; closing twice does nothing.
@@ -280,8 +285,8 @@ class Monitor:
         if torch.compiler.is_compiling() or self._is_off:
             return
         with self._safely():
-            if self._collector.backwards != self._noticed:  # the first optimizer after a backward pass
-                self._noticed, self._action.skips = self._collector.backwards, False
+            if self._collector.backwards != self._taken:  # the first optimizer after a backward pass
+                self._action.skips = False
                 if self.settings.mode == "strict":
                     self._action.can_skip = True
                     self._take_row(flush=True)

@@ -97,7 +97,8 @@ class SignalRow:
         words: Ints = np.zeros(0, np.int64) if self._copy is None else np.asarray(self._copy.read())
         slots = np.array([slot for part in self._slots for slot in part], dtype=np.int64)
         values, seen = np.full(count, -np.inf), np.zeros(count, np.bool_)
-        np.maximum.at(values, slots, words[: len(slots)].view(np.float64))
+        with np.errstate(invalid="ignore"):  # NaN stays NaN
+            np.maximum.at(values, slots, words[: len(slots)].view(np.float64))
         seen[slots] = True
         scaled = np.array(sorted(self._scaled), dtype=np.int64)
         seen[scaled] &= np.isfinite(values[scaled])
