@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,8 +48,7 @@ class StepRecorder:
             run(self._state)
         finally:
             row = self._collector.take_row()
-        with np.errstate(invalid="ignore"):
-            signals = row.read(len(self.series))
+        signals = row.read(len(self.series))
         return signals.values, signals.seen
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:

@@ -1,6 +1,6 @@
 """Runs the trials of a coverage campaign in this process: faulty steps, the recording of the golden run, fault-free runs.
 
-A trial of a class of severity draws faults for one random step until one is of the class, so that classes are filled alike; what
+A trial of a class of severity draws random steps and faults until one is of the class, so that classes are filled alike; what
 is estimated of a class is conditional on it.
 """
 
@@ -57,6 +57,8 @@ from unsilent.workloads.trainings.base import Seeds, StepRecord, TrainingState
 from unsilent.workloads.user import user_code
 
 NO_INJECTION = InjectionPoint(0, "", "", "", "")
+TRIES_IN_A_STEP = 30
+"""Faults that are tried in a step before another step is drawn."""
 
 
 class CoverageRunner:
@@ -154,49 +156,48 @@ class CoverageRunner:
     def _fault_row(self, trial: TrialId) -> CoverageRow:
         place, _, wanted = trial.target.partition(":")
         rng = np.random.default_rng(trial_seed(self._campaign, self.spec.seed, trial))
-        step = int(
-            rng.integers(1, self.golden.steps - self.spec.follow + 1)
-        )  # in the first one optimizers make their state
-        state = self.golden.state_before_step(step)
-        with StepRecorder(state) as recorder:
-            for fault in self._faults_at_step(recorder, state, place, wanted, rng):
-                if severity_class(fault.severity) == wanted:
-                    break
-            else:
-                return replace(self._row(trial, NOT_FOUND), tried=self.spec.tries)
-            recorded = [fault.signals]
-            recorded += [recorder.record(self.workload.step) for _ in range(1, self.spec.follow)]
-        return replace(
-            self._row(trial, FOLLOWED, recorded),
-            injection=fault.drawn.injection._replace(step=step),
-            faults=faults_text([hit.fault for hit in fault.applied_faults]),
-            tried=fault.number,
-            severity=fault.severity,
-        )
+        end = self.golden.steps - self.spec.follow + 1
+        for first in range(1, self.spec.tries + 1, TRIES_IN_A_STEP):
+            step = int(rng.integers(1, end))  # in the first one optimizers make their state
+            state = self.golden.state_before_step(step)
+            numbers = range(first, min(first + TRIES_IN_A_STEP, self.spec.tries + 1))
+            with StepRecorder(state) as recorder:
+                faults = self._faults_in_step(recorder, state, place, wanted, rng)
+                for number, fault in zip(numbers, faults, strict=False):
+                    if severity_class(fault.severity) == wanted:
+                        further = [recorder.record(self.workload.step) for _ in range(1, self.spec.follow)]
+                        return replace(
+                            self._row(trial, FOLLOWED, [fault.signals, *further]),
+                            injection=fault.drawn.injection._replace(step=step),
+                            faults=faults_text([hit.fault for hit in fault.applied_faults]),
+                            tried=number,
+                            severity=fault.severity,
+                        )
+        return replace(self._row(trial, NOT_FOUND), tried=self.spec.tries)
 
-    def _faults_at_step(
+    def _faults_in_step(
         self, recorder: StepRecorder, state: TrainingState, place: str, wanted: str, rng: np.random.Generator
-    ) -> Iterator[FaultAtStep]:
-        """Random faults, each in the same step; the state is that after the faulty step."""
+    ) -> Iterator[FaultInStep]:
+        """Random faults, each in the same step, without end; the state is that after the faulty step."""
         snapshot = self.workload.snapshot(state)
         before = [p.detach().clone() for p in recorder.parameters]
         recorder.record(self.workload.step)
         golden, gradients = [p.detach().clone() for p in recorder.parameters], recorder.gradients
         update = [after - one for after, one in zip(golden, before, strict=True)]
-        for number in range(1, self.spec.tries + 1):
+        while True:
             self.workload.restore_into(state, snapshot)
             drawn = self._draw(place, wanted in LARGE_CLASSES, rng)
             faulty = FaultyStep(self.workload.step, drawn)
             try:
                 signals = recorder.record(faulty)
             except (UserCodeError, InjectionError, UsageError):  # it raised, or the operation does not run in this step
-                yield FaultAtStep(number, drawn, (), float("nan"), (np.zeros(0), np.zeros(0, np.bool_)))
+                yield FaultInStep(drawn, (), float("nan"), (np.zeros(0), np.zeros(0, np.bool_)))
                 continue
             if place == OPERATION:
                 severity = relative_difference(recorder.gradients, gradients, gradients)
             else:
                 severity = relative_difference([p.detach() for p in recorder.parameters], golden, update)
-            yield FaultAtStep(number, drawn, faulty.applied_faults, severity, signals)
+            yield FaultInStep(drawn, faulty.applied_faults, severity, signals)
 
     def _draw(self, place: str, large: bool, rng: np.random.Generator) -> SampledFault:
         """A fault from the generator of its trial; the step in it means nothing."""
@@ -261,10 +262,9 @@ class CoverageRunner:
         )
 
 
-class FaultAtStep(NamedTuple):
-    """One of the faults of a trial: its number from 1 on, what landed, its severity (NaN: the step raised) and its signals."""
+class FaultInStep(NamedTuple):
+    """A fault that was tried: what landed, its severity (NaN: the step raised an error) and the signals of the step."""
 
-    number: int
     drawn: SampledFault
     applied_faults: tuple[AppliedFault, ...]
     severity: float
