@@ -14,6 +14,7 @@ import functools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from unsilent.monitor.signals.collector import SignalCollector
 SETTLED = 20
 """Steps until the intervals of sampling have been looked at three times."""
 ENTRIES = {
-    SignalCollector: ("before_backward", "after_backward", "_before_step", "_after_step", "_arrived"),
+    SignalCollector: ("before_backward", "after_backward", "_before_step", "_after_step", "_gradient_arrived"),
     Monitor: ("_before_step", "_after_step"),
 }
 SIZES: dict[str, tuple[dict[str, int], tuple[int, int], torch.dtype]] = {
@@ -128,7 +129,7 @@ def main() -> None:
     shares = own / (whole - own)
     print(json.dumps({
         "parameters": sum(p.numel() for p in model.parameters()), "tokens": list(tokens.shape), "series": len(monitor.series),
-        "mode": asked.mode, "fingerprint": asked.fingerprint, "intervals": [monitor.intervals.gradients, monitor.intervals.state],
+        "mode": asked.mode, "fingerprint": asked.fingerprint, "intervals": asdict(monitor.intervals),
         "step_cpu_ms": round(1000 * float(np.median(whole)), 1), "monitor_cpu_ms": round(1000 * float(own.mean()), 2),
         "cpu_percent": round(100 * float(own.sum() / (whole - own).sum()), 3),
         "cpu_percent_of_steps_10_50_90": [round(100 * float(q), 3) for q in np.quantile(shares, (0.1, 0.5, 0.9))],

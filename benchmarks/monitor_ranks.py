@@ -79,9 +79,7 @@ def job(asked: argparse.Namespace) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    with Monitor(
-        model, optimizer, sinks=[verdicts.append], fingerprint=asked.fingerprint, sampling=asked.sampling
-    ) as monitor:
+    with Monitor(model, optimizer, sinks=[verdicts.append], fingerprint=asked.fingerprint, sampling=asked.sampling):
         for _ in range(WARM_UP):
             step()
         for kind in KINDS:
@@ -108,7 +106,7 @@ def job(asked: argparse.Namespace) -> None:
             if rank == 0:
                 print(json.dumps({
                     "strategy": asked.strategy, "ranks": ranks, "fault": kind, "fingerprint": asked.fingerprint, "faults": faults,
-                    "alarms": sum(named.values()), **named, "intervals": [monitor.intervals.gradients, monitor.intervals.state],
+                    "alarms": sum(named.values()), **named,
                 }), flush=True)  # fmt: skip
     dist.barrier()
     sys.stdout.flush()

@@ -417,14 +417,14 @@ def test_sampling_is_reported(monkeypatch):
     from unsilent.monitor import monitor as module
     from unsilent.monitor import sampling
 
-    monkeypatch.setattr(sampling, "fitting_intervals", lambda now, costs, budget: sampling.SampleIntervals(8, 16))
+    monkeypatch.setattr(sampling, "fitting_intervals", lambda now, costs, budget: sampling.SampleIntervals(8, 8, 16))
     events = []
     found = run(plain, 30, events, strict=True)
     assert_same_run(run(plain, 30), found)
     (changed,) = of_kind(events, SamplingChanged)
     assert (changed.interval, changed.covered) == (16, False)
     assert events[-1].longest_wait == 16
-    assert found[2].intervals == module.SampleIntervals(8, 16)
+    assert found[2].intervals == module.SampleIntervals(8, 8, 16)
 
 
 def test_steps_are_executed_again_only_where_that_is_asked_for():

@@ -16,6 +16,7 @@ from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GR
 from unsilent.errors import UsageError
 from unsilent.monitor import watch_gradient
 from unsilent.monitor.backward_hooks import _listeners
+from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.magnitudes import norms_and_largest
 from unsilent.monitor.signals.row import MOST_PARTS, SignalRow
@@ -494,7 +495,7 @@ def test_every_tensor_is_seen_within_the_interval(interval):
     model = made()
     optimizer = torch.optim.Adam(model.parameters())
     with SignalCollector(model, [optimizer], values=["first:output"]) as collector:
-        collector.intervals.gradients = collector.intervals.state = interval
+        collector.intervals = SampleIntervals(interval, interval, interval)
         seen, compared = [], []
         for _ in range(3 * interval):
             optimizer.zero_grad()
@@ -553,7 +554,7 @@ def test_compiled_models_are_read_from_outside(capfd):
             loss_of(compiled).backward()
             optimizer.step()
             if collector:
-                collector.intervals.gradients = 2  # no guard depends on it
+                collector.intervals = SampleIntervals(2, 2, 1)  # no guard depends on it
                 signals = collector.take_row().read(len(collector.series))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 1
         results.append([p.detach().clone() for p in model.parameters()])

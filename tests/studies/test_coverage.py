@@ -22,7 +22,7 @@ from unsilent.cli.main import run as cli
 from unsilent.detectors.rule import ALARM, NORMAL, WARNING, judge_recording, make_judgement
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NUMBER, UPDATE, Recording, Series
 from unsilent.errors import UnsilentError, UsageError
-from unsilent.monitor.signals.collector import Intervals
+from unsilent.monitor.sampling import SampleIntervals
 from unsilent.options import OptionValues
 from unsilent.report.model import Report
 from unsilent.studies.coverage.analysis import MATCHED, analyse, mcnemar_p_value
@@ -206,7 +206,7 @@ def test_mcnemar_is_the_binomial_test():
 
 
 def test_names_of_fault_free_runs():
-    target = CleanTarget("batch-size", 1200, 3, 4, "0123abcd")
+    target = CleanTarget("batch-size", 1200, 3, 5, 4, "0123abcd")
     assert parse_clean_target(target.name) == target
     assert parse_clean_target("operation:1..100") is None
 
@@ -292,7 +292,7 @@ def test_errors_of_the_training_are_the_outcome_of_a_trial(tmp_path):
 
 def test_a_fault_free_run_counts_every_step_once(runner):
     digest = current_digest(named_rules())
-    row = runner.run(TrialId(CleanTarget(CLEAN, 30, 1, 1, digest).name, None, 0))
+    row = runner.run(TrialId(CleanTarget(CLEAN, 30, 1, 1, 1, digest).name, None, 0))
     assert row.end == "judged"
     assert set(row.scores.sum(1).tolist()) == {30}
     names = json.loads(row.rules)
@@ -300,7 +300,7 @@ def test_a_fault_free_run_counts_every_step_once(runner):
     assert {"robust-z", "robust-z on loss", "nonfinite on gradient l2"} <= set(names)
     assert row.events[names.index("nonfinite")].tolist() == [0, 0, 0, 0]
     with pytest.raises(UsageError, match="other rules"):
-        runner.run(TrialId(CleanTarget(CLEAN, 30, 1, 1, "0" * 8).name, None, 0))
+        runner.run(TrialId(CleanTarget(CLEAN, 30, 1, 1, 1, "0" * 8).name, None, 0))
 
 
 def test_planted_changes():
@@ -396,7 +396,7 @@ def test_recorded_steps_leave_no_hook(runner):
 def test_sampling_is_that_of_a_monitor(runner):
     state = runner.workload.start(0)
     with StepRecorder(state) as recorder:
-        recorder._collector.intervals = Intervals(3, 2)
+        recorder._collector.intervals = SampleIntervals(3, 4, 2)
         recorded = [recorder.record(runner.workload.step)[1] for _ in range(6)]
-        expected = Sampling(3, 2).is_read(recorder.series, np.arange(6))
+        expected = Sampling(3, 4, 2).is_read(recorder.series, np.arange(6))
     assert np.array_equal(recorded, expected)

@@ -33,7 +33,7 @@ class RankRow(NamedTuple):
         is_shared: Whether that series is of what ranks share (updates, which follow from gradients of all ranks).
         changed: How many tensors have other bits than after the step before.
         replicas: Of the fingerprints of tensors that all ranks should have alike, one number.
-        gradients, state: The intervals of sampling that the rank needs.
+        gradients, values, state: The intervals of sampling that the rank needs.
         failed: Whether its monitor has failed.
         ended: Whether its monitor ends: this row is its last.
     """
@@ -46,6 +46,7 @@ class RankRow(NamedTuple):
     changed: int = 0
     replicas: int = 0
     gradients: int = 1
+    values: int = 1
     state: int = 1
     failed: int = 0
     ended: int = 0

@@ -40,7 +40,7 @@ from unsilent.monitor.rerun_check import RerunCheck
 from unsilent.monitor.rule_streams import RuleStreams
 from unsilent.monitor.sampling import CostMeter, SampleIntervals, SamplingControl
 from unsilent.monitor.settings import MonitorSettings
-from unsilent.monitor.signals.collector import Intervals, SignalCollector
+from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.trained_parameters import unwrapped
 from unsilent.monitor.sinks import LOGGER, isolated, make_sinks
@@ -118,7 +118,7 @@ class Monitor:
         self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
         self._sampling = SamplingControl(settings, self._costs)
-        self._collector.intervals = Intervals(self.intervals.gradients, self.intervals.state)
+        self._collector.intervals = self.intervals
         try:
             self._ranks = ranks
             self._exchange = Exchange(ranks)
@@ -375,7 +375,9 @@ class Monitor:
             )
             self._turn_off()
             return
-        self._set_intervals(SampleIntervals(max(row.gradients for row in rows), max(row.state for row in rows)))
+        self._set_intervals(
+            SampleIntervals(*(max(getattr(row, part) for row in rows) for part in ("gradients", "values", "state")))
+        )
         self._conclude(rows)
 
     def _conclude(self, rows: Sequence[RankRow]) -> None:
@@ -410,7 +412,7 @@ class Monitor:
     def _set_intervals(self, agreed: SampleIntervals) -> None:
         if (reason := self._sampling.agree(agreed)) is None:
             return
-        self._collector.intervals = Intervals(agreed.gradients, agreed.state)
+        self._collector.intervals = agreed
         covered = self._guard is not None and agreed.longest <= self._guard.steps_covered
         self._reporter.sampling(self._collector.step, agreed.longest, covered, reason)
 

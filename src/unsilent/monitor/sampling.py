@@ -15,8 +15,8 @@ from unsilent.monitor.sinks import LOGGER
 LOOKS = (4, 10, 20, 40)
 """Steps after which the costs are looked at first; later every 50 steps."""
 FURTHER_LOOKS = 50
-GRADIENT_SHARE = 0.7
-"""Of what the budget leaves, the part that gradients may take: a fault in a gradient can be seen in its own step alone."""
+GRADIENT_SHARE, VALUE_SHARE = 0.7, 0.5
+"""Of what the budget leaves, the part of gradients, and then of values: a fault in one can be seen in its own step alone."""
 LONGEST = 64
 """Interval that no budget makes longer: where steps are so short that a monitor exceeds its budget whatever it reads, reading
 still less would save nothing."""
@@ -30,33 +30,42 @@ class Costs(NamedTuple):
     Attributes:
         steps: How many steps.
         step: Of all steps, with the monitor.
-        gradients, state: Of reading gradients and values, and of updates and fingerprints.
+        gradients: Of reading gradients of parameters, and the loss.
+        values: Of reading gradients of norm layers' inputs, and values that the user named.
+        state: Of reading updates and fingerprints.
         fixed: Of all else that the monitor does.
     """
 
     steps: int
     step: float
     gradients: float
+    values: float
     state: float
     fixed: float
 
     @property
+    def own(self) -> float:
+        """Seconds that the monitor took."""
+        return self.gradients + self.values + self.state + self.fixed
+
+    @property
     def share(self) -> float:
         """Share of the time that the monitor took."""
-        return (self.gradients + self.state + self.fixed) / self.step if self.step else 0.0
+        return self.own / self.step if self.step else 0.0
 
 
 @dataclass(frozen=True)
 class SampleIntervals:
-    """Steps after which every tensor was read: of gradients and values, and of updates and fingerprints."""
+    """Steps after which every tensor was read: of gradients, of values inside the model, and of updates and fingerprints."""
 
     gradients: int = 1
+    values: int = 2
     state: int = 4
 
     @property
     def longest(self) -> int:
-        """The longer of both."""
-        return max(self.gradients, self.state)
+        """The longest of all."""
+        return max(self.gradients, self.values, self.state)
 
 
 class CostMeter:
@@ -71,20 +80,20 @@ class CostMeter:
         self.begun = self._looked = time.perf_counter()
         self.fixed = 0.0
         self._read = read_seconds
-        self._before = (0, 0.0, 0.0, 0.0)
+        self._before = (0, 0.0, 0.0, 0.0, 0.0)
 
     def since_last_look(self, steps: int) -> Costs:
         """The costs since this was asked last; ``steps`` so far."""
         now = time.perf_counter()
-        totals = (steps, self._read["gradients"], self._read["state"], self.fixed)
-        count, gradients, state, fixed = (one - before for one, before in zip(totals, self._before, strict=True))
-        result = Costs(int(count), now - self._looked, gradients, state, fixed)
+        totals = (steps, self._read["gradients"], self._read["values"], self._read["state"], self.fixed)
+        count, *parts = (one - before for one, before in zip(totals, self._before, strict=True))
+        result = Costs(int(count), now - self._looked, *parts)
         self._looked, self._before = now, totals
         return result
 
     def seconds(self) -> float:
         """That the monitor has taken so far."""
-        return self._read["gradients"] + self._read["state"] + self.fixed
+        return sum(self._read.values()) + self.fixed
 
     def share(self) -> float:
         """Of the time so far."""
@@ -99,15 +108,16 @@ def is_look(step: int) -> bool:
 def fitting_intervals(now: SampleIntervals, costs: Costs, budget: float) -> SampleIntervals:
     """The shortest intervals that a budget (percent of a step without the monitor) allows, given what the present ones cost.
 
-    Gradients come first. Intervals stay as they are where they fit and could not be much shorter.
+    Gradients come first, then values. Intervals stay as they are where they fit and could not be much shorter.
     """
-    bare = costs.step - costs.gradients - costs.state - costs.fixed
-    room = bare * budget / 100 - costs.fixed
+    room = (costs.step - costs.own) * budget / 100 - costs.fixed
     if room <= 0:
-        return SampleIntervals(LONGEST, LONGEST)
+        return SampleIntervals(LONGEST, LONGEST, LONGEST)
     gradients = _shortest(now.gradients, costs.gradients, GRADIENT_SHARE * room)
-    rest = room - costs.gradients * now.gradients / gradients
-    return SampleIntervals(gradients, _shortest(now.state, costs.state, rest))
+    room -= costs.gradients * now.gradients / gradients
+    values = _shortest(now.values, costs.values, VALUE_SHARE * room)
+    room -= costs.values * now.values / values
+    return SampleIntervals(gradients, values, _shortest(now.state, costs.state, room))
 
 
 def _shortest(now: int, cost: float, room: float) -> int:
@@ -135,7 +145,7 @@ class SamplingControl:
 
     def __init__(self, settings: MonitorSettings, costs: CostMeter) -> None:
         fixed = settings.sampling_interval
-        self.intervals = self.wanted = SampleIntervals() if fixed is None else SampleIntervals(fixed, fixed)
+        self.intervals = self.wanted = SampleIntervals() if fixed is None else SampleIntervals(fixed, fixed, fixed)
         self.longest_wait = self.intervals.longest
         self._is_fixed, self._budget, self._costs = fixed is not None, settings.budget, costs
         self._has_warned = False
@@ -162,6 +172,6 @@ class SamplingControl:
         self.intervals = self.wanted = agreed
         self.longest_wait = max(self.longest_wait, agreed.longest)
         return (
-            f"gradients and values are read every {agreed.gradients} steps, updates and fingerprints every {agreed.state}, "
-            f"to stay within {self._budget:g} % of the time"
+            f"gradients are read every {agreed.gradients} steps, values inside the model every {agreed.values}, updates and "
+            f"fingerprints every {agreed.state}, to stay within {self._budget:g} % of the time"
         )

@@ -66,6 +66,7 @@ class StepJudge:
             changed=len(changed),
             replicas=xxhash.xxh3_64_intdigest(signals.replica_sums.tobytes()) >> 1,
             gradients=wanted.gradients,
+            values=wanted.values,
             state=wanted.state,
         )
 

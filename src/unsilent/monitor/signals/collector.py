@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE, Series
 from unsilent.monitor.backward_hooks import add_listener, remove_listener
+from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals import layers
 from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
@@ -44,18 +45,6 @@ SAMPLE = 32
 """Parameters whose gradients tell whether a backward pass was one of this model."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
 """Those that are open, for `watch_gradient`."""
-
-
-class Intervals:
-    """How many steps it takes until every tensor was read.
-
-    Attributes:
-        gradients: Of gradients and values inside the model.
-        state: Of updates and fingerprints.
-    """
-
-    def __init__(self, gradients: int = 1, state: int = 1) -> None:
-        self.gradients, self.state = gradients, state
 
 
 class _Trained(NamedTuple):
@@ -82,7 +71,7 @@ class SignalCollector:
         intervals: Which part of it in each step.
         step: Number of the present row.
         backwards: Backward passes of this model so far.
-        seconds: That were spent on ``gradients`` and on ``state``.
+        seconds: That were spent on ``gradients``, ``values`` and ``state``.
         is_off: Nothing is read any more.
     """
 
@@ -98,8 +87,9 @@ class SignalCollector:
     ) -> None:
         self.model = unwrapped(model)
         self.series: list[Series] = []
-        self.intervals, self.step, self.backwards, self.is_off = Intervals(), 0, 0, False
-        self.seconds = {"gradients": 0.0, "state": 0.0}
+        self.intervals = SampleIntervals(1, 1, 1)
+        self.step, self.backwards, self.is_off = 0, 0, False
+        self.seconds = {"gradients": 0.0, "values": 0.0, "state": 0.0}
         self._on_error, self._is_timed = on_error, False
         self._hooks: list[Any] = []
         self._slots: dict[tuple[str, str], int] = {}
@@ -222,7 +212,7 @@ class SignalCollector:
         """Read the gradient of this tensor as the value ``name``."""
         if self.is_off:
             return
-        with self._timed("gradients"):
+        with self._timed("values"):
             key = (VALUE, f"{name}:gradient")
             if key not in self._slots:
                 self._add_tensor(*key, view)
@@ -251,7 +241,8 @@ class SignalCollector:
             self._of_optimizer[id(self._optimizers[number])].append(one)
 
     def _is_due(self, feature: str, name: str) -> bool:
-        return (self._turns[feature, name] + self.step) % self.intervals.gradients == 0
+        interval = self.intervals.gradients if feature == GRADIENT else self.intervals.values
+        return (self._turns[feature, name] + self.step) % interval == 0
 
     def _sampled_gradients(self) -> list[Any]:
         """What tells whether gradients of some parameters were written to."""
@@ -322,7 +313,7 @@ class SignalCollector:
         """Read one gradient now; what is called from a hook raises nothing."""
         if torch.compiler.is_compiling() or self.is_off:
             return
-        with self._timed("gradients"):
+        with self._timed("gradients" if key[0] == GRADIENT else "values"):
             slot = self._slots[key]
             self._put((slot, slot + 1), norms_and_largest([local_tensor(gradient)]))
 
@@ -355,7 +346,7 @@ class _ForwardHook:
     def __call__(self, *args: Any) -> None:
         if torch.compiler.is_compiling() or self._collector.is_off:
             return
-        with self._collector._timed("gradients"):
+        with self._collector._timed("values"):
             self._function(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:

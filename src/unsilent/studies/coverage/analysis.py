@@ -178,7 +178,7 @@ def analyse(
     faults = [row for row in rows if row.end == FOLLOWED]
     series, sampling = (
         tuple(Series(*one) for one in baseline.series),
-        Sampling(options.sampling, options.update_sampling),
+        Sampling(options.sampling, options.value_sampling, options.update_sampling),
     )
 
     def seen(row: CoverageRow) -> Bools:
@@ -192,7 +192,7 @@ def analyse(
         own, seconds = score_faults(application, golden, recordings, store.spec.follow)
         scored |= own
         cost |= {detector.rule: seconds for detector in own if not detector.on}
-    clean = CleanRuns(rows, (options.sampling, options.update_sampling, digest), tuple(scored))
+    clean = CleanRuns(rows, (options.sampling, options.value_sampling, options.update_sampling, digest), tuple(scored))
     targets = {
         target.name: np.array([r.trial.target == target.name for r in faults], np.bool_) for target in baseline.targets
     }
@@ -227,7 +227,9 @@ class CleanRuns:
         steps: Of all plain ones.
     """
 
-    def __init__(self, rows: Sequence[CoverageRow], how: tuple[int, int, str], detectors: Sequence[Detector]) -> None:
+    def __init__(
+        self, rows: Sequence[CoverageRow], how: tuple[int, int, int, str], detectors: Sequence[Detector]
+    ) -> None:
         self.rows: dict[str, list[CoverageRow]] = {kind: [] for kind in (CLEAN, *CHANGES)}
         self._places, names = {d: n for n, d in enumerate(detectors)}, [str(d) for d in detectors]
         for row in rows:

@@ -228,7 +228,7 @@ class CoverageRunner:
         events = []
         with StepRecorder(state) as recorder:
             counters = [FalseAlarmCounter(one) for one in applications(rules, recorder.series)]
-            sampling = Sampling(target.sampling, target.update_sampling)
+            sampling = Sampling(target.sampling, target.value_sampling, target.update_sampling)
             for step in range(steps):
                 if step == steps // 2:
                     events = [counter.events.copy() for counter in counters]

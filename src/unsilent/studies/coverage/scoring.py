@@ -41,9 +41,10 @@ BINS = len(SCORE_EDGES) + 2
 
 
 class Sampling(NamedTuple):
-    """Steps until every tensor was read, of gradients and of updates, in the order that a monitor reads them."""
+    """Steps until every tensor was read, of gradients, values inside the model and updates, in the order of a monitor."""
 
     gradients: int = 1
+    values: int = 1
     updates: int = 1
 
     def is_read(self, series: Sequence[Series], steps: Ints) -> Bools:
@@ -53,8 +54,9 @@ class Sampling(NamedTuple):
             own = turns.setdefault(one.feature, {})
             own.setdefault(one.tensor, len(own))
         turn = np.array([turns[one.feature][one.tensor] for one in series], np.int64)
+        intervals = {LOSS: 1, GRADIENT: self.gradients, UPDATE: self.updates}
         interval = np.array(
-            [1 if one.feature == LOSS else self.updates if one.feature == UPDATE else self.gradients for one in series],
+            [intervals.get(one.feature, self.values) for one in series],
             np.int64,
         )
         return np.asarray((turn + steps[:, None]) % interval == 0, np.bool_)

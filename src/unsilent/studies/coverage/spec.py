@@ -63,7 +63,7 @@ ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
 of the class; ``recorded``: the golden run; ``judged``: a fault-free run."""
 MOST_FOLLOWED, MOST_TRIES, MOST_SAMPLING = 1000, 10**6, 10**5
 _CLEAN_NAME = re.compile(
-    rf"({'|'.join((CLEAN, *CHANGES))})-([0-9]{{1,9}})-([0-9]{{1,6}})-([0-9]{{1,6}})-([0-9a-f]{{8}})"
+    rf"({'|'.join((CLEAN, *CHANGES))})-([0-9]{{1,9}})-([0-9]{{1,6}})-([0-9]{{1,6}})-([0-9]{{1,6}})-([0-9a-f]{{8}})"
 )
 
 
@@ -80,13 +80,14 @@ class CleanTarget(NamedTuple):
     Attributes:
         kind: `CLEAN` or one of `CHANGES`.
         steps: Of each run.
-        sampling, update_sampling: Steps until every gradient, and every update, was read.
+        sampling, value_sampling, update_sampling: Steps until every gradient, value inside the model, and update was read.
         digest: Of the rules.
     """
 
     kind: str
     steps: int
     sampling: int
+    value_sampling: int
     update_sampling: int
     digest: str
 
@@ -99,7 +100,10 @@ class CleanTarget(NamedTuple):
 def parse_clean_target(name: str) -> CleanTarget | None:
     """What a name says; None for another target."""
     match = _CLEAN_NAME.fullmatch(name)
-    return match and CleanTarget(match[1], int(match[2]), int(match[3]), int(match[4]), match[5])
+    if not match:
+        return None
+    steps, gradients, values, updates = map(int, match.group(2, 3, 4, 5))
+    return CleanTarget(match[1], steps, gradients, values, updates, match[6])
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,11 +316,13 @@ class CoverageAnalysisOptions(AnalysisOptions):
 
     sampling: Annotated[int, Option(
         "Steps in which a monitor reads every gradient once, a part in each.", PRECISION_PANEL)] = 1  # fmt: skip
+    value_sampling: Annotated[int, Option("The same of gradients of norm layers' inputs.", PRECISION_PANEL)] = 1
     update_sampling: Annotated[int, Option("The same of updates.", PRECISION_PANEL)] = 1
 
     def __post_init__(self) -> None:
         AnalysisOptions.__post_init__(self)
         check_count("--sampling", self.sampling, 1, MOST_SAMPLING)
+        check_count("--value-sampling", self.value_sampling, 1, MOST_SAMPLING)
         check_count("--update-sampling", self.update_sampling, 1, MOST_SAMPLING)
         if not 0 < self.rate < 1:
             raise UsageError(f"rate is {self.rate}; expected a share of steps between 0 and 1, like 0.001")

@@ -46,6 +46,7 @@ def coverage(
     confidence: float = 0.95,
     rate: float = 1e-3,
     sampling: int = 1,
+    value_sampling: int = 1,
     update_sampling: int = 1,
     options: Mapping[str, object] | Sequence[str] = (),
     data: str | Path | None = None,
@@ -70,7 +71,7 @@ def coverage(
         fault, large_fault, memory_fault, phase, layer, only, tries: Which faults are injected.
         follow: Steps that a rule has to detect one.
         clean_runs, clean_steps, changed_runs: Fault-free runs.
-        confidence, rate, sampling, update_sampling: How rules are judged.
+        confidence, rate, sampling, value_sampling, update_sampling: How rules are judged.
         store: File to keep and resume from; default none.
 
     Raises:
@@ -117,5 +118,5 @@ def fault_free_trials(
     digest, steps = current_digest(named_rules()), budget.clean_steps or baseline.steps
     for kind in (CLEAN, *baseline.changes):
         count = budget.clean_runs if kind == CLEAN else budget.changed_runs
-        target = CleanTarget(kind, steps, options.sampling, options.update_sampling, digest)
+        target = CleanTarget(kind, steps, options.sampling, options.value_sampling, options.update_sampling, digest)
         yield from (TrialId(target.name, None, k) for k in range(count))
