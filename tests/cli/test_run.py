@@ -68,7 +68,7 @@ class Fake:
     def after_backward(self):
         pass
 
-    def close(self):
+    def close(self, wait=True):
         self.closed += 1
         attach.backward_hooks.remove_listener(self)
         for hook in self.hooks:

@@ -26,7 +26,7 @@ class Fake:
         self.notes = options["notes"]
         self.made.append(weakref.ref(self) if options["notes"] == ("weak",) else self)
 
-    def close(self):
+    def close(self, wait=True):
         self.is_open = False
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from unsilent.monitor.signals.layers import hook_input_gradient
+from unsilent.monitor.signals.layers import Reader, hook_input_gradient
 
 
 class ComposedNorm(nn.Module):
@@ -43,11 +43,15 @@ class Block(nn.Module):
         return x + x.tanh() + self.after(inner)
 
 
+def reader(reported):
+    return Reader(lambda: True, reported.append, reported.append, lambda hook: hook)
+
+
 def gradients(make, stored, hooked, dtype):
     torch.manual_seed(0)
     model, reported = Block(make, stored).to(dtype), []
     if hooked:
-        hook_input_gradient(model.norm, lambda: True, reported.append)
+        hook_input_gradient(model.norm, reader(reported))
     model(torch.randn(16, 8, dtype=dtype)).square().sum().backward()
     return [p.grad for p in model.parameters()], reported
 
@@ -79,7 +83,7 @@ def test_the_gradient_through_the_layer_alone(kind, dtype, stored):
 def test_an_input_without_gradient_and_a_layer_that_leaves_the_graph():
     reported = []
     norm = nn.LayerNorm(4)
-    hook_input_gradient(norm, lambda: True, reported.append)
+    hook_input_gradient(norm, reader(reported))
     norm(torch.ones(2, 4)).sum().backward()
     with torch.no_grad():
         norm(torch.ones(2, 4, requires_grad=True))

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.errors import UnsilentError
+from unsilent.monitor.settings import MonitorSettings
 
 UNCONFIRMED, CONFIRMED = 16, 17
 """Exit codes, as in Megatron-LM's rerun machine: resume to find out more; a fault is confirmed."""
+NO_RERUN = "logged; steps cannot be executed again, because the loop does not use Monitor.iterate or Monitor.step"
+NO_SKIP = "logged; the optimizer computes gradients during its step, so that no step can be left out"
 
 
 class MonitorStop(UnsilentError):
@@ -25,6 +28,45 @@ class MonitorStop(UnsilentError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class AlarmAction:
+    """Does what the settings ask for on an alarm.
+
+    Attributes:
+        can_skip: The verdict comes before the optimizer step that it is on.
+        skips: The optimizer steps until the next backward pass are left out.
+    """
+
+    def __init__(self, settings: MonitorSettings, model: nn.Module, optimizers: Sequence[Optimizer], rank: int) -> None:
+        self._settings, self._model, self._optimizers, self._rank = settings, model, optimizers, rank
+        self.can_skip = self.skips = False
+        self._skipped: dict[int, SkippedStep] = {}
+
+    def act(self, step: int, can_rerun: bool) -> str:
+        """Do it, except for what other parts do; what is done, in words."""
+        action = self._settings.on_alarm
+        if action == "skip" or (action == "rerun" and self._settings.mode == "strict" and not can_rerun):
+            self.skips = self.can_skip
+            return "the optimizer step is left out" if self.skips else NO_SKIP
+        if action == "save":
+            assert self._settings.save_to is not None
+            path = save_state(self._settings.save_to, self._model, self._optimizers, step, self._rank)
+            return f"the state was saved to {path}"
+        if action == "rerun":
+            return "the last steps are executed again" if can_rerun else NO_RERUN
+        return {"stop": "the job stops"}.get(action, "logged; the training goes on")
+
+    def begin_step(self, optimizer: Optimizer) -> bool:
+        """An optimizer is about to make its step; whether that changes nothing."""
+        if self.skips:
+            self._skipped[id(optimizer)] = SkippedStep(optimizer)
+        return self.skips
+
+    def end_step(self, optimizer: Optimizer) -> None:
+        """It has made its step."""
+        if (skipped := self._skipped.pop(id(optimizer), None)) is not None:
+            skipped.end()
 
 
 class SkippedStep:

@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor import backward_hooks
-from unsilent.monitor.monitor import Monitor
+from unsilent.monitor.monitor import Monitor, is_monitored
 from unsilent.monitor.rerun_loops import RerunLoops
 from unsilent.monitor.settings import MonitorSettings
-from unsilent.monitor.signals.collector import unwrapped
+from unsilent.monitor.signals.trained_parameters import unwrapped
 
 LOGGER = "unsilent.monitor"
 SHORT = 10
@@ -73,13 +73,13 @@ class AutomaticMonitor:
         if self._settings.on_alarm == "rerun":
             self._loops.start()
 
-    def stop(self) -> None:
-        """Leave torch as it was and end the monitor."""
+    def stop(self, wait: bool = True) -> None:
+        """Leave torch as it was and end the monitor; ``wait`` for other ranks, which end as well."""
         backward_hooks.remove_listener(self)
         self._loops.stop()
         Optimizer.__init__ = self._plain_init  # type: ignore[method-assign]
         self._gave_up = True
-        self._close()
+        self._close(wait)
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
         self.backward_passes += 1
@@ -117,7 +117,10 @@ class AutomaticMonitor:
         gc.collect()  # so that models and optimizers of an earlier training are gone
         optimizers = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
-        if optimizers:
+        if any(map(is_monitored, optimizers)):
+            self._gave_up = True
+            _log.info("the program has a monitor of its own; no other one is made")
+        elif optimizers:
             model = trained_model(optimizers)
             self._monitor = Monitor(
                 model, optimizers, settings=self._settings, notes=self._notes, compatibility=self._compatibility
@@ -126,11 +129,11 @@ class AutomaticMonitor:
             self._notes = ()  # they are logged once
             self.monitors += 1
 
-    def _close(self) -> None:
+    def _close(self, wait: bool = True) -> None:
         monitor, self._monitor = self._monitor, None
         try:
             if monitor is not None:
-                monitor.close()
+                monitor.close(wait)
         except Exception as error:
             self._fail("cannot end the monitor", error)
 

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import platform
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from unsilent.errors import UsageError
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """Until a rank that tells nothing is an error; as long as torch waits by default."""
+LEAVING_SECONDS = 2.0
+"""That a rank waits at its end for others that end as well."""
 
 
 class RankRow(NamedTuple):
@@ -32,6 +35,7 @@ class RankRow(NamedTuple):
         replicas: Of the fingerprints of tensors that all ranks should have alike, one number.
         gradients, state: The intervals of sampling that the rank needs.
         failed: Whether its monitor has failed.
+        ended: Whether its monitor ends: this row is its last.
     """
 
     step: int
@@ -44,6 +48,7 @@ class RankRow(NamedTuple):
     gradients: int = 1
     state: int = 1
     failed: int = 0
+    ended: int = 0
 
     def to_words(self) -> list[int]:
         """As whole numbers."""
@@ -115,14 +120,14 @@ class Exchange:
             work[0].wait()
         return [RankRow.from_words(row.tolist()) for row in work[2]]
 
-    def gather_numbers(self, numbers: Any) -> list[list[int]]:
-        """Whole numbers of all ranks, as many of each."""
-        own = torch.as_tensor(numbers, dtype=torch.int64)
-        if self._group is None:
-            return [own.tolist()]
-        rows = [torch.empty_like(own) for _ in range(self.world_size)]
-        dist.all_gather(rows, own, group=self._group)
-        return [row.tolist() for row in rows]
+    def leave(self, row: RankRow) -> None:
+        """Send the last row of this rank, without waiting for ranks that make further steps."""
+        self.begin(row)
+        work = self._work[0] if self._work else None
+        deadline = time.monotonic() + LEAVING_SECONDS
+        while work is not None and not work.is_completed() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._work = None
 
 
 def _processor_group(ranks: Any) -> Any:

@@ -45,7 +45,7 @@ class MonitoredRun:
         finally:
             waiting.remove()
             if self._automatic is not None:
-                self._automatic.stop()
+                self._automatic.stop(wait=isinstance(error, SystemExit | None))
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
         if (error is None or (isinstance(error, SystemExit) and not error.code)) and (
             note := self._why_not_monitored()

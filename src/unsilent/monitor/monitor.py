@@ -14,43 +14,50 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
-import numpy as np
 import torch
-import xxhash
 from torch import nn
 from torch.optim import Optimizer
 
-from unsilent.detectors.rule import ALARM, NORMAL, WARNING
+from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
-from unsilent.detectors.series import UPDATE, Series
+from unsilent.detectors.series import Series
 from unsilent.errors import UsageError, kind_and_line
-from unsilent.monitor.actions import CONFIRMED, UNCONFIRMED, MonitorStop, SkippedStep, save_state
-from unsilent.monitor.attribution import Suspect, divergent_replicas, suspect_of
+from unsilent.monitor.actions import CONFIRMED, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.events import Alarm, Verdict
 from unsilent.monitor.exchange import Exchange, RankInfo, RankRow, host_name, settings_by_name
 from unsilent.monitor.guard import SNAPSHOT_INTERVAL, Guard
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
 from unsilent.monitor.rerun_check import RerunCheck
-from unsilent.monitor.rule_streams import RuleStreams, fingerprint_finding
-from unsilent.monitor.sampling import LONGEST, CostMeter, SampleIntervals, exceeds_limit, fitting_intervals, is_look
+from unsilent.monitor.rule_streams import RuleStreams
+from unsilent.monitor.sampling import CostMeter, SampleIntervals, SamplingControl
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.collector import Intervals, SignalCollector
 from unsilent.monitor.signals.row import SignalRow
-from unsilent.monitor.sinks import LOGGER, make_sinks
+from unsilent.monitor.signals.trained_parameters import unwrapped
+from unsilent.monitor.sinks import LOGGER, isolated, make_sinks
+from unsilent.monitor.step_judge import StepJudge, full_name
+from unsilent.monitor.suspicion import Suspicion
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
-NO_RERUN = "logged; steps cannot be executed again, because the loop does not use Monitor.iterate or Monitor.step"
 RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
 """Settings that may differ from rank to rank."""
 log = logging.getLogger(LOGGER)
+_monitored: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
+
+
+def is_monitored(part: nn.Module | Optimizer) -> bool:
+    """Whether a model or an optimizer has a monitor that is not closed."""
+    return (unwrapped(part) if isinstance(part, nn.Module) else part) in _monitored
 
 
 class Monitor:
@@ -66,10 +73,8 @@ class Monitor:
         compatibility: Alarms in the log carry the codes of MindSpore's accuracy-sensitive detection.
 
     Raises:
-        UsageError: settings that make no sense, or that differ between ranks; a module to watch that does not exist.
-
-    Attributes:
-        intervals: Steps after which every tensor was read.
+        UsageError: settings that make no sense, or that differ between ranks; a module to watch that does not exist; a model or
+            an optimizer that is monitored already.
     """
 
     def __init__(
@@ -88,7 +93,14 @@ class Monitor:
         self._optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         if not self._optimizers or not all(isinstance(one, Optimizer) for one in self._optimizers):
             raise UsageError("Monitor needs a torch optimizer, or a list of them: Monitor(model, optimizer)")
+        parts: list[nn.Module | Optimizer] = [model, *self._optimizers]
+        for part in parts:
+            if is_monitored(part):
+                raise UsageError(
+                    f"this {type(part).__name__} has a monitor already; make only one Monitor per training, or close() the first"
+                )
         self._streams = RuleStreams([make_rule(text) for text in settings.rules] or rules_of_preset(settings.preset))
+        self._closed = self._failed = self._is_off = False
         self._collector = SignalCollector(
             model,
             self._optimizers,
@@ -102,18 +114,10 @@ class Monitor:
         self._is_late = device.type == "cuda" and settings.mode == "lagged"
         self._pending: deque[SignalRow] = deque()
         self._taken = 0  # backward passes up to the last row
-        self._skips = self._closed = self._failed = self._is_off = self._said_too_dear = False
-        self._skipped: dict[int, SkippedStep] = {}
-        self._suspected: Suspect | None = None
-        self._divergent: set[int] = set()
         self._guard: Guard | None = None
         self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
-        self._ever_seen = np.zeros(0, np.bool_)
-        self._recorder = None if settings.record is None else Recorder(settings.record)
-        fixed = settings.sampling_interval
-        self.intervals = self._wanted = SampleIntervals() if fixed is None else SampleIntervals(fixed, fixed)
-        self._longest_wait = self.intervals.longest
+        self._sampling = SamplingControl(settings, self._costs)
         self._collector.intervals = Intervals(self.intervals.gradients, self.intervals.state)
         try:
             self._ranks = ranks
@@ -123,44 +127,77 @@ class Monitor:
                 host_name(),
                 _device_name(device),
                 settings_by_name(settings),
-                tuple(" ".join(filter(None, one[:3])) for one in self._collector.series),
+                tuple(full_name(one) for one in self._collector.series),
             )
             everybody = self._exchange.introduce(own, RANK_SETTINGS)
-            self._replicas_count = len({one.series for one in everybody}) == 1
             own_sinks = make_sinks(settings, self._exchange.rank, self._exchange.world_size, compatibility)
         except BaseException:
             self._collector.close()
             raise
-        self._reporter = Reporter(own, everybody, [*sinks, *own_sinks])
+        alike = len({one.series for one in everybody}) == 1
+        self._suspicion = Suspicion(alike, ALARM if settings.act_on == "alarm" else WARNING)
+        given = sinks if settings.strict else [isolated(sink) for sink in sinks]
+        self._reporter = Reporter(own, everybody, [*given, *own_sinks])
+        recorder = None if settings.record is None else Recorder(settings.record)
+        self._judge = StepJudge(self._collector, self._streams, self._costs, self._reporter, recorder)
+        self._action = AlarmAction(settings, self._model, self._optimizers, self._exchange.rank)
         self._hooks = [
             hook
             for one in self._optimizers
             for hook in (one.register_step_pre_hook(self._before_step), one.register_step_post_hook(self._after_step))
         ]
-        self._reporter.start(own.settings, self._collector.series, notes)
+        _monitored.update((self._model, *self._optimizers))
+        try:
+            with self._safely():
+                self._reporter.start(own.settings, self._collector.series, notes)
+        except BaseException:
+            self._closed = True
+            self._remove_hooks()
+            raise
 
-    def close(self) -> None:
-        """Judge what is not judged yet, remove all hooks and end all sinks; closing twice does nothing."""
+    def close(self, wait: bool = True) -> None:
+        """Judge what is not judged yet, remove all hooks and end all sinks; closing twice does nothing.
+
+        ``wait``: for the other ranks, which end as well. Nobody waits where an exception ends this rank alone.
+        """
         if self._closed:
             return
+        wait = wait and sys.exc_info()[0] is None
+        try:
+            if not self._is_off:
+                with self._safely(may_stop=False):
+                    self._judge_rest(wait)
+        finally:
+            self._closed = True
+            self._remove_hooks()
+        with self._safely():
+            self._end()
+
+    def _judge_rest(self, wait: bool) -> None:
+        if not wait:
+            for row in self._pending:
+                self._judge.judge(row, self._sampling.wanted)
+            return
+        self._judge_pending(flush=True)
+        self._agree()
         if not self._is_off:
-            with self._safely(may_stop=False):
-                self._judge_pending(flush=True)
-                self._agree()
-        self._closed = True
+            self._exchange.leave(RankRow(self._collector.step, ended=1))
+
+    def _remove_hooks(self) -> None:
         if self._guard is not None:
             self._guard.close()
         for hook in self._hooks:
             hook.remove()
         self._collector.close()
-        series = self._collector.series
-        if self._recorder is not None:
-            self._recorder.save(series)
-        unseen = [
-            " ".join(filter(None, one[:3])) for one, seen in zip(series, self._ever_seen, strict=False) if not seen
-        ]
-        elapsed = time.perf_counter() - self._costs.begun
-        self._reporter.end(self._collector.step, elapsed, self._costs.share(), self._longest_wait, unseen)
+        _monitored.difference_update((self._model, *self._optimizers))
+
+    def _end(self) -> None:
+        """The last event, and the recording."""
+        if self._collector.backwards and not self._collector.step:
+            log.warning("no step of an optimizer was seen after a backward pass, so that nothing was judged")
+        elapsed, unseen = time.perf_counter() - self._costs.begun, self._judge.unseen()
+        self._reporter.end(self._collector.step, elapsed, self.cost, self._sampling.longest_wait, unseen)
+        self._judge.close()
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +209,11 @@ class Monitor:
     def model(self) -> nn.Module:
         """What is trained, without wrappers."""
         return self._model
+
+    @property
+    def intervals(self) -> SampleIntervals:
+        """Steps after which every tensor was read."""
+        return self._sampling.intervals
 
     @property
     def series(self) -> list[Series]:
@@ -219,9 +261,10 @@ class Monitor:
 
     def take_alarm(self, flush: bool) -> Alarm | None:
         """An alarm of any rank that steps are executed again for; ``flush``: in the last step as well."""
-        with self._safely():
-            self._judge_pending(flush)
-            self._agree()
+        if not self._is_off:
+            with self._safely():
+                self._judge_pending(flush)
+                self._agree()
         due, self._due = self._due, None
         return due
 
@@ -244,31 +287,35 @@ class Monitor:
     # -- hooks of the optimizers -------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._is_off or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._is_off:
             return
         with self._safely():
             if self._collector.backwards != self._taken:  # the first optimizer after a backward pass
-                self._skips = False
+                self._action.skips = False
                 if self.settings.mode == "strict":
-                    self._pending.append(self._collector.take_row())
-                    self._judge_pending(flush=True)
-                self._agree()
-            if self._skips:
-                self._skipped[id(optimizer)] = SkippedStep(optimizer)
+                    self._action.can_skip = True
+                    self._take_row(flush=True)
+            self._agree()
+            self._action.can_skip = False
+            if self._action.begin_step(optimizer):
                 self._collector.forget_update()
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if (skipped := self._skipped.pop(id(optimizer), None)) is not None:
-            skipped.end()
-        if self._is_off or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return
+        self._action.end_step(optimizer)
+        if self._is_off:
             return
         with self._safely():
-            if self._collector.backwards != self._taken:
-                self._taken = self._collector.backwards
-                if self.settings.mode == "lagged":
-                    self._pending.append(self._collector.take_row())
-                    self._judge_pending(flush=False)
-                self._look_at_costs()
+            if self._collector.backwards != self._taken:  # in mode strict: backward passes during the step
+                self._take_row(flush=False)
+
+    def _take_row(self, flush: bool) -> None:
+        """The signals of a step are complete: judge them, or those of the step before where they come late."""
+        self._taken = self._collector.backwards
+        self._pending.append(self._collector.take_row())
+        self._judge_pending(flush)
+        self._sampling.look(self._collector.step)
 
     @contextmanager
     def _safely(self, may_stop: bool = True) -> Iterator[None]:
@@ -294,15 +341,17 @@ class Monitor:
         log.error("the monitor failed and is switched off; the job goes on: %s", kind_and_line(error), exc_info=error)
         try:
             self._reporter.failure(self._collector.step, kind_and_line(error))
-            self._exchange.end()
-            self._exchange.begin(RankRow(self._collector.step, failed=1))
+            if not self._is_off and not self._closed:
+                self._exchange.end()
+                self._exchange.begin(RankRow(self._collector.step, failed=1))
         except Exception:
             log.exception("the other ranks could not be notified")
         self._turn_off()
 
     def _turn_off(self) -> None:
-        self._is_off = True
-        self._collector.turn_off()
+        """Do nothing any more. Hooks stay until the end, for one of them may be running."""
+        self._is_off = self._collector.is_off = True
+        self._pending.clear()
 
     # -- one step ----------------------------------------------------------------------------------------------
 
@@ -311,31 +360,7 @@ class Monitor:
         while len(self._pending) > (1 if self._is_late and not flush else 0):
             self._agree()  # where no optimizer step came between two rows
             row = self._pending.popleft()
-            self._exchange.begin(self._judge(row))
-
-    def _judge(self, row: SignalRow) -> RankRow:
-        series = self._collector.series
-        signals = row.read(len(series))
-        seconds = time.perf_counter() - self._costs.begun
-        if self._recorder is not None:
-            self._recorder.add(signals, seconds)
-        changed = fingerprint_finding(signals, self._collector.state_names)
-        findings = ([changed] if changed else []) + self._streams.judge(series, signals, seconds)
-        self._ever_seen = np.pad(self._ever_seen, (0, len(series) - len(self._ever_seen))) | signals.seen
-        self._reporter.findings(row.step, findings)
-        self._reporter.summary(row.step, series, signals, self._streams.take_largest_score, self._costs.share())
-        worst = max(findings, key=lambda one: (one.level, one.series.feature != UPDATE, one.score), default=None)
-        return RankRow(
-            step=row.step,
-            level=worst.level if worst else NORMAL,
-            score=worst.score if worst else 0.0,
-            series=worst.number if worst else -1,
-            is_shared=int(worst is not None and worst.series.feature == UPDATE),
-            changed=len(signals.changed),
-            replicas=xxhash.xxh3_64_intdigest(signals.replica_sums.tobytes()) >> 1,
-            gradients=self._wanted.gradients,
-            state=self._wanted.state,
-        )
+            self._exchange.begin(self._judge.judge(row, self._sampling.wanted))
 
     def _agree(self) -> None:
         """Take the rows of all ranks, where there are any, and act on them."""
@@ -344,7 +369,10 @@ class Monitor:
         self._costs.fixed -= time.perf_counter() - begun  # waiting for another rank is not work of the monitor
         if rows is None:
             return
-        if any(row.failed for row in rows):
+        if (gone := next((rank for rank, row in enumerate(rows) if row.failed or row.ended), None)) is not None:
+            log.info(
+                "the monitor of rank %d %s, and so this one ends", gone, "failed" if rows[gone].failed else "ended"
+            )
             self._turn_off()
             return
         self._set_intervals(SampleIntervals(max(row.gradients for row in rows), max(row.state for row in rows)))
@@ -352,46 +380,22 @@ class Monitor:
 
     def _conclude(self, rows: Sequence[RankRow]) -> None:
         """Say which rank is suspected, and do what is to be done on an alarm; the same in every rank."""
-        lowest = ALARM if self.settings.act_on == "alarm" else WARNING
-        rows = [row if row.level >= lowest else row._replace(level=NORMAL) for row in rows]
-        step = rows[0].step
-        divergent = set(divergent_replicas([row.replicas for row in rows])) if self._replicas_count else set()
-        if divergent and step <= self.intervals.state + 1:
-            self._replicas_count = False
-            log.info("parameters differ between the ranks from the start, so they are not compared")
-            divergent = set()
-        is_new = not divergent <= self._divergent
-        self._divergent |= divergent
-        suspect, before = suspect_of(rows, self._replicas_count and is_new), self._suspected
-        self._suspected = suspect
-        if suspect is None:
+        rows = self._suspicion.relevant(rows)
+        is_new = self._suspicion.follow(rows, self.intervals.state)
+        suspect, action, step = self._suspicion.suspect, self.settings.on_alarm, rows[0].step
+        if suspect is None or not (is_new or action in ("skip", "rerun")):
             return
-        is_proof = any(row.changed for row in rows)
-        outcome = self._act(step)
-        action = self.settings.on_alarm
-        names = self._collector.state_names
-        if suspect != before or self._guard is not None:
+        outcome = self._action.act(step, can_rerun=self._guard is not None)
+        if is_new or self._guard is not None:
+            names = self._collector.state_names
             verdict = self._reporter.verdict(step, rows, suspect, names, action, outcome)
             if self._guard is not None:
                 self._due = self._alarm_of(verdict, rows)
         if action == "stop":
+            is_proof = any(row.changed for row in rows)
             raise MonitorStop(
                 f"the monitor stopped the job after an alarm in step {step}", CONFIRMED if is_proof else UNCONFIRMED
             )
-
-    def _act(self, step: int) -> str:
-        """Do it; what was done, in words."""
-        action = self.settings.on_alarm
-        if action == "skip" or (action == "rerun" and self.settings.mode == "strict" and self._guard is None):
-            self._skips = True
-            return "the optimizer step is left out"
-        if action == "save":
-            assert self.settings.save_to is not None
-            path = save_state(self.settings.save_to, self._model, self._optimizers, step, self._exchange.rank)
-            return f"the state was saved to {path}"
-        if action == "rerun":
-            return "the last steps are executed again" if self._guard else NO_RERUN
-        return {"stop": "the job stops"}.get(action, "logged; the training goes on")
 
     def _alarm_of(self, verdict: Verdict, rows: Sequence[RankRow]) -> Alarm:
         """The alarm that all ranks execute steps again for: of this rank, or of the one that is suspected."""
@@ -403,36 +407,12 @@ class Monitor:
             value=math.nan, baseline=math.nan, score=max(row.score for row in rows),
         )  # fmt: skip
 
-    # -- cost --------------------------------------------------------------------------------------------------
-
-    def _look_at_costs(self) -> None:
-        """Find the intervals that this rank needs; all ranks then take the longest."""
-        step = self._collector.step
-        if self.settings.sampling_interval is not None or not is_look(step):
+    def _set_intervals(self, agreed: SampleIntervals) -> None:
+        if (reason := self._sampling.agree(agreed)) is None:
             return
-        costs = self._costs.since_last_look(step)
-        if costs.steps > 0:
-            self._wanted = fitting_intervals(self.intervals, costs, self.settings.budget)
-            if exceeds_limit(costs) and self._wanted.longest == LONGEST and not self._said_too_dear:
-                self._said_too_dear = True
-                log.warning(
-                    "steps take %.2g ms, so that the monitor takes %.1f %% of them at least; its budget is %g %%",
-                    1000 * costs.step / costs.steps, 100 * costs.fixed / costs.step, self.settings.budget,
-                )  # fmt: skip
-
-    def _set_intervals(self, wanted: SampleIntervals) -> None:
-        if wanted == self.intervals:
-            return
-        self.intervals = self._wanted = wanted
-        self._longest_wait = max(self._longest_wait, wanted.longest)
-        self._collector.intervals = Intervals(wanted.gradients, wanted.state)
-        self._reporter.sampling(
-            self._collector.step,
-            wanted.longest,
-            self._guard is not None and wanted.longest <= self._guard.steps_covered,
-            f"gradients and values are read every {wanted.gradients} steps, updates and fingerprints every "
-            f"{wanted.state}, to stay within {self.settings.budget:g} % of the time",
-        )
+        self._collector.intervals = Intervals(agreed.gradients, agreed.state)
+        covered = self._guard is not None and agreed.longest <= self._guard.steps_covered
+        self._reporter.sampling(self._collector.step, agreed.longest, covered, reason)
 
 
 def _device_name(device: torch.device) -> str:

@@ -89,11 +89,13 @@ class RuleStreams:
             stream.state = stream.rule.initial_state([stream.series[n] for n in stream.columns])
 
 
-def fingerprint_finding(signals: SignalValues, names: Sequence[str]) -> Finding | None:
-    """What a comparison of bits found; ``names`` of all tensors that are compared."""
-    if not signals.changed:
-        return None
-    name = signals.changed[0]
-    series = Series(FINGERPRINT, name, "bits")
-    number = names.index(name) if name in names else -1
-    return Finding(FINGERPRINT, number, series, ALARM, float("inf"), float(len(signals.changed)), 0.0)
+def fingerprint_finding(changed: Sequence[str], names: Sequence[str]) -> list[Finding]:
+    """What a comparison of bits found.
+
+    Args:
+        changed: Names of the tensors that changed, at least one.
+        names: Of all tensors that are compared.
+    """
+    number = names.index(changed[0]) if changed[0] in names else -1
+    series = Series(FINGERPRINT, changed[0], "bits")
+    return [Finding(FINGERPRINT, number, series, ALARM, float("inf"), float(len(changed)), 0.0)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unsilent.monitor.settings import LARGEST_BUDGET
+from unsilent.monitor.settings import LARGEST_BUDGET, MonitorSettings
+from unsilent.monitor.sinks import LOGGER
 
 LOOKS = (4, 10, 20, 40)
 """Steps after which the costs are looked at first; later every 50 steps."""
@@ -120,3 +122,46 @@ def _shortest(now: int, cost: float, room: float) -> int:
 def exceeds_limit(costs: Costs) -> bool:
     """Whether the monitor took more than any budget may be."""
     return costs.share * 100 > LARGEST_BUDGET
+
+
+class SamplingControl:
+    """The intervals of one rank: what it needs to stay within its budget, and what all ranks have agreed on.
+
+    Attributes:
+        intervals: In use, the same in all ranks.
+        wanted: What this rank needs.
+        longest_wait: Steps until every tensor was read, the longest so far.
+    """
+
+    def __init__(self, settings: MonitorSettings, costs: CostMeter) -> None:
+        fixed = settings.sampling_interval
+        self.intervals = self.wanted = SampleIntervals() if fixed is None else SampleIntervals(fixed, fixed)
+        self.longest_wait = self.intervals.longest
+        self._is_fixed, self._budget, self._costs = fixed is not None, settings.budget, costs
+        self._has_warned = False
+
+    def look(self, step: int) -> None:
+        """After a step: find what this rank needs, now and then; a warning where nothing fits."""
+        if self._is_fixed or not is_look(step):
+            return
+        costs = self._costs.since_last_look(step)
+        if costs.steps <= 0:  # the training went back
+            return
+        self.wanted = fitting_intervals(self.intervals, costs, self._budget)
+        if exceeds_limit(costs) and self.wanted.longest == LONGEST and not self._has_warned:
+            self._has_warned = True
+            logging.getLogger(LOGGER).warning(
+                "steps take %.2g ms, so that the monitor takes %.1f %% of them at least; its budget is %g %%",
+                1000 * costs.step / costs.steps, 100 * costs.fixed / costs.step, self._budget,
+            )  # fmt: skip
+
+    def agree(self, agreed: SampleIntervals) -> str | None:
+        """Use what all ranks agreed on; the change in words, None where there is none."""
+        if agreed == self.intervals:
+            return None
+        self.intervals = self.wanted = agreed
+        self.longest_wait = max(self.longest_wait, agreed.longest)
+        return (
+            f"gradients and values are read every {agreed.gradients} steps, updates and fingerprints every {agreed.state}, "
+            f"to stay within {self._budget:g} % of the time"
+        )

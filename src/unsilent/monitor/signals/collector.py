@@ -5,20 +5,23 @@
         signals = collector.take_row().read(len(collector.series))
 
 Everything is computed on the device of the tensors and copied to the host in one piece. Gradients are read where they are local
-to the rank: at the end of a backward pass, or as each one arrives where ranks reduce them.
+to the rank: at the end of a backward pass, or as each one arrives where ranks reduce them. Nothing that the training computes is
+changed: it ends with the bits of a run without a collector. A backward pass that reaches none of the parameters (that of another
+model in the program) is no part of a step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -27,9 +30,18 @@ from unsilent.monitor.backward_hooks import add_listener, remove_listener
 from unsilent.monitor.signals import layers
 from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
-from unsilent.monitor.signals.state_watch import StateWatch
-from unsilent.sites.modules import named_parameters
+from unsilent.monitor.signals.state_watch import StateWatch, UpdateSizes
+from unsilent.monitor.signals.trained_parameters import (
+    TrainedParameters,
+    are_reduced,
+    frozen_parameters,
+    in_turn,
+    is_sharded,
+    unwrapped,
+)
 
+SAMPLE = 32
+"""Parameters whose gradients tell whether a backward pass was one of this model."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
 """Those that are open, for `watch_gradient`."""
 
@@ -46,6 +58,14 @@ class Intervals:
         self.gradients, self.state = gradients, state
 
 
+class _Trained(NamedTuple):
+    """A trained parameter, and the numbers of the first series of its gradient and of its update."""
+
+    parameter: Tensor
+    gradient: int
+    update: int
+
+
 class SignalCollector:
     """Reads signals; a context manager that removes its hooks.
 
@@ -58,11 +78,12 @@ class SignalCollector:
         on_error: What an error in a hook is passed to; None: errors are raised.
 
     Attributes:
-        series: What is read; grows by names of `watch_gradient` that are new.
+        series: What is read; grows by names of `watch_gradient` and by parameters that are new.
         intervals: Which part of it in each step.
         step: Number of the present row.
-        backwards: Backward passes so far.
+        backwards: Backward passes of this model so far.
         seconds: That were spent on ``gradients`` and on ``state``.
+        is_off: Nothing is read any more.
     """
 
     def __init__(
@@ -77,29 +98,39 @@ class SignalCollector:
     ) -> None:
         self.model = unwrapped(model)
         self.series: list[Series] = []
-        self.intervals, self.step = Intervals(), 0
+        self.intervals, self.step, self.backwards, self.is_off = Intervals(), 0, 0, False
         self.seconds = {"gradients": 0.0, "state": 0.0}
-        self._on_error = on_error
+        self._on_error, self._is_timed = on_error, False
         self._hooks: list[Any] = []
-        self._slots: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._slots: dict[tuple[str, str], int] = {}
         self._turns: dict[tuple[str, str], int] = {}
+        self._counts: Counter[str] = Counter()
         self._scale: Tensor | None = None
-        self._parameters = _trained_parameters(self.model, optimizers)
+        self._arrived: list[tuple[Sequence[int], Tensor]] = []
+        self._sampled: list[Any] = []
+        self._has_stepped = self._was_scaled = self._has_gradient = False
         self._row = SignalRow(0)
-        self._has_stepped, self._is_off, self.backwards = False, False, 0
-        self._arrive_one_by_one = _are_reduced(self._parameters)
-        for name, parameter in self._parameters:
-            self._add_tensor(GRADIENT, name, local_tensor(parameter))
+        self._parameters: list[_Trained] = []
+        self._of_optimizer: dict[int, list[_Trained]] = {id(optimizer): [] for optimizer in optimizers}
+        self._optimizers = optimizers
+        self._trained = TrainedParameters(self.model, optimizers)
+        watched = layers.named_values(self.model, values)
+        self._add_new_parameters()
+        parameters = [one.parameter for one in self._parameters]
+        self._arrive_one_by_one = are_reduced(parameters)
         self._loss = self._add_series(Series(LOSS, "", NUMBER))
+        self._updates = UpdateSizes()
+        self._state = StateWatch(
+            self._trained.of_optimizer if fingerprint else [[] for _ in optimizers],
+            optimizers,
+            frozen_parameters(self.model, optimizers) if fingerprint else [],
+            full_fingerprint,
+            has_replicas=self._arrive_one_by_one and not any(map(is_sharded, parameters)),
+        )
         for name, layer in layers.norm_layers(self.model):
             self._hook(layers.hook_input_gradient, layer, key=(NORM_INPUT_GRADIENT, name))
-        for name, module, part in layers.named_values(self.model, values):
+        for name, module, part in watched:
             self._hook(layers.hook_value, module, part, key=(VALUE, name))
-        for name, parameter in self._parameters:
-            self._add_tensor(UPDATE, name, local_tensor(parameter))
-        sharded = any(_is_sharded(parameter) for _, parameter in self._parameters)
-        replicas = self._arrive_one_by_one and not sharded
-        self._state = StateWatch(self._parameters, optimizers, fingerprint, full_fingerprint, replicas)
         if self._arrive_one_by_one:
             self._hook_gradients()
         for optimizer in optimizers:
@@ -108,14 +139,9 @@ class SignalCollector:
         add_listener(self)
         _collectors.add(self)
 
-    def turn_off(self) -> None:
-        """Read nothing any more. Hooks stay until the end: one of them may be running, and torch is going through all of them."""
-        self._is_off = True
-        self._row = SignalRow(self.step)
-        self._state.forget()
-
     def close(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks. Not to be called from one of them: that would change what torch goes through."""
+        self.is_off = True
         remove_listener(self)
         _collectors.discard(self)
         for hook in self._hooks:
@@ -132,45 +158,55 @@ class SignalCollector:
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
         """A backward pass begins; reads its loss."""
-        if self._is_off:
+        if self.is_off:
             return
         with self._timed("gradients"):
-            self._has_stepped = False
-            self.backwards += 1
+            self._arrived, self._has_gradient = [], False
+            self._sampled = self._sampled_gradients()
             self._scale = None if scale is None else scale.detach().to(torch.float64, copy=True)
             if len(tensors) == 1 and tensors[0].numel() == 1 and tensors[0].is_floating_point():
                 self._put((self._loss,), tensors[0].detach().reshape(1).to(torch.float64))
 
     def after_backward(self) -> None:
-        """It has ended; reads gradients unless they arrive one by one."""
-        if self._arrive_one_by_one:
+        """It has ended; reads gradients unless they arrived one by one."""
+        if self.is_off:
             return
         with self._timed("gradients"):
-            due = [(n, p.grad) for n, p in self._parameters if p.grad is not None and self._is_due(GRADIENT, n)]
-            if due:
-                slots = [self._slots[GRADIENT, name] for name, _ in due]
-                values = norms_and_largest([local_tensor(gradient) for _, gradient in due])
-                self._put([s for s, _ in slots] + [s for _, s in slots], values)
+            arrived, self._arrived = self._arrived, []
+            if not self._has_gradient and self._sampled_gradients() == self._sampled:
+                return  # a backward pass of another model
+            self.backwards += 1
+            self._has_stepped, self._was_scaled = False, self._scale is not None
+            if not self._arrive_one_by_one:
+                due = in_turn(self._parameters, self.step, self.intervals.gradients)
+                read = [(one.gradient, gradient) for one in due if (gradient := one.parameter.grad) is not None]
+                if read:
+                    values = norms_and_largest([local_tensor(gradient) for _, gradient in read])
+                    self._put(_pairs([slot for slot, _ in read]), values)
+                    arrived += self._arrived
+            for slots, values in arrived:
+                self._row.add(slots, values, self._was_scaled)
+
+    def after_scaler_update(self) -> None:
+        """If the loss scaler has left the update out, what was read means nothing."""
+        if self._was_scaled and not self._has_stepped:
+            self._row.discard_values()
 
     def start_at(self, step: int) -> None:
         """The training went back: the next row has this number, and bits are not compared with those before."""
         self.step = step
         self._row = SignalRow(step)
         self._state.forget()
+        self._updates.forget()
 
     def forget_update(self) -> None:
         """The optimizer step that is about to be made is left out."""
-        self._state.forget_parameters()
+        self._updates.forget()
 
     @property
     def state_names(self) -> list[str]:
         """Names of parameters and of the tensors of optimizers, whose bits are compared."""
         return self._state.names
-
-    def after_scaler_update(self) -> None:
-        """If the loss scaler has left the update out, what was read means nothing."""
-        if not self._has_stepped:
-            self._row.discard_values()
 
     def take_row(self) -> SignalRow:
         """The signals since the last row, on their way to the host; a new row begins."""
@@ -182,75 +218,80 @@ class SignalCollector:
 
     # -- series ------------------------------------------------------------------------------------------------
 
-    def watch(self, tensor: Tensor, name: str) -> Tensor:
-        """A view of a tensor whose gradient is read as the value ``name``."""
-        key = (VALUE, f"{name}:gradient")
-        if key not in self._slots:
-            self._add_tensor(*key, tensor)
-        if not tensor.requires_grad or not self._is_due(*key):
-            return tensor
-        view = tensor.view_as(tensor)
-        view.register_hook(functools.partial(self._arrived, key))
-        return view
+    def watch(self, view: Tensor, name: str) -> None:
+        """Read the gradient of this tensor as the value ``name``."""
+        if self.is_off:
+            return
+        with self._timed("gradients"):
+            key = (VALUE, f"{name}:gradient")
+            if key not in self._slots:
+                self._add_tensor(*key, view)
+            if self._is_due(*key):
+                view.register_hook(functools.partial(self._gradient_arrived, key))
 
     def _add_series(self, series: Series) -> int:
         self.series.append(series)
         return len(self.series) - 1
 
-    def _add_tensor(self, feature: str, name: str, tensor: Tensor | None = None) -> None:
+    def _add_tensor(self, feature: str, name: str, tensor: Tensor | None = None) -> int:
+        """Two series of a tensor, one after the other; the number of the first."""
         elements, dimensions = (1, 0) if tensor is None else (tensor.numel(), tensor.ndim)
-        self._turns[feature, name] = sum(key[0] == feature for key in self._turns)
-        self._slots[feature, name] = tuple(
-            self._add_series(Series(feature, name, statistic, elements, dimensions)) for statistic in (L2, LARGEST)
-        )
+        self._turns[feature, name] = self._counts[feature]
+        self._counts[feature] += 1
+        slot = self._add_series(Series(feature, name, L2, elements, dimensions))
+        self._add_series(Series(feature, name, LARGEST, elements, dimensions))
+        self._slots[feature, name] = slot
+        return slot
+
+    def _add_new_parameters(self) -> None:
+        for number, name, parameter in self._trained.find_new():
+            tensor = local_tensor(parameter)
+            one = _Trained(parameter, self._add_tensor(GRADIENT, name, tensor), self._add_tensor(UPDATE, name, tensor))
+            self._parameters.append(one)
+            self._of_optimizer[id(self._optimizers[number])].append(one)
 
     def _is_due(self, feature: str, name: str) -> bool:
-        interval = self.intervals.state if feature == UPDATE else self.intervals.gradients
-        return not self._is_off and (interval == 1 or (self._turns[feature, name] + self.step) % interval == 0)
+        return (self._turns[feature, name] + self.step) % self.intervals.gradients == 0
+
+    def _sampled_gradients(self) -> list[Any]:
+        """What tells whether gradients of some parameters were written to."""
+        gradients = [one.parameter.grad for one in self._parameters[:: max(1, len(self._parameters) // SAMPLE)]]
+        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
     # -- hooks of optimizers -------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer is about to make its step: bits of the state should be those after the step before."""
-        if self._is_off:
+        if torch.compiler.is_compiling() or self.is_off:
             return
-        with self._timed("state"):
-            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            self._state.compare(self._row)
-            self._state.remember_parameters(
-                [(n, p) for n, p in self._parameters if id(p) in own and self._is_due(UPDATE, n)]
-            )
         self._has_stepped = True
+        with self._timed("state"):
+            self._state.compare(self._row, optimizer)
+            self._add_new_parameters()
+            due = in_turn(self._of_optimizer[id(optimizer)], self.step, self.intervals.state)
+            self._updates.remember([(one.update, one.parameter) for one in due])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """It has made its step; reads updates and fingerprints."""
-        if self._is_off:
+        if torch.compiler.is_compiling() or self.is_off:
             return
         with self._timed("state"):
-            names, sizes = self._state.updates()
-            if names:
-                slots = [self._slots[UPDATE, name] for name in names]
-                self._row.add([s for s, _ in slots] + [s for _, s in slots], sizes)
-            self._state.take(self._row, self.step, self.intervals.state)
+            slots, sizes = self._updates.take()
+            if slots:
+                self._row.add(_pairs(slots), sizes)
+            self._state.take(self._row, optimizer, self.step, self.intervals.state)
 
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        """Adds up the time of a block, and passes on its errors."""
-        begun = time.perf_counter()
-        try:
-            yield
-        except Exception as error:
-            if self._on_error is None:
-                raise
-            self._on_error(error)
-        finally:
-            self.seconds[part] += time.perf_counter() - begun
-
-    # -- hooks -------------------------------------------------------------------------------------------------
+    # -- hooks of modules and gradients --------------------------------------------------------------------------
 
     def _hook(self, make: Callable[..., Any], *where: Any, key: tuple[str, str]) -> None:
-        self._add_tensor(*key)
-        self._hooks.append(make(*where, lambda: self._is_due(*key), functools.partial(self._arrived, key)))
+        slot = self._add_tensor(*key)
+        reader = layers.Reader(
+            is_wanted=lambda: self._is_due(*key),
+            report=lambda tensor: self._row.add((slot, slot + 1), norms_and_largest([local_tensor(tensor)])),
+            report_gradient=functools.partial(self._gradient_arrived, key),
+            protect=functools.partial(_ForwardHook, self),
+        )
+        self._hooks.append(make(*where, reader))
 
     def _hook_gradients(self) -> None:
         """Have each gradient reported as it arrives; of sharded modules as soon as their whole parameters exist."""
@@ -259,88 +300,97 @@ class SignalCollector:
         def hook(name: str, parameter: Tensor) -> None:
             if parameter.requires_grad and id(parameter) not in hooked:
                 hooked.add(id(parameter))
-                self._hooks.append(parameter.register_hook(functools.partial(self._gradient_arrived, (GRADIENT, name))))
+                key = (GRADIENT, name)
+                self._hooks.append(parameter.register_hook(functools.partial(self._parameter_gradient_arrived, key)))
 
-        names = {id(parameter): name for name, parameter in self._parameters}
-        for name, parameter in self._parameters:
+        named = [one for own in self._trained.of_optimizer for one in own]
+        names = {id(parameter): name for name, parameter in named}
+        for name, parameter in named:
             hook(name, parameter)
         for module in self.model.modules():
-            sharded = {k: names[id(p)] for k, p in module._parameters.items() if id(p) in names and _is_sharded(p)}
+            sharded = {k: names[id(p)] for k, p in module._parameters.items() if id(p) in names and is_sharded(p)}
             if sharded:
-                self._hooks.append(module.register_forward_pre_hook(_whole_parameters_hook(sharded, hook)))
+                pre_hook = _ForwardHook(self, _whole_parameters_hook(sharded, hook))
+                self._hooks.append(module.register_forward_pre_hook(pre_hook))
+
+    def _parameter_gradient_arrived(self, key: tuple[str, str], gradient: Tensor) -> None:
+        self._has_gradient = True
+        if self._is_due(*key):
+            self._gradient_arrived(key, gradient)
 
     def _gradient_arrived(self, key: tuple[str, str], gradient: Tensor) -> None:
-        if self._is_due(*key):
-            self._arrived(key, gradient)
-
-    def _arrived(self, key: tuple[str, str], tensor: Tensor) -> None:
-        """Read one tensor now; what is called from a hook raises nothing."""
-        if torch.compiler.is_compiling():
+        """Read one gradient now; what is called from a hook raises nothing."""
+        if torch.compiler.is_compiling() or self.is_off:
             return
-        is_scaled = key[0] != VALUE or key[1].endswith(":gradient")
         with self._timed("gradients"):
-            values = norms_and_largest([local_tensor(tensor)])
-            if is_scaled:
-                self._put(self._slots[key], values)
-            else:
-                self._row.add(self._slots[key], values)
+            slot = self._slots[key]
+            self._put((slot, slot + 1), norms_and_largest([local_tensor(gradient)]))
 
     def _put(self, slots: Sequence[int], values: Tensor) -> None:
-        """Values that a loss scaler has multiplied."""
-        self._row.add(slots, values if self._scale is None else values / self._scale.to(values.device))
+        """Values of a backward pass, without the factor of a loss scaler; they count if it turns out to be one of this model."""
+        self._arrived.append((slots, values if self._scale is None else values / self._scale.to(values.device)))
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Adds up the time of a block, unless it is part of another one, and passes on its errors."""
+        begun, is_inner, self._is_timed = time.perf_counter(), self._is_timed, True
+        try:
+            yield
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self._on_error(error)
+        finally:
+            self._is_timed = is_inner
+            if not is_inner:
+                self.seconds[part] += time.perf_counter() - begun
+
+
+class _ForwardHook:
+    """A hook of a module that raises nothing. While `torch.compile` traces, and in copies of the module, it does nothing."""
+
+    def __init__(self, collector: SignalCollector, function: Callable[..., None]) -> None:
+        self._collector, self._function = collector, function
+
+    def __call__(self, *args: Any) -> None:
+        if torch.compiler.is_compiling() or self._collector.is_off:
+            return
+        with self._collector._timed("gradients"):
+            self._function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A model that is saved whole, or copied, takes a function of the standard library along that returns None."""
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def watch_gradient(tensor: Tensor, name: str) -> Tensor:
-    """The same tensor, whose gradient the monitor of this process reads under a name; to be used inside ``forward``.
+    """A view of a tensor, whose gradient the monitor of this process reads under a name; to be used inside ``forward``.
+
+    The gradient is that of the view: what reaches the tensor by other ways is not counted. Without a monitor the view is made
+    as well, so that a training has the same bits with one.
 
     >>> import torch
     >>> float(watch_gradient(torch.ones(2), "attention").sum())
     2.0
     """
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        for collector in list(_collectors):
-            tensor = collector.watch(tensor, name)
-    return tensor
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not tensor.requires_grad:
+        return tensor
+    view = tensor.view_as(tensor)
+    for collector in list(_collectors):
+        collector.watch(view, name)
+    return view
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DDP and of a compiled module."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
-
-
-def _trained_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor]]:
-    names = {id(parameter): name for name, parameter in named_parameters(model)}
-    result: dict[int, tuple[str, Tensor]] = {}
-    for number, optimizer in enumerate(optimizers):
-        for place, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            if parameter.is_floating_point():
-                name = names.get(id(parameter), f"optimizer {number}, parameter {place}")
-                result.setdefault(id(parameter), (name, parameter))
-    return list(result.values())
-
-
-def _is_sharded(parameter: Any) -> bool:
-    return hasattr(parameter, "_local_tensor")
-
-
-def _are_reduced(parameters: Sequence[tuple[str, Tensor]]) -> bool:
-    """Whether gradients may be those of all ranks at the end of a backward pass."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return several or any(_is_sharded(parameter) for _, parameter in parameters)
+def _pairs(slots: Sequence[int]) -> list[int]:
+    """Numbers of the series of L2 norms, then of those of largest magnitudes."""
+    return [*slots, *(slot + 1 for slot in slots)]
 
 
 def _whole_parameters_hook(sharded: dict[str, str], hook: Callable[[str, Tensor], None]) -> Callable[..., None]:
     def before(module: nn.Module, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            for key, name in sharded.items():
-                parameter = module._parameters.get(key)
-                if parameter is not None and not _is_sharded(parameter):
-                    hook(name, parameter)
+        for key, name in sharded.items():
+            parameter = module._parameters.get(key)
+            if parameter is not None and not is_sharded(parameter):
+                hook(name, parameter)
 
     return before

@@ -7,7 +7,8 @@ read of memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,44 +44,72 @@ def _bit_sum(tensor: Tensor) -> Tensor:
     return total + _bit_sum(flat[whole:]) if whole < flat.numel() else total
 
 
-class StateTensors:
-    """Parameters and the tensors of an optimizer's state, by name, as they are now."""
+class _Place(NamedTuple):
+    """Where an optimizer holds a tensor: ``optimizer.state[parameter]`` is ``table``, and ``table[key]`` the tensor."""
 
-    def __init__(self, parameters: Iterable[tuple[str, Tensor]], optimizers: Sequence[Optimizer]) -> None:
-        self.names: list[str] = []
-        self.tensors: list[list[Tensor]] = []
-        self.is_parameter: list[bool] = []
-        counters: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
-        for name, parameter in parameters:
-            self._add(name, [parameter], True)
-            for number, optimizer in enumerate(optimizers):
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    if not isinstance(value, Tensor) or not value.numel():
-                        continue
-                    if value.numel() == 1:
-                        counters.setdefault((number, value.dtype, value.device), []).append(value)
-                    else:
-                        self._add(f"{name}/{key}", [value], False)
-        for (number, *_), values in counters.items():
-            self._add(f"{COUNTERS} of optimizer {number}", values, False)
+    parameter: Tensor
+    table: dict[str, Any]
+    key: str
 
-    def _add(self, name: str, tensors: list[Tensor], is_parameter: bool) -> None:
-        self.names.append(name)
-        self.tensors.append(tensors)
-        self.is_parameter.append(is_parameter)
 
-    def versions(self, number: int) -> list[tuple[int, int]]:
-        """What changes when somebody writes to the tensors of an entry through torch, or replaces them."""
-        return [(id(tensor), tensor._version) for tensor in self.tensors[number]]
+class StateEntry:
+    """A parameter, a tensor of an optimizer's state, or several of one element each, which are read together.
 
-    def bit_sums(self, numbers: Sequence[int]) -> Tensor:
-        """Fingerprints of these entries, int64[n]."""
-        return bit_sums([self._of_entry(number) for number in numbers])
+    Attributes:
+        name: As it is reported.
+        is_parameter: Not of an optimizer's state.
+    """
 
-    def _of_entry(self, number: int) -> Tensor:
-        tensors = self.tensors[number]
-        return (
-            local_tensor(tensors[0])
-            if len(tensors) == 1
-            else torch.cat([local_tensor(t).reshape(-1) for t in tensors])  # a shard may be empty
+    def __init__(self, name: str, optimizer: Optimizer, is_parameter: bool = False) -> None:
+        self.name, self.is_parameter = name, is_parameter
+        self._optimizer = optimizer
+        self._tensors: list[Tensor] = []
+        self._places: list[_Place] = []
+
+    def add(self, tensor: Tensor, place: _Place | None = None) -> None:
+        """One more tensor, and where an optimizer holds it."""
+        self._tensors.append(tensor)
+        if place is not None:
+            self._places.append(place)
+
+    def is_current(self) -> bool:
+        """Whether the optimizer still holds these tensors: `load_state_dict` and some optimizers put others in their place."""
+        state = self._optimizer.state
+        return all(
+            place.table.get(place.key) is tensor and state.get(place.parameter) is place.table
+            for place, tensor in zip(self._places, self._tensors, strict=False)
         )
+
+    def versions(self) -> list[tuple[int, int, int]]:
+        """What changes when somebody writes to the tensors through torch, or replaces them or their memory."""
+        locals_ = [getattr(tensor, "_local_tensor", tensor) for tensor in self._tensors]
+        return [(id(tensor), tensor._version, tensor.data_ptr()) for tensor in locals_]
+
+    def bits(self) -> Tensor:
+        """One tensor with all bits."""
+        if len(self._tensors) == 1:
+            return local_tensor(self._tensors[0])
+        return torch.cat([local_tensor(tensor).reshape(-1) for tensor in self._tensors])  # a shard may be empty
+
+
+def state_entries(parameters: Sequence[tuple[str, Tensor]], optimizer: Optimizer, number: int) -> list[StateEntry]:
+    """Parameters and the tensors of an optimizer's state, as they are now; ``number`` of the optimizer."""
+    result: list[StateEntry] = []
+    counters: dict[tuple[torch.dtype, torch.device], StateEntry] = {}
+    for name, parameter in parameters:
+        entry = StateEntry(name, optimizer, is_parameter=True)
+        entry.add(parameter)
+        result.append(entry)
+        table = optimizer.state.get(parameter, {})
+        for key, value in table.items():
+            if not isinstance(value, Tensor) or not value.numel():
+                continue
+            if value.numel() == 1:
+                kind = value.dtype, value.device
+                if kind not in counters:
+                    counters[kind] = StateEntry(f"{COUNTERS} of optimizer {number}", optimizer)
+                entry = counters[kind]
+            else:
+                result.append(entry := StateEntry(f"{name}/{key}", optimizer))
+            entry.add(value, _Place(parameter, table, key))
+    return result + list(counters.values())

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError
+from unsilent.monitor.signals.input_gradients import read_input_gradient
 from unsilent.nested import tensors_in
 from unsilent.sites.modules import named_modules
 
 INPUT, OUTPUT, GRADIENT_OF_OUTPUT = "input", "output", "gradient"
-MOST_NODES = 100
-"""Of the autograd graph of one norm layer; one with more is not read."""
 PARTS = (INPUT, OUTPUT, GRADIENT_OF_OUTPUT)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm)
 Report = Callable[[Tensor], None]
@@ -48,65 +47,47 @@ def named_values(model: nn.Module, wanted: Sequence[str]) -> list[tuple[str, nn.
     return [(name, module, part) for name, (module, part) in result.items()]
 
 
-def hook_input_gradient(layer: nn.Module, is_wanted: Callable[[], bool], report: Report) -> Any:
-    """Report the gradient of a layer's first input through this layer alone; the handle of the hook.
+class Reader(NamedTuple):
+    """How hooks read one value.
 
-    What flows around the layer (a residual connection) is not counted. The graph of the training is not changed, because another
-    order of its sums would give other bits.
+    Attributes:
+        is_wanted: Whether it is the value's turn in this step.
+        report: Is called with a tensor in a forward pass.
+        report_gradient: Is called with a gradient in a backward pass; raises nothing.
+        protect: Makes a forward hook of a function that may raise errors, and that is not called while `torch.compile` traces.
     """
 
-    def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling() or not inputs or not _has_gradient(inputs[0]) or not is_wanted():
-            return
-        users = _users_in_graph(inputs[0], next((t for t in tensors_in(output) if t.requires_grad), None))
-        parts: list[Tensor] = []
-        missing = len(users)
-
-        def arrived(places: Sequence[int], gradients: tuple[Tensor | None, ...]) -> None:
-            nonlocal missing
-            missing -= 1
-            parts.extend(part for place in places if (part := gradients[place]) is not None)
-            if not missing and parts:
-                report(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
-
-        for node, places in users:
-            node.register_hook(lambda gradients, _, places=places: arrived(places, gradients))
-
-    return layer.register_forward_hook(after)
+    is_wanted: Callable[[], bool]
+    report: Report
+    report_gradient: Report
+    protect: Callable[[Callable[..., None]], Callable[..., None]]
 
 
-def _users_in_graph(value: Tensor, result: Tensor | None) -> list[tuple[Any, list[int]]]:
-    """The nodes of the autograd graph between a tensor and what a layer made of it that use the tensor, and at which places."""
-    source = torch.autograd.graph.get_gradient_edge(value)
-    edge = (source.node, source.output_nr)
-    todo, known, users = [None if result is None else result.grad_fn], {source.node}, []
-    while todo and len(known) < MOST_NODES:
-        node = todo.pop()
-        if node is None or node in known:
-            continue
-        known.add(node)
-        if places := [place for place, other in enumerate(node.next_functions) if other == edge]:
-            users.append((node, places))
-        todo += [other for other, _ in node.next_functions]
-    return users if not todo else []
-
-
-def hook_value(module: nn.Module, part: str, is_wanted: Callable[[], bool], report: Report) -> Any:
-    """Report the first floating-point tensor of a module's inputs or outputs, or its gradient; the handle of the hook."""
+def hook_input_gradient(layer: nn.Module, reader: Reader) -> Any:
+    """Read the gradient of a layer's first input through this layer alone; the handle of the hook."""
 
     def after(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not is_wanted():
+        if not torch.is_grad_enabled() or not reader.is_wanted():
             return
-        found = next((t for t in tensors_in((args, named) if part == INPUT else output) if t.is_floating_point()), None)
-        if found is None:
+        inputs = [tensor for tensor in tensors_in((args, named)) if tensor.is_floating_point()]
+        if inputs and inputs[0].requires_grad:
+            read_input_gradient(inputs[0], inputs[1:], list(tensors_in(output)), reader.report_gradient)
+
+    return layer.register_forward_hook(reader.protect(after), with_kwargs=True)
+
+
+def hook_value(module: nn.Module, part: str, reader: Reader) -> Any:
+    """Read the first floating-point tensor of a module's inputs or outputs, or its gradient; the handle of the hook."""
+
+    def after(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if not torch.is_grad_enabled() or not reader.is_wanted():
+            return
+        value = next((t for t in tensors_in((args, named) if part == INPUT else output) if t.is_floating_point()), None)
+        if value is None:
             return
         if part != GRADIENT_OF_OUTPUT:
-            report(found)
-        elif _has_gradient(found):
-            found.register_hook(report)
+            reader.report(value)
+        elif value.requires_grad:
+            value.register_hook(reader.report_gradient)
 
-    return module.register_forward_hook(after, with_kwargs=True)
-
-
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+    return module.register_forward_hook(reader.protect(after), with_kwargs=True)

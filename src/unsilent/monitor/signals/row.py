@@ -14,6 +14,8 @@ from unsilent.detectors.series import Bools, Floats
 from unsilent.monitor.signals.host_copy import HostCopy
 
 Ints = NDArray[np.int64]
+MOST_PARTS = 256
+"""Pieces that a row is kept in; after so many the largest of each series is taken, so that a row does not grow for ever."""
 
 
 class SignalValues(NamedTuple):
@@ -23,7 +25,7 @@ class SignalValues(NamedTuple):
         values: float64[n], of all series; the largest where a series had several values (micro-batches).
         seen: bool[n].
         changed: Names of the tensors whose bits changed since the step before although nobody wrote to them.
-        checked: How many tensors were compared for that.
+        compared: Names of all tensors that were compared for that.
         replica_sums: int64[k], fingerprints of the tensors that every rank should have with the same bits.
         replica_names: Their names.
     """
@@ -31,7 +33,7 @@ class SignalValues(NamedTuple):
     values: Floats
     seen: Bools
     changed: tuple[str, ...]
-    checked: int
+    compared: tuple[str, ...]
     replica_sums: Ints
     replica_names: tuple[str, ...]
 
@@ -47,15 +49,24 @@ class SignalRow:
         self.step = step
         self._slots: list[Sequence[int]] = []
         self._parts: list[Tensor] = []
+        self._scaled: set[int] = set()
         self._compared_names: list[str] = []
         self._compared: list[Tensor] = []
-        self._replicas: tuple[Sequence[str], Tensor] | None = None
+        self._replicas: list[tuple[Sequence[str], Tensor]] = []
         self._copy: HostCopy | None = None
 
-    def add(self, slots: Sequence[int], values: Tensor) -> None:
-        """Values of series by number, a tensor of as many numbers on any device."""
+    def add(self, slots: Sequence[int], values: Tensor, is_scaled: bool = False) -> None:
+        """Values of series by number, a tensor of as many numbers on any device.
+
+        ``is_scaled``: of a backward pass that a loss scaler has multiplied. The scaler leaves an update with numbers that are
+        not finite out itself, so those count as not seen.
+        """
         self._slots.append(slots)
         self._parts.append(values)
+        if is_scaled:
+            self._scaled.update(slots)
+        if len(self._parts) > MOST_PARTS:
+            self._merge()
 
     def discard_values(self) -> None:
         """Forget the values: the update is left out."""
@@ -69,13 +80,13 @@ class SignalRow:
 
     def add_replicas(self, names: Sequence[str], sums: Tensor) -> None:
         """Fingerprints of tensors that all ranks should have alike, int64[k]."""
-        self._replicas = names, sums
+        self._replicas.append((names, sums))
 
     def begin_copy(self) -> None:
         """Nothing more is added; the numbers start on their way to the host, in one piece."""
         parts = [part.to(torch.float64).view(torch.int64) for part in self._parts]
         parts += [changed.to(torch.int64) for changed in self._compared]
-        parts += [self._replicas[1]] if self._replicas else []
+        parts += [sums for _, sums in self._replicas]
         if parts:
             device = next((part.device for part in parts if part.is_cuda), parts[0].device)
             self._copy = HostCopy(torch.cat([part.to(device, non_blocking=True) for part in parts]))
@@ -86,12 +97,24 @@ class SignalRow:
         words: Ints = np.zeros(0, np.int64) if self._copy is None else np.asarray(self._copy.read())
         slots = np.array([slot for part in self._slots for slot in part], dtype=np.int64)
         values, seen = np.full(count, -np.inf), np.zeros(count, np.bool_)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # NaN stays NaN
             np.maximum.at(values, slots, words[: len(slots)].view(np.float64))
         seen[slots] = True
+        scaled = np.array(sorted(self._scaled), dtype=np.int64)
+        seen[scaled] &= np.isfinite(values[scaled])
         values[~seen] = np.nan
         rest = words[len(slots) :]
         names = self._compared_names
         changed = tuple(name for name, differs in zip(names, rest[: len(names)].tolist(), strict=True) if differs)
-        replicas = self._replicas[0] if self._replicas else ()
-        return SignalValues(values, seen, changed, len(names), rest[len(names) :], tuple(replicas))
+        replicas = tuple(name for part, _ in self._replicas for name in part)
+        return SignalValues(values, seen, changed, tuple(names), rest[len(names) :], replicas)
+
+    def _merge(self) -> None:
+        """Keep the largest value of each series; NaN where there is one."""
+        slots = torch.tensor([slot for part in self._slots for slot in part])
+        device = self._parts[0].device
+        values = torch.cat([part.to(device, torch.float64) for part in self._parts])
+        unique, places = torch.unique(slots, return_inverse=True)
+        largest = torch.full((len(unique),), -torch.inf, dtype=torch.float64, device=device)
+        self._parts = [largest.scatter_reduce(0, places.to(device), values, "amax")]
+        self._slots = [unique.tolist()]

@@ -8,101 +8,136 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from unsilent.monitor.signals.fingerprints import StateTensors
+from unsilent.monitor.signals.fingerprints import StateEntry, bit_sums, state_entries
 from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
+from unsilent.monitor.signals.trained_parameters import in_turn
+
+
+class UpdateSizes:
+    """Reads how much parameters change in an optimizer step, from copies whose memory is used again."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[int, Tensor]] = []
+        self._copies: list[Tensor] = []
+        self._copied: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+
+    @torch.no_grad()
+    def remember(self, parameters: Sequence[tuple[int, Tensor]]) -> None:
+        """Copy these parameters, each with a number to know it by, except for those without a gradient."""
+        self._before = [(n, local_tensor(p)) for n, p in parameters if p.grad is not None and p.numel()]
+        self._before = [(n, t) for n, t in self._before if t.numel()]
+        kinds = [(t.shape, t.dtype, t.device) for _, t in self._before]
+        if kinds != self._copied:
+            self._copies, self._copied = [torch.empty_like(t) for _, t in self._before], kinds
+        if self._before:
+            torch._foreach_copy_(self._copies, [t for _, t in self._before])
+
+    def forget(self) -> None:
+        """The update is left out, or the parameters were replaced."""
+        self._before = []
+
+    @torch.no_grad()
+    def take(self) -> tuple[list[int], Tensor]:
+        """Numbers of the parameters that were copied, and of their changes the L2 norms, then the largest magnitudes."""
+        if not self._before:
+            return [], torch.zeros(0)
+        numbers = [n for n, _ in self._before]
+        torch._foreach_sub_(self._copies, [t for _, t in self._before])
+        self._before = []
+        return numbers, norms_and_largest(self._copies)
+
+
+class _OptimizerState:
+    """What is compared around the steps of one optimizer."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        number: int,
+        parameters: list[tuple[str, Tensor]],
+        frozen: Sequence[tuple[str, Tensor]],
+    ) -> None:
+        self.optimizer, self.number, self.parameters, self.frozen = optimizer, number, parameters, frozen
+        self.entries: list[StateEntry] = []
+        self.counted = (-1, -1)
+        self.chosen: list[StateEntry] = []
+        self.versions: list[list[tuple[int, int, int]]] = []
+        self.sums: Tensor | None = None
+
+    def choose(self, step: int, interval: int) -> None:
+        """Choose the entries whose turn it is; finds all anew where the optimizer holds others."""
+        counted = len(self.parameters), len(self.optimizer.state)
+        if counted != self.counted:
+            self._find(counted)
+        self.chosen = in_turn(self.entries, step, interval)
+        if not all(entry.is_current() for entry in self.chosen):
+            self._find(counted)
+            self.chosen = in_turn(self.entries, step, interval)
+
+    def _find(self, counted: tuple[int, int]) -> None:
+        self.entries = state_entries([*self.parameters, *self.frozen], self.optimizer, self.number)
+        self.counted = counted
 
 
 class StateWatch:
-    """Reads parameters and optimizer state around each step.
+    """Takes fingerprints of parameters and optimizer state after the step of an optimizer, and compares them before its next one.
 
     Args:
-        parameters: Those that are trained, by name.
+        parameters: Of each optimizer, by name; more may be added to the lists.
         optimizers: What trains them.
-        fingerprint: Whether bits are compared.
+        frozen: Further parameters, compared with those of the first optimizer.
         is_full: Compare all of them in each step.
         has_replicas: Whether other ranks should have the same parameters.
     """
 
     def __init__(
         self,
-        parameters: Sequence[tuple[str, Tensor]],
+        parameters: Sequence[list[tuple[str, Tensor]]],
         optimizers: Sequence[Optimizer],
-        fingerprint: bool,
+        frozen: Sequence[tuple[str, Tensor]],
         is_full: bool,
         has_replicas: bool,
     ) -> None:
-        self._parameters, self._optimizers, self._has_replicas = parameters, optimizers, has_replicas
-        self._is_on, self._is_full = fingerprint, is_full
-        self._tensors: StateTensors | None = None
-        self._entries = -1
-        self._chosen: list[int] = []
-        self._versions: list[list[tuple[int, int]]] = []
-        self._sums: Tensor | None = None
-        self._before: list[tuple[str, Tensor]] = []
-        self._copies: list[Tensor] = []
-        self._copied: list[tuple[int, ...]] = []
-
-    @torch.no_grad()
-    def remember_parameters(self, parameters: Sequence[tuple[str, Tensor]]) -> None:
-        """Copy these, so that `updates` can tell how much they change; the memory is used again."""
-        self._before = [
-            (name, local_tensor(p)) for name, p in parameters if p.grad is not None and local_tensor(p).numel()
-        ]
-        shapes = [tuple(t.shape) for _, t in self._before]
-        if shapes != self._copied:
-            self._copies, self._copied = [torch.empty_like(t) for _, t in self._before], shapes
-        if self._before:
-            torch._foreach_copy_(self._copies, [t for _, t in self._before])
+        self._is_full, self._has_replicas = is_full, has_replicas
+        self._states = {
+            id(optimizer): _OptimizerState(optimizer, number, own, () if number else frozen)
+            for number, (optimizer, own) in enumerate(zip(optimizers, parameters, strict=True))
+        }
 
     def forget(self) -> None:
         """Compare nothing with what was before: the state was replaced."""
-        self._sums, self._before = None, []
-
-    def forget_parameters(self) -> None:
-        """The update is left out."""
-        self._before = []
+        for state in self._states.values():
+            state.sums = None
 
     @property
     def names(self) -> list[str]:
         """Of parameters and the tensors of optimizers, in the order of their numbers."""
-        return [] if self._tensors is None else self._tensors.names
+        return [entry.name for state in self._states.values() for entry in state.entries]
 
     @torch.no_grad()
-    def updates(self) -> tuple[list[str], Tensor]:
-        """Names of the parameters that were copied, and of their changes the L2 norms, then the largest magnitudes."""
-        if not self._before:
-            return [], torch.zeros(0)
-        names = [name for name, _ in self._before]
-        torch._foreach_sub_(self._copies, [t for _, t in self._before])
-        self._before = []
-        return names, norms_and_largest(self._copies)
-
-    def take(self, row: SignalRow, step: int, interval: int) -> None:
+    def take(self, row: SignalRow, optimizer: Optimizer, step: int, interval: int) -> None:
         """Take fingerprints of a part of the state after a step; those of replicas are added to the row."""
-        if not self._is_on:
-            return
-        entries = sum(len(optimizer.state) for optimizer in self._optimizers)
-        if self._tensors is None or entries != self._entries:
-            self._tensors, self._entries = StateTensors(self._parameters, self._optimizers), entries
-        tensors, interval = self._tensors, 1 if self._is_full else interval
-        self._chosen = [n for n in range(len(tensors.names)) if (n + step) % interval == 0]
-        self._versions = [tensors.versions(n) for n in self._chosen]
-        self._sums = tensors.bit_sums(self._chosen)
-        replicas = [place for place, n in enumerate(self._chosen) if tensors.is_parameter[n]]
+        state = self._states[id(optimizer)]
+        state.choose(step, 1 if self._is_full else interval)
+        state.versions = [entry.versions() for entry in state.chosen]
+        state.sums = bit_sums([entry.bits() for entry in state.chosen])
+        replicas = [place for place, entry in enumerate(state.chosen) if entry.is_parameter]
         if replicas and self._has_replicas:
-            row.add_replicas([tensors.names[self._chosen[place]] for place in replicas], self._sums[replicas])
+            row.add_replicas([state.chosen[place].name for place in replicas], state.sums[replicas])
 
-    def compare(self, row: SignalRow) -> None:
+    @torch.no_grad()
+    def compare(self, row: SignalRow, optimizer: Optimizer) -> None:
         """Compare the same part before the next step, except for what was written to or replaced."""
-        if self._sums is None or self._tensors is None:
+        state = self._states[id(optimizer)]
+        sums, state.sums = state.sums, None
+        if sums is None:
             return
-        tensors, sums, self._sums = self._tensors, self._sums, None
         same = [
             place
-            for place, (n, versions) in enumerate(zip(self._chosen, self._versions, strict=True))
-            if tensors.versions(n) == versions
+            for place, (entry, versions) in enumerate(zip(state.chosen, state.versions, strict=True))
+            if entry.versions() == versions and entry.is_current()
         ]
-        numbers = [self._chosen[place] for place in same]
-        changed = tensors.bit_sums(numbers).to(sums.device) != sums[same]
-        row.add_comparison([tensors.names[n] for n in numbers], changed)
+        entries = [state.chosen[place] for place in same]
+        changed = bit_sums([entry.bits() for entry in entries]).to(sums.device) != sums[same]
+        row.add_comparison([entry.name for entry in entries], changed)

@@ -54,6 +54,11 @@ def make_sinks(settings: MonitorSettings, rank: int, world_size: int, compatibil
     return sinks
 
 
+def isolated(sink: Callable[[Event], object]) -> Sink:
+    """A sink of the user's, whose errors do not reach the monitor."""
+    return IsolatedSink(lambda: sink, f"events for {getattr(sink, '__name__', type(sink).__name__)}")  # type: ignore[arg-type,return-value]
+
+
 class IsolatedSink:
     """A sink whose first error is logged and ends the sink, but not the job.
 
@@ -81,8 +86,8 @@ class IsolatedSink:
 
     def close(self) -> None:
         try:
-            if self._sink is not None:
-                self._sink.close()
+            if (close := getattr(self._sink, "close", None)) is not None:
+                close()
         except Exception as error:
             self._end(error)
 

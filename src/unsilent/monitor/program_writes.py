@@ -1,0 +1,48 @@
+"""Tells writes of the program from faults, among tensors whose bits changed between two steps without a trace in torch.
+
+A write through ``p.data`` (``p.data.clamp_()`` after each step) leaves no trace: torch counts writes to ``p`` alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from unsilent.monitor.sinks import LOGGER
+
+FIRST_COMPARISONS = 5
+"""A tensor that changes in one of its first comparisons is one that the program writes to."""
+FIRST_STEPS = 20
+"""After so many steps the first comparison alone counts, for rotating fingerprints come back to a tensor late."""
+LEAST_AT_ONCE = 3
+"""So many tensors that change at once, if they are more than half of those compared, are a write by the program."""
+log = logging.getLogger(LOGGER)
+
+
+class ProgramWrites:
+    """What is known of the writes of one program."""
+
+    def __init__(self) -> None:
+        self._comparisons: Counter[str] = Counter()
+        self._written: set[str] = set()
+        self._has_written_many = False
+
+    def faults(self, step: int, changed: Sequence[str], compared: Sequence[str]) -> tuple[str, ...]:
+        """Names of the tensors whose change is none of the program's, among those that were compared in a step."""
+        self._comparisons.update(compared)
+        if not changed:
+            return ()
+        if len(changed) >= LEAST_AT_ONCE and 2 * len(changed) > len(compared):
+            if not self._has_written_many:
+                self._has_written_many = True
+                log.info("step %d: %d tensors changed at once between two steps; the program wrote to them through .data",
+                         step, len(changed))  # fmt: skip
+            return ()
+        first = FIRST_COMPARISONS if step <= FIRST_STEPS else 1
+        habits = {name for name in changed if self._comparisons[name] <= first} - self._written
+        if habits:
+            self._written |= habits
+            log.warning("step %d: bits of %s changed between two of the first steps; taken as a write of the program through "
+                        ".data, so they are not compared any more", step, ", ".join(sorted(habits)))  # fmt: skip
+        return tuple(name for name in changed if name not in self._written)

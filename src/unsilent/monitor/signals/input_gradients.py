@@ -1,0 +1,80 @@
+"""The gradient of a layer's input through the layer alone, read from the graph of a backward pass without changing it.
+
+A hook on the input itself would also count what flows around the layer (a residual connection). An operation between the two
+would change the order in which gradients are added, and with it the last bits of the training. So the operations of the layer
+that take the input are found in the graph, and what they return for it is added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+MOST_NODES = 200
+"""Operations of one layer that are looked at; a larger layer is not read."""
+
+
+class _Consumer(NamedTuple):
+    """An operation that takes the input of a layer, and the places of that input among what it takes."""
+
+    node: Any
+    places: list[int]
+
+
+def read_input_gradient(
+    layer_input: Tensor, others: Sequence[Tensor], outputs: Sequence[Tensor], report: Callable[[Tensor], None],
+) -> None:  # fmt: skip
+    """Have the gradient of a layer's input reported in the backward pass, once it is complete.
+
+    Args:
+        layer_input: That requires a gradient.
+        others: Further inputs; what flows through them is not part of the layer.
+        outputs: Of the layer.
+        report: Is called with the gradient.
+    """
+    consumers = _consumers(layer_input, others, outputs)
+    parts: list[Tensor] = []
+    missing = len(consumers)
+
+    def arrived(places: list[int], gradients: Sequence[Tensor | None]) -> None:
+        nonlocal missing
+        parts.extend(gradient for place in places if (gradient := gradients[place]) is not None)
+        missing -= 1
+        if missing:
+            return
+        if parts:
+            report(sum(parts[1:], parts[0]))
+        parts.clear()
+        missing = len(consumers)
+
+    for consumer in consumers:
+        consumer.node.register_hook(lambda gradients, _, places=consumer.places: arrived(places, gradients))
+
+
+def _consumers(layer_input: Tensor, others: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[_Consumer]:
+    """The operations between the outputs and the input that take the input; none where there are too many operations."""
+    target, borders = _edge(layer_input), {_edge(tensor) for tensor in others if tensor.requires_grad}
+    borders.discard(target)
+    waiting = [edge[0] for t in outputs if t.requires_grad and (edge := _edge(t)) != target and edge not in borders]
+    seen, result = set(), []
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > MOST_NODES:
+            return []
+        edges = node.next_functions
+        places = [place for place, edge in enumerate(edges) if edge == target]
+        if places:
+            result.append(_Consumer(node, places))
+        waiting += [edge[0] for edge in edges if edge[0] is not None and edge != target and edge not in borders]
+    return result
+
+
+def _edge(tensor: Tensor) -> tuple[Any, int]:
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr

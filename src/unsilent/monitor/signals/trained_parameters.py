@@ -1,0 +1,80 @@
+"""The parameters that optimizers train, each with a name, and whether their gradients are reduced among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.sites.modules import named_parameters
+
+T = TypeVar("T")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DDP and of a compiled module."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+class TrainedParameters:
+    """Parameters of several optimizers by name; one that two of them train belongs to the first.
+
+    Args:
+        model: Gives the names.
+
+    Attributes:
+        of_optimizer: Names and parameters of each optimizer.
+        count: Of all parameters so far.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._names = {id(parameter): name for name, parameter in named_parameters(model)}
+        self._optimizers = optimizers
+        self._known: dict[int, Tensor] = {}
+        self._counted = [0] * len(optimizers)
+        self.of_optimizer: list[list[tuple[str, Tensor]]] = [[] for _ in optimizers]
+
+    def find_new(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Number of the optimizer, name and parameter of each that is new: all, and later those of groups that are added."""
+        for number, optimizer in enumerate(self._optimizers):
+            counted = sum(len(group["params"]) for group in optimizer.param_groups)
+            if counted == self._counted[number]:
+                continue
+            self._counted[number] = counted
+            for place, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+                if parameter.is_floating_point() and id(parameter) not in self._known:
+                    self._known[id(parameter)] = parameter
+                    name = self._names.get(id(parameter), f"optimizer {number}, parameter {place}")
+                    self.of_optimizer[number].append((name, parameter))
+                    yield number, name, parameter
+
+
+def frozen_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor]]:
+    """Parameters of the model that no optimizer trains."""
+    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    return [(name, parameter) for name, parameter in named_parameters(model) if id(parameter) not in trained]
+
+
+def is_sharded(parameter: Any) -> bool:
+    """Whether this rank holds a part of the parameter."""
+    return hasattr(parameter, "_local_tensor")
+
+
+def are_reduced(parameters: Sequence[Tensor]) -> bool:
+    """Whether gradients may be those of all ranks at the end of a backward pass."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return several or any(map(is_sharded, parameters))
+
+
+def in_turn(items: Sequence[T], step: int, interval: int) -> list[T]:
+    """Those whose turn it is in a step: of item n, every step with n + step divisible by the interval."""
+    return list(items[-step % interval :: interval])

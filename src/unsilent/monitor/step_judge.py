@@ -1,0 +1,86 @@
+"""Judges the signals of one step in one rank: what the rules and the comparison of bits find, and what other ranks are told."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import xxhash
+
+from unsilent.detectors.rule import NORMAL
+from unsilent.detectors.series import UPDATE, Bools, Series
+from unsilent.monitor.exchange import RankRow
+from unsilent.monitor.program_writes import ProgramWrites
+from unsilent.monitor.recorder import Recorder
+from unsilent.monitor.reporter import Reporter
+from unsilent.monitor.rule_streams import RuleStreams, fingerprint_finding
+from unsilent.monitor.sampling import CostMeter, SampleIntervals
+from unsilent.monitor.signals.collector import SignalCollector
+from unsilent.monitor.signals.row import SignalRow
+
+
+class StepJudge:
+    """Applies rules to rows of signals, and reports findings.
+
+    Args:
+        collector: That the rows come from.
+        streams: The rules.
+        costs: Of the monitor.
+        reporter: Of this rank.
+        recorder: Keeps all rows; None: nobody does.
+    """
+
+    def __init__(
+        self,
+        collector: SignalCollector,
+        streams: RuleStreams,
+        costs: CostMeter,
+        reporter: Reporter,
+        recorder: Recorder | None,
+    ) -> None:
+        self._collector, self._streams, self._costs = collector, streams, costs
+        self._reporter, self._recorder = reporter, recorder
+        self._writes = ProgramWrites()
+        self._seen: Bools = np.zeros(0, np.bool_)
+
+    def judge(self, row: SignalRow, wanted: SampleIntervals) -> RankRow:
+        """What this rank says of a step; ``wanted``: the intervals that it needs."""
+        series = self._collector.series
+        signals = row.read(len(series))
+        seconds = time.perf_counter() - self._costs.begun
+        if self._recorder is not None:
+            self._recorder.add(signals, seconds)
+        changed = self._writes.faults(row.step, signals.changed, signals.compared)
+        findings = fingerprint_finding(changed, self._collector.state_names) if changed else []
+        findings += self._streams.judge(series, signals, seconds)
+        self._seen = np.pad(self._seen, (0, len(series) - len(self._seen))) | signals.seen
+        self._reporter.findings(row.step, findings)
+        self._reporter.summary(row.step, series, signals, self._streams.take_largest_score, self._costs.share())
+        worst = max(findings, key=lambda one: (one.level, one.series.feature != UPDATE, one.score), default=None)
+        return RankRow(
+            step=row.step,
+            level=worst.level if worst else NORMAL,
+            score=worst.score if worst else 0.0,
+            series=worst.number if worst else -1,
+            is_shared=int(worst is not None and worst.series.feature == UPDATE),
+            changed=len(changed),
+            replicas=xxhash.xxh3_64_intdigest(signals.replica_sums.tobytes()) >> 1,
+            gradients=wanted.gradients,
+            state=wanted.state,
+        )
+
+    def unseen(self) -> list[str]:
+        """Series that were in no row so far."""
+        series = self._collector.series
+        seen = [*self._seen.tolist(), *[False] * (len(series) - len(self._seen))]
+        return [full_name(one) for one, was_seen in zip(series, seen, strict=True) if not was_seen]
+
+    def close(self) -> None:
+        """Write the recording."""
+        if self._recorder is not None:
+            self._recorder.save(self._collector.series)
+
+
+def full_name(series: Series) -> str:
+    """Feature, tensor and statistic."""
+    return " ".join(filter(None, series[:3]))
