@@ -25,7 +25,7 @@ from unsilent.errors import UnsilentError, UsageError
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.options import OptionValues
 from unsilent.report.model import Report
-from unsilent.studies.coverage.analysis import MATCHED, analyse, mcnemar_p_value
+from unsilent.studies.coverage.analysis import MATCHED, analyse, analyse_together, mcnemar_p_value
 from unsilent.studies.coverage.kind import COVERAGE, CoverageStore
 from unsilent.studies.coverage.planted_changes import workload_and_change
 from unsilent.studies.coverage.recording import StepRecorder, relative_difference
@@ -343,6 +343,7 @@ def test_a_campaign_is_read_and_reported(runner, tmp_path):
         again = run_coverage(runner.spec, BUDGET, executor, store, options, command="unsilent coverage x")
         assert len(executor.ran) == ran == 1 + 2 * len(TARGETS) + 2 + 2
         own = analyse(store, options, RULES)
+        twice = analyse_together([store, store], options)
     assert first.detections == again.detections
     assert (first.clean_runs, first.clean_steps) == (2, 48)
     assert first.faults == sum(len(values) for values in first.severities.values()) > 15
@@ -357,6 +358,9 @@ def test_a_campaign_is_read_and_reported(runner, tmp_path):
     shown = report(first)
     assert isinstance(shown, Report)
     assert "48 fault-free steps of 2 runs" in shown.headline
+    assert (twice.faults, twice.clean_steps) == (2 * first.faults, 2 * first.clean_steps)
+    assert [2 * d.detected for d in first.detections] == [d.detected for d in twice.detections]
+    assert [2 * one.events for one in first.false_alarms] == [one.events for one in twice.false_alarms]
     # Other rules: the same faults, but no fault-free run that they judged.
     assert {d.rule for d in own.detections} == {"times-the-largest"}
     assert (own.clean_steps, own.false_alarms, own.tests) == (0, (), ())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import bdtr
@@ -25,6 +25,7 @@ from unsilent.studies.coverage.scoring import (
     Sampling,
     applications,
     current_digest,
+    join_scores,
     named_rules,
     score_faults,
     threshold_at_rate,
@@ -139,6 +140,7 @@ class CoverageResult:
     Attributes:
         severities: Of each target, those of its faults.
         tried: Of each target, faults that were drawn, and how many of them were kept.
+        changes: Planted in some fault-free runs.
         seconds_per_step: That each rule takes, by name.
     """
 
@@ -152,6 +154,7 @@ class CoverageResult:
     ends: Mapping[str, int]
     clean_runs: int
     clean_steps: int
+    changes: tuple[str, ...]
     detections: tuple[Detection, ...]
     tests: tuple[PairedTest, ...]
     false_alarms: tuple[FalseAlarms, ...]
@@ -165,7 +168,64 @@ def analyse(
     store: CoverageStore, options: CoverageAnalysisOptions, rules: Mapping[str, Rule] | None = None
 ) -> CoverageResult:
     """Apply all rules (or these ones) to what a store holds; raises ``UsageError`` where the golden run is missing."""
+    return analyse_together([store], options, rules)
+
+
+def analyse_together(
+    stores: Sequence[CoverageStore], options: CoverageAnalysisOptions, rules: Mapping[str, Rule] | None = None
+) -> CoverageResult:
+    """The same of several trainings as if their faults and fault-free runs were of one, on the features that all of them have."""
     rules = named_rules() if rules is None else rules
+    clean, parts = CleanRuns(), [_score(store, options, rules) for store in stores]
+    for part in parts:
+        clean.add(part.rows, (options.sampling, options.value_sampling, options.update_sampling, current_digest(rules)), tuple(part.scored))
+    common = [detector for detector in parts[0].scored if all(detector in part.scored for part in parts)]
+    scored = {detector: join_scores([part.scored[detector] for part in parts]) for detector in common}
+    rows, faults = [row for part in parts for row in part.rows], [row for part in parts for row in part.faults]
+    names = list(dict.fromkeys(target.name for store in stores for target in store.baseline.targets))
+    targets = {name: np.array([row.trial.target == name for row in faults], np.bool_) for name in names}
+    changes = [change for change in CHANGES if clean.runs[change]]
+    seconds, cpu_seconds = np.sum([store.total_session_seconds() for store in stores], axis=0).tolist()
+    name = ", ".join(store.baseline.name for store in stores)
+    return CoverageResult(
+        spec=stores[0].spec,
+        baseline=replace(stores[0].baseline, name=name),
+        options=options,
+        command=stores[0].largest_budget()[1] if len(stores) == 1 else "",
+        faults=len(faults),
+        severities={name: np.array([row.severity for row in faults])[mask] for name, mask in targets.items()},
+        tried={name: _tried(rows, name) for name in targets},
+        ends={end: sum(row.end == end for row in rows) for end in sorted({row.end for row in rows})},
+        clean_runs=len(clean.runs[CLEAN]),
+        clean_steps=clean.steps,
+        changes=tuple(changes),
+        detections=tuple(_detections(scored, clean, targets, options)),
+        tests=tuple(_tests(scored, clean, targets, options)),
+        false_alarms=tuple(_false_alarms(scored, clean, changes, options)),
+        roc={detector.rule: _roc(one, clean.scores(detector), _any(targets, LARGE_FINITE)) for detector, one in scored.items()
+             if not detector.on and clean.steps},
+        seconds_per_step={name: float(np.mean([part.cost[name] for part in parts])) for name in rules},
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+    )  # fmt: skip
+
+
+class ScoredCampaign(NamedTuple):
+    """What all detectors say of the faults of one store.
+
+    Attributes:
+        rows: All but the golden one.
+        faults: Those with a fault, in the order of scores.
+        cost: Seconds of a step, by rule.
+    """
+
+    rows: Sequence[CoverageRow]
+    faults: Sequence[CoverageRow]
+    scored: Mapping[Detector, DetectorScores]
+    cost: Mapping[str, float]
+
+
+def _score(store: CoverageStore, options: CoverageAnalysisOptions, rules: Mapping[str, Rule]) -> ScoredCampaign:
     golden_row = store.find_row(GOLDEN)
     if golden_row is None or golden_row.steps != store.baseline.steps:
         why = f" ({golden_row.error or golden_row.end})" if golden_row else ""
@@ -173,78 +233,57 @@ def analyse(
             f"{store.path} has no recording of the fault-free run{why}; run the command that made it again, with another --store "
             "if the recording failed"
         )
-    baseline, digest = store.baseline, current_digest(rules)
-    rows = [row for row in store.rows() if row.trial != GOLDEN]
-    faults = [row for row in rows if row.end == FOLLOWED]
-    series, sampling = (
-        tuple(Series(*one) for one in baseline.series),
-        Sampling(options.sampling, options.value_sampling, options.update_sampling),
-    )
+    series = tuple(Series(*one) for one in store.baseline.series)
+    sampling = Sampling(options.sampling, options.value_sampling, options.update_sampling)
 
     def seen(row: CoverageRow) -> Bools:
         read = sampling.is_read(series, row.injection.step + np.arange(row.steps))
         return np.asarray((row.seen == 1) & read, np.bool_)
 
+    rows = [row for row in store.rows() if row.trial != GOLDEN]
+    faults = [row for row in rows if row.end == FOLLOWED]
     recordings = [FaultRecording(row.injection.step, row.signals, seen(row)) for row in faults]
     golden = Recording(series, golden_row.signals, seen(golden_row), np.arange(float(golden_row.steps)))
     scored, cost = dict[Detector, DetectorScores](), dict[str, float]()
-    for application in applications(rules, golden.series):
+    for application in applications(rules, series):
         own, seconds = score_faults(application, golden, recordings, store.spec.follow)
         scored |= own
         cost |= {detector.rule: seconds for detector in own if not detector.on}
-    clean = CleanRuns(rows, (options.sampling, options.value_sampling, options.update_sampling, digest), tuple(scored))
-    targets = {
-        target.name: np.array([r.trial.target == target.name for r in faults], np.bool_) for target in baseline.targets
-    }
-    seconds, cpu_seconds = store.total_session_seconds()
-    return CoverageResult(
-        spec=store.spec,
-        baseline=baseline,
-        options=options,
-        command=store.largest_budget()[1],
-        faults=len(faults),
-        severities={name: np.array([row.severity for row in faults])[mask] for name, mask in targets.items()},
-        tried={name: _tried(rows, name) for name in targets},
-        ends={end: sum(row.end == end for row in rows) for end in sorted({row.end for row in rows})},
-        clean_runs=len(clean.rows[CLEAN]),
-        clean_steps=clean.steps,
-        detections=tuple(_detections(scored, clean, targets, options)),
-        tests=tuple(_tests(scored, clean, targets, options)),
-        false_alarms=tuple(_false_alarms(scored, clean, baseline.changes, options)),
-        roc={detector.rule: _roc(one, clean.scores(detector), _any(targets, LARGE_FINITE)) for detector, one in scored.items()
-             if not detector.on and clean.steps},
-        seconds_per_step=cost,
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
-    )  # fmt: skip
+    return ScoredCampaign(rows, faults, scored, cost)
 
 
 class CleanRuns:
     """Fault-free runs that the present rules have judged.
 
     Attributes:
-        rows: By kind: plain ones, and those with a planted change.
-        steps: Of all plain ones.
+        runs: By kind, plain ones and those with a planted change: the row of each and the places of detectors in it.
     """
 
-    def __init__(
-        self, rows: Sequence[CoverageRow], how: tuple[int, int, int, str], detectors: Sequence[Detector]
-    ) -> None:
-        self.rows: dict[str, list[CoverageRow]] = {kind: [] for kind in (CLEAN, *CHANGES)}
-        self._places, names = {d: n for n, d in enumerate(detectors)}, [str(d) for d in detectors]
+    def __init__(self) -> None:
+        self.runs: dict[str, list[tuple[CoverageRow, Mapping[Detector, int]]]] = {
+            kind: [] for kind in (CLEAN, *CHANGES)
+        }
+
+    def add(self, rows: Sequence[CoverageRow], how: tuple[int, int, str], detectors: Sequence[Detector]) -> None:
+        """Those among the rows of a store that were judged like this: sampling of gradients and of updates, digest of rules."""
+        names, places = [str(d) for d in detectors], {d: n for n, d in enumerate(detectors)}
         for row in rows:
-            name = parse_clean_target(row.trial.target)
-            if name is not None and name[2:] == how and row.end == JUDGED and json.loads(row.rules) == names:
-                self.rows[name.kind].append(row)
-        self.steps = sum(int(row.scores[0].sum()) for row in self.rows[CLEAN])
+            target = parse_clean_target(row.trial.target)
+            if target is not None and target[2:] == how and row.end == JUDGED and json.loads(row.rules) == names:
+                self.runs[target.kind].append((row, places))
+
+    @property
+    def steps(self) -> int:
+        """Of all plain ones."""
+        return sum(int(row.scores[0].sum()) for row, _ in self.runs[CLEAN])
 
     def events(self, kind: str, detector: Detector) -> Ints:
         """int64[runs, 4]; see `CoverageRow`."""
-        return np.array([row.events[self._places[detector]] for row in self.rows[kind]], np.int64).reshape(-1, 4)
+        return np.array([row.events[places[detector]] for row, places in self.runs[kind]], np.int64).reshape(-1, 4)
 
     def scores(self, detector: Detector) -> Ints:
         """Steps of plain runs by their score."""
-        rows = [row.scores[self._places[detector]] for row in self.rows[CLEAN]]
+        rows = [row.scores[places[detector]] for row, places in self.runs[CLEAN]]
         return np.asarray(np.sum(rows, axis=0), np.int64)
 
     def threshold(self, detector: Detector, rate: float) -> float:

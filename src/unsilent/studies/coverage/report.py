@@ -173,7 +173,7 @@ def _quotient(part: int, whole: int) -> float | None:
 
 
 def _false_alarms(result: CoverageResult) -> Section:
-    changes = list(result.baseline.changes)
+    changes = result.changes
     heads = (
         Column("rule", left_aligned=True), Column("level", left_aligned=True), Column("on", left_aligned=True, priority=3),
         Column("events", "number"), Column("per step, at most", "number", digits=".2g"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -227,6 +227,13 @@ class DetectorScores:
         """Which faults reach a score in a step in which golden does not."""
         flags = (self.scores >= threshold) & ~(self.golden_scores >= threshold)
         return np.asarray(flags.any(1), np.bool_)
+
+
+def join_scores(parts: Sequence[DetectorScores]) -> DetectorScores:
+    """Of the faults of several campaigns, one after the other; those that were followed longer are cut."""
+    steps = min(part.levels.shape[1] for part in parts)
+    names = [one.name for one in fields(DetectorScores)]
+    return DetectorScores(*(np.concatenate([getattr(part, name)[:, :steps] for part in parts]) for name in names))
 
 
 def score_faults(
