@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 
 import numpy as np
@@ -54,7 +53,7 @@ def assert_same_run(one, other):
 
 
 def assert_nothing_left(training=None):
-    assert PLAIN == (torch.autograd.backward, torch.amp.GradScaler.scale, torch.amp.GradScaler.update)
+    assert (torch.autograd.backward, torch.amp.GradScaler.scale, torch.amp.GradScaler.update) == PLAIN
     if training is not None:
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in training.model.modules())
         assert not any(o._optimizer_step_pre_hooks or o._optimizer_step_post_hooks for o in training.optimizers)
@@ -73,7 +72,9 @@ def test_a_monitored_training_has_the_bits_of_one_without_and_no_alarm(name, opt
 
 def test_steps_are_counted_and_every_kind_of_series_is_read():
     events, training = [], TRAININGS["micro-batches"]()
-    with Monitor(training.model, training.optimizers, sinks=[events.append], values=("first:output",), **QUIET) as monitor:
+    with Monitor(
+        training.model, training.optimizers, sinks=[events.append], values=("first:output",), **QUIET
+    ) as monitor:
         for number in range(5):
             training.step(number)
     (started,), (ended,) = of_kind(events, Started), of_kind(events, Ended)
@@ -224,9 +225,14 @@ def test_a_recording_that_cannot_be_written_is_no_error_of_the_job(tmp_path, cap
 
 def test_an_error_in_the_loop_passes_and_nothing_is_left():
     training = plain()
-    with pytest.raises(KeyError), Monitor(training.model, training.optimizers, **QUIET):
-        training.step(0)
-        raise KeyError
+
+    def loop():
+        with Monitor(training.model, training.optimizers, **QUIET):
+            training.step(0)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        loop()
     assert_nothing_left(training)
     assert_same_run(run(plain), run(plain))
 
@@ -323,7 +329,9 @@ def test_all_optimizers_of_a_step_are_left_out():
 
 def test_a_step_with_a_closure_cannot_be_left_out():
     training, events = TRAININGS["closure"](), []
-    with Monitor(training.model, training.optimizers, mode="strict", on_alarm="skip", sinks=[events.append], rules=("nonfinite",)):
+    with Monitor(
+        training.model, training.optimizers, mode="strict", on_alarm="skip", sinks=[events.append], rules=("nonfinite",)
+    ):
         training.step(0)
         handle = training.model.first.weight.register_hook(lambda g: (handle.remove(), g * torch.nan)[1])
         training.step(1)
@@ -352,18 +360,21 @@ def test_a_saved_state_is_the_live_one(tmp_path):
 @pytest.mark.parametrize(("place", "code"), [("gradient", 16), ("weight", 17)])
 @pytest.mark.parametrize("mode", ["lagged", "strict"])
 def test_a_job_is_stopped_with_the_exit_code_of_the_proof(place, code, mode):
-    training = plain()
-    monitor = Monitor(training.model, training.optimizers, on_alarm="stop", mode=mode, **QUIET)
-    with pytest.raises(MonitorStop) as raised, monitor:
-        for number in itertools.count():
-            if place == "gradient":
-                huge_gradient(30)(training, number)
-            elif number == 30:
-                training.model.first.weight.detach().numpy()[0, 0] += 1
-            training.step(number)
+    last = 0
+
+    def spoil(training, number):
+        nonlocal last
+        last = number
+        if place == "gradient":
+            huge_gradient(30)(training, number)
+        elif number == 30:
+            training.model.first.weight.detach().numpy()[0, 0] += 1
+
+    with pytest.raises(MonitorStop) as raised:
+        run(plain, 40, None, spoil, on_alarm="stop", mode=mode, **QUIET)
     assert raised.value.exit_code == code
-    assert number == (30 if mode == "strict" else 31)
-    assert_nothing_left(training)
+    assert last == (30 if mode == "strict" else 31)
+    assert_nothing_left()
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ def array(tensor):
 def read(collector):
     """The signals of the step that ended, by feature, tensor and statistic."""
     signals = collector.take_row().read(len(collector.series))
-    return {one[:3]: float(v) for one, v, seen in zip(collector.series, signals.values, signals.seen, strict=True) if seen}
+    return {
+        one[:3]: float(v) for one, v, seen in zip(collector.series, signals.values, signals.seen, strict=True) if seen
+    }
 
 
 class LlamaRMSNorm(nn.Module):
@@ -106,7 +108,9 @@ def test_gradients_updates_and_loss_are_those_of_float64():
                     assert signals[feature, name, LARGEST] == largest(tensor)
 
 
-@pytest.mark.parametrize("make_norm", [nn.LayerNorm, LlamaRMSNorm, nn.RMSNorm, lambda size: nn.GroupNorm(2, size), nn.BatchNorm1d])
+@pytest.mark.parametrize(
+    "make_norm", [nn.LayerNorm, LlamaRMSNorm, nn.RMSNorm, lambda size: nn.GroupNorm(2, size), nn.BatchNorm1d]
+)
 def test_the_gradient_of_a_norm_layers_input_is_that_through_the_layer_alone(make_norm):
     model = made(make_norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -286,7 +290,11 @@ def test_a_step_that_the_scaler_leaves_out_gives_no_values():
 
 
 def test_half_precision_does_not_overflow_in_the_norm():
-    tensors = [(torch.arange(-500, 500) * 100).to(torch.float16), torch.full((300,), 200.0).to(torch.bfloat16), torch.ones(2)]
+    tensors = [
+        (torch.arange(-500, 500) * 100).to(torch.float16),
+        torch.full((300,), 200.0).to(torch.bfloat16),
+        torch.ones(2),
+    ]
     values = norms_and_largest(tensors).tolist()
     assert values[:3] == pytest.approx([norm(t) for t in tensors], rel=2**-8)
     assert values[3:] == [largest(t) for t in tensors]
@@ -309,12 +317,18 @@ def test_unusual_parameters():
             self.turned = nn.Parameter(torch.arange(12.0).reshape(3, 4).t())
 
         def forward(self, x):
-            return self.out(self.table(x) + self.tied(x) * self.narrow * self.frozen + self.turned.mean(0)) + self.empty.sum()
+            return (
+                self.out(self.table(x) + self.tied(x) * self.narrow * self.frozen + self.turned.mean(0))
+                + self.empty.sum()
+            )
 
     torch.manual_seed(0)
     model, outside = Model(), nn.Parameter(torch.ones(2))
     dense = [p for n, p in model.named_parameters() if n != "table.weight"]
-    optimizers = [torch.optim.AdamW([*dense, outside], lr=0.1), torch.optim.SparseAdam(model.table.parameters(), lr=0.1)]
+    optimizers = [
+        torch.optim.AdamW([*dense, outside], lr=0.1),
+        torch.optim.SparseAdam(model.table.parameters(), lr=0.1),
+    ]
     with SignalCollector(model, optimizers) as collector:
         for _ in range(2):
             for one in optimizers:
@@ -403,7 +417,10 @@ def test_named_values():
         if output.requires_grad:
             output.retain_grad()
 
-    hooks = [module.register_forward_hook(keep) for module in (*[block.fc for block in model.blocks], model.first, model.last)]
+    hooks = [
+        module.register_forward_hook(keep)
+        for module in (*[block.fc for block in model.blocks], model.first, model.last)
+    ]
     with SignalCollector(model, [optimizer], values=names) as collector:
         loss_of(model).backward()
         signals = read(collector)

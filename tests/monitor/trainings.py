@@ -167,7 +167,9 @@ def closure():
 
 def sparse_and_tied():
     torch.manual_seed(0)
-    model = nn.ModuleDict({"rare": nn.Embedding(9, 6, sparse=True), "table": nn.Embedding(9, 6), "out": nn.Linear(6, 9, bias=False)})
+    model = nn.ModuleDict(
+        {"rare": nn.Embedding(9, 6, sparse=True), "table": nn.Embedding(9, 6), "out": nn.Linear(6, 9, bias=False)}
+    )
     model["out"].weight = model["table"].weight
     model["frozen"] = nn.Linear(6, 6).requires_grad_(False)
     model["unused"] = nn.Linear(2, 2)
