@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 
 import numpy as np
@@ -226,9 +225,14 @@ def test_a_recording_that_cannot_be_written_is_no_error_of_the_job(tmp_path, cap
 
 def test_an_error_in_the_loop_passes_and_nothing_is_left():
     training = plain()
-    with pytest.raises(KeyError), Monitor(training.model, training.optimizers, **QUIET):  # noqa: PT012
-        training.step(0)
-        raise KeyError
+
+    def loop():
+        with Monitor(training.model, training.optimizers, **QUIET):
+            training.step(0)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        loop()
     assert_nothing_left(training)
     assert_same_run(run(plain), run(plain))
 
@@ -356,18 +360,21 @@ def test_a_saved_state_is_the_live_one(tmp_path):
 @pytest.mark.parametrize(("place", "code"), [("gradient", 16), ("weight", 17)])
 @pytest.mark.parametrize("mode", ["lagged", "strict"])
 def test_a_job_is_stopped_with_the_exit_code_of_the_proof(place, code, mode):
-    training = plain()
-    monitor = Monitor(training.model, training.optimizers, on_alarm="stop", mode=mode, **QUIET)
-    with pytest.raises(MonitorStop) as raised, monitor:  # noqa: PT012
-        for number in itertools.count():
-            if place == "gradient":
-                huge_gradient(30)(training, number)
-            elif number == 30:
-                training.model.first.weight.detach().numpy()[0, 0] += 1
-            training.step(number)
+    last = 0
+
+    def spoil(training, number):
+        nonlocal last
+        last = number
+        if place == "gradient":
+            huge_gradient(30)(training, number)
+        elif number == 30:
+            training.model.first.weight.detach().numpy()[0, 0] += 1
+
+    with pytest.raises(MonitorStop) as raised:
+        run(plain, 40, None, spoil, on_alarm="stop", mode=mode, **QUIET)
     assert raised.value.exit_code == code
-    assert number == (30 if mode == "strict" else 31)
-    assert_nothing_left(training)
+    assert last == (30 if mode == "strict" else 31)
+    assert_nothing_left()
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------

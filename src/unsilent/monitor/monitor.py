@@ -202,8 +202,12 @@ class Monitor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None and self._guard is not None and not self._closed:
+                self._guard.check_pending_steps()
+        finally:
+            self.close(wait=kind is None)
 
     @property
     def model(self) -> nn.Module:

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from unsilent.monitor.signals.fingerprints import COUNTERS
 from unsilent.monitor.sinks import LOGGER
 
 FIRST_COMPARISONS = 5
@@ -16,7 +17,8 @@ FIRST_COMPARISONS = 5
 FIRST_STEPS = 20
 """After so many steps the first comparison alone counts, for rotating fingerprints come back to a tensor late."""
 LEAST_AT_ONCE = 3
-"""So many tensors that change at once, if they are more than half of those compared, are a write by the program."""
+"""So many parameters, or tensors of optimizers, that change at once are a write by the program if they are more than half of
+those compared."""
 log = logging.getLogger(LOGGER)
 
 
@@ -31,18 +33,29 @@ class ProgramWrites:
     def faults(self, step: int, changed: Sequence[str], compared: Sequence[str]) -> tuple[str, ...]:
         """Names of the tensors whose change is none of the program's, among those that were compared in a step."""
         self._comparisons.update(compared)
-        if not changed:
-            return ()
-        if len(changed) >= LEAST_AT_ONCE and 2 * len(changed) > len(compared):
-            if not self._has_written_many:
-                self._has_written_many = True
-                log.info("step %d: %d tensors changed at once between two steps; the program wrote to them through .data",
-                         step, len(changed))  # fmt: skip
-            return ()
+        changed = self._without_many_at_once(step, changed, compared) if changed else ()
         first = FIRST_COMPARISONS if step <= FIRST_STEPS else 1
         habits = {name for name in changed if self._comparisons[name] <= first} - self._written
         if habits:
             self._written |= habits
-            log.warning("step %d: bits of %s changed between two of the first steps; taken as a write of the program through "
-                        ".data, so they are not compared any more", step, ", ".join(sorted(habits)))  # fmt: skip
+            log.warning(
+                "step %d: bits of %s changed between two of the first steps; taken as a write of the program through .data, so "
+                "they are not compared any more", step, ", ".join(sorted(habits)),
+            )  # fmt: skip
         return tuple(name for name in changed if name not in self._written)
+
+    def _without_many_at_once(self, step: int, changed: Sequence[str], compared: Sequence[str]) -> Sequence[str]:
+        """What is left without parameters, and without tensors of optimizers, where most of these changed."""
+        for is_state in (False, True):
+            own = {name for name in changed if _is_state(name) is is_state}
+            if len(own) >= LEAST_AT_ONCE and 2 * len(own) > sum(_is_state(name) is is_state for name in compared):
+                changed = [name for name in changed if name not in own]
+                if not self._has_written_many:
+                    self._has_written_many = True
+                    log.info("step %d: %d tensors changed at once between two steps; the program wrote to them through .data",
+                             step, len(own))  # fmt: skip
+        return changed
+
+
+def _is_state(name: str) -> bool:
+    return "/" in name or name.startswith(COUNTERS)

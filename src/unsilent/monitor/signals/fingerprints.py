@@ -8,14 +8,21 @@ read of memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 from torch.optim import Optimizer
 
-from unsilent.monitor.signals.magnitudes import local_tensor
+from unsilent.monitor.signals.magnitudes import SMALL
 
+_WORDS = {
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float64: torch.int64,
+}
 COUNTERS = "step counters"
 """Name of all tensors of one element in the state of an optimizer together."""
 
@@ -26,7 +33,28 @@ def bit_sums(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(0, dtype=torch.int64)
     device = tensors[0].device
-    return torch.stack([_bit_sum(tensor).to(device) for tensor in tensors])
+    large: list[int] = []
+    small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        if 0 < tensor.numel() <= SMALL and tensor.dtype in _WORDS:
+            small.setdefault((tensor.dtype, tensor.device), []).append(place)
+        else:
+            large.append(place)
+    parts = [torch.stack([_bit_sum(tensors[place]).to(device) for place in large])] if large else []
+    for (dtype, _), places in small.items():
+        parts.append(_small_bit_sums([tensors[place] for place in places], _WORDS[dtype]).to(device))
+    if len(parts) == 1:
+        return parts[0]
+    order = torch.tensor([*large, *(place for places in small.values() for place in places)])
+    return torch.cat(parts)[order.argsort().to(device)]
+
+
+def _small_bit_sums(tensors: Sequence[Tensor], word: torch.dtype) -> Tensor:
+    """Fingerprints of tensors of one dtype in one piece, for small ones cost as much as calls do; sums of their own words."""
+    ends = torch.tensor([tensor.numel() for tensor in tensors]).cumsum(0) - 1
+    flat = _flatten_dense_tensors(list(tensors)).view(word)
+    totals = flat.cumsum(0, dtype=torch.int64)[ends.to(flat.device, non_blocking=True)]
+    return torch.cat([totals[:1], totals.diff()])
 
 
 def _bit_sum(tensor: Tensor) -> Tensor:
@@ -44,14 +72,6 @@ def _bit_sum(tensor: Tensor) -> Tensor:
     return total + _bit_sum(flat[whole:]) if whole < flat.numel() else total
 
 
-class _Place(NamedTuple):
-    """Where an optimizer holds a tensor: ``optimizer.state[parameter]`` is ``table``, and ``table[key]`` the tensor."""
-
-    parameter: Tensor
-    table: dict[str, Any]
-    key: str
-
-
 class StateEntry:
     """A parameter, a tensor of an optimizer's state, or several of one element each, which are read together.
 
@@ -60,36 +80,37 @@ class StateEntry:
         is_parameter: Not of an optimizer's state.
     """
 
-    def __init__(self, name: str, optimizer: Optimizer, is_parameter: bool = False) -> None:
-        self.name, self.is_parameter = name, is_parameter
-        self._optimizer = optimizer
-        self._tensors: list[Tensor] = []
-        self._places: list[_Place] = []
+    __slots__ = ("_is_sharded", "_places", "_tensors", "is_parameter", "name")
 
-    def add(self, tensor: Tensor, place: _Place | None = None) -> None:
-        """One more tensor, and where an optimizer holds it."""
+    def __init__(self, name: str, is_parameter: bool = False) -> None:
+        self.name, self.is_parameter = name, is_parameter
+        self._tensors: list[Tensor] = []
+        self._places: list[tuple[dict[str, Any], str]] = []
+        self._is_sharded = False
+
+    def add(self, tensor: Tensor, table: dict[str, Any] | None = None, key: str = "") -> None:
+        """One more tensor; in an optimizer's state it is ``table[key]``."""
         self._tensors.append(tensor)
-        if place is not None:
-            self._places.append(place)
+        self._is_sharded = self._is_sharded or hasattr(tensor, "_local_tensor")
+        if table is not None:
+            self._places.append((table, key))
 
     def is_current(self) -> bool:
-        """Whether the optimizer still holds these tensors: `load_state_dict` and some optimizers put others in their place."""
-        state = self._optimizer.state
-        return all(
-            place.table.get(place.key) is tensor and state.get(place.parameter) is place.table
-            for place, tensor in zip(self._places, self._tensors, strict=False)
-        )
+        """Whether the optimizer still holds these tensors: some put others in their place."""
+        return all(table.get(key) is t for (table, key), t in zip(self._places, self._tensors, strict=False))
 
-    def versions(self) -> list[tuple[int, int, int]]:
-        """What changes when somebody writes to the tensors through torch, or replaces them or their memory."""
-        locals_ = [getattr(tensor, "_local_tensor", tensor) for tensor in self._tensors]
-        return [(id(tensor), tensor._version, tensor.data_ptr()) for tensor in locals_]
+    def _locals(self) -> list[Tensor]:
+        """What this rank holds of them."""
+        return [getattr(t, "_local_tensor", t) for t in self._tensors] if self._is_sharded else self._tensors
+
+    def versions(self) -> list[tuple[int, int]]:
+        """What changes when somebody writes to the tensors through torch, or replaces their memory."""
+        return [(tensor._version, tensor.data_ptr()) for tensor in self._locals()]
 
     def bits(self) -> Tensor:
         """One tensor with all bits."""
-        if len(self._tensors) == 1:
-            return local_tensor(self._tensors[0])
-        return torch.cat([local_tensor(tensor).reshape(-1) for tensor in self._tensors])  # a shard may be empty
+        tensors = self._locals()
+        return tensors[0] if len(tensors) == 1 else _flatten_dense_tensors(tensors)
 
 
 def state_entries(parameters: Sequence[tuple[str, Tensor]], optimizer: Optimizer, number: int) -> list[StateEntry]:
@@ -97,7 +118,7 @@ def state_entries(parameters: Sequence[tuple[str, Tensor]], optimizer: Optimizer
     result: list[StateEntry] = []
     counters: dict[tuple[torch.dtype, torch.device], StateEntry] = {}
     for name, parameter in parameters:
-        entry = StateEntry(name, optimizer, is_parameter=True)
+        entry = StateEntry(name, is_parameter=True)
         entry.add(parameter)
         result.append(entry)
         table = optimizer.state.get(parameter, {})
@@ -107,9 +128,9 @@ def state_entries(parameters: Sequence[tuple[str, Tensor]], optimizer: Optimizer
             if value.numel() == 1:
                 kind = value.dtype, value.device
                 if kind not in counters:
-                    counters[kind] = StateEntry(f"{COUNTERS} of optimizer {number}", optimizer)
+                    counters[kind] = StateEntry(f"{COUNTERS} of optimizer {number}")
                 entry = counters[kind]
             else:
-                result.append(entry := StateEntry(f"{name}/{key}", optimizer))
-            entry.add(value, _Place(parameter, table, key))
+                result.append(entry := StateEntry(f"{name}/{key}"))
+            entry.add(value, table, key)
     return result + list(counters.values())

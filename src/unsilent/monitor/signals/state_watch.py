@@ -13,6 +13,9 @@ from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.trained_parameters import in_turn
 
+MOST_AGE = 1000
+"""Steps after which the tensors of an optimizer are looked for again in any case."""
+
 
 class UpdateSizes:
     """Reads how much parameters change in an optimizer step, from copies whose memory is used again."""
@@ -60,24 +63,28 @@ class _OptimizerState:
     ) -> None:
         self.optimizer, self.number, self.parameters, self.frozen = optimizer, number, parameters, frozen
         self.entries: list[StateEntry] = []
-        self.counted = (-1, -1)
         self.chosen: list[StateEntry] = []
-        self.versions: list[list[tuple[int, int, int]]] = []
+        self.versions: list[list[tuple[int, int]]] = []
         self.sums: Tensor | None = None
+        self._state: object = None
+        self._counted = (-1, -1)
+        self._age = 0
 
     def choose(self, step: int, interval: int) -> None:
         """Choose the entries whose turn it is; finds all anew where the optimizer holds others."""
+        self._age += 1
         counted = len(self.parameters), len(self.optimizer.state)
-        if counted != self.counted:
-            self._find(counted)
+        if self.optimizer.state is not self._state or counted != self._counted or self._age >= MOST_AGE:
+            self._find()
         self.chosen = in_turn(self.entries, step, interval)
         if not all(entry.is_current() for entry in self.chosen):
-            self._find(counted)
+            self._find()
             self.chosen = in_turn(self.entries, step, interval)
 
-    def _find(self, counted: tuple[int, int]) -> None:
+    def _find(self) -> None:
+        self._age, self._state = 0, self.optimizer.state
+        self._counted = len(self.parameters), len(self.optimizer.state)
         self.entries = state_entries([*self.parameters, *self.frozen], self.optimizer, self.number)
-        self.counted = counted
 
 
 class StateWatch:
@@ -136,7 +143,7 @@ class StateWatch:
         same = [
             place
             for place, (entry, versions) in enumerate(zip(state.chosen, state.versions, strict=True))
-            if entry.versions() == versions and entry.is_current()
+            if entry.versions() == versions
         ]
         entries = [state.chosen[place] for place in same]
         changed = bit_sums([entry.bits() for entry in entries]).to(sums.device) != sums[same]

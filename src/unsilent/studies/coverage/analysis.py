@@ -264,7 +264,7 @@ class CleanRuns:
             kind: [] for kind in (CLEAN, *CHANGES)
         }
 
-    def add(self, rows: Sequence[CoverageRow], how: tuple[int, int, str], detectors: Sequence[Detector]) -> None:
+    def add(self, rows: Sequence[CoverageRow], how: tuple[int, int, int, str], detectors: Sequence[Detector]) -> None:
         """Those among the rows of a store that were judged like this: sampling of gradients and of updates, digest of rules."""
         names, places = [str(d) for d in detectors], {d: n for n, d in enumerate(detectors)}
         for row in rows:

@@ -1,0 +1,139 @@
+"""Sampling as a pure function: the budget is kept by the model of cost that it is computed from."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from unsilent.errors import UsageError
+from unsilent.monitor.sampling import (
+    GRADIENT_SHARE,
+    LONGEST,
+    CostMeter,
+    Costs,
+    SampleIntervals,
+    SamplingControl,
+    exceeds_limit,
+    fitting_intervals,
+    is_look,
+)
+from unsilent.monitor.settings import MonitorSettings
+from unsilent.monitor.signals.trained_parameters import in_turn
+
+seconds = st.floats(0, 10)
+intervals = st.builds(SampleIntervals, st.integers(1, LONGEST), st.integers(1, LONGEST))
+costs = st.builds(
+    lambda bare, gradients, state, fixed: Costs(50, bare + gradients + state + fixed, gradients, state, fixed),
+    st.floats(1e-3, 1000), seconds, seconds, seconds,
+)  # fmt: skip
+budgets = st.floats(0.01, 2)
+
+
+def cost_with(now, costs, then):
+    """What reading costs with other intervals: in proportion to how much is read."""
+    return costs.gradients * now.gradients / then.gradients + costs.state * now.state / then.state + costs.fixed
+
+
+@given(intervals, costs, budgets)
+def test_the_budget_is_kept_wherever_that_is_possible(now, costs, budget):
+    then = fitting_intervals(now, costs, budget)
+    assert 1 <= then.gradients <= LONGEST
+    assert 1 <= then.state <= LONGEST
+    bare = costs.step - costs.gradients - costs.state - costs.fixed
+    if then.longest < LONGEST:
+        assert cost_with(now, costs, then) <= bare * budget / 100 * (1 + 1e-9)
+
+
+@given(intervals, costs, budgets)
+def test_gradients_come_first_and_take_no_more_than_their_share(now, costs, budget):
+    then = fitting_intervals(now, costs, budget)
+    bare = costs.step - costs.gradients - costs.state - costs.fixed
+    room = bare * budget / 100 - costs.fixed
+    assume(room > 0 and then.gradients < LONGEST)
+    assert costs.gradients * now.gradients / then.gradients <= GRADIENT_SHARE * room * (1 + 1e-9)
+
+
+@given(intervals, costs, budgets)
+def test_what_fits_stays(now, costs, budget):
+    then = fitting_intervals(now, costs, budget)
+    assume(then.longest < LONGEST)
+    after = Costs(
+        costs.steps,
+        costs.step,
+        costs.gradients * now.gradients / then.gradients,
+        costs.state * now.state / then.state,
+        costs.fixed,
+    )
+    bare = costs.step - costs.gradients - costs.state - costs.fixed
+    after = after._replace(step=bare + after.gradients + after.state + after.fixed)
+    again = fitting_intervals(then, after, budget)
+    # The state may use what gradients left free by rounding up; then nothing changes any more.
+    assert again.gradients == then.gradients
+    assert again.state <= then.state
+
+
+@given(intervals, costs, budgets, st.floats(1, 2))
+def test_a_larger_budget_reads_no_less(now, costs, budget, factor):
+    # By the part that an interval may be longer than needed, so that it does not change all the time.
+    small, large = (fitting_intervals(now, costs, b) for b in (budget, min(2.0, budget * factor)))
+    assert large.gradients <= max(small.gradients, now.gradients)
+
+
+def test_nothing_fits_into_no_room():
+    assert fitting_intervals(SampleIntervals(1, 4), Costs(10, 1.0, 0.1, 0.1, 0.1), 0.5) == SampleIntervals(
+        LONGEST, LONGEST
+    )
+    assert exceeds_limit(Costs(10, 1.0, 0.01, 0.005, 0.006))
+    assert not exceeds_limit(Costs(10, 1.0, 0.01, 0.005, 0.004))
+
+
+def test_costs_are_looked_at_often_in_the_beginning():
+    assert [step for step in range(210) if is_look(step)] == [4, 10, 20, 40, 50, 100, 150, 200]
+
+
+@given(st.integers(1, 200), st.integers(0, 10_000), st.integers(1, 70))
+def test_every_tensor_has_its_turn_once_in_an_interval(count, step, interval):
+    seen = [n for s in range(step, step + interval) for n in in_turn(range(count), s, interval)]
+    assert sorted(seen) == list(range(count))
+    assert in_turn(range(count), step, interval) == [n for n in range(count) if (n + step) % interval == 0]
+
+
+@pytest.mark.parametrize("text", ["fixed:0", "fixed:", "fixed:-1", "fixed:5000", "always", "fixed:1.5", "fixed:²"])
+def test_malformed_sampling_is_refused(text):
+    with pytest.raises(UsageError, match="sampling|R of"):
+        MonitorSettings(sampling=text)
+
+
+def test_fixed_intervals_never_change(monkeypatch):
+    meter = CostMeter({"gradients": 0.0, "state": 0.0})
+    control = SamplingControl(MonitorSettings(sampling="fixed:7"), meter)
+    for step in range(100):
+        control.look(step)
+        assert control.agree(control.wanted) is None
+    assert control.intervals == SampleIntervals(7, 7)
+
+
+def test_a_monitor_that_cannot_keep_its_budget_says_so_once(caplog):
+    read = {"gradients": 0.0, "state": 0.0}
+    meter = CostMeter(read)
+    control = SamplingControl(MonitorSettings(), meter)
+    for step in range(1, 101):
+        meter.fixed += 100.0
+        control.look(step)
+        control.agree(control.wanted)
+    assert control.intervals == SampleIntervals(LONGEST, LONGEST)
+    assert control.longest_wait == LONGEST
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_the_costs_of_a_training_that_went_back_are_not_looked_at():
+    meter = CostMeter({"gradients": 0.0, "state": 0.0})
+    control = SamplingControl(MonitorSettings(), meter)
+    control.look(50)
+    before = control.wanted
+    meter.fixed += 100.0
+    control.look(40)
+    assert control.wanted == before != SampleIntervals(LONGEST, LONGEST)
