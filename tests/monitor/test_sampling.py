@@ -23,35 +23,35 @@ from unsilent.monitor.sampling import (
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.trained_parameters import in_turn
 
+NEVER_LONGER = SampleIntervals(LONGEST, LONGEST, LONGEST)
 seconds = st.floats(0, 10)
-intervals = st.builds(SampleIntervals, st.integers(1, LONGEST), st.integers(1, LONGEST))
+intervals = st.builds(SampleIntervals, *3 * [st.integers(1, LONGEST)])
 costs = st.builds(
-    lambda bare, gradients, state, fixed: Costs(50, bare + gradients + state + fixed, gradients, state, fixed),
-    st.floats(1e-3, 1000), seconds, seconds, seconds,
+    lambda bare, *parts: Costs(50, bare + sum(parts), *parts),
+    st.floats(1e-3, 1000), seconds, seconds, seconds, seconds,
 )  # fmt: skip
 budgets = st.floats(0.01, 2)
 
 
 def cost_with(now, costs, then):
-    """What reading costs with other intervals: in proportion to how much is read."""
-    return costs.gradients * now.gradients / then.gradients + costs.state * now.state / then.state + costs.fixed
+    """The costs with other intervals: reading costs in proportion to how much is read."""
+    parts = ("gradients", "values", "state")
+    after = {part: getattr(costs, part) * getattr(now, part) / getattr(then, part) for part in parts}
+    return costs._replace(**after, step=costs.step - costs.own + sum(after.values()) + costs.fixed)
 
 
 @given(intervals, costs, budgets)
 def test_the_budget_is_kept_wherever_that_is_possible(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
-    assert 1 <= then.gradients <= LONGEST
-    assert 1 <= then.state <= LONGEST
-    bare = costs.step - costs.gradients - costs.state - costs.fixed
+    assert all(1 <= one <= LONGEST for one in (then.gradients, then.values, then.state))
     if then.longest < LONGEST:
-        assert cost_with(now, costs, then) <= bare * budget / 100 * (1 + 1e-9)
+        assert cost_with(now, costs, then).own <= (costs.step - costs.own) * budget / 100 * (1 + 1e-9)
 
 
 @given(intervals, costs, budgets)
 def test_gradients_come_first_and_take_no_more_than_their_share(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
-    bare = costs.step - costs.gradients - costs.state - costs.fixed
-    room = bare * budget / 100 - costs.fixed
+    room = (costs.step - costs.own) * budget / 100 - costs.fixed
     assume(room > 0 and then.gradients < LONGEST)
     assert costs.gradients * now.gradients / then.gradients <= GRADIENT_SHARE * room * (1 + 1e-9)
 
@@ -59,20 +59,11 @@ def test_gradients_come_first_and_take_no_more_than_their_share(now, costs, budg
 @given(intervals, costs, budgets)
 def test_what_fits_stays(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
-    assume(then.longest < LONGEST)
-    after = Costs(
-        costs.steps,
-        costs.step,
-        costs.gradients * now.gradients / then.gradients,
-        costs.state * now.state / then.state,
-        costs.fixed,
-    )
-    bare = costs.step - costs.gradients - costs.state - costs.fixed
-    after = after._replace(step=bare + after.gradients + after.state + after.fixed)
-    again = fitting_intervals(then, after, budget)
-    # The state may use what gradients left free by rounding up; then nothing changes any more.
-    assert again.gradients == then.gradients
-    assert again.state <= then.state
+    again = fitting_intervals(then, cost_with(now, costs, then), budget)
+    # What comes later may use what gradients left free by rounding up.
+    if then.longest < LONGEST:
+        assert again.gradients == then.gradients
+        assert again.values <= then.values
 
 
 @given(intervals, costs, budgets, st.floats(1, 2))
@@ -83,11 +74,9 @@ def test_a_larger_budget_reads_no_less(now, costs, budget, factor):
 
 
 def test_nothing_fits_into_no_room():
-    assert fitting_intervals(SampleIntervals(1, 4), Costs(10, 1.0, 0.1, 0.1, 0.1), 0.5) == SampleIntervals(
-        LONGEST, LONGEST
-    )
-    assert exceeds_limit(Costs(10, 1.0, 0.01, 0.005, 0.006))
-    assert not exceeds_limit(Costs(10, 1.0, 0.01, 0.005, 0.004))
+    assert fitting_intervals(SampleIntervals(1, 2, 4), Costs(10, 1.0, 0.1, 0.1, 0.1, 0.1), 0.5) == NEVER_LONGER
+    assert exceeds_limit(Costs(10, 1.0, 0.01, 0.004, 0.001, 0.006))
+    assert not exceeds_limit(Costs(10, 1.0, 0.01, 0.004, 0.001, 0.004))
 
 
 def test_costs_are_looked_at_often_in_the_beginning():
@@ -108,32 +97,32 @@ def test_malformed_sampling_is_refused(text):
 
 
 def test_fixed_intervals_never_change(monkeypatch):
-    meter = CostMeter({"gradients": 0.0, "state": 0.0})
+    meter = CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0})
     control = SamplingControl(MonitorSettings(sampling="fixed:7"), meter)
     for step in range(100):
         control.look(step)
         assert control.agree(control.wanted) is None
-    assert control.intervals == SampleIntervals(7, 7)
+    assert control.intervals == SampleIntervals(7, 7, 7)
 
 
 def test_a_monitor_that_cannot_keep_its_budget_says_so_once(caplog):
-    read = {"gradients": 0.0, "state": 0.0}
+    read = {"gradients": 0.0, "values": 0.0, "state": 0.0}
     meter = CostMeter(read)
     control = SamplingControl(MonitorSettings(), meter)
     for step in range(1, 101):
         meter.fixed += 100.0
         control.look(step)
         control.agree(control.wanted)
-    assert control.intervals == SampleIntervals(LONGEST, LONGEST)
+    assert control.intervals == NEVER_LONGER
     assert control.longest_wait == LONGEST
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_the_costs_of_a_training_that_went_back_are_not_looked_at():
-    meter = CostMeter({"gradients": 0.0, "state": 0.0})
+    meter = CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0})
     control = SamplingControl(MonitorSettings(), meter)
     control.look(50)
     before = control.wanted
     meter.fixed += 100.0
     control.look(40)
-    assert control.wanted == before != SampleIntervals(LONGEST, LONGEST)
+    assert control.wanted == before != NEVER_LONGER

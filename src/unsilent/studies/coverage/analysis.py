@@ -178,7 +178,11 @@ def analyse_together(
     rules = named_rules() if rules is None else rules
     clean, parts = CleanRuns(), [_score(store, options, rules) for store in stores]
     for part in parts:
-        clean.add(part.rows, (options.sampling, options.value_sampling, options.update_sampling, current_digest(rules)), tuple(part.scored))
+        clean.add(
+            part.rows,
+            (options.sampling, options.value_sampling, options.update_sampling, current_digest(rules)),
+            tuple(part.scored),
+        )
     common = [detector for detector in parts[0].scored if all(detector in part.scored for part in parts)]
     scored = {detector: join_scores([part.scored[detector] for part in parts]) for detector in common}
     rows, faults = [row for part in parts for row in part.rows], [row for part in parts for row in part.faults]
