@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.errors import UsageError
@@ -23,7 +23,7 @@ from unsilent.monitor.sampling import (
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.trained_parameters import in_turn
 
-seconds = st.floats(0, 10)
+seconds = st.floats(0, 0.5)
 intervals = st.builds(SampleIntervals, st.integers(1, LONGEST), st.integers(1, LONGEST))
 costs = st.builds(
     lambda bare, gradients, state, fixed: Costs(50, bare + gradients + state + fixed, gradients, state, fixed),
@@ -52,14 +52,15 @@ def test_gradients_come_first_and_take_no_more_than_their_share(now, costs, budg
     then = fitting_intervals(now, costs, budget)
     bare = costs.step - costs.gradients - costs.state - costs.fixed
     room = bare * budget / 100 - costs.fixed
-    assume(room > 0 and then.gradients < LONGEST)
-    assert costs.gradients * now.gradients / then.gradients <= GRADIENT_SHARE * room * (1 + 1e-9)
+    if room > 0 and then.gradients < LONGEST:
+        assert costs.gradients * now.gradients / then.gradients <= GRADIENT_SHARE * room * (1 + 1e-9)
 
 
 @given(intervals, costs, budgets)
 def test_what_fits_stays(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
-    assume(then.longest < LONGEST)
+    if then.longest == LONGEST:
+        return
     after = Costs(
         costs.steps,
         costs.step,
