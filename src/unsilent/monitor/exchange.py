@@ -19,7 +19,7 @@ from unsilent.errors import UsageError
 TIMEOUT = datetime.timedelta(minutes=30)
 """Until a rank that tells nothing is an error; as long as torch waits by default."""
 LEAVING_SECONDS = 2.0
-"""That a rank waits at its end for others that end as well."""
+"""That a rank waits at its end for the row of the others."""
 
 
 class RankRow(NamedTuple):
@@ -121,14 +121,31 @@ class Exchange:
             work[0].wait()
         return [RankRow.from_words(row.tolist()) for row in work[2]]
 
-    def leave(self, row: RankRow) -> None:
-        """Send the last row of this rank, without waiting for ranks that make further steps."""
-        self.begin(row)
-        work = self._work[0] if self._work else None
+    def is_open(self) -> bool:
+        """Whether the other ranks can be reached: a program may end torch.distributed before the monitor."""
+        try:
+            return self._group is None or dist.get_rank(self._group) >= 0
+        except (ValueError, RuntimeError):
+            return False
+
+    def close(self, last: RankRow | None = None) -> None:
+        """Leave the group.
+
+        ``last`` is for ranks that make further steps; nobody waits for them. None: this rank ends by an error; ranks that wait
+        for its row get an error as well.
+        """
+        if last is not None:
+            self.begin(last)
         deadline = time.monotonic() + LEAVING_SECONDS
-        while work is not None and not work.is_completed() and time.monotonic() < deadline:
+        while self._is_waiting() and time.monotonic() < deadline:
             time.sleep(0.001)
-        self._work = None
+        # A group that is waited for in another thread cannot be left: the process would hang until all ranks have answered.
+        if self._group is not None and not self._is_waiting() and self.is_open():
+            dist.destroy_process_group(self._group)
+            self._group = self._work = None
+
+    def _is_waiting(self) -> bool:
+        return self._work is not None and self._work[0] is not None and not self._work[0].is_completed()
 
 
 def _processor_group(ranks: Any) -> Any:

@@ -162,11 +162,14 @@ class Monitor:
         """
         if self._closed:
             return
-        wait = wait and sys.exc_info()[0] is None
+        alone = self._exchange.world_size == 1
+        wait = alone or (wait and sys.exc_info()[0] is None and self._exchange.is_open())
         try:
-            if not self._is_off:
-                with self._safely(may_stop=False):
+            with self._safely(may_stop=False):
+                if not self._is_off:
                     self._judge_rest(wait)
+                is_last = wait and not self._is_off
+                self._exchange.close(RankRow(self._collector.step, ended=1) if is_last else None)
         finally:
             self._closed = True
             self._remove_hooks()
@@ -174,14 +177,12 @@ class Monitor:
             self._end()
 
     def _judge_rest(self, wait: bool) -> None:
-        if not wait:
-            for row in self._pending:
-                self._judge.judge(row, self._sampling.wanted)
-            return
-        self._judge_pending(flush=True)
-        self._agree()
-        if not self._is_off:
-            self._exchange.leave(RankRow(self._collector.step, ended=1))
+        """What is not judged yet; ``wait`` for the verdict of all ranks on it."""
+        if wait:
+            self._judge_pending(flush=True)
+            self._agree()
+        for row in self._pending:
+            self._judge.judge(row, self._sampling.wanted)
 
     def _remove_hooks(self) -> None:
         if self._guard is not None:
