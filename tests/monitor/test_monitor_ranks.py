@@ -111,8 +111,8 @@ def test_all_ranks_read_the_same_tensors_in_each_step(ranks):
 def test_ranks_with_other_settings_are_refused_together(ranks):
     for rank in ranks:
         assert rank["settings"] == (
-            "UsageError: the ranks have different settings of the monitor: budget is 0.5 in rank 0, 0.6 in rank 1; give all ranks "
-            "the same"
+            "UsageError: the ranks have different settings of the monitor: budget is 0.5 in rank 0, 0.6 in rank 1; "
+            "give all ranks the same"
         )
 
 
@@ -152,4 +152,14 @@ def test_a_rank_that_is_killed_leaves_its_events_and_those_of_the_others(tmp_pat
         kinds = [event.kind for event in events]
         assert kinds[:2] == ["started", "step"]
         assert ("ended" in kinds) is ("rank1" not in path.name)
+    assert len(list(tmp_path.glob("events*.jsonl"))) == 2
+
+
+def test_a_program_may_end_torch_distributed_before_the_monitor(tmp_path):
+    done = run(tmp_path, 2, "destroyed")
+    assert done.returncode == 0, done.stderr
+    for path in tmp_path.glob("events*.jsonl"):
+        kinds = [event.kind for event in read_events(path)]
+        assert kinds[-1] == "ended"
+        assert "monitor-failed" not in kinds
     assert len(list(tmp_path.glob("events*.jsonl"))) == 2

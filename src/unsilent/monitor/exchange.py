@@ -173,3 +173,8 @@ def settings_by_name(settings: Any) -> dict[str, Any]:
 def host_name() -> str:
     """Of this machine."""
     return platform.node() or "unknown"
+
+
+def device_name(device: torch.device) -> str:
+    """The device, and of a CUDA device its model."""
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)

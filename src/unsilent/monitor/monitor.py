@@ -13,7 +13,6 @@ An error of the monitor itself is logged once, and the training goes on without 
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import time
 import weakref
@@ -32,11 +31,11 @@ from unsilent.detectors.series import Series
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor.actions import CONFIRMED, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.events import Alarm, Verdict
-from unsilent.monitor.exchange import Exchange, RankInfo, RankRow, host_name, settings_by_name
+from unsilent.monitor.exchange import Exchange, RankInfo, RankRow, device_name, host_name, settings_by_name
 from unsilent.monitor.guard import SNAPSHOT_INTERVAL, Guard
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
-from unsilent.monitor.rerun_check import RerunCheck
+from unsilent.monitor.rerun_check import RerunCheck, alarm_of
 from unsilent.monitor.rule_streams import RuleStreams
 from unsilent.monitor.sampling import CostMeter, SampleIntervals, SamplingControl
 from unsilent.monitor.settings import MonitorSettings
@@ -125,7 +124,7 @@ class Monitor:
             own = RankInfo(
                 self._exchange.rank,
                 host_name(),
-                _device_name(device),
+                device_name(device),
                 settings_by_name(settings),
                 tuple(full_name(one) for one in self._collector.series),
             )
@@ -397,22 +396,12 @@ class Monitor:
             names = self._collector.state_names
             verdict = self._reporter.verdict(step, rows, suspect, names, action, outcome)
             if self._guard is not None:
-                self._due = self._alarm_of(verdict, rows)
+                self._due = alarm_of(verdict, rows, self._reporter.alarms)
         if action == "stop":
             is_proof = any(row.changed for row in rows)
             raise MonitorStop(
                 f"the monitor stopped the job after an alarm in step {step}", CONFIRMED if is_proof else UNCONFIRMED
             )
-
-    def _alarm_of(self, verdict: Verdict, rows: Sequence[RankRow]) -> Alarm:
-        """The alarm that all ranks execute steps again for: of this rank, or of the one that is suspected."""
-        if self._reporter.alarms and self._reporter.alarms[-1].step == verdict.step:
-            return self._reporter.alarms[-1]
-        return Alarm(
-            time=verdict.time, rank=verdict.suspect, step=verdict.step, host=verdict.host, device=verdict.device,
-            rule=verdict.reason, feature="signal", tensor=verdict.tensor, statistic="verdict", level="alarm",
-            value=math.nan, baseline=math.nan, score=max(row.score for row in rows),
-        )  # fmt: skip
 
     def _set_intervals(self, agreed: SampleIntervals) -> None:
         if (reason := self._sampling.agree(agreed)) is None:
@@ -420,7 +409,3 @@ class Monitor:
         self._collector.intervals = agreed
         covered = self._guard is not None and agreed.longest <= self._guard.steps_covered
         self._reporter.sampling(self._collector.step, agreed.longest, covered, reason)
-
-
-def _device_name(device: torch.device) -> str:
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from unsilent.monitor.events import Alarm
+from unsilent.monitor.events import Alarm, Verdict
+from unsilent.monitor.exchange import RankRow
 
 if TYPE_CHECKING:
     from unsilent.monitor.monitor import Monitor
@@ -34,3 +36,20 @@ class RerunCheck:
 
     def close(self) -> None:
         """The monitor closes itself."""
+
+
+def alarm_of(verdict: Verdict, rows: Sequence[RankRow], alarms: Sequence[Alarm]) -> Alarm:
+    """The alarm that all ranks execute steps again for: the last one of this rank, or one for what another rank found.
+
+    Args:
+        verdict: Of all ranks.
+        rows: Of all ranks, in the step of the verdict.
+        alarms: Of this rank.
+    """
+    if alarms and alarms[-1].step == verdict.step:
+        return alarms[-1]
+    return Alarm(
+        time=verdict.time, rank=verdict.suspect, step=verdict.step, host=verdict.host, device=verdict.device,
+        rule=verdict.reason, feature="signal", tensor=verdict.tensor, statistic="verdict", level="alarm",
+        value=math.nan, baseline=math.nan, score=max(row.score for row in rows),
+    )  # fmt: skip
