@@ -39,12 +39,14 @@ class GuardStop(UnsilentError):
         what = "; the loop was left, so its last steps cannot be executed again"
         if steps:
             what = (
-                f", although the last {steps} iteration{'s' if steps > 1 else ''} ran again (first alarm at {first}); the "
+                f", although the last {steps} iteration{'s' if steps > 1 else ''} ran again (first alarm at {first.summary}); the "
                 "fault is not transient, the "
                 "fault is older than these iterations, or the bound is too tight: check this device, or give Guard a larger "
                 "factor or snapshot_count"
             )
-        super().__init__(f"{alarm}{what}. The oldest kept state was restored; it is sound unless the fault is older")
+        super().__init__(
+            f"{alarm.summary}{what}. The oldest kept state was restored; it is sound unless the fault is older"
+        )
         self.alarm, self.first = alarm, first
 
 

@@ -66,7 +66,8 @@ def find_event_files(path: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from None
     if not files:
-        raise UsageError(f"there are no events in {path}; give the file that the job was given with --events")
+        what = f"{path} is a folder without events" if Path(path).is_dir() else f"there are no events in {path}"
+        raise UsageError(f"{what}; give the file that the job was given with --events")
     if len(files) > MOST_FILES:
         raise UsageError(f"{path} has {len(files):,} files of events; at most {MOST_FILES:,} are read")
     return sorted(files, key=lambda one: (int(found[1]) if (found := _RANK.search(one.name)) else -1, one.name))

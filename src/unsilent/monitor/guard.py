@@ -249,7 +249,9 @@ class Guard:
         except GeneratorExit:  # by break, return or an exception in the body
             self._loop_was_left = True
             if self._alarm_when_left is not None:
-                warnings.warn(LOOP_LEFT_MESSAGE.format(self._alarm_when_left), RepeatabilityWarning, stacklevel=2)
+                warnings.warn(
+                    LOOP_LEFT_MESSAGE.format(self._alarm_when_left.summary), RepeatabilityWarning, stacklevel=2
+                )
             raise
         finally:
             self._in_loop = False
@@ -298,7 +300,7 @@ class Guard:
         self._loop_was_left = False
         left, self._alarm_when_left = self._alarm_when_left, None
         if left is not None and self._strict:
-            self._give_up(NotRepeatable(LOOP_LEFT_MESSAGE.format(left)))
+            self._give_up(NotRepeatable(LOOP_LEFT_MESSAGE.format(left.summary)))
         if self._segments and (alarm := self._check(late=False)) is not None:
             self._report(alarm)
             self._give_up(GuardStop(alarm, alarm))
@@ -413,7 +415,10 @@ class Guard:
             )
         what = f"{count} iterations and executed them" if count > 1 else "1 iteration and executed it"
         log.warning(
-            "%s: went back %s again%s", first, what, "; the repeated steps differed, see the warning" if causes else ""
+            "%s: went back %s again%s",
+            first.summary,
+            what,
+            "; the repeated steps differed, see the warning" if causes else "",
         )
 
     def _found_late(self) -> list[str]:
@@ -452,7 +457,7 @@ class Guard:
 
     def _not_repeatable(self, causes: Sequence[str], alarm: Alarm | None = None) -> None:
         """Warn, or in strict mode put the oldest state back and raise."""
-        after = f"after the alarm at {alarm}, the repeated steps differed from their first execution"
+        after = f"after the alarm at {alarm.summary if alarm else None}, the repeated steps differed from their first execution"
         text = f"{after if alarm else 'this loop is not repeatable'}: {'; '.join(causes)}"
         if not self._strict:
             warnings.warn(text, RepeatabilityWarning, stacklevel=2)

@@ -241,7 +241,7 @@ def guard_result(
         target = one.row.trial.target
         groups.setdefault(one.row.injection.phase if target == RANDOM else target, []).append(again)
     kinds = Counter(
-        again.error.partition(":")[2].strip().split(" reaches")[0].rsplit(" ", 1)[0]
+        again.error.partition(":")[2].strip().partition(" of ")[0]
         for _, again in pairs
         if again.detected_after is not None
     )
