@@ -39,9 +39,8 @@ class GuardStop(UnsilentError):
         what = "; the loop was left, so its last steps cannot be executed again"
         if steps:
             what = (
-                f", although the last {steps} iteration{'s' if steps > 1 else ''} ran again (first alarm at {first.summary}); the "
-                "fault is not transient, the "
-                "fault is older than these iterations, or the bound is too tight: check this device, or give Guard a larger "
+                f", although the last {steps} iteration{'s' if steps > 1 else ''} ran again (first alarm at {first.summary}); "
+                "the fault is not transient, the fault is older than these iterations, or the bound is too tight: check this device, or give Guard a larger "
                 "factor or snapshot_count"
             )
         super().__init__(
