@@ -40,7 +40,8 @@ class GuardStop(UnsilentError):
         if steps:
             what = (
                 f", although the last {steps} iteration{'s' if steps > 1 else ''} ran again (first alarm at {first.summary}); "
-                "the fault is not transient, the fault is older than these iterations, or the bound is too tight: check this device, or give Guard a larger "
+                "the fault is not transient, the fault is older than these iterations, or the bound is too tight: check this "
+                "device, or give Guard a larger "
                 "factor or snapshot_count"
             )
         super().__init__(
