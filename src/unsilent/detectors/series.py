@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -110,16 +110,3 @@ def load_recording(path: str | Path) -> Recording:
         raise UsageError(
             f"{path} is not a recording of a monitor ({error}); expected a file written by Recording.save"
         ) from None
-
-
-def join(recordings: Sequence[Recording]) -> Recording:
-    """Recordings of the same series, one after the other; raises ``UsageError`` where their series differ."""
-    if len({one.series for one in recordings}) != 1:
-        raise UsageError("recordings of different series cannot be joined; expected the same series in each")
-    ends = np.cumsum([0.0, *(one.seconds[-1] if len(one.seconds) else 0.0 for one in recordings[:-1])])
-    return Recording(
-        recordings[0].series,
-        np.concatenate([one.values for one in recordings]),
-        np.concatenate([one.seen for one in recordings]),
-        np.concatenate([one.seconds + end for one, end in zip(recordings, ends.tolist(), strict=True)]),
-    )

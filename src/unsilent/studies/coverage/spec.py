@@ -28,11 +28,13 @@ from unsilent.options import (
 )
 from unsilent.replicas.spec import MOST_STEPS
 from unsilent.studies.training.spec import (
+    LAYER_OPTION,
+    PHASE_OPTION,
     PHASES,
+    TRAINING_OPTION,
     InjectionPoint,
     TrainingSpec,
     parse_weighted_models,
-    read_phases,
     weighted_models_text,
 )
 
@@ -110,9 +112,7 @@ def parse_clean_target(name: str) -> CleanTarget | None:
 class CoverageSpec:
     """What was asked."""
 
-    workload: Annotated[str, Option(
-        "A training: built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
-        missing_error="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
+    workload: Annotated[str, TRAINING_OPTION]
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     faults: Annotated[tuple[tuple[str, float], ...], Option(
@@ -124,13 +124,8 @@ class CoverageSpec:
         FAULTS_PANEL)] = "bitflip:bits=exponent"  # fmt: skip
     memory_fault: Annotated[str, Option(
         "The fault model of parameters and optimizer state.", FAULTS_PANEL)] = "bitflip"  # fmt: skip
-    phases: Annotated[tuple[str, ...], Option(
-        "Phase: fwd (forward), grad_in (input gradients) or grad_wt (weight gradients); repeat for more.", FAULTS_PANEL, "phase",
-        default_text="all three", parser=read_phases,
-        is_repeatable=True)] = PHASES  # fmt: skip
-    layers: Annotated[tuple[str, ...], Option(
-        "Modules to inject into, like block1.*; repeat for "
-        "more.", FAULTS_PANEL, "layer", default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
+    phases: Annotated[tuple[str, ...], PHASE_OPTION] = PHASES
+    layers: Annotated[tuple[str, ...], LAYER_OPTION] = ("*",)
     only: Annotated[tuple[str, ...], Option(
         "Places and classes of severity to draw faults of, like operation:* or memory:1..100; repeat for more.", FAULTS_PANEL,
         default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip

@@ -127,6 +127,29 @@ def read_phases(given: Any) -> tuple[str, ...]:
     return names
 
 
+TRAINING_OPTION = Option(
+    "A training: built-in name, file.py:name or package.module:name.",
+    WORKLOAD_PANEL,
+    missing_error="no training was named; give one like train-resnet (see unsilent workloads)",
+)
+PHASE_OPTION = Option(
+    "Phase: fwd (forward), grad_in (input gradients) or grad_wt (weight gradients); repeat for more.",
+    FAULTS_PANEL,
+    "phase",
+    default_text="all three",
+    parser=read_phases,
+    is_repeatable=True,
+)
+LAYER_OPTION = Option(
+    "Modules to inject into, like block1.*; repeat for more.",
+    FAULTS_PANEL,
+    "layer",
+    default_text="all",
+    is_repeatable=True,
+)
+"""Options of every study that injects into the steps of a training."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingSpec:
     """What was asked.
@@ -144,9 +167,7 @@ class TrainingSpec:
         horizon: None: every run goes to its end.
     """
 
-    workload: Annotated[str, Option(
-        "A training: built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
-        missing_error="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
+    workload: Annotated[str, TRAINING_OPTION]
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     faults: Annotated[tuple[tuple[str, float], ...], Option(
@@ -160,13 +181,8 @@ class TrainingSpec:
     value: Annotated[str | None, Option(
         "What injected elements become, like uniform:low=1e16,high=1e18.", FAULTS_PANEL,
         default_text="the model's own")] = None  # fmt: skip
-    phases: Annotated[tuple[str, ...], Option(
-        "Phase: fwd (forward), grad_in (input gradients) or grad_wt (weight gradients); repeat for more.", FAULTS_PANEL, "phase",
-        default_text="all three", parser=read_phases,
-        is_repeatable=True)] = PHASES  # fmt: skip
-    layers: Annotated[tuple[str, ...], Option(
-        "Modules to inject into, like block1.*; repeat for "
-        "more.", FAULTS_PANEL, "layer", default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
+    phases: Annotated[tuple[str, ...], PHASE_OPTION] = PHASES
+    layers: Annotated[tuple[str, ...], LAYER_OPTION] = ("*",)
     per: Annotated[str | None, Option(
         "Measure training PVF: inject into the parameters and optimizer state of each component, layer or tensor, or into each "
         "kind of memory, instead of into operations.", FAULTS_PANEL)] = None  # fmt: skip
