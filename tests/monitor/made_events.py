@@ -47,7 +47,7 @@ def verdict(step, rank=0, **more):
 
 
 def sampling(step, rank=0, **more):
-    fields = {"interval": 4, "covered": True, "reason": "0.61 % of a step, budget 0.5 %"}
+    fields = {"interval": 4, "reason": "0.61 % of a step, budget 0.5 %"}
     return SamplingChanged(time=BEGAN + 0.2 * step, rank=rank, step=step, **{**fields, **more})
 
 

@@ -109,6 +109,16 @@ def test_a_suspect_is_new_once():
     ]
 
 
+def test_a_rank_that_was_like_the_others_again_may_differ_once_more():
+    def compared(step, differs):
+        return [RankRow(step, replicas=one) for one in (1, 1, 1 + differs)]
+
+    found = follow(Suspicion(True, ALARM), *[compared(step, step in (30, 33, 36, 50)) for step in range(30, 60)])
+    assert [30 + n for n, is_new in enumerate(found) if is_new] == [30, 50]
+    restored = compared(30, True), compared(26, False), compared(27, True)
+    assert follow(Suspicion(True, ALARM), *restored) == [True, False, True]
+
+
 def test_lower_levels_are_not_relevant():
     warning = rows(0, {"level": WARNING, "score": 0.9})
     assert follow(Suspicion(True, ALARM), warning) == [False]

@@ -104,7 +104,6 @@ def line_of(event, **changes):
         (line_of(made.summary(1), time=-1), "time is -1"),
         (line_of(made.summary(1), time="nan"), "time is nan"),
         (line_of(made.summary(1), rank=-1), "rank -1"),
-        (line_of(made.sampling(1), covered=1), "covered is '1'; expected true or false"),
         (line_of(made.verdict(1), ranks=[1, "2"]), "ranks is '2'; expected a whole number"),
         (line_of(made.verdict(1), ranks={"a": 1}), "expected a list or an object"),
         (line_of(made.started(), series=[1]), "expected a list or an object"),

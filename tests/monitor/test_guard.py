@@ -197,6 +197,24 @@ def test_two_faults_apart_and_one_that_stays(golden):
     assert raised.value.first.step == 15
 
 
+def test_states_may_be_kept_further_apart_later():
+    model = nn.Linear(3, 1)
+    optimizer, executed = torch.optim.Adam(model.parameters()), []
+    with Guard(model, optimizer, snapshot_interval=2) as guard:
+        for number in guard.iterate(range(60)):
+            executed.append(number)
+            if len(executed) == 10:
+                guard.lengthen(16)
+            model(torch.ones(1, 3) * number).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if len(executed) == 50:
+                model.weight.data[0, 0] = float("inf")
+    assert executed[:50] == list(range(50))
+    assert executed[50] <= 49 - 16
+    assert executed[-1] == 59
+
+
 def test_small_faults_pass(golden):
     """Said in the documentation: what is no larger than a factor times what is usual is not seen."""
     state, guard, _ = run("adam", [(25, "fc.weight", 1e-3)])

@@ -377,6 +377,12 @@ def test_a_job_is_stopped_with_the_exit_code_of_the_proof(place, code, mode):
     assert_nothing_left()
 
 
+def test_an_alarm_in_the_last_step_stops_the_job_as_well():
+    with pytest.raises(MonitorStop, match="in step 39"):
+        run(plain, 40, None, huge_gradient(39), on_alarm="stop", **QUIET)
+    assert_nothing_left()
+
+
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
@@ -429,7 +435,7 @@ def test_sampling_is_reported(monkeypatch):
     found = run(plain, 30, events, strict=True)
     assert_same_run(run(plain, 30), found)
     (changed,) = of_kind(events, SamplingChanged)
-    assert (changed.interval, changed.covered) == (16, False)
+    assert changed.interval == 16
     assert events[-1].longest_wait == 16
     assert found[2].intervals == module.SampleIntervals(8, 8, 16)
 

@@ -51,17 +51,17 @@ def logged(caplog, events, **options):
 
 def test_every_event_is_one_line_of_the_log(caplog):
     events = [
-        made.started(), made.summary(1), made.sampling(2), made.sampling(3, covered=False), made.alarm(4),
+        made.started(), made.summary(1), made.sampling(2), made.alarm(4),
         made.alarm(5, level="warning"), made.verdict(6), made.failed(7), made.ended(8),
     ]  # fmt: skip
     lines = logged(caplog, events)
-    levels = ["INFO", "DEBUG", "INFO", "WARNING", "ERROR", "WARNING", "WARNING", "WARNING", "INFO"]
+    levels = ["INFO", "DEBUG", "INFO", "ERROR", "WARNING", "WARNING", "WARNING", "INFO"]
     assert [level for level, _ in lines] == levels
     assert not [text for _, text in lines if "\n" in text]
-    assert lines[4][1].startswith(
+    assert lines[3][1].startswith(
         "alarm: step 4: gradient of model.layers.3.mlp.down_proj.weight (max) is 3.1e+08, baseline 0.021 (robust-z), in rank 0"
     )
-    assert "rank 1 (node-7, cuda:1) is suspected" in lines[6][1]
+    assert "rank 1 (node-7, cuda:1) is suspected" in lines[5][1]
     assert "abnormal" not in " ".join(text for _, text in lines)
 
 

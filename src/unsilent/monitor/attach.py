@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor import backward_hooks
+from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.monitor import Monitor, is_monitored
 from unsilent.monitor.rerun_loops import RerunLoops
 from unsilent.monitor.settings import MonitorSettings
@@ -74,7 +75,7 @@ class AutomaticMonitor:
             self._loops.start()
 
     def stop(self, wait: bool = True) -> None:
-        """Leave torch as it was and end the monitor; ``wait`` for other ranks, which end as well."""
+        """Leave torch as it was and end the monitor; ``wait`` for other ranks, which end as well. Raises `MonitorStop`."""
         backward_hooks.remove_listener(self)
         self._loops.stop()
         Optimizer.__init__ = self._plain_init  # type: ignore[method-assign]
@@ -134,6 +135,8 @@ class AutomaticMonitor:
         try:
             if monitor is not None:
                 monitor.close(wait)
+        except MonitorStop:
+            raise
         except Exception as error:
             self._fail("cannot end the monitor", error)
 

@@ -30,7 +30,7 @@ LAST_TIME = 253_402_300_800.0
 """End of the year 9999."""
 _RANK = re.compile(r"\.rank(\d{1,7})(?=\.[^.]*$|$)")
 _NOT_FINITE = ("nan", "inf", "-inf")
-_NOUNS = {int: "a whole number of at most 63 bits", float: "a number", str: "a text", bool: "true or false"}
+_NOUNS = {int: "a whole number of at most 63 bits", float: "a number", str: "a text"}
 
 
 def path_of_rank(path: Path, rank: int, world_size: int) -> Path:

@@ -93,18 +93,15 @@ class SamplingChanged(Event):
 
     Attributes:
         interval: Each tensor is read every so many steps: the longest wait until every tensor was seen.
-        covered: Whether the states that are kept reach back as far, so that a fault that is found that late can be undone.
         reason: In words.
     """
 
     kind: ClassVar[str] = "sampling"
     interval: int
-    covered: bool
     reason: str
 
     def __str__(self) -> str:
-        reach = "" if self.covered else ", but the states that are kept do not reach back as far"
-        return f"step {self.step}: every tensor is read within {self.interval} steps{reach} ({self.reason})"
+        return f"step {self.step}: every tensor is read within {self.interval} steps ({self.reason})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,10 +222,9 @@ class Guard:
             raise UsageError("this guard has a check of its own; learn() is for the bounds of magnitudes")
         self._check_steps.bounds.learn(names, largest)
 
-    @property
-    def steps_covered(self) -> int:
-        """Steps that can be executed again at least, once as many were made."""
-        return self._every * (self._depth - 1) + 1
+    def lengthen(self, steps: int) -> None:
+        """From now on keep states so far apart that at least so many steps can be executed again."""
+        self._every = max(self._every, steps)
 
     # -- what a loop calls -------------------------------------------------------------------------------------
 

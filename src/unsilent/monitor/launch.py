@@ -38,20 +38,28 @@ class MonitoredRun:
         error: BaseException | None = None
         try:
             self._program.run()
-        except ProgramNotFound:
-            raise
         except BaseException as raised:
             error = raised
-        finally:
-            waiting.remove()
-            if self._automatic is not None:
-                self._automatic.stop(wait=isinstance(error, SystemExit | None))
+        waiting.remove()
+        error = self._stop(error)
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
         if (error is None or (isinstance(error, SystemExit) and not error.code)) and (
             note := self._why_not_monitored()
         ):
             _print(note)
         return self._exit_code(error)
+
+    def _stop(self, error: BaseException | None) -> BaseException | None:
+        """End the monitor after the program ended with ``error``; with what the run ends."""
+        if self._automatic is None:
+            return error
+        from unsilent.monitor.actions import MonitorStop
+
+        try:
+            self._automatic.stop(wait=isinstance(error, SystemExit | None))
+        except MonitorStop as stop:
+            return error if isinstance(error, SystemExit) and error.code else stop
+        return error
 
     def _start(self) -> None:
         settings = self._resolved.settings
@@ -82,6 +90,8 @@ class MonitoredRun:
     def _exit_code(self, error: BaseException | None) -> Any:
         if error is None:
             return 0
+        if isinstance(error, ProgramNotFound):
+            raise error
         if isinstance(error, SystemExit):
             return error.code
         if self._automatic is not None:

@@ -158,15 +158,22 @@ class Monitor:
         """Judge what is not judged yet, remove all hooks and end all sinks; closing twice does nothing.
 
         ``wait``: for the other ranks, which end as well. Nobody waits where an exception ends this rank alone.
+
+        Raises:
+            MonitorStop: the last step raised an alarm, with ``on_alarm="stop"``.
         """
         if self._closed:
             return
         alone = self._exchange.world_size == 1
         wait = alone or (wait and sys.exc_info()[0] is None and self._exchange.is_open())
+        stop: MonitorStop | None = None
         try:
-            with self._safely(may_stop=False):
-                if not self._is_off:
-                    self._judge_rest(wait)
+            with self._safely():
+                try:
+                    if not self._is_off:
+                        self._judge_rest(wait)
+                except MonitorStop as raised:
+                    stop = raised
                 is_last = wait and not self._is_off
                 self._exchange.close(RankRow(self._collector.step, ended=1) if is_last else None)
         finally:
@@ -174,6 +181,8 @@ class Monitor:
             self._remove_hooks()
         with self._safely():
             self._end()
+        if stop is not None:
+            raise stop
 
     def _judge_rest(self, wait: bool) -> None:
         """What is not judged yet; ``wait`` for the verdict of all ranks on it."""
@@ -322,14 +331,13 @@ class Monitor:
         self._sampling.look(self._collector.step)
 
     @contextmanager
-    def _safely(self, may_stop: bool = True) -> Iterator[None]:
+    def _safely(self) -> Iterator[None]:
         """An error of the monitor is no error of the job; the time counts as the monitor's."""
         begun = time.perf_counter()
         try:
             yield
         except MonitorStop:
-            if may_stop:
-                raise
+            raise
         except Exception as error:
             self._fail(error)
         finally:
@@ -407,5 +415,6 @@ class Monitor:
         if (reason := self._sampling.agree(agreed)) is None:
             return
         self._collector.intervals = agreed
-        covered = self._guard is not None and agreed.longest <= self._guard.steps_covered
-        self._reporter.sampling(self._collector.step, agreed.longest, covered, reason)
+        if self._guard is not None:
+            self._guard.lengthen(agreed.longest)
+        self._reporter.sampling(self._collector.step, agreed.longest, reason)

@@ -89,9 +89,9 @@ class Reporter:
             health=self.health,
         )  # fmt: skip
 
-    def sampling(self, step: int, interval: int, covered: bool, reason: str) -> None:
+    def sampling(self, step: int, interval: int, reason: str) -> None:
         """Another share of the tensors is read."""
-        self._emit(SamplingChanged, step, interval=interval, covered=covered, reason=reason)
+        self._emit(SamplingChanged, step, interval=interval, reason=reason)
 
     def verdict(
         self, step: int, rows: Sequence[RankRow], suspect: Suspect, names: Sequence[str], action: str, outcome: str

@@ -95,9 +95,6 @@ def _findings(history: RunHistory) -> Iterator[str]:
         yield f"there are no events of {missing:,} of {count_text(world, 'rank')}"
     if unseen := [name for one in history.ranks if one.ended for name in one.ended.unseen]:
         yield f"{count_text(len(unseen), 'tensor')} never read: {listed(unseen, 3)}"
-    for rank in history.ranks:
-        if any(not change.covered for change in rank.sampling):
-            yield f"in rank {rank.rank} some faults could not be undone: the states that were kept did not reach back as far"
 
 
 def _sections(history: RunHistory) -> Iterator[Section]:
@@ -184,10 +181,10 @@ def _sampling_table(ranks: Sequence[RankHistory]) -> Table | None:
     heads = (
         Column("from step", "number"),
         Column("every tensor within", "number", unit="steps"),
-        *columns("can be undone", "reason", left=("reason",)),
+        *columns("reason", left=("reason",)),
     )
     changes = next((one.sampling for one in ranks if one.sampling), [])
-    rows = tuple(TableRow((one.step, one.interval, one.covered, one.reason)) for one in changes)
+    rows = tuple(TableRow((one.step, one.interval, one.reason)) for one in changes)
     return Table(heads, rows, "sampling", terminal_rows=5, sortable=len(rows) > 20) if rows else None
 
 

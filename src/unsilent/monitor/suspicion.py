@@ -24,7 +24,7 @@ class Suspicion:
 
     def __init__(self, has_replicas: bool, lowest: int) -> None:
         self._has_replicas, self._lowest = has_replicas, lowest
-        self._divergent: set[int] = set()
+        self._divergent: dict[int, int] = {}  # rank: the last step in which it was
         self.suspect: Suspect | None = None
 
     def relevant(self, rows: Sequence[RankRow]) -> list[RankRow]:
@@ -45,7 +45,12 @@ class Suspicion:
                 "parameters differ between the ranks from the start, so they are not compared"
             )
             divergent = set()
-        is_new = not divergent <= self._divergent
-        self._divergent |= divergent
+        is_new = self._is_new(divergent, rows[0].step, interval)
         before, self.suspect = self.suspect, suspect_of(rows, self._has_replicas and is_new)
         return self.suspect is not None and self.suspect != before
+
+    def _is_new(self, divergent: set[int], step: int, interval: int) -> bool:
+        """Whether one of these ranks was like the others in the last steps: a rank that differs does so in every interval."""
+        known = {rank: last for rank, last in self._divergent.items() if step - interval <= last <= step}
+        self._divergent = known | dict.fromkeys(divergent, step)
+        return not divergent <= known.keys()

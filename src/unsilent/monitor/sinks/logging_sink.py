@@ -52,8 +52,6 @@ class LoggingSink:
                 return
             level = level if event.level == "alarm" else logging.WARNING
             text = f"{ASD_KEYWORD}: {text} [{ASD_FIELDS}]" if self._compatibility else f"{event.level}: {text}"
-        elif isinstance(event, SamplingChanged) and not event.covered:
-            level = logging.WARNING
         self._log.log(level, "%s", escape_unprintable(text))
 
     def close(self) -> None: ...
