@@ -105,7 +105,7 @@ def run_coverage(
     baseline = executor.establish_baseline()
     assert isinstance(baseline, CoverageBaseline)
     store.bind_campaign(spec, baseline)
-    run_trials([GOLDEN], executor, store)
+    run_trials([GOLDEN], executor, store, observer)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
     run_trials(fault_free_trials(budget, options, baseline), executor, store, observer)
     return analyse(store, options)
