@@ -67,8 +67,8 @@ def test_nothing_finite_is_judged_in_the_warm_up_and_limits_are_wide_at_first():
     levels, scores, _ = run([*usual(19), 1e9])
     assert levels == [NORMAL] * 20
     assert np.isnan(scores).all()
-    assert run([*usual(30), 90.0])[0][-1] != ALARM
-    assert run([*usual(30), 120.0])[0][-1] == ALARM
+    assert run([*usual(30), 900.0])[0][-1] != ALARM
+    assert run([*usual(30), 1200.0])[0][-1] == ALARM
     assert run([*usual(200), 20.0])[0][-1] == ALARM
 
 
@@ -76,9 +76,9 @@ def test_a_large_clean_value_widens_the_limit_for_a_while():
     first = usual(200, spread=0.3)
     _, scores, state = run([*first, 8.0], RULE)
     assert 0.5 < scores[-1] < 1
-    assert run([20.0], state=state)[0] != [ALARM]
+    assert run([150.0], state=state)[0] != [ALARM]
     state = run(usual(2000, 3, spread=0.3), state=state)[2]
-    assert run([20.0], state=state)[0] == [ALARM]
+    assert run([150.0], state=state)[0] == [ALARM]
 
 
 def test_zeros():

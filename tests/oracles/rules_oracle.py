@@ -81,11 +81,11 @@ def robust_z(values, elements=100, window=50, warm_up=20, early=80, relearn=8):
         log = math.log(value) if value else math.log(5e-324)
         middle = sorted(clean)[len(clean) // 2]
         deviation = sorted(abs(one - middle) for one in clean)[len(clean) // 2]
-        wide = 16 * max(1.4826 * deviation, 0.02)
-        up = max(min(wide, math.log(12)), 2.25 * up_reach)
-        down = max(min(wide, math.log(100)), 2.25 * down_reach, 18 / elements)
+        wide = 24 * max(1.4826 * deviation, 0.02)
+        up = max(min(wide, math.log(40)), 3.5 * up_reach)
+        down = max(min(wide, math.log(100)), 3.5 * down_reach, 18 / elements)
         early_share = min(max(2 - learnt / early, 0), 1)
-        up += early_share * max(math.log(100) - up, 0)
+        up += early_share * max(math.log(1000) - up, 0)
         down += early_share * max(math.log(100) - down, 0)
         distance = log - middle
         score = distance / up if distance > 0 else -distance / down
@@ -103,8 +103,8 @@ def robust_z(values, elements=100, window=50, warm_up=20, early=80, relearn=8):
             if value:
                 shift = sum(run) / relearn - middle
                 clean = [one + shift for one in clean]
-                up_reach = max(up_reach, math.log(12) / 2.25)
-                down_reach = max(down_reach, math.log(12) / 2.25)
+                up_reach = max(up_reach, math.log(40) / 3.5)
+                down_reach = max(down_reach, math.log(40) / 3.5)
             else:
                 may_be_zero = True
             run = []

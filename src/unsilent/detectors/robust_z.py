@@ -118,16 +118,16 @@ class RobustZ:
     """
 
     name: ClassVar[str] = "robust-z"
-    threshold: float = 16.0
-    largest_factor: float = 12.0
+    threshold: float = 24.0
+    largest_factor: float = 40.0
     smallest_factor: float = 100.0
-    headroom: float = 2.25
+    headroom: float = 3.5
     half_life: float = 600.0
     window: int = 50
     floor: float = 0.02
     warm_up: int = 20
     early: int = 80
-    early_factor: float = 100.0
+    early_factor: float = 1000.0
     relearn: int = 8
     warning_share: float = 0.75
 
