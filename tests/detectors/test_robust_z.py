@@ -68,8 +68,8 @@ def test_nothing_finite_is_judged_in_the_warm_up_and_limits_are_wide_at_first():
     levels, scores, _ = run([*usual(19), 1e9])
     assert levels == [NORMAL] * 20
     assert np.isnan(scores).all()
-    assert run([*usual(30), 900.0])[0][-1] != ALARM
-    assert run([*usual(30), 1200.0])[0][-1] == ALARM
+    assert run([*usual(30), 9000.0])[0][-1] != ALARM
+    assert run([*usual(30), 12000.0])[0][-1] == ALARM
     assert run([*usual(200), 20.0])[0][-1] == ALARM
 
 

@@ -86,7 +86,7 @@ def robust_z(values, elements=100, window=50, warm_up=20, early=80, relearn=8):
         up = max(min(wide, math.log(40)), 3.5 * up_reach)
         down = max(min(wide, math.log(100)), 3.5 * down_reach, 18 / elements)
         early_share = min(max(2 - learnt / early, 0), 1)
-        up += early_share * max(math.log(1000) - up, 0)
+        up += early_share * max(math.log(10000) - up, 0)
         down += early_share * max(math.log(100) - down, 0)
         distance = log - middle
         score = distance / up if distance > 0 else -distance / down

@@ -127,7 +127,7 @@ class RobustZ:
     floor: float = 0.02
     warm_up: int = 20
     early: int = 80
-    early_factor: float = 1000.0
+    early_factor: float = 10000.0
     relearn: int = 8
     warning_share: float = 0.75
 
