@@ -81,7 +81,7 @@ def flip(tensor, element=0, bit=20):
 def alarms_of(training, spoil, steps=12, **options):
     """Steps and tensors of alarms of the fingerprint."""
     with Monitor(
-        training.model, training.optimizers, rules=("nonfinite",), **{"fingerprint": "full", **options}
+        training.model, training.optimizers, rule="nonfinite", **{"fingerprint": "full", **options}
     ) as monitor:
         for number in range(steps):
             training.step(number)

@@ -152,9 +152,7 @@ def _run(arguments: list[str]) -> int:
         if "Usage:" in message:  # no arguments at all: the message is the help text
             print(message)
             return 2
-        asked = getattr(getattr(error, "ctx", None), "command_path", "unsilent")
-        end = " See" if message.endswith("?") else "; see"
-        return _fail(f"{message.rstrip('.')}{end} {asked} --help", 2)
+        return _fail(_explained(message, getattr(getattr(error, "ctx", None), "command_path", "unsilent")), 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted()
     except Interrupted as error:
@@ -173,6 +171,14 @@ def _run(arguments: list[str]) -> int:
         if getattr(error, "errno", None) in (errno.EPIPE, errno.ENAMETOOLONG, *UNWRITABLE):
             raise
         return _defect(unexpected_error(error))
+
+
+def _explained(message: str, command: str) -> str:
+    """What a command cannot understand, and where to find what it does."""
+    if command == "unsilent run" and message.startswith("No such option"):
+        message = f"{message.rstrip('.')} of unsilent run; arguments of the script go after the script"
+    end = " See" if message.endswith("?") else "; see"
+    return f"{message.rstrip('.')}{end} {command} --help"
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
