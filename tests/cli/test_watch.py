@@ -137,7 +137,7 @@ def test_many_ranks_fit_in_a_terminal(tmp_path):
 def test_what_was_not_judged_has_no_score_and_the_end_says_how(tmp_path):
     written(tmp_path, {0: [made.started(), made.summary(3, score=None), made.ended(4, how="error", unjudged=7)]})
     done = in_process("watch", "e.jsonl", "--once", "--plain", cwd=tmp_path)
-    assert done.stdout.startswith("no alarm in 4 steps of 1 rank; 7 series had too few values to be judged\n")
+    assert done.stdout.startswith("# no alarm in 4 steps of 1 rank; 7 series had too few values to be judged\n")
     assert ("–" in done.stdout, done.stdout.rstrip().endswith("error")) == (True, True)
     (rank,) = json.loads(in_process("watch", "e.jsonl", "--json", cwd=tmp_path).stdout)["ranks"]
     assert (rank["score"], rank["how_ended"], rank["unjudged"]) == (None, "error", 7)
