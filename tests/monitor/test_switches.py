@@ -65,6 +65,26 @@ def test_variables_mean_what_their_generation_documents(arguments, variables, ex
     assert resolved.uses_asd_variables == bool(variables)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "foo:3",
+            "there is no key foo:3; known: enable, grad_sample_interval, upper_thresh1, upper_thresh2, cooldown",
+        ),
+        ("upper_thresh1=3", "there is no key upper_thresh1=3; known"),
+        (
+            "upper_thresh1:10",
+            "upper_thresh1:10 is not greater than upper_thresh2:100, so the defaults of both are used",
+        ),
+        ("cooldown:0", "cannot use cooldown:0, so the defaults are used instead"),
+    ],
+)
+def test_what_a_configuration_cannot_mean_is_explained(text, said):
+    (note,) = resolve_settings({}, None, {CONFIG: f"enable:true,{text}"}).notes
+    assert note.startswith(f"{CONFIG}: {said}")
+
+
 @pytest.mark.parametrize("variables", [{ENABLE: "0"}, {CONFIG: "enable:false"}, {CONFIG: "cooldown:9"}])
 def test_a_variable_switches_off_unless_a_preset_or_rule_is_given(variables):
     off = resolve_settings({"events": None}, None, variables)

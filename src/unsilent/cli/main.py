@@ -176,7 +176,7 @@ def _run(arguments: list[str]) -> int:
 def _explained(message: str, command: str) -> str:
     """What a command cannot understand, and where to find what it does."""
     if command == "unsilent run" and message.startswith("No such option"):
-        message = f"{message.rstrip('.')} of unsilent run; arguments of the script go after the script"
+        message = f"{message.rstrip('.')}; arguments of the script go after the script"
     end = " See" if message.endswith("?") else "; see"
     return f"{message.rstrip('.')}{end} {command} --help"
 
