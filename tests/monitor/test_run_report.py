@@ -137,6 +137,8 @@ def test_numbers_that_are_not_finite_are_gaps():
     events = [made.started(), *(made.summary(step, loss=value) for step, value in enumerate(values)), made.alarm(2)]
     loss = figures_by_place(report(events))["loss"]
     assert loss["data"][0]["y"] == [1.0, None, None, 2.0]
+    crosses = loss["data"][1]
+    assert (crosses["name"], crosses["x"], crosses["y"]) == ("not finite in rank 0", [1, 2], [1.0, 1.0])
     json.dumps(loss, allow_nan=False)
     nothing = [made.started(), made.summary(0, loss=None, gradient_norm=None, score=math.nan)]
     assert figures_by_place(report(nothing)) == {}

@@ -441,7 +441,8 @@ def _checked_optimizers(model: nn.Module, optimizers: Optimizer | Sequence[Optim
         raise UsageError(
             f"Monitor({given}) was given; expected a module and a torch optimizer, or a list: Monitor(model, optimizer)"
         )
-    for part in (model, *found):
+    parts: list[nn.Module | Optimizer] = [model, *found]
+    for part in parts:
         if is_monitored(part):
             raise UsageError(
                 f"this {type(part).__name__} has a monitor already; make only one Monitor per training, or close() the first"
