@@ -83,6 +83,7 @@ def test_steps_are_counted_and_every_kind_of_series_is_read():
     read = [one for one in monitor.series if one.feature in ("gradient", "norm-input-gradient", "value")]
     assert ended.unjudged == len(read)  # five values are too few for robust-z
     assert {one.score for one in of_kind(events, StepSummary)} == {None}
+    assert [one.interval for one in of_kind(events, SamplingChanged)] == [1]
     assert 0 < monitor.cost < 1
     assert_nothing_left(training)
 

@@ -153,7 +153,7 @@ def test_a_rank_that_is_killed_leaves_its_events_and_those_of_the_others(tmp_pat
     for path in tmp_path.glob("events*.jsonl"):
         events = read_events(path)
         kinds = [event.kind for event in events]
-        assert kinds[:2] == ["started", "step"]
+        assert kinds[:3] == ["started", "sampling", "step"]
         assert ("ended" in kinds) is ("rank1" not in path.name)
     assert len(list(tmp_path.glob("events*.jsonl"))) == 2
 
