@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -135,6 +136,47 @@ def test_a_variable_that_switches_off_leaves_the_script_alone(script, fake, monk
     assert (code, fake.made) == (0, [])
     assert out.startswith("[")
     assert err == "unsilent: NPU_ASD_ENABLE=0 switches the detection off; give a preset to monitor the training\n"
+
+
+FAULTY = LOOP.replace("loss.backward()", "(loss * float('nan') if _ == 2 else loss).backward()")
+
+
+def test_the_last_line_says_what_was_found(script):
+    _, _, err = script(LOOP, "--sampling", "fixed:1", "train.py")
+    line = err.splitlines()[-1]
+    assert line.startswith(
+        "unsilent: no alarm in 4 steps; each tensor was read within 1 step, 8 series had too few values to be"
+    )
+    assert line.endswith(" % of the time")
+    _, _, err = script(FAULTY, "--events", "e.jsonl", "train.py")
+    line = err.splitlines()[-1]
+    assert line.startswith("unsilent: 2 alarms in 4 steps; first in step 2: ")
+    assert line.endswith("; see unsilent watch e.jsonl")
+
+
+def test_a_script_with_a_monitor_of_its_own_is_left_alone(script):
+    begin = "from unsilent.monitor import Monitor\n    own = Monitor(model, optimizer)"
+    own = LOOP.replace("losses = []", f"losses = []\n    {begin}")
+    assert script(own + "    own.close()\n", "train.py")[::2] == (0, "")
+
+
+def test_normal_lines_are_printed_unless_the_script_configures_its_log(script, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    lines = script(LOOP, "--log-normal", "--sampling", "fixed:1", "train.py")[2].splitlines()
+    assert lines[0].startswith("monitoring rank 0 of 1")
+    assert any(line.startswith("step 3: loss ") for line in lines)
+    configured = LOOP.replace("import sys", "import logging; logging.basicConfig(format='ours: %(message)s')")
+    lines = script(configured, "--log-normal", "train.py")[2]
+    assert lines.splitlines()[0].startswith("ours: monitoring rank 0 of 1")
+    assert lines.count("monitoring rank") == 1
+    assert logging.getLogger("unsilent.monitor").level == logging.NOTSET
+
+
+def test_arguments_before_the_script_are_explained(script):
+    code, _, err = script(LOOP, "--steps", "3", "train.py")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "No such option: --steps" in err
+    assert "; arguments of the script go after the script; see unsilent run --help" in err
 
 
 SHOWS_ITSELF = """

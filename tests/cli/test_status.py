@@ -82,3 +82,9 @@ def test_a_part_of_a_campaign_is_complete_by_itself(folder, part, trials):
     out = told(folder, "part.sqlite")[1]
     assert f"\n  {trials} of {trials} trials of part {part}/2, complete\n" in out
     assert "continue with" not in out
+
+
+def test_events_are_shown_by_other_commands(tmp_path):
+    done = in_process("status", "run.jsonl", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "use unsilent watch run.jsonl, or unsilent report run.jsonl" in done.stderr

@@ -107,7 +107,7 @@ def test_a_job_that_only_began(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("no.jsonl",), "there are no events in no.jsonl; give the file that the job was given with --events"),
+        (("no.jsonl",), "there are no events in no.jsonl; a job writes them from its first backward pass on"),
         (("e.jsonl", "--curve", "los"), "unknown curve 'los'; did you mean 'loss'?"),
         (("text.jsonl",), "line 1 of text.jsonl is not an event"),
     ],
@@ -134,6 +134,28 @@ def test_many_ranks_fit_in_a_terminal(tmp_path):
     console.file.close()
 
 
+def test_what_was_not_judged_has_no_score_and_the_end_says_how(tmp_path):
+    written(tmp_path, {0: [made.started(), made.summary(3, score=None), made.ended(4, how="error", unjudged=7)]})
+    done = in_process("watch", "e.jsonl", "--once", "--plain", cwd=tmp_path)
+    assert done.stdout.startswith("# no alarm in 4 steps of 1 rank; 7 series had too few values to be judged\n")
+    assert ("–" in done.stdout, done.stdout.rstrip().endswith("error")) == (True, True)
+    (rank,) = json.loads(in_process("watch", "e.jsonl", "--json", cwd=tmp_path).stdout)["ranks"]
+    assert (rank["score"], rank["how_ended"], rank["unjudged"]) == (None, "error", 7)
+
+
+def test_a_verdict_of_one_rank_is_shown_only_if_something_was_done(tmp_path):
+    alone = made.verdict(3, suspect=0, reason="one rank", action="log", outcome="the training goes on")
+    saved = made.verdict(5, suspect=0, reason="one rank", action="save", outcome="the state was saved to x.pt")
+    written(tmp_path, {0: [made.started(), made.alarm(3), alone, saved, made.ended(9, alarms=1)]})
+    for words in (("--once",), ("--once", "--plain"), ("--plain",)):
+        shown = in_process("watch", "e.jsonl", *words, cwd=tmp_path).stdout
+        assert ("goes on" in shown, "is suspected" in shown) == (False, False)
+        assert (
+            " ".join(shown.split()).count("step 5: model.layers.3.mlp.down_proj.weight; the state was saved to x.pt")
+            == 1
+        )
+
+
 # -- following -----------------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +178,17 @@ def test_lines_are_printed_as_events_come(tmp_path, monkeypatch):
     assert sum(line.startswith("step 200: gradient of model.layers.3") for line in lines) == 1
     assert sum(line.startswith("the monitor of rank") for line in lines) == 2
     assert lines[-1] == "1 alarm in 600 steps of 2 ranks; rank 1 is suspected"
+
+
+def test_a_job_that_has_not_begun_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "REFRESH_SECONDS", 0.05)
+    writer = threading.Timer(0.3, lambda: written(tmp_path, {0: [made.started(), made.ended(3)]}))
+    writer.start()
+    done = in_process("watch", "e.jsonl", "--plain", cwd=tmp_path)
+    writer.join()
+    assert done.stdout.startswith("no events yet: the training has made no backward pass\n")
+    assert done.stdout.endswith("no alarm in 3 steps of 1 rank\n")
+    assert in_process("watch", "missing/e.jsonl", "--plain", cwd=tmp_path).returncode == 2
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def flip(tensor, element=0, bit=20):
 def alarms_of(training, spoil, steps=12, **options):
     """Steps and tensors of alarms of the fingerprint."""
     with Monitor(
-        training.model, training.optimizers, rules=("nonfinite",), **{"fingerprint": "full", **options}
+        training.model, training.optimizers, rule="nonfinite", **{"fingerprint": "full", **options}
     ) as monitor:
         for number in range(steps):
             training.step(number)
@@ -234,7 +234,7 @@ def test_a_parameter_of_one_element_and_one_without_state():
     assert [a.step for a in monitor.alarms] == [8]
 
 
-def test_writes_are_told_from_faults():
+def test_writes_are_told_from_faults(caplog):
     writes, all_names = ProgramWrites(), list("abcdefgh")
     assert writes.faults(0, ["a"], all_names) == ()  # a habit
     assert writes.faults(1, ["a", "b"], all_names) == ()
@@ -244,6 +244,9 @@ def test_writes_are_told_from_faults():
     assert writes.faults(7, all_names[:5], all_names) == ()  # more than half
     assert writes.faults(8, all_names[2:6], all_names) == tuple(all_names[2:6])  # half
     assert writes.faults(9, ["c", "d"], ["c", "d"]) == ("c", "d")  # too few to tell
+    assert writes.faults(10, all_names[:5], all_names) == ()
+    (line,) = [one.getMessage() for one in caplog.records if "at once" in one.getMessage()]
+    assert line.startswith("step 7: bits of 5 tensors, more than half of those compared, changed at once")
 
 
 def test_a_first_comparison_late_in_the_run_may_be_a_habit_but_not_the_second():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from torch import nn
 from monitor.trainings import TRAININGS, batch, loss_of, plain, same_bits, scaled, state_of
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard, Monitor, MonitorStop
+from unsilent.monitor.actions import NO_SKIP
 from unsilent.monitor.attach import AutomaticMonitor
-from unsilent.monitor.events import Alarm, Ended, MonitorFailed, SamplingChanged, Started, Verdict
+from unsilent.monitor.events import Alarm, Ended, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
 from unsilent.monitor.exchange import Exchange
 from unsilent.monitor.rule_streams import RuleStreams
 from unsilent.monitor.settings import MonitorSettings
@@ -72,14 +74,16 @@ def test_a_monitored_training_has_the_bits_of_one_without_and_no_alarm(name, opt
 
 def test_steps_are_counted_and_every_kind_of_series_is_read():
     events, training = [], TRAININGS["micro-batches"]()
-    with Monitor(
-        training.model, training.optimizers, sinks=[events.append], values=("first:output",), **QUIET
-    ) as monitor:
+    with Monitor(training.model, training.optimizers, sinks=[events.append], watch="first:output", **QUIET) as monitor:
         for number in range(5):
             training.step(number)
     (started,), (ended,) = of_kind(events, Started), of_kind(events, Ended)
     assert set(started.series) == {"gradient", "loss", "norm-input-gradient", "update", "value"}
-    assert (ended.steps, ended.unseen, monitor.alarms) == (5, (), [])
+    assert (ended.steps, ended.unseen, ended.how, monitor.alarms) == (5, (), "done", [])
+    read = [one for one in monitor.series if one.feature in ("gradient", "norm-input-gradient", "value")]
+    assert ended.unjudged == len(read)  # five values are too few for robust-z
+    assert {one.score for one in of_kind(events, StepSummary)} == {None}
+    assert [one.interval for one in of_kind(events, SamplingChanged)] == [1]
     assert 0 < monitor.cost < 1
     assert_nothing_left(training)
 
@@ -102,6 +106,12 @@ def test_a_fault_in_a_gradient_raises_one_alarm(mode):
     run(plain, 40, events, spoil, mode=mode, **QUIET)
     alarms = of_kind(events, Alarm)
     assert (alarms[0].step, alarms[0].feature, alarms[0].tensor) == (30, "gradient", "first.weight")
+    assert (alarms[0].series_flagged, alarms[0].series_judged > 2) == (
+        2,
+        True,
+    )  # the L2 norm, and the largest magnitude
+    assert [one.health for one in of_kind(events, StepSummary) if one.step == 30] == ["warning"]
+    assert [one.step for one in of_kind(events, StepSummary)][-1] == 39
     verdicts = of_kind(events, Verdict)
     assert [(v.step, v.suspect, v.reason, v.action) for v in verdicts] == [(30, 0, "one rank", "log")]
 
@@ -112,7 +122,7 @@ def test_a_rule_that_goes_on_finding_something_is_reported_once():
             training.model.first.weight.register_hook(lambda g: g * torch.nan)
 
     events = []
-    run(plain, 40, events, spoil, rules=("nonfinite",), sampling="fixed:1")
+    run(plain, 40, events, spoil, rule="nonfinite", sampling="fixed:1")
     assert [(a.step, a.rule) for a in of_kind(events, Alarm)] == [(20, "nonfinite")]
     assert len(of_kind(events, Verdict)) == 1
 
@@ -128,7 +138,7 @@ def test_warnings_are_acted_on_where_that_is_asked_for(act_on, is_stopped):
     events = []
     rule = "robust-z:threshold=1000,largest_factor=1e9,warm_up=5,early=5,early_factor=2,warning_share=0.03"
     try:
-        run(plain, 40, events, warned_once, rules=(rule,), sampling="fixed:1", on_alarm="stop", act_on=act_on)
+        run(plain, 40, events, warned_once, rule=rule, sampling="fixed:1", on_alarm="stop", act_on=act_on)
         stopped = False
     except MonitorStop:
         stopped = True
@@ -164,7 +174,7 @@ def test_an_error_of_the_monitor_ends_the_monitor_alone(place, mode, monkeypatch
         if number == 6:
             monkeypatch.setattr(*PLACES[place], explode)
 
-    found = run(plain, STEPS, events, spoil, mode=mode, sampling="fixed:1", values=("first:output",))
+    found = run(plain, STEPS, events, spoil, mode=mode, sampling="fixed:1", watch="first:output")
     assert_same_run(golden, found)
     (failed,) = of_kind(events, MonitorFailed)
     assert "planted" in failed.error
@@ -177,7 +187,7 @@ def test_an_error_of_the_monitor_ends_the_monitor_alone(place, mode, monkeypatch
 @pytest.mark.parametrize("place", PLACES)
 def test_a_strict_monitor_raises_its_own_errors(place, monkeypatch):
     training = plain()
-    monitor = Monitor(training.model, training.optimizers, sampling="fixed:1", values=("first:output",), strict=True)
+    monitor = Monitor(training.model, training.optimizers, sampling="fixed:1", watch="first:output", strict=True)
     training.step(0)
     training.step(1)
     monkeypatch.setattr(*PLACES[place], explode)
@@ -217,9 +227,17 @@ def test_a_strict_monitor_raises_errors_of_sinks():
 
 def test_a_recording_that_cannot_be_written_is_no_error_of_the_job(tmp_path, caplog):
     training = plain()
-    with Monitor(training.model, training.optimizers, record=tmp_path / "missing" / "run.npz"):
+    with Monitor(training.model, training.optimizers, record=tmp_path / "run.npz"):
         training.step(0)
+        (tmp_path / "run.npz").mkdir()
     assert "the monitor failed" in caplog.text
+    assert_nothing_left(training)
+
+
+def test_a_recording_that_cannot_be_written_is_refused_at_the_start(tmp_path):
+    training = plain()
+    with pytest.raises(UsageError, match=r"cannot write the recording to .*missing"):
+        Monitor(training.model, training.optimizers, record=tmp_path / "missing" / "run.npz")
     assert_nothing_left(training)
 
 
@@ -265,6 +283,41 @@ def test_attaching_twice_is_refused():
     with Monitor(one.model, one.optimizers):
         one.step(0)
     assert_nothing_left(one)
+
+
+def test_options_are_those_of_the_command_line():
+    settings = MonitorSettings(
+        rule="nonfinite", watch="first:output", sampling=4, budget=1, save_to="states", on_alarm="save"
+    )
+    assert (settings.rule, settings.watch, settings.sampling) == (("nonfinite",), ("first:output",), "fixed:4")
+    assert (settings.save_to, repr(settings.budget)) == (Path("states"), "1.0")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": "1"}, "budget is '1'; expected a number"),
+        ({"sampling": 1.5}, "sampling is 1.5; expected auto, or fixed:R"),
+        ({"rules": "nonfinite"}, "unknown option of a monitor 'rules'; did you mean 'rule'?"),
+        ({"settings": MonitorSettings(), "mode": "strict"}, "settings and mode were both given"),
+        ({"save_to": "states"}, "save-to is given, but on-alarm is 'log'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_in_one_line(options, said):
+    training = plain()
+    with pytest.raises(UsageError) as raised:
+        Monitor(training.model, training.optimizers, **options)
+    assert str(raised.value).startswith(said)
+    assert "\n" not in str(raised.value)
+    assert_nothing_left(training)
+
+
+def test_a_model_and_optimizers_that_do_not_belong_together_are_refused():
+    one, other = plain(), plain()
+    with pytest.raises(UsageError, match="no parameter of AdamW belongs to this Net"):
+        Monitor(one.model, other.optimizers)
+    with pytest.raises(UsageError, match=r"Monitor\(AdamW, Net\) was given"):
+        Monitor(one.optimizers[0], one.model)
 
 
 @pytest.mark.parametrize("optimizers", [[], None, [nn.Linear(1, 1)]])
@@ -330,15 +383,13 @@ def test_all_optimizers_of_a_step_are_left_out():
 def test_a_step_with_a_closure_cannot_be_left_out():
     training, events = TRAININGS["closure"](), []
     with Monitor(
-        training.model, training.optimizers, mode="strict", on_alarm="skip", sinks=[events.append], rules=("nonfinite",)
+        training.model, training.optimizers, mode="strict", on_alarm="skip", sinks=[events.append], rule="nonfinite"
     ):
         training.step(0)
         handle = training.model.first.weight.register_hook(lambda g: (handle.remove(), g * torch.nan)[1])
         training.step(1)
         training.step(2)
-    assert [v.outcome for v in of_kind(events, Verdict)] == [
-        "logged; the optimizer computes gradients during its step, so that no step can be left out"
-    ]
+    assert [v.outcome for v in of_kind(events, Verdict)] == [NO_SKIP]
 
 
 def test_a_saved_state_is_the_live_one(tmp_path):
@@ -434,8 +485,8 @@ def test_sampling_is_reported(monkeypatch):
     events = []
     found = run(plain, 30, events, strict=True)
     assert_same_run(run(plain, 30), found)
-    (changed,) = of_kind(events, SamplingChanged)
-    assert changed.interval == 16
+    start, changed = of_kind(events, SamplingChanged)
+    assert (start.interval, changed.interval) == (4, 16)
     assert events[-1].longest_wait == 16
     assert found[2].intervals == module.SampleIntervals(8, 8, 16)
 

@@ -7,7 +7,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from monitor import made_events as made
 from unsilent.monitor import Monitor, RepeatabilityWarning
+from unsilent.monitor.exchange import RankRow
+from unsilent.monitor.rerun_check import alarm_of
 from unsilent.monitor.rerun_loops import RerunLoops
 
 EPOCHS, ROWS = 3, 160
@@ -43,6 +46,31 @@ def train(monitored=False, fault=None, seen=None):
         if monitor is not None:
             monitor.close()
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), monitor
+
+
+def test_a_loop_that_cannot_be_executed_again_is_warned_of_once(caplog):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    with Monitor(model, optimizer, on_alarm="rerun"):
+        for _ in range(4):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    (line,) = [record.getMessage() for record in caplog.records if "executed again" in record.getMessage()]
+    assert line.startswith("steps cannot be executed again, for ")
+    assert line.endswith("; an alarm is only logged")
+    caplog.clear()
+    train(monitored=True)
+    assert "executed again" not in caplog.text
+
+
+def test_the_recovery_names_what_the_verdict_names():
+    alarms = [made.alarm(5, feature="fingerprint", tensor="a"), made.alarm(5, tensor="b")]
+    of_bits = made.verdict(5, tensor="fingerprint of a")
+    assert alarm_of(of_bits, [RankRow(5)], alarms) is alarms[0]
+    assert alarm_of(made.verdict(5, tensor="gradient b max"), [RankRow(5)], alarms) is alarms[1]
+    assert "bits of a changed" in alarm_of(of_bits, [RankRow(5)], []).summary
+    other = alarm_of(made.verdict(5, tensor="gradient c l2", reason="own history"), [RankRow(5, score=4.0)], alarms)
+    assert other.summary == "step 5: gradient c l2 (score) is 4 (own history)"
 
 
 @pytest.mark.parametrize("fault", [(1, 5), (2, 0), (2, 39)])

@@ -42,11 +42,18 @@ def folder(tmp_path):
 def test_the_headline_names_alarms_steps_and_suspect():
     assert report(events_of(made.job())).headline == "3 alarms in 12,000 steps of 2 ranks; rank 1 is suspected"
     assert report(events_of(made.job(600, 1, alarms=()))).headline == "no alarm in 600 steps of 1 rank"
-    alone = [made.started(), made.alarm(3), made.verdict(3, suspect=-1, reason="one rank")]
-    assert report(alone).headline == "1 alarm in 4 steps of 1 rank; the faulty rank is undetermined"
-    several = [*alone, made.verdict(7, suspect=3), made.verdict(9, suspect=2)]
+    unknown = [made.started(), made.alarm(3), made.verdict(3, suspect=-1, reason="2 ranks")]
+    assert report(unknown).headline == "1 alarm in 4 steps of 1 rank; the faulty rank is undetermined"
+    alone = [made.started(), made.alarm(3), made.verdict(3, suspect=0, reason="one rank")]
+    assert report(alone).headline == "1 alarm in 4 steps of 1 rank"
+    early = [made.started(), made.summary(3, score=None)]
+    assert report(early).headline == "no alarm in 4 steps of 1 rank; rules have judged no value yet"
+    ended = report([*early, made.ended(9, unjudged=14)])
+    assert ended.headline == "no alarm in 9 steps of 1 rank; 14 series had too few values to be judged"
+    assert any("14 series had too few values" in one for one in ended.findings)
+    assert report([]).headline == "no events yet: the training has made no backward pass"
+    several = [*alone[:2], made.verdict(7, suspect=3), made.verdict(9, suspect=2)]
     assert report(several).headline.endswith("; ranks 2, 3 are suspected")
-    assert report([]).headline == "no alarm in 0 steps of 0 ranks"
 
 
 def test_a_verdict_that_all_ranks_report_is_one():
@@ -130,6 +137,8 @@ def test_numbers_that_are_not_finite_are_gaps():
     events = [made.started(), *(made.summary(step, loss=value) for step, value in enumerate(values)), made.alarm(2)]
     loss = figures_by_place(report(events))["loss"]
     assert loss["data"][0]["y"] == [1.0, None, None, 2.0]
+    crosses = loss["data"][1]
+    assert (crosses["name"], crosses["x"], crosses["y"]) == ("not finite in rank 0", [1, 2], [1.0, 1.0])
     json.dumps(loss, allow_nan=False)
     nothing = [made.started(), made.summary(0, loss=None, gradient_norm=None, score=math.nan)]
     assert figures_by_place(report(nothing)) == {}

@@ -16,9 +16,9 @@ from unsilent.monitor.sampling import (
     Costs,
     SampleIntervals,
     SamplingControl,
-    exceeds_limit,
     fitting_intervals,
     is_look,
+    share_at,
 )
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.trained_parameters import in_turn
@@ -75,8 +75,10 @@ def test_a_larger_budget_reads_no_less(now, costs, budget, factor):
 
 def test_nothing_fits_into_no_room():
     assert fitting_intervals(SampleIntervals(1, 2, 4), Costs(10, 1.0, 0.1, 0.1, 0.1, 0.1), 0.5) == NEVER_LONGER
-    assert exceeds_limit(Costs(10, 1.0, 0.01, 0.004, 0.001, 0.006))
-    assert not exceeds_limit(Costs(10, 1.0, 0.01, 0.004, 0.001, 0.004))
+    longest = Costs(10, 0.4 + 0.1 + 0.2 / LONGEST, 0.1 / LONGEST, 0.0, 0.1 / LONGEST, 0.1)
+    assert share_at(LONGEST, SampleIntervals(1, 2, 1), Costs(10, 0.7, 0.1, 0.0, 0.1, 0.1)) == pytest.approx(
+        longest.share
+    )
 
 
 def test_costs_are_looked_at_often_in_the_beginning():
@@ -116,6 +118,10 @@ def test_a_monitor_that_cannot_keep_its_budget_says_so_once(caplog):
     assert control.intervals == NEVER_LONGER
     assert control.longest_wait == LONGEST
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert (
+        f"only every {LONGEST} steps; rules that learn from 20 values judge after {20 * LONGEST} steps" in caplog.text
+    )
+    assert "--sampling fixed:1" in caplog.text
 
 
 def test_the_costs_of_a_training_that_went_back_are_not_looked_at():

@@ -34,20 +34,20 @@ MEANINGS = [
         {ENABLE: "1", UPPER: "500,40", SIGMA: "300,20"},
         {
             "preset": "asd-v2",
-            "rules": ("asd-v2:upper_alarm=500,upper_warning=40,jump_alarm=300,jump_warning=20",),
+            "rule": ("asd-v2:upper_alarm=500,upper_warning=40,jump_alarm=300,jump_warning=20",),
         },
     ),
     ({}, {ENABLE: "1", UPPER: "1000000,10000", SIGMA: "100000,5000"}, {"preset": "asd-v2"}),
-    ({}, {ENABLE: "1", UPPER: "500,40"}, {"preset": "asd-v3", "rules": ("asd-v3:alarm_ratio=500,warning_ratio=40",)}),
-    ({"preset": "asd-v1"}, {UPPER: "9,4"}, {"preset": "asd-v1", "rules": ("asd-v1:upper_alarm=9,upper_warning=4",)}),
+    ({}, {ENABLE: "1", UPPER: "500,40"}, {"preset": "asd-v3", "rule": ("asd-v3:alarm_ratio=500,warning_ratio=40",)}),
+    ({"preset": "asd-v1"}, {UPPER: "9,4"}, {"preset": "asd-v1", "rule": ("asd-v1:upper_alarm=9,upper_warning=4",)}),
     ({}, {CONFIG: "enable:true"}, {"preset": "asd-combined"}),
-    ({}, {MS_CONFIG: "enable:true"}, {"preset": "asd-combined", "rules": ("asd-combined:grad_sample_interval=10",)}),
+    ({}, {MS_CONFIG: "enable:true"}, {"preset": "asd-combined", "rule": ("asd-combined:grad_sample_interval=10",)}),
     (
         {},
         {CONFIG: "enable:true, strikes_num:5, upper_thresh2:50, cooldown:7,strikes_window:60,grad_sample_interval:1"},
         {
             "preset": "asd-combined",
-            "rules": (
+            "rule": (
                 "asd-combined:grad_sample_interval=1,upper_thresh2=50,cooldown=7,strikes_num=5,strikes_window=60",
             ),
         },
@@ -65,6 +65,26 @@ def test_variables_mean_what_their_generation_documents(arguments, variables, ex
     assert resolved.uses_asd_variables == bool(variables)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "foo:3",
+            "there is no key foo:3; known: enable, grad_sample_interval, upper_thresh1, upper_thresh2, cooldown",
+        ),
+        ("upper_thresh1=3", "there is no key upper_thresh1=3; known"),
+        (
+            "upper_thresh1:10",
+            "upper_thresh1:10 is not greater than upper_thresh2:100, so the defaults of both are used",
+        ),
+        ("cooldown:0", "cannot use cooldown:0, so the defaults are used instead"),
+    ],
+)
+def test_what_a_configuration_cannot_mean_is_explained(text, said):
+    (note,) = resolve_settings({}, None, {CONFIG: f"enable:true,{text}"}).notes
+    assert note.startswith(f"{CONFIG}: {said}")
+
+
 @pytest.mark.parametrize("variables", [{ENABLE: "0"}, {CONFIG: "enable:false"}, {CONFIG: "cooldown:9"}])
 def test_a_variable_switches_off_unless_a_preset_or_rule_is_given(variables):
     off = resolve_settings({"events": None}, None, variables)
@@ -74,7 +94,7 @@ def test_a_variable_switches_off_unless_a_preset_or_rule_is_given(variables):
     for arguments in (
         {"preset": "asd-v2"},
         {"preset": "asd-combined"},
-        {"rules": ("nonfinite",)},
+        {"rule": ("nonfinite",)},
         {"preset": "robust-z"},
     ):
         resolved = resolve_settings(arguments, None, variables)
@@ -92,7 +112,7 @@ NOTED = [
     ({}, {ENABLE: "1", UPPER: "10"}, UPPER, {"preset": "asd-v3"}),
     ({}, {ENABLE: "1", UPPER: "10,20"}, UPPER, {"preset": "asd-v3"}),
     ({}, {ENABLE: "1", SIGMA: "2,1"}, SIGMA, {"preset": "asd-v2"}),
-    ({}, {ENABLE: "1", UPPER: "9,1"}, UPPER, {"preset": "asd-v3", "rules": ("asd-v3:alarm_ratio=9,warning_ratio=3",)}),
+    ({}, {ENABLE: "1", UPPER: "9,1"}, UPPER, {"preset": "asd-v3", "rule": ("asd-v3:alarm_ratio=9,warning_ratio=3",)}),
     ({}, {UPPER: "10,5"}, UPPER, {}),
     ({"preset": "asd-v3"}, {SIGMA: "10,5"}, SIGMA, {"preset": "asd-v3"}),
     ({"preset": "megatron"}, {ENABLE: "1"}, ENABLE, {"preset": "megatron"}),
@@ -103,7 +123,7 @@ NOTED = [
     ({}, {CONFIG: "enable:true,upper_thresh1:5"}, CONFIG, {"preset": "asd-combined"}),
     ({}, {CONFIG: "enable:true,with_checksum:true"}, CONFIG, {"preset": "asd-combined"}),
     ({"on_alarm": "log"}, {ENABLE: "2"}, ENABLE, {"preset": "asd-v3"}),
-    ({"rules": ("asd-v3",)}, {ENABLE: "1", UPPER: "9,4"}, UPPER, {"preset": "asd-v3", "rules": ("asd-v3",)}),
+    ({"rule": ("asd-v3",)}, {ENABLE: "1", UPPER: "9,4"}, UPPER, {"preset": "asd-v3", "rule": ("asd-v3",)}),
 ]
 
 
@@ -120,7 +140,7 @@ def test_arguments_come_before_the_file_and_the_file_before_variables(tmp_path):
     file.write_text('on-alarm = "log"\nbudget = 1.5\n[rule.robust-z]\nthreshold = 12\n[rule.nonfinite]\n')
     resolved = resolve_settings({"budget": 0.25}, file, {ENABLE: "2"})
     assert changed(resolved.settings) == {
-        "preset": "asd-v3", "budget": 0.25, "rules": ("robust-z:threshold=12", "nonfinite"),
+        "preset": "asd-v3", "budget": 0.25, "rule": ("robust-z:threshold=12", "nonfinite"),
     }  # fmt: skip
     assert resolved.notes == (f"{ENABLE} asks for on-alarm stop; log was given instead, and is used",)
 

@@ -1,7 +1,8 @@
 """``unsilent VERB``: sets up the verbs, turns errors into one line and an exit code.
 
 Exit codes: 0 done, 1 the check found a problem, 2 bad usage or input, 16 the monitor stopped the job, 17 the guard or the monitor
-stopped the job because of a fault that is certain or stays, 130 interrupted, 141 the reader of a pipe left.
+stopped the job because of a fault that stays or because of bits that changed without a trace in torch, 130 interrupted, 141 the
+reader of a pipe left.
 """
 
 from __future__ import annotations
@@ -152,9 +153,7 @@ def _run(arguments: list[str]) -> int:
         if "Usage:" in message:  # no arguments at all: the message is the help text
             print(message)
             return 2
-        asked = getattr(getattr(error, "ctx", None), "command_path", "unsilent")
-        end = " See" if message.endswith("?") else "; see"
-        return _fail(f"{message.rstrip('.')}{end} {asked} --help", 2)
+        return _fail(_explained(message, getattr(getattr(error, "ctx", None), "command_path", "unsilent")), 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted()
     except Interrupted as error:
@@ -173,6 +172,14 @@ def _run(arguments: list[str]) -> int:
         if getattr(error, "errno", None) in (errno.EPIPE, errno.ENAMETOOLONG, *UNWRITABLE):
             raise
         return _defect(unexpected_error(error))
+
+
+def _explained(message: str, command: str) -> str:
+    """What a command cannot understand, and where to find what it does."""
+    if command == "unsilent run" and message.startswith("No such option"):
+        message = f"{message.rstrip('.')}; arguments of the script go after the script"
+    end = " See" if message.endswith("?") else "; see"
+    return f"{message.rstrip('.')}{end} {command} --help"
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:

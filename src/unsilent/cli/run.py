@@ -73,7 +73,7 @@ def check_rules(resolved: ResolvedSettings) -> None:
     settings = resolved.settings or MonitorSettings()
     if settings.preset not in PRESETS:
         raise unknown_name_error("preset", settings.preset, PRESETS)
-    for text in settings.rules:
+    for text in settings.rule:
         make_rule(text)
 
 

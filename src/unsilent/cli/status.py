@@ -71,6 +71,11 @@ def status(
     For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
     """
     given = stores or [Path()]
+    for path in given:
+        if path.suffix == ".jsonl":
+            raise UsageError(
+                f"{path} has events of a monitored job; use unsilent watch {path}, or unsilent report {path}"
+            )
     result = [status_of(path) for path in _files(given)]
     if as_json:
         print(json.dumps({"schema": "unsilent/status/1", "stores": [asdict(one) for one in result]}, indent=2))

@@ -66,7 +66,7 @@ def watch(
 
     if curve not in CURVES:
         raise unknown_name_error("curve", curve, CURVES)
-    job = JobEvents(events)
+    job = JobEvents(events, waits=not (once or as_json))
     new = job.read_new()
     if as_json:
         files = [str(one.path) for one in job.files]
@@ -91,15 +91,19 @@ def watch(
 class JobEvents:
     """The events of a job, read as they are written; files of further ranks are found when they appear.
 
+    Args:
+        path: As of `find_event_files`.
+        waits: Whether a job that has written no events yet is no error.
+
     Attributes:
         history: All events that were read.
         files: Where they come from.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, waits: bool = False) -> None:
         from unsilent.monitor.run_history import RunHistory
 
-        self._path = path
+        self._path, self._waits = path, waits
         self._files: dict[Path, EventFile] = {}
         self.history: RunHistory = RunHistory()
 
@@ -115,7 +119,7 @@ class JobEvents:
         from unsilent.monitor.event_files import EventFile, find_event_files
         from unsilent.monitor.events import StepSummary
 
-        for path in find_event_files(self._path):
+        for path in find_event_files(self._path, may_be_none=self._waits):
             self._files.setdefault(path, EventFile(path))
         new: deque[Event] = deque(maxlen=1000)
         for file in self.files:
@@ -143,10 +147,13 @@ def follow_live(job: JobEvents, curve: str) -> None:
 
 def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
     """Print a line for each event but summaries, and the headline now and then, until the job ends."""
+    from unsilent.monitor.events import Verdict
+
     said = 0.0
     while True:
         for event in new:
-            print(escape_unprintable(event))
+            if not (isinstance(event, Verdict) and event.repeats_alarm):
+                print(escape_unprintable(event))
         if job.history.has_ended or time.monotonic() - said >= LINE_SECONDS:
             said = time.monotonic()
             print(job.history.headline, flush=True)
@@ -166,6 +173,8 @@ def view(history: RunHistory, width: int, height: int | None, curve: str) -> Ren
     from rich.table import Table
     from rich.text import Text
 
+    from unsilent.report.text import count_text
+
     ranks = history.ranks
     messages = _messages(history)
     room = len(ranks) if height is None else max(4, height - 2 * len(messages) - 5)
@@ -184,9 +193,8 @@ def view(history: RunHistory, width: int, height: int | None, curve: str) -> Ren
     if len(shown) < len(ranks):
         parts.append(Text(f"and {len(ranks) - len(shown):,} more ranks"))
     if history.earlier_runs:
-        parts.append(
-            Text(f"{history.earlier_runs:,} earlier runs in these files had {history.earlier_alarms:,} alarms")
-        )
+        runs, alarms = count_text(history.earlier_runs, "earlier run"), count_text(history.earlier_alarms, "alarm")
+        parts.append(Text(f"{runs} in these files had {alarms}"))
     return Group(*parts, *(Text(text, style) for text, style in messages))
 
 
@@ -233,8 +241,8 @@ def _cells(one: RankHistory, curve: str) -> tuple[str, str, str, str, str, str]:
     cost = "–" if one.cost is None else f"{100 * one.cost:.2g} %"
     age = max(0, round(time.time() - one.last.time)) if one.last else 0
     ago = f"{age} s ago" if age < 600 else f"{age // 60:,} min ago" if age < 36000 else f"{age // 3600:,} h ago"
-    last = "ended" if one.ended else "monitor failed" if one.failed else ago
-    score = "–" if latest is None else f"{latest.score:.2g}"
+    last = one.state if one.ended or one.failed else ago
+    score = "–" if latest is None or latest.score is None else f"{latest.score:.2g}"
     return (
         f"{max(0, one.steps - 1):,}",
         "–" if value is None else f"{value:.4g}",
@@ -249,9 +257,10 @@ def _messages(history: RunHistory) -> list[tuple[str, str]]:
     """Failures, and the last alarms and verdicts, with their styles."""
     ranks = history.ranks
     alarms = sorted((alarm for one in ranks for alarm in one.latest_alarms), key=lambda one: (one.step, one.rank))
+    verdicts = [one for one in history.latest_verdicts if not one.repeats_alarm]
     lines = [(str(one.failed), "yellow") for one in ranks if one.failed][:MOST_MESSAGES]
     lines += [(f"{one.level}: {one}", _style(one.level)) for one in alarms[-MOST_MESSAGES:]]
-    lines += [(f"verdict: {one}", "bold") for one in history.latest_verdicts[-MOST_MESSAGES:]]
+    lines += [(f"verdict: {one}", "bold") for one in verdicts[-MOST_MESSAGES:]]
     return [(escape_unprintable(text), style) for text, style in lines]
 
 

@@ -14,15 +14,19 @@ from unsilent.monitor.settings import MonitorSettings
 
 UNCONFIRMED, CONFIRMED = 16, 17
 """Exit codes, as in Megatron-LM's rerun machine: resume to find out more; a fault is confirmed."""
-NO_RERUN = "logged; steps cannot be executed again, because the loop does not use Monitor.iterate or Monitor.step"
-NO_SKIP = "logged; the optimizer computes gradients during its step, so that no step can be left out"
+NO_RERUN = (
+    "steps cannot be executed again, for the training is no loop over a DataLoader in the script itself, and does not use "
+    "Monitor.iterate or Monitor.step"
+)
+NO_SKIP = "no step can be left out, for the optimizer computes gradients during its step"
 
 
 class MonitorStop(UnsilentError):
     """The monitor stops the job, in all ranks alike.
 
     Attributes:
-        exit_code: 17 where bits changed between two steps, which proves a fault; otherwise 16.
+        exit_code: 17 where bits changed between two steps without a trace in torch: a memory fault, or a write through .data
+            or numpy. Otherwise 16.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -55,7 +59,7 @@ class AlarmAction:
             return f"the state was saved to {path}"
         if action == "rerun":
             return "the last steps are executed again" if can_rerun else NO_RERUN
-        return {"stop": "the job stops"}.get(action, "logged; the training goes on")
+        return {"stop": "the job stops"}.get(action, "the training goes on")
 
     def begin_step(self, optimizer: Optimizer) -> bool:
         """An optimizer is about to make its step; whether that changes nothing."""

@@ -173,20 +173,29 @@ def _is_enabled(text: str) -> bool:
 def _read_configuration(variable: str, text: str, request: AsdRequest) -> None:
     """``NPU_ASD_CONFIG`` or ``MS_NPU_ASD_CONFIG``: a rule where its values are not the defaults."""
     defaults = CONFIGURATION_DEFAULTS | {SAMPLE_INTERVAL: CONFIGURATIONS[variable]}
-    values, problems, without_effect = dict(defaults), [], []
+    values, problems, without_effect, unknown = dict(defaults), [], [], []
     for key, value in _items(text):
         number = _whole_number(value)
         if key in values and number is not None and number >= 1:
             values[key] = number
         elif key in CHECKSUM_KEYS:
             without_effect += [key] if value != "false" else []
+        elif key not in (*values, "enable"):
+            unknown.append(f"{key}:{value}" if value else key)
         elif key != "enable" or value not in ("true", "false"):
-            problems.append(f"{key}:{value}")
-    if values["upper_thresh1"] <= values["upper_thresh2"]:
-        for key in ("upper_thresh1", "upper_thresh2"):
-            problems.append(f"{key}:{values[key]}")
-            values[key] = defaults[key]
+            problems.append(f"{key}:{value}" if value else key)
     said = [f"cannot use {', '.join(problems)}, so the defaults are used instead"] if problems else []
+    first, second = values["upper_thresh1"], values["upper_thresh2"]
+    if first <= second:
+        said.append(
+            f"upper_thresh1:{first} is not greater than upper_thresh2:{second}, so the defaults of both are used"
+        )
+        values |= {key: defaults[key] for key in ("upper_thresh1", "upper_thresh2")}
+    said += (
+        [f"there is no key {', '.join(unknown)}; known: enable, {', '.join([*values, *CHECKSUM_KEYS])}"]
+        if unknown
+        else []
+    )
     said += [f"{', '.join(without_effect)} has no effect, because there is no checksum here"] if without_effect else []
     if said:
         request.notes.append(f"{variable}: {'; '.join(said)}")
@@ -197,4 +206,4 @@ def _read_configuration(variable: str, text: str, request: AsdRequest) -> None:
 def _ask_for_rule(rule: str, variable: str, parameters: Mapping[str, int], request: AsdRequest) -> None:
     if parameters:
         text = ",".join(f"{name}={value}" for name, value in parameters.items())
-        request.ask(variable, "rules", (f"{rule}:{text}",))
+        request.ask(variable, "rule", (f"{rule}:{text}",))

@@ -22,6 +22,7 @@ from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor import backward_hooks
 from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.monitor import Monitor, is_monitored
+from unsilent.monitor.reporter import Sink
 from unsilent.monitor.rerun_loops import RerunLoops
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.trained_parameters import unwrapped
@@ -41,22 +42,31 @@ class AutomaticMonitor:
         settings: Of the monitor.
         notes: Sentences that it logs.
         compatibility: Of the monitor.
+        sinks: Of the monitor.
 
     Attributes:
         backward_passes: Seen so far.
         monitors: Made so far.
         failed: Whether an internal error ended the monitoring.
+        is_program_monitored: Whether the program has a monitor of its own.
         refused: The error in what the user asked for, with which the program was stopped.
     """
 
-    def __init__(self, settings: MonitorSettings, notes: Sequence[str] = (), compatibility: bool = False) -> None:
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        notes: Sequence[str] = (),
+        compatibility: bool = False,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        self._sinks = sinks
         self._settings, self._notes, self._compatibility = settings, tuple(notes), compatibility
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._monitor: Monitor | None = None
         self._plain_init: Any = None
         self._has_new, self._gave_up = False, False
         self._first_pass, self._short = 0, 0
-        self.backward_passes, self.monitors, self.failed = 0, 0, False
+        self.backward_passes, self.monitors, self.failed, self.is_program_monitored = 0, 0, False, False
         self.refused: UsageError | None = None
         self._loops = RerunLoops(lambda: self._monitor)
 
@@ -119,13 +129,14 @@ class AutomaticMonitor:
         optimizers = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         if any(map(is_monitored, optimizers)):
-            self._gave_up = True
+            self._gave_up = self.is_program_monitored = True
             _log.info("the program has a monitor of its own; no other one is made")
         elif optimizers:
             model = trained_model(optimizers)
             self._monitor = Monitor(
-                model, optimizers, settings=self._settings, notes=self._notes, compatibility=self._compatibility
-            )
+                model, optimizers, settings=self._settings, sinks=self._sinks, notes=self._notes,
+                compatibility=self._compatibility,
+            )  # fmt: skip
             self._first_pass = self.backward_passes
             self._notes = ()  # they are logged once
             self.monitors += 1

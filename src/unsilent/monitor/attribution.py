@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unsilent.detectors.rule import NORMAL
+from unsilent.monitor.events import ONE_RANK
 from unsilent.monitor.exchange import RankRow
 
 UNDETERMINED = -1
@@ -47,7 +48,7 @@ def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect 
     if not (changed or divergent or alarmed):
         return None
     if len(rows) == 1:
-        return Suspect(0, "one rank")
+        return Suspect(0, ONE_RANK)
     if len(changed) == 1:
         return Suspect(changed[0], "fingerprint")
     if changed:

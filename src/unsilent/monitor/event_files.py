@@ -51,12 +51,13 @@ def has_events(path: Path) -> bool:
         return False
 
 
-def find_event_files(path: Path) -> list[Path]:
+def find_event_files(path: Path, may_be_none: bool = False) -> list[Path]:
     """The files of a job, in the order of ranks.
 
     Args:
         path: A file; the name that a job of several ranks was given (the files are NAME.rank0.jsonl …); or a folder with files
             of one job. Where there is a file and files of ranks, the newer ones are taken.
+        may_be_none: Whether none are no error, where there is a folder that they may be written to.
 
     Raises:
         UsageError: There are none, or a folder has those of several jobs.
@@ -65,9 +66,11 @@ def find_event_files(path: Path) -> list[Path]:
         files = _files_of_job(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from None
-    if not files:
-        what = f"{path} is a folder without events" if Path(path).is_dir() else f"there are no events in {path}"
-        raise UsageError(f"{what}; give the file that the job was given with --events")
+    if not files and not (may_be_none and (path.is_dir() or path.parent.is_dir())):
+        what = f"{path} is a folder without events" if path.is_dir() else f"there are no events in {path}"
+        raise UsageError(
+            f"{what}; a job writes them from its first backward pass on; give the file that it was given with --events"
+        )
     if len(files) > MOST_FILES:
         raise UsageError(f"{path} has {len(files):,} files of events; at most {MOST_FILES:,} are read")
     return sorted(files, key=lambda one: (int(found[1]) if (found := _RANK.search(one.name)) else -1, one.name))

@@ -6,9 +6,21 @@ All that is shown of a job comes from these.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from unsilent.report.text import count_text
+
+FINGERPRINT = "fingerprint"
+"""The rule, and the feature, of bits that changed between two steps."""
+UNRECORDED = "a change that torch did not record: a memory fault, or a write through .data or numpy"
+ONE_RANK = "one rank"
+"""Reason of a verdict where there is no other rank to compare with."""
+DONE, ERROR, STOPPED = "done", "error", "stopped"
+"""How a monitor ends."""
+ENDS = {ERROR: " after an error or an interrupt", STOPPED: " because it stopped the job"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +76,12 @@ class Started(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSummary(Event):
-    """How a step went; written every so many steps.
+    """How a step went; written about once a second, for each step with an alarm, and for the last one.
 
     Attributes:
         loss: None where it was not seen.
         gradient_norm: Of the tensors in the sample of this step, in this rank; None where there was none.
-        score: The largest score of any rule since the last summary (1: an alarm).
+        score: The largest score of any rule since the last summary (1: an alarm); None where no rule judged a value.
         cost: Share of the time of the steps since the last summary that the monitor took.
         health: ``ok`` or ``warning``.
     """
@@ -77,7 +89,7 @@ class StepSummary(Event):
     kind: ClassVar[str] = "step"
     loss: float | None
     gradient_norm: float | None
-    score: float
+    score: float | None
     cost: float
     health: str
 
@@ -101,12 +113,14 @@ class SamplingChanged(Event):
     reason: str
 
     def __str__(self) -> str:
-        return f"step {self.step}: every tensor is read within {self.interval} steps ({self.reason})"
+        return f"step {self.step}: every tensor is read within {count_text(self.interval, 'step')} ({self.reason})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm(Event):
     """A rule found something, in the rank that reports it.
+
+    There is one for each rule and level that found nothing in the step before, of the series with the highest score.
 
     Attributes:
         host, device: Where the rank runs.
@@ -118,6 +132,8 @@ class Alarm(Event):
         value: The number of this step.
         baseline: What the rule expected; of a bound, the bound.
         score: How unusual the value is; 1 or more is an alarm.
+        series_flagged, series_judged: How many series the rule found something in, and judged, in this step; of a fingerprint,
+            how many tensors changed and were compared.
     """
 
     kind: ClassVar[str] = "alarm"
@@ -131,6 +147,8 @@ class Alarm(Event):
     value: float
     baseline: float
     score: float
+    series_flagged: int = 1
+    series_judged: int = 1
 
     def __str__(self) -> str:
         return f"{self.summary}, in rank {self.rank} ({self.host}, {self.device})"
@@ -138,10 +156,26 @@ class Alarm(Event):
     @property
     def summary(self) -> str:
         """What was found, without the place: the same on every machine."""
-        if self.feature == "fingerprint":
-            return f"step {self.step}: bits of {self.tensor} changed between two steps"
+        if self.feature == FINGERPRINT:
+            share = f" ({self._share} tensors)" if self.series_flagged > 1 else ""
+            return f"step {self.step}: bits of {self.tensor} changed between two steps{share}, {UNRECORDED}"
         what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
-        return f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g}, baseline {self.baseline:.4g} ({self.rule})"
+        share = f"; {self._share} series" if self.series_flagged > 1 else ""
+        baseline = "" if math.isnan(self.baseline) else f", baseline {self.baseline:.4g}"
+        return f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g}{baseline} ({self.rule}{share})"
+
+    @property
+    def _share(self) -> str:
+        return f"{self.series_flagged:,} of {self.series_judged:,}"
+
+    @property
+    def series_name(self) -> str:
+        """Feature, tensor and statistic; as in a verdict."""
+        return (
+            f"{FINGERPRINT} of {self.tensor}"
+            if self.feature == FINGERPRINT
+            else join_names(self.feature, self.tensor, self.statistic)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +204,13 @@ class Verdict(Event):
     def __str__(self) -> str:
         who = f"rank {self.suspect} ({self.host}, {self.device}) is suspected"
         who = "the faulty rank is undetermined" if self.suspect < 0 else who
-        tensor = f", {self.tensor}" if self.tensor else ""
-        return f"step {self.step}: {who}{tensor} ({self.reason}); {self.action}: {self.outcome}"
+        found = f"{who}{f', {self.tensor}' if self.tensor else ''} ({self.reason})"
+        return f"step {self.step}: {self.tensor if self.reason == ONE_RANK else found}; {self.outcome}"
+
+    @property
+    def repeats_alarm(self) -> bool:
+        """Whether it says nothing that the alarm has not said: there is one rank, and nothing was done."""
+        return self.reason == ONE_RANK and self.action == "log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +237,8 @@ class Ended(Event):
         seconds, cost: Of the whole job, and the share of it that the monitor took.
         longest_wait: Steps until every tensor was seen, at most.
         unseen: Series that were never seen.
+        unjudged: How many series were seen, but too rarely for the rules that read them to judge a value.
+        how: ``done``; ``error``: the training raised an error or was interrupted; ``stopped``: by the monitor.
     """
 
     kind: ClassVar[str] = "ended"
@@ -207,19 +248,34 @@ class Ended(Event):
     cost: float
     longest_wait: int
     unseen: tuple[str, ...] = field(default=())
+    unjudged: int = 0
+    how: str = DONE
 
     def __str__(self) -> str:
-        unseen = f", {len(self.unseen):,} series were never read" if self.unseen else ""
+        alarms = count_text(self.alarms, "alarm") if self.alarms else "no alarm"
         return (
-            f"the monitor of rank {self.rank} ended: alarms {self.alarms:,} in {self.steps:,} steps, "
-            f"{100 * self.cost:.2g} % of the time, every tensor read within {self.longest_wait} steps{unseen}"
+            f"the monitor of rank {self.rank} ended{ENDS.get(self.how, '')}: {alarms} in {count_text(self.steps, 'step')}, "
+            f"{100 * self.cost:.2g} % of the time, {self.coverage}"
         )
+
+    @property
+    def coverage(self) -> str:
+        """How much of the training was read and judged."""
+        parts = [f"each tensor was read within {count_text(self.longest_wait, 'step')}"]
+        parts += [f"{len(self.unseen):,} series were never read"] if self.unseen else []
+        parts += [f"{self.unjudged:,} series had too few values to be judged"] if self.unjudged else []
+        return ", ".join(parts)
 
 
 EVENTS: Mapping[str, type[Event]] = {
     one.kind: one for one in (Started, StepSummary, SamplingChanged, Alarm, Verdict, MonitorFailed, Ended)
 }
 """By kind."""
+
+
+def join_names(*names: str) -> str:
+    """Feature, tensor and statistic of a series as one name; the loss has no tensor."""
+    return " ".join(filter(None, names))
 
 
 def _plain(value: Any) -> Any:

@@ -161,10 +161,10 @@ def _processor_group(ranks: Any) -> Any:
 
 
 def settings_by_name(settings: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON values."""
+    """The fields of a dataclass as JSON values; tuples stay."""
     return {
         field.name: value
-        if isinstance(value := getattr(settings, field.name), (bool, int, float, str, type(None)))
+        if isinstance(value := getattr(settings, field.name), (bool, int, float, str, tuple, type(None)))
         else str(value)
         for field in dataclasses.fields(settings)
     }

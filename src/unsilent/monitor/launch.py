@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import kind_and_line
 from unsilent.monitor.program import InterruptAtExit, Program, ProgramNotFound, show_uncaught
+from unsilent.monitor.run_summary import RunSummary, StderrHandler
 from unsilent.monitor.switches import ResolvedSettings
 from unsilent.monitor.torch_import import AfterTorchImport
 from unsilent.printable import escape_unprintable
@@ -23,6 +24,8 @@ class MonitoredRun:
         self._program, self._resolved = program, resolved
         self._automatic: AutomaticMonitor | None = None
         self._failed = False
+        events = resolved.settings.events if resolved.settings else None
+        self._summary = RunSummary(events)
 
     def run(self) -> Any:
         """Run the program to its end; returns what `sys.exit` takes.
@@ -30,9 +33,11 @@ class MonitoredRun:
         Raises:
             UsageError: there is no such program, or the monitor does not accept its settings for this model.
         """
-        at_exit, waiting = InterruptAtExit(), AfterTorchImport(self._start)
-        if self._resolved.settings is not None:
+        at_exit, waiting, handler = InterruptAtExit(), AfterTorchImport(self._start), StderrHandler()
+        if (settings := self._resolved.settings) is not None:
             waiting.install()
+            if settings.log_normal or settings.metrics_port is not None:
+                handler.install()
         for note in self._resolved.notes:
             _print(note)
         error: BaseException | None = None
@@ -42,11 +47,14 @@ class MonitoredRun:
             error = raised
         waiting.remove()
         error = self._stop(error)
+        handler.remove()
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
         if (error is None or (isinstance(error, SystemExit) and not error.code)) and (
             note := self._why_not_monitored()
         ):
             _print(note)
+        if line := self._summary.text:
+            _print(line)
         return self._exit_code(error)
 
     def _stop(self, error: BaseException | None) -> BaseException | None:
@@ -67,7 +75,9 @@ class MonitoredRun:
         try:
             from unsilent.monitor.attach import AutomaticMonitor
 
-            self._automatic = AutomaticMonitor(settings, self._resolved.notes, self._resolved.uses_asd_variables)
+            self._automatic = AutomaticMonitor(
+                settings, self._resolved.notes, self._resolved.uses_asd_variables, [self._summary]
+            )
             self._automatic.start()
         except Exception as error:
             if settings.strict:
@@ -78,7 +88,9 @@ class MonitoredRun:
     def _why_not_monitored(self) -> str:
         """Why there was no monitor although one was wanted; empty where there was one, or where that was said already."""
         automatic = self._automatic
-        if self._resolved.settings is None or self._failed or (automatic and (automatic.monitors or automatic.failed)):
+        if self._resolved.settings is None or self._failed:
+            return ""
+        if automatic and (automatic.monitors or automatic.failed or automatic.is_program_monitored):
             return ""
         if automatic is not None and automatic.backward_passes:
             return "no optimizer of torch.optim was seen; nothing was monitored"

@@ -29,8 +29,9 @@ from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import Series
 from unsilent.errors import UsageError, kind_and_line
-from unsilent.monitor.actions import CONFIRMED, UNCONFIRMED, AlarmAction, MonitorStop
-from unsilent.monitor.events import Alarm, Verdict
+from unsilent.monitor.actions import CONFIRMED, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
+from unsilent.monitor.event_files import path_of_rank
+from unsilent.monitor.events import DONE, ERROR, STOPPED, UNRECORDED, Alarm, Verdict
 from unsilent.monitor.exchange import Exchange, RankInfo, RankRow, device_name, host_name, settings_by_name
 from unsilent.monitor.guard import SNAPSHOT_INTERVAL, Guard
 from unsilent.monitor.recorder import Recorder
@@ -38,7 +39,7 @@ from unsilent.monitor.reporter import Reporter, Sink
 from unsilent.monitor.rerun_check import RerunCheck, alarm_of
 from unsilent.monitor.rule_streams import RuleStreams
 from unsilent.monitor.sampling import CostMeter, SampleIntervals, SamplingControl
-from unsilent.monitor.settings import MonitorSettings
+from unsilent.monitor.settings import MonitorSettings, settings_of
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.trained_parameters import unwrapped
@@ -50,6 +51,8 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
 """Settings that may differ from rank to rank."""
+LOOP_IS_KNOWN = 2
+"""Step in which a loop whose steps can be executed again is known: under ``unsilent run`` from its second batch on."""
 log = logging.getLogger(LOGGER)
 _monitored: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
 
@@ -88,22 +91,14 @@ class Monitor:
         compatibility: bool = False,
         **options: Any,
     ) -> None:
-        self.settings = settings = settings or MonitorSettings(**options)
-        self._optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
-        if not self._optimizers or not all(isinstance(one, Optimizer) for one in self._optimizers):
-            raise UsageError("Monitor needs a torch optimizer, or a list of them: Monitor(model, optimizer)")
-        parts: list[nn.Module | Optimizer] = [model, *self._optimizers]
-        for part in parts:
-            if is_monitored(part):
-                raise UsageError(
-                    f"this {type(part).__name__} has a monitor already; make only one Monitor per training, or close() the first"
-                )
-        self._streams = RuleStreams([make_rule(text) for text in settings.rules] or rules_of_preset(settings.preset))
-        self._closed = self._failed = self._is_off = False
+        self.settings = settings = settings_of(settings, options)
+        self._optimizers = _checked_optimizers(model, optimizers)
+        self._streams = RuleStreams([make_rule(text) for text in settings.rule] or rules_of_preset(settings.preset))
+        self._closed = self._failed = self._is_off = self._has_stopped = False
         self._collector = SignalCollector(
             model,
             self._optimizers,
-            values=settings.values,
+            values=settings.watch,
             fingerprint=settings.fingerprint != "off",
             full_fingerprint=settings.fingerprint == "full",
             on_error=self._fail,
@@ -129,7 +124,9 @@ class Monitor:
                 tuple(full_name(one) for one in self._collector.series),
             )
             everybody = self._exchange.introduce(own, RANK_SETTINGS)
-            own_sinks = make_sinks(settings, self._exchange.rank, self._exchange.world_size, compatibility)
+            rank, world_size = self._exchange.rank, self._exchange.world_size
+            own_sinks = make_sinks(settings, rank, world_size, compatibility)
+            recorder = None if settings.record is None else Recorder(path_of_rank(settings.record, rank, world_size))
         except BaseException:
             self._collector.close()
             raise
@@ -137,7 +134,6 @@ class Monitor:
         self._suspicion = Suspicion(alike, ALARM if settings.act_on == "alarm" else WARNING)
         given = sinks if settings.strict else [isolated(sink) for sink in sinks]
         self._reporter = Reporter(own, everybody, [*given, *own_sinks])
-        recorder = None if settings.record is None else Recorder(settings.record)
         self._judge = StepJudge(self._collector, self._streams, self._costs, self._reporter, recorder)
         self._action = AlarmAction(settings, self._model, self._optimizers, self._exchange.rank)
         self._hooks = [
@@ -149,6 +145,9 @@ class Monitor:
         try:
             with self._safely():
                 self._reporter.start(own.settings, self._collector.series, notes)
+                self._reporter.sampling(
+                    0, self.intervals.longest, "at the start" if settings.sampling == "auto" else settings.sampling
+                )
         except BaseException:
             self._closed = True
             self._remove_hooks()
@@ -164,8 +163,8 @@ class Monitor:
         """
         if self._closed:
             return
-        alone = self._exchange.world_size == 1
-        wait = alone or (wait and sys.exc_info()[0] is None and self._exchange.is_open())
+        alone, is_error = self._exchange.world_size == 1, not wait or sys.exc_info()[0] is not None
+        wait = alone or (not is_error and self._exchange.is_open())
         stop: MonitorStop | None = None
         try:
             with self._safely():
@@ -180,7 +179,7 @@ class Monitor:
             self._closed = True
             self._remove_hooks()
         with self._safely():
-            self._end()
+            self._end(STOPPED if stop or self._has_stopped else ERROR if is_error else DONE)
         if stop is not None:
             raise stop
 
@@ -200,12 +199,15 @@ class Monitor:
         self._collector.close()
         _monitored.difference_update((self._model, *self._optimizers))
 
-    def _end(self) -> None:
+    def _end(self, how: str) -> None:
         """The last event, and the recording."""
         if self._collector.backwards and not self._collector.step:
             log.warning("no step of an optimizer was seen after a backward pass, so that nothing was judged")
-        elapsed, unseen = time.perf_counter() - self._costs.begun, self._judge.unseen()
-        self._reporter.end(self._collector.step, elapsed, self.cost, self._sampling.longest_wait, unseen)
+        self._reporter.end(
+            self._collector.step, seconds=time.perf_counter() - self._costs.begun, cost=self.cost,
+            longest_wait=self._sampling.longest_wait, unseen=tuple(self._judge.unseen()), unjudged=self._judge.unjudged(),
+            how=how,
+        )  # fmt: skip
         self._judge.close()
 
     def __enter__(self) -> Self:
@@ -327,6 +329,9 @@ class Monitor:
         """The signals of a step are complete: judge them, or those of the step before where they come late."""
         self._taken = self._collector.backwards
         self._pending.append(self._collector.take_row())
+        if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm == "rerun" and self._guard is None:
+            what = "the step of an alarm is left out" if self.settings.mode == "strict" else "an alarm is only logged"
+            log.warning("%s; %s", NO_RERUN, what)
         self._judge_pending(flush)
         self._sampling.look(self._collector.step)
 
@@ -406,9 +411,11 @@ class Monitor:
             if self._guard is not None:
                 self._due = alarm_of(verdict, rows, self._reporter.alarms)
         if action == "stop":
-            is_proof = any(row.changed for row in rows)
+            self._has_stopped, has_changed = True, any(row.changed for row in rows)
+            why = f": bits changed between two steps, {UNRECORDED}" if has_changed else ""
             raise MonitorStop(
-                f"the monitor stopped the job after an alarm in step {step}", CONFIRMED if is_proof else UNCONFIRMED
+                f"the monitor stopped the job after an alarm in step {step}{why}",
+                CONFIRMED if has_changed else UNCONFIRMED,
             )
 
     def _set_intervals(self, agreed: SampleIntervals) -> None:
@@ -418,3 +425,32 @@ class Monitor:
         if self._guard is not None:
             self._guard.lengthen(agreed.longest)
         self._reporter.sampling(self._collector.step, agreed.longest, reason)
+
+
+def _checked_optimizers(model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """The optimizers, which train something of the model; raises ``UsageError``."""
+    found = (
+        [optimizers]
+        if isinstance(optimizers, Optimizer)
+        else list(optimizers)
+        if isinstance(optimizers, Sequence)
+        else []
+    )
+    if not isinstance(model, nn.Module) or not found or not all(isinstance(one, Optimizer) for one in found):
+        given = f"{type(model).__name__}, {type(optimizers).__name__}"
+        raise UsageError(
+            f"Monitor({given}) was given; expected a module and a torch optimizer, or a list: Monitor(model, optimizer)"
+        )
+    parts: list[nn.Module | Optimizer] = [model, *found]
+    for part in parts:
+        if is_monitored(part):
+            raise UsageError(
+                f"this {type(part).__name__} has a monitor already; make only one Monitor per training, or close() the first"
+            )
+    own = {id(parameter) for parameter in nn.Module.parameters(model)}
+    trained = {id(p) for one in found for group in one.param_groups for p in group["params"]}
+    if own and trained and not own & trained:
+        raise UsageError(
+            f"no parameter of {type(found[0]).__name__} belongs to this {type(model).__name__}; give the optimizer of this model"
+        )
+    return found

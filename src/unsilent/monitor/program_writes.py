@@ -52,8 +52,10 @@ class ProgramWrites:
                 changed = [name for name in changed if name not in own]
                 if not self._has_written_many:
                     self._has_written_many = True
-                    log.info("step %d: %d tensors changed at once between two steps; the program wrote to them through .data",
-                             step, len(own))  # fmt: skip
+                    log.warning(
+                        "step %d: bits of %d tensors, more than half of those compared, changed at once between two steps; taken "
+                        "as a write of the program through .data, also when it comes again", step, len(own),
+                    )  # fmt: skip
         return changed
 
 

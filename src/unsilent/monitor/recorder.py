@@ -8,14 +8,27 @@ from pathlib import Path
 import numpy as np
 
 from unsilent.detectors.series import Recording, Series
+from unsilent.errors import UsageError
 from unsilent.monitor.signals.row import SignalValues
 
 
 class Recorder:
-    """Collects steps; `save` writes a recording that `load_recording` reads."""
+    """Collects steps; `save` writes a recording that `load_recording` reads.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+        self._path = path = None if path is None else path.absolute()  # the job may go to another folder
+        if path is not None:
+            is_new = not path.exists()
+            try:
+                path.open("ab").close()
+            except OSError as error:
+                raise UsageError(f"cannot write the recording to {path}: {error.strerror}; give another file") from None
+            if is_new:
+                path.unlink()
         self._rows: list[tuple[SignalValues, float]] = []
 
     def add(self, signals: SignalValues, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import time
@@ -15,10 +16,20 @@ import torch
 from unsilent.detectors.rule import ALARM, NORMAL
 from unsilent.detectors.series import GRADIENT, L2, LOSS, Series
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
-from unsilent.monitor.events import Alarm, Ended, Event, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
+from unsilent.monitor.events import (
+    FINGERPRINT,
+    Alarm,
+    Ended,
+    Event,
+    MonitorFailed,
+    SamplingChanged,
+    Started,
+    StepSummary,
+    Verdict,
+)
 from unsilent.monitor.exchange import RankInfo, RankRow
 from unsilent.monitor.health import OK, health_after
-from unsilent.monitor.rule_streams import FINGERPRINT, Finding
+from unsilent.monitor.rule_streams import Finding
 from unsilent.monitor.signals.row import SignalValues
 from unsilent.version import __version__
 
@@ -44,6 +55,7 @@ class Reporter:
         self.verdicts: list[Verdict] = []
         self._reported: frozenset[tuple[str, int]] = frozenset()
         self._summed = -float("inf")
+        self._skipped: Callable[[], object] = lambda: None
         self.health = OK
 
     def start(self, settings: Mapping[str, Any], series: Sequence[Series], notes: Sequence[str]) -> None:
@@ -55,8 +67,9 @@ class Reporter:
             notes=tuple(notes),
         )  # fmt: skip
 
-    def findings(self, step: int, findings: Sequence[Finding]) -> None:
-        """What rules found in a step; a rule that goes on finding something is reported once."""
+    def findings(self, step: int, findings: Sequence[Finding]) -> bool:
+        """What rules found in a step; whether that is new: a rule that goes on finding something is reported once."""
+        known = len(self.alarms)
         now = frozenset((one.rule, one.level) for one in findings)
         for one in findings:
             if (one.rule, one.level) not in self._reported:
@@ -64,19 +77,29 @@ class Reporter:
                     self._emit(
                         Alarm, step, host=self._own.host, device=self._own.device, rule=one.rule, feature=one.series.feature,
                         tensor=one.series.tensor, statistic=one.series.statistic, level=LEVELS.get(one.level, "warning"),
-                        value=one.value, baseline=one.baseline, score=one.score,
+                        value=one.value, baseline=one.baseline, score=one.score, series_flagged=one.flagged,
+                        series_judged=one.judged,
                     )
                 )  # fmt: skip
         self._reported = now
+        return len(self.alarms) > known
 
     def summary(
-        self, step: int, series: Sequence[Series], signals: SignalValues, score: Callable[[], float], cost: float
+        self,
+        step: int,
+        series: Sequence[Series],
+        signals: SignalValues,
+        score: Callable[[], float | None],
+        cost: float,
+        is_wanted: bool,
     ) -> None:
-        """How a step went, once a second."""
+        """How a step went: once a second, where that ``is_wanted``, and for the last step."""
         now = time.perf_counter()
-        if now - self._summed < SUMMARY_SECONDS:
+        if now - self._summed < SUMMARY_SECONDS and not is_wanted:
+            self._skipped = functools.partial(self.summary, step, series, signals, score, cost, True)
             return
-        self._summed = now
+        self._summed, self._skipped = now, lambda: None
+        series = series[: len(signals.values)]  # others came later
         norms = [
             value
             for one, value, seen in zip(series, signals.values.tolist(), signals.seen.tolist(), strict=True)
@@ -115,12 +138,10 @@ class Reporter:
         """The monitor itself raised an error."""
         self._emit(MonitorFailed, step, error=error)
 
-    def end(self, step: int, seconds: float, cost: float, longest_wait: int, unseen: Sequence[str]) -> None:
-        """The monitor ends, and so do its sinks."""
-        self._emit(
-            Ended, step, steps=step, alarms=len(self.alarms), seconds=seconds, cost=cost, longest_wait=longest_wait,
-            unseen=tuple(unseen),
-        )  # fmt: skip
+    def end(self, step: int, **values: Any) -> None:
+        """The monitor ends, and so do its sinks; ``values`` of `Ended`."""
+        self._skipped()
+        self._emit(Ended, step, steps=step, alarms=len(self.alarms), **values)
         for sink in self._sinks:
             if (close := getattr(sink, "close", None)) is not None:
                 close()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from unsilent.monitor.events import Alarm, Verdict
+from unsilent.monitor.events import FINGERPRINT, Alarm, Verdict
 from unsilent.monitor.exchange import RankRow
 
 if TYPE_CHECKING:
@@ -39,17 +39,23 @@ class RerunCheck:
 
 
 def alarm_of(verdict: Verdict, rows: Sequence[RankRow], alarms: Sequence[Alarm]) -> Alarm:
-    """The alarm that all ranks execute steps again for: the last one of this rank, or one for what another rank found.
+    """The alarm that all ranks execute steps again for: that of this rank which the verdict names, or one made of the verdict.
 
     Args:
         verdict: Of all ranks.
         rows: Of all ranks, in the step of the verdict.
         alarms: Of this rank.
     """
-    if alarms and alarms[-1].step == verdict.step:
-        return alarms[-1]
+    for alarm in reversed(alarms):
+        if alarm.step != verdict.step:
+            break
+        if alarm.series_name == verdict.tensor:
+            return alarm
+    score, prefix = max(row.score for row in rows), f"{FINGERPRINT} of "
+    has_changed = verdict.tensor.startswith(prefix)
     return Alarm(
         time=verdict.time, rank=verdict.suspect, step=verdict.step, host=verdict.host, device=verdict.device,
-        rule=verdict.reason, feature="signal", tensor=verdict.tensor, statistic="verdict", level="alarm",
-        value=math.nan, baseline=math.nan, score=max(row.score for row in rows),
+        rule=verdict.reason, feature=FINGERPRINT if has_changed else verdict.tensor,
+        tensor=verdict.tensor.removeprefix(prefix) if has_changed else "", statistic="score", level="alarm", value=score,
+        baseline=math.nan, score=score,
     )  # fmt: skip

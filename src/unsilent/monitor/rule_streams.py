@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from unsilent.detectors.nonfinite import Nonfinite
 from unsilent.detectors.rule import ALARM, Rule, RuleStream
-from unsilent.detectors.series import Series
+from unsilent.detectors.series import Bools, Series
+from unsilent.monitor.events import FINGERPRINT
 from unsilent.monitor.signals.row import SignalValues
-
-FINGERPRINT = "fingerprint"
-"""The rule, and the feature, of bits that changed between two steps."""
 
 
 class Finding(NamedTuple):
@@ -22,6 +21,7 @@ class Finding(NamedTuple):
         rule: Its name.
         number: Of the series; of a fingerprint, of the tensor.
         level, score, value, baseline: Of the judgement.
+        flagged, judged: How many series the rule found something in, and judged, in this step.
     """
 
     rule: str
@@ -31,6 +31,8 @@ class Finding(NamedTuple):
     score: float
     value: float
     baseline: float
+    flagged: int = 1
+    judged: int = 1
 
 
 class RuleStreams:
@@ -39,25 +41,26 @@ class RuleStreams:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
         self._streams: list[tuple[int, RuleStream]] = []
-        self._count = 0
-        self.largest_score = 0.0
+        self._is_read: Bools = np.zeros(0, np.bool_)
+        self._was_judged: Bools = np.zeros(0, np.bool_)
+        self._largest_score: float | None = None
 
     def judge(self, series: Sequence[Series], signals: SignalValues, seconds: float) -> list[Finding]:
         """What the rules find in a step, at most one finding of each rule; the worst first."""
-        if len(series) > self._count:
-            new = series[self._count :]
-            self._streams += [
-                (self._count, stream) for rule in self._rules if len((stream := RuleStream(rule, new)).columns)
-            ]
-            self._count = len(series)
+        self._add(series)
         worst: dict[str, Finding] = {}
+        counts = {rule.name: np.zeros(2, np.int64) for rule in self._rules}
         for start, stream in self._streams:
             end = start + len(stream.series)
             judgement = stream.judge(signals.values[start:end], signals.seen[start:end], seconds)
-            scores = np.where(np.isnan(judgement.scores), 0.0, judgement.scores)
-            if not len(scores):
-                continue
-            self.largest_score = max(self.largest_score, float(scores.max()))
+            was_judged = ~np.isnan(judgement.scores)
+            scores = np.where(was_judged, judgement.scores, 0.0)
+            largest, learns = float(scores.max()), self._learns(stream.rule)
+            if largest or (learns and was_judged.any()):
+                self._largest_score = max(self._largest_score or 0.0, largest)
+            if learns:
+                self._was_judged[start + stream.columns[was_judged]] = True
+            counts[stream.rule.name] += np.count_nonzero(judgement.levels), np.count_nonzero(was_judged)
             if not judgement.levels.any():
                 continue
             place = int(np.lexsort((scores, judgement.levels))[-1])
@@ -69,12 +72,40 @@ class RuleStreams:
             )  # fmt: skip
             if name not in worst or (found.level, found.score) > (worst[name].level, worst[name].score):
                 worst[name] = found
-        return sorted(worst.values(), key=lambda one: (one.level, one.score), reverse=True)
+        counted = (
+            one._replace(flagged=int(counts[name][0]), judged=int(counts[name][1])) for name, one in worst.items()
+        )
+        return sorted(counted, key=lambda one: (one.level, one.score), reverse=True)
 
-    def take_largest_score(self) -> float:
-        """The largest score since this was asked last."""
-        result, self.largest_score = self.largest_score, 0.0
+    def take_largest_score(self) -> float | None:
+        """The largest score since this was asked last; None where no value was judged, except for being finite."""
+        result, self._largest_score = self._largest_score, None
         return result
+
+    def unjudged(self, seen: Bools) -> int:
+        """How many of the series that were seen have a rule that reads them, but that has judged no value so far.
+
+        Args:
+            seen: bool[n], of all series that `judge` knows.
+        """
+        return int(np.count_nonzero(seen & self._is_read & ~self._was_judged))
+
+    def _add(self, series: Sequence[Series]) -> None:
+        """Give series that are new streams of their own."""
+        known = len(self._is_read)
+        if len(series) == known:
+            return
+        new = series[known:]
+        streams = [stream for rule in self._rules if len((stream := RuleStream(rule, new)).columns)]
+        self._streams += [(known, stream) for stream in streams]
+        self._is_read, self._was_judged = (np.pad(one, (0, len(new))) for one in (self._is_read, self._was_judged))
+        for stream in streams:
+            if self._learns(stream.rule):
+                self._is_read[known + stream.columns] = True
+
+    def _learns(self, rule: Rule) -> bool:
+        """Whether a rule does more than to find numbers that are not finite, or there is no rule that does."""
+        return rule.name != Nonfinite.name or all(one.name == Nonfinite.name for one in self._rules)
 
     @property
     def state(self) -> list[Any]:
@@ -89,13 +120,14 @@ class RuleStreams:
             stream.state = stream.rule.initial_state([stream.series[n] for n in stream.columns])
 
 
-def fingerprint_finding(changed: Sequence[str], names: Sequence[str]) -> list[Finding]:
+def fingerprint_finding(changed: Sequence[str], names: Sequence[str], compared: int) -> list[Finding]:
     """What a comparison of bits found.
 
     Args:
         changed: Names of the tensors that changed, at least one.
-        names: Of all tensors that are compared.
+        names: Of all tensors that may be compared.
+        compared: How many were, in this step.
     """
     number = names.index(changed[0]) if changed[0] in names else -1
     series = Series(FINGERPRINT, changed[0], "bits")
-    return [Finding(FINGERPRINT, number, series, ALARM, float("inf"), float(len(changed)), 0.0)]
+    return [Finding(FINGERPRINT, number, series, ALARM, float("inf"), float(len(changed)), 0.0, len(changed), compared)]

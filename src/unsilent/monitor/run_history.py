@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unsilent.monitor.events import (
+    DONE,
+    ONE_RANK,
     Alarm,
     Ended,
     Event,
@@ -36,6 +38,7 @@ class RankHistory:
         alarms: The first ones, of both levels; ``latest_alarms`` the last ones.
         alarm_count, warning_count: All of them.
         last: The last event.
+        has_judged: Whether a rule has judged a value, except for being finite.
     """
 
     rank: int
@@ -53,6 +56,7 @@ class RankHistory:
     verdicts: list[Verdict] = field(default_factory=list)
     latest_verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=MOST_LATEST))
     last_step: int = -1
+    has_judged: bool = False
 
     def add(self, event: Event) -> None:
         """Take the next event of this rank."""
@@ -61,9 +65,10 @@ class RankHistory:
             self.last_step = max(self.last_step, event.step)
         if isinstance(event, StepSummary):
             self.summaries.append(event)
+            self.has_judged |= event.score is not None
             if len(self.summaries) > MOST_SUMMARIES:
                 pairs = zip(self.summaries[:-1:2], self.summaries[1::2], strict=True)
-                self.summaries = [replace(b, score=max(a.score, b.score)) for a, b in pairs] + self.summaries[-1:]
+                self.summaries = [replace(b, score=_larger(a.score, b.score)) for a, b in pairs] + self.summaries[-1:]
         elif isinstance(event, Alarm):
             self.alarm_count += event.level == "alarm"
             self.warning_count += event.level != "alarm"
@@ -85,6 +90,13 @@ class RankHistory:
     def steps(self) -> int:
         """How many steps there were so far."""
         return self.ended.steps if self.ended else self.last_step + 1
+
+    @property
+    def state(self) -> str:
+        """``running``, ``monitor failed``, ``ended``, ``error`` or ``stopped``; see `Ended`."""
+        if self.ended is None:
+            return "monitor failed" if self.failed else "running"
+        return "ended" if self.ended.how == DONE else self.ended.how
 
     @property
     def cost(self) -> float | None:
@@ -167,7 +179,16 @@ class RunHistory:
         who = f"rank {suspects[0]} is suspected" if suspects else "the faulty rank is undetermined"
         who = f"ranks {', '.join(map(str, sorted(suspects)[:8]))} are suspected" if len(suspects) > 1 else who
         where = f"{count_text(self.steps, 'step')} of {count_text(len(self.ranks), 'rank')}"
-        return f"{alarms} in {where}{f'; {who}' if self.verdicts else ''}"
+        parts = [f"{alarms} in {where}"] if self.ranks else ["no events yet: the training has made no backward pass"]
+        parts += [who] if any(one.reason != ONE_RANK for one in self.verdicts) else []
+        return "; ".join([*parts, *self._what_was_not_judged()])
+
+    def _what_was_not_judged(self) -> Iterator[str]:
+        ranks = self.ranks
+        if unjudged := max((one.ended.unjudged for one in ranks if one.ended), default=0):
+            yield f"{unjudged:,} series had too few values to be judged"
+        elif any(one.summaries for one in ranks) and not any(one.has_judged for one in ranks):
+            yield "rules have judged no value yet"
 
     def as_json(self) -> dict[str, Any]:
         """The state as JSON values."""
@@ -199,9 +220,16 @@ def _rank_json(one: RankHistory) -> dict[str, Any]:
         "alarms": one.alarm_count,
         "warnings": one.warning_count,
         "ended": one.ended is not None,
+        "how_ended": one.ended.how if one.ended else None,
+        "unjudged": one.ended.unjudged if one.ended else None,
         "failed": one.failed.error if one.failed else None,
         "last_event_time": one.last.time if one.last else None,
     }
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    known = [score for score in (one, other) if score is not None]
+    return max(known, default=None)
 
 
 def _keep(kept: list[Any], event: Event) -> None:

@@ -25,9 +25,12 @@ LEAST_SCORE = 1e-4
 MOST_DRAWN = 1e100
 LONGEST_FACT = 400
 INTRODUCTIONS = {
-    "Alarms": "A rule raises an alarm for one series: a number of one tensor in one rank. A score of 1 or more is an alarm.",
+    "Alarms": "A rule raises an alarm for the series with the highest score: a number of one tensor in one rank. A score of 1 or "
+    "more is an alarm. A rule that finds something in several steps in a row is reported once. Series: in how many of those that "
+    "it judged the rule found something.",
     "Verdicts": "What all ranks agreed on after an alarm: which rank is suspected, and what was done.",
-    "Training": "Loss and gradient norm as the monitor reported them. A dotted line marks a step with an alarm.",
+    "Training": "Loss and gradient norm as the monitor reported them. A dotted line marks a step with an alarm. A cross, and a "
+    "gap in the curve, marks a value that is not finite.",
     "Scores": "The largest score of any rule since the report before. The line at 1 is where an alarm begins.",
     "Ranks": "One row for each rank. Monitor: share of the time of the job that the monitor took.",
     "Sampling": "The monitor reads a part of the tensors at each step, so that it stays within its budget.",
@@ -93,6 +96,8 @@ def _findings(history: RunHistory) -> Iterator[str]:
     world = max((one.started.world_size for one in history.ranks if one.started), default=1)
     if missing := world - len(history.ranks):
         yield f"there are no events of {missing:,} of {count_text(world, 'rank')}"
+    if unjudged := max((one.ended.unjudged for one in history.ranks if one.ended), default=0):
+        yield f"{unjudged:,} series had too few values to be judged; they were read, and only checked for being finite"
     if unseen := [name for one in history.ranks if one.ended for name in one.ended.unseen]:
         yield f"{count_text(len(unseen), 'tensor')} never read: {listed(unseen, 3)}"
 
@@ -131,12 +136,13 @@ def _alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
         Column("baseline", "number", digits=".4g", priority=3),
         Column("score", "number", digits=".3g"),
         Column("rule", left_aligned=True, priority=1),
+        Column("series", left_aligned=True, priority=2),
     )
 
     def cells(one: Alarm) -> tuple[Cell, ...]:
         feature = f"{one.feature}, {one.statistic}" if one.statistic else one.feature
         where = (one.step, one.rank, one.level, feature, one.tensor)
-        return *where, one.value, one.baseline, one.score, one.rule
+        return *where, one.value, one.baseline, one.score, one.rule, f"{one.series_flagged:,} of {one.series_judged:,}"
 
     rows = tuple(TableRow(cells(one), one.level == "alarm", str(one)) for one in alarms)
     title = f"the first {len(alarms):,} of {count:,}" if len(alarms) < count else "alarms"
@@ -165,13 +171,13 @@ def _rank_table(ranks: Sequence[RankHistory]) -> Table:
         Column("warnings", "number", priority=1),
         Column("health", left_aligned=True),
         Column("monitor", "number", unit="%", scale=100, digits=".2g"),
-        Column("ended", left_aligned=True, priority=2),
+        Column("state", left_aligned=True, priority=2),
     )
     rows = []
     for one in ranks:
         where = (one.started.host, one.started.device) if one.started else ("", "")
         counts = (one.steps, one.alarm_count, one.warning_count)
-        cells: tuple[Cell, ...] = (one.rank, *where, *counts, one.health, one.cost, one.ended is not None)
+        cells: tuple[Cell, ...] = (one.rank, *where, *counts, one.health, one.cost, one.state)
         rows.append(TableRow(cells, one.health != OK))
     return Table(heads, tuple(rows), "ranks", terminal_rows=16, sortable=len(rows) > 20)
 
@@ -202,8 +208,8 @@ def _facts(started: Started) -> Iterator[tuple[str, str]]:
 # -- figures -------------------------------------------------------------------------------------------------------------
 
 
-def _drawn_score(one: StepSummary) -> float:
-    return max(one.score, LEAST_SCORE)
+def _drawn_score(one: StepSummary) -> float | None:
+    return None if one.score is None else max(one.score, LEAST_SCORE)
 
 
 def _curves(
@@ -226,6 +232,12 @@ def _curves(
         curve = {"mode": "lines+markers" if len(points) < 3 else "lines", "line": {"color": colour, "width": 1.5}}
         ys = [_drawable(y) for _, y in points]
         traces.append(marker_series(f"rank {rank.rank}", [x for x, _ in points], ys, hover, {"color": colour}) | curve)
+        gaps = [(step, y) for step, y in points if _drawable(y) is None][:MOST_LINES]
+        if gaps and finite:
+            marker = {"color": colour, "symbol": "x", "size": 8}
+            places: list[float | None] = [_value_at(finite, x) for x, _ in gaps]
+            text = [f"rank {rank.rank}, step {x:,}: {y:.4g}" for x, y in gaps]
+            traces.append(marker_series(f"not finite in rank {rank.rank}", [x for x, _ in gaps], places, text, marker))
         own = [one for one in rank.alarms if one.level == "alarm"][:MOST_LINES]
         if own and finite:
             marker = {"color": ALARM_COLOUR, "symbol": MARKERS[number % len(MARKERS)], "size": 9}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unsilent.monitor.settings import LARGEST_BUDGET, MonitorSettings
+from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.sinks import LOGGER
 
 LOOKS = (4, 10, 20, 40)
@@ -17,9 +17,11 @@ LOOKS = (4, 10, 20, 40)
 FURTHER_LOOKS = 50
 GRADIENT_SHARE, VALUE_SHARE = 0.7, 0.5
 """Of what the budget leaves, the part of gradients, and then of values: a fault in one can be seen in its own step alone."""
-LONGEST = 64
+LONGEST = 16
 """Interval that no budget makes longer: where steps are so short that a monitor exceeds its budget whatever it reads, reading
-still less would save nothing."""
+still less would save little, and rules that learn from some values of a tensor would judge later by this factor."""
+LEARNT = 20
+"""Values of a series that rules such as robust-z learn before they judge it; for the warning alone."""
 TOLERANCE = 0.25
 """An interval changes when it is that much too short, or could be that much shorter."""
 
@@ -129,9 +131,11 @@ def _shortest(now: int, cost: float, room: float) -> int:
     return min(LONGEST, max(1, math.ceil(wanted)))
 
 
-def exceeds_limit(costs: Costs) -> bool:
-    """Whether the monitor took more than any budget may be."""
-    return costs.share * 100 > LARGEST_BUDGET
+def share_at(longest: int, now: SampleIntervals, costs: Costs) -> float:
+    """Share of a step that the monitor would take if every interval were as long, given what the present ones cost."""
+    read = costs.gradients * now.gradients + costs.values * now.values + costs.state * now.state
+    own = costs.fixed + read / longest
+    return own / (costs.step - costs.own + own)
 
 
 class SamplingControl:
@@ -158,11 +162,13 @@ class SamplingControl:
         if costs.steps <= 0:  # the training went back
             return
         self.wanted = fitting_intervals(self.intervals, costs, self._budget)
-        if exceeds_limit(costs) and self.wanted.longest == LONGEST and not self._has_warned:
+        share = 100 * share_at(LONGEST, self.intervals, costs)
+        if self.wanted.longest == LONGEST and share > self._budget and step > LOOKS[0] and not self._has_warned:
             self._has_warned = True
             logging.getLogger(LOGGER).warning(
-                "steps take %.2g ms, so that the monitor takes %.1f %% of them at least; its budget is %g %%",
-                1000 * costs.step / costs.steps, 100 * costs.fixed / costs.step, self._budget,
+                "steps take %.2g ms, of which the monitor takes %.2g %% (budget %g %%) although it reads each tensor only every "
+                "%d steps; rules that learn from %d values judge after %d steps; --sampling fixed:1 reads everything",
+                1000 * costs.step / costs.steps, share, self._budget, LONGEST, LEARNT, LONGEST * LEARNT,
             )  # fmt: skip
 
     def agree(self, agreed: SampleIntervals) -> str | None:

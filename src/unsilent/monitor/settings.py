@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any
 
+from unsilent.detectors.rules import PRESETS
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import OUTPUT_PANEL, Option, check_count
+from unsilent.name_and_parameters import parse_named
+from unsilent.options import OUTPUT_PANEL, Option, check_count, options_of
 
 DETECTION_PANEL, ALARM_PANEL, COST_PANEL = "Detection", "Alarms", "Cost"
 ACTIONS = ("log", "skip", "rerun", "save", "stop")
@@ -38,36 +41,43 @@ def _rule_text(rule: str, parameters: Mapping[str, Any]) -> str:
     return f"{rule}:{','.join(pairs)}".rstrip(":")
 
 
+def sampling_text(given: Any) -> str:
+    """A sampling as text; a whole number R stands for ``fixed:R``."""
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        return f"fixed:{given}"
+    if isinstance(given, str):
+        return given
+    raise UsageError(f"sampling is {given!r}; expected auto, or fixed:R with a whole number, such as fixed:4")
+
+
 @dataclass(frozen=True)
 class MonitorSettings:
-    """Settings of a monitor.
+    """Settings of a monitor. Values may be as a TOML file has them: one text instead of several, the name of a file as text.
 
     Raises:
-        UsageError: a name that does not exist, a number that makes no sense.
+        UsageError: a name that does not exist, a value of another type, a number that makes no sense.
     """
 
     preset: Annotated[
         str,
         Option("Rules and thresholds: robust-z, asd-v1, asd-v2, asd-v3, asd-combined, megatron, all.", DETECTION_PANEL),
     ] = "robust-z"
-    rules: Annotated[
+    rule: Annotated[
         tuple[str, ...],
         Option(
             "A rule with parameters, such as robust-z:threshold=12; replaces those of the preset. Repeatable. In a TOML file "
             "also a table: [rule.robust-z].",
             DETECTION_PANEL,
-            name="rule",
             parser=rule_texts,
             is_repeatable=True,
         ),
     ] = ()
-    values: Annotated[
+    watch: Annotated[
         tuple[str, ...],
         Option(
             "A tensor to watch: MODULE:input, MODULE:output or MODULE:gradient (of its output); MODULE may be a pattern. "
             "Repeatable.",
             DETECTION_PANEL,
-            name="watch",
             is_repeatable=True,
         ),
     ] = ()
@@ -97,9 +107,16 @@ class MonitorSettings:
     save_to: Annotated[Path | None, Option("Folder for the states that --on-alarm save writes.", ALARM_PANEL)] = None
     sampling: Annotated[
         str,
-        Option("Tensors read at each step: auto (as many as the budget allows), or fixed:R (every R-th).", COST_PANEL),
+        Option(
+            "Tensors read at each step: auto (as many as the budget allows, each at least every 16 steps), or fixed:R (every "
+            "R-th).",
+            COST_PANEL,
+            parser=sampling_text,
+        ),
     ] = "auto"
-    budget: Annotated[float, Option("Percent of the time of a step that the monitor may take.", COST_PANEL)] = 0.5
+    budget: Annotated[
+        float, Option("Percent of the time of a step that the monitor may take, at most 2.", COST_PANEL)
+    ] = 0.5
     events: Annotated[
         Path | None,
         Option(
@@ -118,6 +135,9 @@ class MonitorSettings:
     ] = False
 
     def __post_init__(self) -> None:
+        for name, asking in options_of(MonitorSettings).items():
+            value = asking.parse_value(getattr(self, name), asking.option_name, typed=True)
+            object.__setattr__(self, name, value)
         for name, value, known in (
             ("on-alarm", self.on_alarm, ACTIONS),
             ("mode", self.mode, MODES),
@@ -138,6 +158,10 @@ class MonitorSettings:
             check_count("metrics-port", self.metrics_port, 0, 65535)
         if self.on_alarm == "save" and self.save_to is None:
             raise UsageError("on-alarm is 'save', but there is no folder for the states; give --save-to")
+        if self.on_alarm != "save" and self.save_to is not None:
+            raise UsageError(
+                f"save-to is given, but on-alarm is {self.on_alarm!r}, which saves nothing; use save, or leave save-to out"
+            )
         self.sampling_interval  # noqa: B018 - checks it
 
     @property
@@ -151,3 +175,19 @@ class MonitorSettings:
                 f"sampling is {self.sampling!r}; expected auto, or fixed:R with a whole number, such as fixed:4"
             )
         return check_count("R of sampling fixed:R", int(number), 1, MOST_INTERVAL)
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        """Names of the rules that are applied."""
+        return tuple(parse_named(text)[0] for text in self.rule or PRESETS.get(self.preset, ()))
+
+
+def settings_of(settings: MonitorSettings | None, options: Mapping[str, Any]) -> MonitorSettings:
+    """Settings from arguments of a function: all of them, or options by name. Raises ``UsageError``."""
+    known = [one.field for one in options_of(MonitorSettings).values()]
+    for name in options:
+        if name not in known:
+            raise unknown_name_error("option of a monitor", name, known)
+    if settings is not None and options:
+        raise UsageError(f"settings and {', '.join(options)} were both given; give settings alone, or options alone")
+    return settings or MonitorSettings(**options)

@@ -9,6 +9,7 @@ import xxhash
 
 from unsilent.detectors.rule import NORMAL
 from unsilent.detectors.series import UPDATE, Bools, Series
+from unsilent.monitor.events import join_names
 from unsilent.monitor.exchange import RankRow
 from unsilent.monitor.program_writes import ProgramWrites
 from unsilent.monitor.recorder import Recorder
@@ -51,11 +52,12 @@ class StepJudge:
         if self._recorder is not None:
             self._recorder.add(signals, seconds)
         changed = self._writes.faults(row.step, signals.changed, signals.compared)
-        findings = fingerprint_finding(changed, self._collector.state_names) if changed else []
+        findings = fingerprint_finding(changed, self._collector.state_names, len(signals.compared)) if changed else []
         findings += self._streams.judge(series, signals, seconds)
         self._seen = np.pad(self._seen, (0, len(series) - len(self._seen))) | signals.seen
-        self._reporter.findings(row.step, findings)
-        self._reporter.summary(row.step, series, signals, self._streams.take_largest_score, self._costs.share())
+        is_new = self._reporter.findings(row.step, findings)
+        score, cost = self._streams.take_largest_score, self._costs.share()
+        self._reporter.summary(row.step, series, signals, score, cost, is_wanted=is_new)
         worst = max(findings, key=lambda one: (one.level, one.series.feature != UPDATE, one.score), default=None)
         return RankRow(
             step=row.step,
@@ -76,6 +78,10 @@ class StepJudge:
         seen = [*self._seen.tolist(), *[False] * (len(series) - len(self._seen))]
         return [full_name(one) for one, was_seen in zip(series, seen, strict=True) if not was_seen]
 
+    def unjudged(self) -> int:
+        """How many series were in a row, but never judged."""
+        return self._streams.unjudged(self._seen)
+
     def close(self) -> None:
         """Write the recording."""
         if self._recorder is not None:
@@ -84,4 +90,4 @@ class StepJudge:
 
 def full_name(series: Series) -> str:
     """Feature, tensor and statistic."""
-    return " ".join(filter(None, series[:3]))
+    return join_names(*series[:3])

@@ -43,7 +43,7 @@ def resolve_settings(
     values = {**(_read_file(config) if config is not None else {}), **arguments}
     request = read_asd_variables(environment, values.get("preset"))
     notes = request.notes
-    if request.switched_off_by and not values.get("preset") and not values.get("rules"):
+    if request.switched_off_by and not values.get("preset") and not values.get("rule"):
         notes.append(f"{request.switched_off_by} switches the detection off; give a preset to monitor the training")
         return ResolvedSettings(None, tuple(notes), True)
     if request.switched_off_by:

@@ -41,8 +41,11 @@ def named_values(model: nn.Module, wanted: Sequence[str]) -> list[tuple[str, nn.
             raise UsageError(f"watch is {text!r}; expected MODULE:input, MODULE:output or MODULE:gradient")
         names = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
         if not names:
-            some = ", ".join([name for name in modules if name][:8])
-            raise UsageError(f"watch is {text!r}, but no module is named {pattern!r}; the model has {some} …")
+            known = [name for name in modules if name]
+            some = (
+                f"the model has {', '.join(known[:8])}{' …' * (len(known) > 8)}" if known else "the model has no parts"
+            )
+            raise UsageError(f"watch is {text!r}, but no module is named {pattern!r}; {some}")
         result.update({f"{name}:{part}": (modules[name], part) for name in names})
     return [(name, module, part) for name, (module, part) in result.items()]
 

@@ -44,7 +44,11 @@ def make_sinks(settings: MonitorSettings, rank: int, world_size: int, compatibil
     if (port := settings.metrics_port) is not None:
         from unsilent.monitor.sinks.prometheus import PrometheusSink
 
-        sinks.append(IsolatedSink(lambda: PrometheusSink(port + rank if port else 0, rank), "Prometheus metrics"))
+        sinks.append(
+            IsolatedSink(
+                lambda: PrometheusSink(port + rank if port else 0, rank, settings.rule_names), "Prometheus metrics"
+            )
+        )
     if (folder := settings.tensorboard) is not None:
         from unsilent.monitor.sinks.tensorboard import TensorBoardSink
 

@@ -42,6 +42,8 @@ class LoggingSink:
 
     def __call__(self, event: Event) -> None:
         level = self._levels.get(type(event), logging.INFO)
+        if isinstance(event, Verdict) and event.repeats_alarm:
+            level = logging.DEBUG
         text = str(event)
         if isinstance(event, Alarm):
             self._alarms = self._alarms + 1 if event.step == self._step else 1

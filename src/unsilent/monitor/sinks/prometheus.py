@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 
 from unsilent.errors import UsageError
-from unsilent.monitor.events import Alarm, Ended, Event, MonitorFailed, SamplingChanged, StepSummary, Verdict
+from unsilent.monitor.events import (
+    FINGERPRINT,
+    Alarm,
+    Ended,
+    Event,
+    MonitorFailed,
+    SamplingChanged,
+    StepSummary,
+    Verdict,
+)
 from unsilent.monitor.health import OK, health_after
 from unsilent.monitor.sinks import LOGGER
 
@@ -19,6 +29,7 @@ class PrometheusSink:
     Args:
         port: 0: any that is free. The log names the port.
         rank: A label of every metric.
+        rules: Whose alarms are counted from 0.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -28,7 +39,7 @@ class PrometheusSink:
         port: The port that is served.
     """
 
-    def __init__(self, port: int, rank: int = 0) -> None:
+    def __init__(self, port: int, rank: int = 0, rules: Sequence[str] = ()) -> None:
         try:
             from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
         except ImportError:
@@ -48,6 +59,9 @@ class PrometheusSink:
         self._alarms = Counter(
             "unsilent_alarms", "Alarms and warnings of rules.", ["rank", "rule", "level"], registry=registry
         )
+        for rule in (*rules, FINGERPRINT):
+            for level in ("alarm", "warning")[: 1 if rule == FINGERPRINT else 2]:
+                self._alarms.labels(self._rank, rule, level)
         self._verdicts = Counter(
             "unsilent_verdicts", "Verdicts of all ranks, by what was done.", ["rank", "action"], registry=registry
         )
@@ -73,7 +87,7 @@ class PrometheusSink:
             for metric, value in ((self._loss, event.loss), (self._norm, event.gradient_norm)):
                 if value is not None:
                     metric.set(value)
-            self._score.set(event.score)
+            self._score.set(math.nan if event.score is None else event.score)
             self._cost.set(event.cost)
         elif isinstance(event, Alarm):
             self._alarms.labels(self._rank, event.rule, event.level).inc()

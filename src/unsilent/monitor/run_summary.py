@@ -1,0 +1,75 @@
+"""What ``unsilent run`` says on stderr of a training that it monitored."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from unsilent.monitor.events import Alarm, Ended, Event, Verdict
+from unsilent.monitor.sinks import LOGGER
+from unsilent.report.text import count_text
+
+
+class RunSummary:
+    """A sink that makes one last line of the events of all monitors of a run, one after the other.
+
+    Args:
+        events: The file of events, which the line names after an alarm.
+    """
+
+    def __init__(self, events: Path | None) -> None:
+        self._events = events
+        self._alarms: list[Alarm] = []
+        self._first_verdict: Verdict | None = None
+        self._ended: list[Ended] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Alarm) and event.level == "alarm":
+            self._alarms.append(event)
+        elif isinstance(event, Verdict):
+            self._first_verdict = self._first_verdict or event
+        elif isinstance(event, Ended):
+            self._ended.append(event)
+
+    def close(self) -> None: ...
+
+    @property
+    def text(self) -> str:
+        """The line; empty where no monitor ended, and in further ranks without an alarm."""
+        if not self._ended or (self._ended[0].rank and not self._alarms):
+            return ""
+        last, steps = self._ended[-1], count_text(sum(one.steps for one in self._ended), "step")
+        if self._alarms:
+            first = self._alarms[0]
+            where = f" in rank {first.rank}" if first.rank else ""
+            found = f"{count_text(len(self._alarms), 'alarm')} in {steps}{where}; first in step {first.step}: {first.series_name}"
+        elif self._first_verdict is not None:
+            found = f"no alarm in {steps} of rank 0, but in another rank; verdict in {self._first_verdict}"
+        else:
+            found = f"no alarm in {steps}"
+        more = f"; see unsilent watch {self._events}" if self._events and (self._alarms or self._first_verdict) else ""
+        return f"{found}; {last.coverage}; the monitor took {100 * last.cost:.2g} % of the time{more}"
+
+
+class StderrHandler(logging.Handler):
+    """Prints all lines of the monitor on stderr, as long as the program has not configured its log."""
+
+    def install(self) -> None:
+        """From now on, with lines of level INFO."""
+        log = logging.getLogger(LOGGER)
+        if log.level == logging.NOTSET:
+            log.setLevel(logging.INFO)
+            log.addHandler(self)
+
+    def remove(self) -> None:
+        """Leave the log as it was."""
+        log = logging.getLogger(LOGGER)
+        if self in log.handlers:
+            log.removeHandler(self)
+            log.setLevel(logging.NOTSET)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line, unless another handler does."""
+        if not logging.getLogger().handlers and not logging.getLogger("unsilent").handlers:
+            print(record.getMessage(), file=sys.stderr, flush=True)
