@@ -146,3 +146,9 @@ def test_every_so_many_parameters_of_two_dimensions_are_sampled():
     assert judgement.levels.tolist() == [ALARM, 0, 0, ALARM, 0, 0, ALARM]
     assert len(state.strikes) == 1
     assert not rule.reads(Series("gradient", "bias", "max", 9, 1))
+
+
+@pytest.mark.parametrize("rule", [AsdV3(), AsdCombined()], ids=str)
+def test_a_square_that_is_too_large_counts_as_not_finite_and_is_not_learnt(rule):
+    levels, _ = run(rule, [*[1.0] * 20, 1e200, 1.0, 1e5, 1.0])
+    assert levels[20:] == [ALARM, NORMAL, ALARM, NORMAL]

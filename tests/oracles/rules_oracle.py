@@ -63,29 +63,30 @@ def combined(values, t1=1e6, t2=100.0, decay=0.99):
 
 def robust_z(values, elements=100, window=50, warm_up=20, early=80, relearn=8):
     """The robust z of logarithms, with the default thresholds."""
-    levels, clean, learnt, up_reach, down_reach, run, may_be_zero = [], [], 0, 0.0, 0.0, [], False
+    levels, clean, learnt, up_reach, down_reach, run, zeros = [], [], 0, 0.0, 0.0, [], 0
     kept = 0.5 ** (1 / 600)
     for value in values:
         if not math.isfinite(value):
             levels.append(2)
             continue
-        if learnt < warm_up or (value == 0 and may_be_zero):
+        if learnt < warm_up or (value == 0 and zeros >= relearn):
             run, level = [], 0
             if value:
                 clean, learnt = [*clean, math.log(value)][-window:], learnt + 1
                 up_reach, down_reach = kept * up_reach, kept * down_reach
             else:
-                may_be_zero = True
+                zeros = relearn
             levels.append(level)
             continue
+        zeros += value == 0
         log = math.log(value) if value else math.log(5e-324)
         middle = sorted(clean)[len(clean) // 2]
         deviation = sorted(abs(one - middle) for one in clean)[len(clean) // 2]
-        wide = 16 * max(1.4826 * deviation, 0.02)
-        up = max(min(wide, math.log(12)), 2.25 * up_reach)
-        down = max(min(wide, math.log(100)), 2.25 * down_reach, 18 / elements)
+        wide = 24 * max(1.4826 * deviation, 0.02)
+        up = max(min(wide, math.log(40)), 3.5 * up_reach)
+        down = max(min(wide, math.log(100)), 3.5 * down_reach, 18 / elements)
         early_share = min(max(2 - learnt / early, 0), 1)
-        up += early_share * max(math.log(100) - up, 0)
+        up += early_share * max(math.log(10000) - up, 0)
         down += early_share * max(math.log(100) - down, 0)
         distance = log - middle
         score = distance / up if distance > 0 else -distance / down
@@ -103,9 +104,7 @@ def robust_z(values, elements=100, window=50, warm_up=20, early=80, relearn=8):
             if value:
                 shift = sum(run) / relearn - middle
                 clean = [one + shift for one in clean]
-                up_reach = max(up_reach, math.log(12) / 2.25)
-                down_reach = max(down_reach, math.log(12) / 2.25)
-            else:
-                may_be_zero = True
+                up_reach = max(up_reach, math.log(40) / 3.5)
+                down_reach = max(down_reach, math.log(40) / 3.5)
             run = []
     return levels

@@ -104,11 +104,11 @@ class AsdCombined:
 
     def judge(self, state: StrikeState, values: Floats, seen: Bools, seconds: float) -> tuple[StrikeState, Judgement]:
         """The next state and the judgement of one step."""
-        finite = np.isfinite(values)
         judged = seen & state.sampled & (values != 0)
         armed = (state.learnt >= self.c_min_steps) & (state.average != 0)
         with np.errstate(all="ignore"):
             squares = values * values
+            finite = np.isfinite(squares)
             scale = np.where(armed, corrected_average(state.average, state.learnt, self.decay), np.nan)
             excess = np.minimum(squares, np.abs(squares - state.previous)) / scale / self.upper_thresh1
             strikes, high = judged & (~finite | (excess > 1)), squares > self.upper_thresh2 * scale

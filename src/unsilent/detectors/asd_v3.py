@@ -88,7 +88,7 @@ class AsdV3:
         """The next state and the judgement of one step."""
         with np.errstate(all="ignore"):
             squares = values * values
-            finite = np.isfinite(values)
+            finite = np.isfinite(squares)
             scale = np.where(state.steps == 0, squares, corrected_average(state.average, state.steps, self.decay))
             alarms = ~finite | (squares > self.alarm_ratio * scale)
             warnings = squares > self.warning_ratio * scale

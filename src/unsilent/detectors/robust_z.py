@@ -21,8 +21,8 @@ away in a straight line, until twice as many values.
 
 *New regime*: values that are an alarm one after the other, and agree with each other (all within one limit), are one
 alarm: the first. The others are warnings. After `relearn` of them the window is moved to their mean, and the series is judged
-against that. A persistent fault raises an alarm at its first step and is then taken as the new usual. A zero that stays so long
-counts as usual from then on. A value that does not agree with those before begins anew, with an alarm.
+against that. A persistent fault raises an alarm at its first step and is then taken as the new usual. After `relearn` zeros, in a
+row or not, zero counts as usual. A value that does not agree with those before begins anew, with an alarm.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RobustZState(NamedTuple):
         run: int64[n], alarms in a row that agree.
         run_ends: float64[2, n], smallest and largest logarithm of them.
         run_sum: float64[n], sum of their logarithms.
-        may_be_zero: bool[n], whether 0 is usual.
+        zeros: int64[n], of values; from `RobustZ.relearn` on 0 is usual.
     """
 
     latest: Floats
@@ -72,7 +72,7 @@ class RobustZState(NamedTuple):
     run: NDArray[np.int64]
     run_ends: Floats
     run_sum: Floats
-    may_be_zero: Bools
+    zeros: NDArray[np.int64]
 
 
 def median_and_deviation(ordered: Floats, counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -113,21 +113,21 @@ class RobustZ:
         warm_up: Clean values before a series is judged.
         early: Clean values until which limits are wider, see the module.
         early_factor: Limit upwards until then.
-        relearn: Alarms in a row, agreeing with each other, after which they are the usual.
+        relearn: Alarms in a row, agreeing with each other, after which they are the usual; zeros after which 0 is.
         warning_share: Score of a warning.
     """
 
     name: ClassVar[str] = "robust-z"
-    threshold: float = 16.0
-    largest_factor: float = 12.0
+    threshold: float = 24.0
+    largest_factor: float = 40.0
     smallest_factor: float = 100.0
-    headroom: float = 2.25
+    headroom: float = 3.5
     half_life: float = 600.0
     window: int = 50
     floor: float = 0.02
     warm_up: int = 20
     early: int = 80
-    early_factor: float = 100.0
+    early_factor: float = 10000.0
     relearn: int = 8
     warning_share: float = 0.75
 
@@ -153,7 +153,7 @@ class RobustZ:
         empty, none = np.full((self.window, n), np.inf), np.zeros(n, np.int64)
         least = log_of_smallest_norm(elements)
         pair = np.zeros((2, n))
-        return RobustZState(empty, empty, none, pair, least, none, pair, np.zeros(n), np.zeros(n, np.bool_))
+        return RobustZState(empty, empty, none, pair, least, none, pair, np.zeros(n), none)
 
     def judge(self, state: RobustZState, values: Floats, seen: Bools, seconds: float) -> tuple[RobustZState, Judgement]:
         """The next state and the judgement of one step."""
@@ -166,7 +166,7 @@ class RobustZ:
         up, down = self._limits(state, spread)
         distance = logs - median
         scores = np.where(distance > 0, distance / up, -distance / down)
-        usual_zero = is_zero & state.may_be_zero
+        usual_zero = is_zero & (state.zeros >= self.relearn)
         judged = usable & (state.learnt >= self.warm_up) & ~usual_zero
         outside = judged & (scores >= 1)
         run, ends, total = self._next_run(state, logs, usable, outside, up)
@@ -177,8 +177,8 @@ class RobustZ:
         )
         clean = usable & ~outside & ~is_zero
         state = self._learn(state, logs, distance, clean)._replace(run=run, run_ends=ends, run_sum=total)
-        zero_at_start = usable & is_zero & (state.learnt < self.warm_up)
-        state = state._replace(may_be_zero=state.may_be_zero | zero_at_start)
+        at_start = usable & is_zero & (state.learnt < self.warm_up)
+        state = state._replace(zeros=np.where(at_start, self.relearn, state.zeros + (usable & is_zero)))
         return (self._relearn(state, median, is_zero) if (run >= self.relearn).any() else state), judgement
 
     def _limits(self, state: RobustZState, spread: Floats) -> tuple[Floats, Floats]:
@@ -231,6 +231,5 @@ class RobustZ:
             latest=state.latest + shift,
             ordered=state.ordered + shift,
             reach=np.where(shift != 0, np.maximum(state.reach, least), state.reach),
-            may_be_zero=state.may_be_zero | (ended & is_zero),
             run=np.where(ended, 0, state.run),
         )

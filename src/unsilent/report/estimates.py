@@ -161,3 +161,9 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
 
 def _kept(values: str | Sequence[str], kept: Sequence[int]) -> str | list[str]:
     return values if isinstance(values, str) else [values[i] for i in kept]
+
+
+def difference_cell(gap: EstimateWithLimits) -> TextCell:
+    """A difference in percentage points with its sign and limits: ``+0.31 [-0.2, +0.9]``."""
+    signs = text.signed(gap.estimate, gap.low, gap.high)
+    return TextCell(f"{signs.estimate}{signs.limits_in_sentence}", gap.estimate)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.report.estimates import difference_cell
 from unsilent.report.model import Cell, Column, Part, Plot, Report, Section, Table, TableRow, estimates_table
 from unsilent.report.text import count_text, number_text, p_value_text, percent_text, signed
 from unsilent.report.theme import SERIES_COLOURS, Figure, figure
@@ -85,20 +86,33 @@ def _findings(result: CoverageResult) -> Iterator[str]:
                 f"{_class_text(target)}: {who}, {best.detected:,} of {count_text(best.share.n, 'fault')} "
                 f"({percent_text(best.share.estimate)})"
             )
-    for test in (one for one in result.tests if one.target == ALL_FINITE and one.level != MATCHED):
-        gap = signed(test.difference.estimate, test.difference.low, test.difference.high)
-        yield (
-            f"{REFERENCE} against {test.rule} ({test.level}), finite faults of 1 % or more: difference {gap.estimate} points"
-            f"{gap.limits_in_sentence}, p = {p_value_text(test.p_value)}"
-        )
+    yield from _comparison_findings(result)
     alarms = [one for one in result.false_alarms if not one.on and one.level == ALARMS]
     for one in (one for one in alarms if one.rule == REFERENCE):
         yield (
             f"false alarms of {REFERENCE}: {one.events:,} in {count_text(result.clean_steps, 'step')}, at most "
             f"{one.per_step.high:.2g} per step and {percent_text(one.per_run.high)} of runs (one-sided limits)"
         )
-    if missing := [target for target, values in result.severities.items() if not len(values)]:
-        yield f"no fault was found of {', '.join(missing)}; raise --tries, or choose another --large-fault"
+    wanted = max(map(len, result.severities.values()), default=0)
+    if missing := [f"{target} ({len(one):,})" for target, one in result.severities.items() if len(one) < wanted]:
+        yield (
+            f"fewer than {count_text(wanted, 'fault')} were found of {', '.join(missing)}; raise --tries, or choose another "
+            "--large-fault"
+        )
+
+
+def _comparison_findings(result: CoverageResult) -> Iterator[str]:
+    """Differences that are not chance."""
+    tests = [one for one in result.tests if one.target == ALL_FINITE and one.level != MATCHED]
+    clear = [one for one in tests if one.p_value < 1 - result.options.confidence]
+    for test in clear:
+        gap = signed(test.difference.estimate, test.difference.low, test.difference.high)
+        yield (
+            f"{REFERENCE} against {test.rule} ({test.level}), finite faults of 1 % or more: difference {gap.estimate} points"
+            f"{gap.limits_in_sentence}, p = {p_value_text(test.p_value)}"
+        )
+    if rest := [f"{one.rule} ({one.level})" for one in tests if one not in clear]:
+        yield f"no difference of {REFERENCE} was shown on these faults from {', '.join(rest)}"
 
 
 def _class_text(target: str) -> str:
@@ -114,7 +128,11 @@ def _sections(result: CoverageResult) -> Iterator[Section]:
         "Detection",
         f"Share of faults that a rule detects within {count_text(result.spec.follow, 'step')}, by the relative change of the "
         "gradients or of the update.",
-        tuple(_by_class(rows, place, f"{PLACE_TEXTS[place]}") for place in PLACES),
+        tuple(
+            _by_class(rows, place, PLACE_TEXTS[place])
+            for place in PLACES
+            if any(one.target.startswith(place) for one in rows)
+        ),
     )
     large = [one for one in result.detections if one.target in LARGE_FINITE and one.level == ALARMS]
     if large:
@@ -225,11 +243,19 @@ def _roc(result: CoverageResult) -> Figure:
 def _comparisons(result: CoverageResult) -> Section:
     heads = (
         Column("rule", left_aligned=True), Column("level", left_aligned=True), Column("faults", left_aligned=True),
-        Column(f"{REFERENCE} minus rule", **_SHARE), Column(f"only {REFERENCE}", "number", priority=1),
+        Column(f"{REFERENCE} minus rule, points"), Column(f"only {REFERENCE}", "number", priority=1),
         Column("only rule", "number", priority=1), Column("p"),
     )  # fmt: skip
     rows = [
-        (one.rule, one.level, one.target, one.difference, one.only_reference, one.only_other, p_value_text(one.p_value))
+        (
+            one.rule,
+            one.level,
+            one.target,
+            difference_cell(one.difference),
+            one.only_reference,
+            one.only_other,
+            p_value_text(one.p_value),
+        )
         for one in result.tests
     ]
     return Section(

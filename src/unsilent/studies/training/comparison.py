@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
-from unsilent.report.estimates import Dots, shares_figure
-from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextBlock, TextCell, estimates_table
-from unsilent.report.text import count_text, listed, signed
+from unsilent.report.estimates import Dots, difference_cell, shares_figure
+from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextBlock, estimates_table
+from unsilent.report.text import count_text, listed
 from unsilent.report.theme import SERIES_COLOURS
 from unsilent.statistics.comparing import Counts, joint_differences
 from unsilent.studies.training.judging import SHARES
@@ -65,7 +65,9 @@ def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: Tr
     """What is shown of a comparison."""
     joint = 100 * output[0].difference.confidence
     shares = (Column(name, "estimate", scale=100) for name in ("A %", "B %"))
-    rows = tuple(TableRow((c.name, c.one, c.other, _signed(c.difference)), emphasised=_differs(c)) for c in output)
+    rows = tuple(
+        TableRow((c.name, c.one, c.other, difference_cell(c.difference)), emphasised=_differs(c)) for c in output
+    )
     table = Table((Column("outcome"), *shares, Column("B - A, points")), rows)
     marks = tuple(zip(((SERIES_COLOURS[0], "●"), (SERIES_COLOURS[1], "■")), ("A", "B"), strict=True))
     plot = Plot("shares", "Shares of outcomes in A and B", _figure(output))
@@ -110,11 +112,6 @@ def _headline(result: Sequence[Contrast]) -> str:
 
 def _differs(result: Contrast) -> bool:
     return result.difference.low > 0 or result.difference.high < 0
-
-
-def _signed(gap: Interval) -> TextCell:
-    text = signed(gap.estimate, gap.low, gap.high)
-    return TextCell(f"{text.estimate}{text.limits_in_sentence}", gap.estimate)
 
 
 def _estimates(result: Contrast) -> Iterator[tuple[str, str, Interval]]:
