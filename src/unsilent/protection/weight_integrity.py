@@ -204,9 +204,7 @@ class WeightIntegrity:
         return [
             self._block(device, number)
             for device in self._devices
-            for number in device.bad_blocks(
-                range(device.blocks * turn // slices, device.blocks * (turn + 1) // slices)
-            )
+            for number in device.bad_blocks(range(device.blocks * turn // slices, device.blocks * (turn + 1) // slices))
         ]
 
     def repair(self, bad: Sequence[Block] | None = None) -> Repair:
