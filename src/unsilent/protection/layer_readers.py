@@ -103,7 +103,8 @@ def checksum_reader(module: nn.Module) -> Reader:
             mode="constant" if module.padding_mode == "zeros" else module.padding_mode,
         )
         convolution = (functional.conv1d, functional.conv2d, functional.conv3d)[inputs.ndim - 3]
-        return convolution(padded, to, add, module.stride, 0, module.dilation, groups)
+        result: Tensor = convolution(padded, to, add, module.stride, 0, module.dilation, groups)
+        return result
 
     def read(inputs: tuple[Any, ...], value: Tensor) -> Tensor:
         given = inputs[0].to(dtype)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ class ProtectedModel:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """What the model's ``generate`` returns; every pass in it is watched."""
-        return self._guarded(self._model.generate, args, kwargs)
+        return self._guarded(cast(Any, self._model).generate, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -192,7 +192,7 @@ class ProtectedModel:
 
     def _layer_again(self, run: LayerRun, current: _Pass) -> Tensor | None:
         """The output of a layer that ran once more, if that is without an alarm."""
-        again = run.module.forward(*run.inputs, **run.named_inputs)
+        again: Tensor = run.module.forward(*run.inputs, **run.named_inputs)
         before = current.scores[-1]
         current.scores[-1] = self._score(run.name, self._watch.read(run.name, run.module, run.inputs, again))
         if not self._is_alarm(current):

@@ -1,7 +1,7 @@
 """Finds and repairs corrupted weights: a checksum for each block of memory, and parity of groups of blocks.
 
-Parameters and buffers are divided into blocks of `BLOCK_BYTES`. The checksum of a block is the sum of its 64-bit words, each times
-an odd number of its own, modulo 2**64: every change within one word changes it, and any other change but for a chance of 2**-64.
+Parameters and buffers are divided into blocks of `BLOCK_BYTES`. The checksum of a block is the sum of its 64-bit words, each
+times an odd number of its own, modulo 2**64: every change within one word changes it, any other one but for a chance of 2**-64.
 Blocks of one device are dealt to groups in turn, so that neighbours in memory are in different groups. The parity of a group is
 the XOR of its blocks. One bad block of a group is therefore known bit for bit: the XOR of parity and all others.
 """
@@ -211,7 +211,8 @@ class WeightIntegrity:
         """Put the bits of bad blocks back (of all that there are by default). Two of one group are left alone."""
         blocks = self.check() if bad is None else list(bad)
         per_group = Counter((self._device(block), block.group) for block in blocks)
-        repaired, refused = [], []
+        repaired: list[Block] = []
+        refused: list[Block] = []
         for block in blocks:
             device = self._device(block)
             alone = per_group[device, block.group] == 1

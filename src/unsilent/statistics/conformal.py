@@ -40,13 +40,15 @@ def conformal_threshold(scores: Sequence[float] | NDArray[np.float64], rate: flo
     """
     values = np.sort(np.asarray(scores, np.float64))
     if not 0 < rate < 1:
-        raise UsageError(f"the rate of false alarms is {rate:g}; expected a share of samples between 0 and 1, like 0.01")
+        raise UsageError(
+            f"the rate of false alarms is {rate:g}; expected a share of samples between 0 and 1, like 0.01"
+        )
     if np.isnan(values).any():
         raise UsageError("a score of a clean sample is NaN; give clean samples whose activations are finite")
     if len(values) < samples_needed(rate):
         raise UsageError(
-            f"there are {len(values):,} clean samples for a rate of {rate:g}; expected {samples_needed(rate):,} or more: give more "
-            "samples, or choose a higher rate"
+            f"there are {len(values):,} clean samples for a rate of {rate:g}; expected {samples_needed(rate):,} or more: give "
+            "more samples, or choose a higher rate"
         )
     return float(values[_rank(len(values), rate) - 1])
 

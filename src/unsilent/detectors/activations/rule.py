@@ -9,7 +9,7 @@ judged before the model has computed the rest. The threshold of margins comes fr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray

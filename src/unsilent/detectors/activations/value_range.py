@@ -57,7 +57,7 @@ class Nonfinite:
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """1 where a value is not finite, float64[n]."""
-        return (~np.isfinite(reading)).any(1).astype(np.float64)
+        return np.asarray((~np.isfinite(reading)).any(1), np.float64)
 
     def cumulate(self, scores: Floats) -> Floats:
         """The largest so far."""
