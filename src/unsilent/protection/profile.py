@@ -139,8 +139,8 @@ def make_profile(
     needed = samples_needed(rate)
     if count - ends[1] < needed:
         raise UsageError(
-            f"there are {count:,} clean samples for a rate of false alarms of {rate:g}; expected {round(needed / PARTS[2]) + 2:,} "
-            "or more: give more samples, or choose a higher rate"
+            f"there are {count:,} clean samples for a rate of false alarms of {rate:g}; expected "
+            f"{round(needed / PARTS[2]) + 2:,} or more: give more samples, or choose a higher rate"
         )
     known = {name: judge.fit(values[: ends[0]], values[ends[0] : ends[1]]) for name, values in readings.items()}
     final = margins(judge, list(known.values()), [values[ends[1] :] for values in readings.values()]).max(0)
