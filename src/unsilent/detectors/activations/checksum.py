@@ -1,0 +1,41 @@
+"""Algorithm-based fault tolerance (ABFT): the checksum of a layer's outputs, computed from its inputs and clean weights.
+
+A reading is the largest residual of a sample, in rounding errors: |sum of outputs - expected sum| over the sum of absolute
+products times the machine epsilon. Residuals of clean samples are small multiples of it, whatever the values are, so that the
+threshold is scaled by the largest clean one.
+
+Source: checksums of matrix products go back to Huang and Abraham (IEEE Trans. Computers 1984).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from unsilent.detectors.activations.rule import CHECKSUM, Floats, largest_so_far, limit_scores
+
+_LEAST = 1e-3
+"""Rounding errors that the largest clean residual counts as at least."""
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """The residual of a checksum over the largest one of clean samples."""
+
+    name: ClassVar[str] = "abft"
+    reads: ClassVar[str] = CHECKSUM
+
+    def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
+        """The largest clean residual."""
+        return {"largest": np.maximum(profile.max(0), _LEAST)}
+
+    def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
+        """How many times the largest clean residual, float64[n]."""
+        return limit_scores((reading / layer["largest"]).max(1))
+
+    def cumulate(self, scores: Floats) -> Floats:
+        """The largest so far."""
+        return largest_so_far(scores)

@@ -1,0 +1,41 @@
+"""A quantile monitor: some quantiles of each layer, compared with those of clean samples.
+
+    score = the largest of |q - mean of clean q| / deviation of clean q, over the quantiles of a layer
+
+The published monitor (Geissler et al., SafeComp 2023, arXiv 2310.20349; the abstract was read) feeds quantiles of two or more
+layers to a decision tree that is trained with faults. This one needs clean samples alone, as all rules here do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from unsilent.detectors.activations.rule import QUANTILES, Floats, largest_so_far, limit_scores
+
+_LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class QuantileMonitor:
+    """Standardised quantiles."""
+
+    name: ClassVar[str] = "quantiles"
+    reads: ClassVar[str] = QUANTILES
+
+    def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
+        """Mean and deviation of each quantile."""
+        mean = profile.mean(0)
+        return {"mean": mean, "deviation": np.maximum(profile.std(0), _LEAST * np.maximum(1, np.abs(mean)))}
+
+    def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
+        """The largest standardised difference, float64[n]."""
+        values = np.clip(reading, -1e200, 1e200)
+        return limit_scores((np.abs(values - layer["mean"]) / layer["deviation"]).max(1))
+
+    def cumulate(self, scores: Floats) -> Floats:
+        """The largest so far."""
+        return largest_so_far(scores)

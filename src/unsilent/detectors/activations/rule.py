@@ -1,0 +1,71 @@
+"""What a rule on activations is: it learns what each layer computes for clean samples, and says how unusual a sample is.
+
+A layer gives some numbers for each sample, its *reading*: float64[samples, numbers]. A rule gives a score for each layer and
+sample; larger is more unusual. Scores of the first layers up to one layer are cumulated to a *margin*, so that a sample can be
+judged before the model has computed the rest. The threshold of margins comes from clean samples
+(`unsilent.statistics.conformal`), as the rate of false alarms is the user's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+SITES, RANGE, QUANTILES, CHECKSUM = "sites", "range", "quantiles", "checksum"
+READINGS = (SITES, RANGE, QUANTILES, CHECKSUM)
+"""What rules read of a layer: some neurons; smallest and largest value; quantiles; the residual of a checksum."""
+LARGEST_SCORE = 1e6
+"""Stands for anything larger, NaN included."""
+
+
+class ActivationRule(Protocol):
+    """A rule with its settings, a frozen dataclass.
+
+    Attributes:
+        name: As it is chosen.
+        reads: One of `READINGS`.
+    """
+
+    name: ClassVar[str]
+    reads: ClassVar[str]
+
+    def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
+        """What is to be known of one layer: arrays by name.
+
+        Args:
+            profile: Readings of clean samples, float64[n, numbers].
+            held_out: Those of other clean samples, by which scores are standardised.
+        """
+        ...
+
+    def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
+        """How unusual each sample is in one layer, float64[n], without NaN.
+
+        Args:
+            layer: From `fit`.
+            reading: float64[n, numbers]; any number, NaN and infinity included.
+        """
+        ...
+
+    def cumulate(self, scores: Floats) -> Floats:
+        """Margins of n samples after each layer, float64[layers, n], from the scores of layers."""
+        ...
+
+
+def largest_so_far(scores: Floats) -> Floats:
+    """Margins of a rule that judges each layer by itself: the largest score up to each layer, float64[layers, n]."""
+    return np.maximum.accumulate(scores, axis=0)
+
+
+def limit_scores(scores: Floats) -> Floats:
+    """Scores between plus and minus `LARGEST_SCORE`; NaN counts as the largest."""
+    return np.clip(np.nan_to_num(scores, nan=LARGEST_SCORE), -LARGEST_SCORE, LARGEST_SCORE)
+
+
+def margins(rule: ActivationRule, layers: Sequence[Mapping[str, Floats]], readings: Sequence[Floats]) -> Floats:
+    """Margins of n samples after each layer, float64[layers, n]."""
+    return rule.cumulate(np.array([rule.score(layer, one) for layer, one in zip(layers, readings, strict=True)]))

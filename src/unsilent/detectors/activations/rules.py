@@ -1,0 +1,24 @@
+"""The rules on activations by name: ``dr-dna:bins=64`` is a rule with its settings."""
+
+from __future__ import annotations
+
+from unsilent.detectors.activations.checksum import Checksum
+from unsilent.detectors.activations.dr_dna import DrDna
+from unsilent.detectors.activations.quantile_monitor import QuantileMonitor
+from unsilent.detectors.activations.rule import ActivationRule
+from unsilent.detectors.activations.value_range import Nonfinite, ValueRange
+from unsilent.name_and_parameters import build_named
+
+ACTIVATION_RULES: dict[str, type[ActivationRule]] = {
+    rule.name: rule for rule in (DrDna, ValueRange, QuantileMonitor, Checksum, Nonfinite)
+}
+"""In the order they are listed."""
+
+
+def make_activation_rule(text: str) -> ActivationRule:
+    """The rule of a text ``name:key=value,key=value``. Raises ``UsageError``.
+
+    >>> make_activation_rule("dr-dna:bins=64").bins
+    64
+    """
+    return build_named("rule", text, ACTIVATION_RULES)
