@@ -490,6 +490,23 @@ def test_a_backward_pass_of_another_model_is_no_part_of_a_step():
         assert read(second)[LOSS, "", NUMBER] == loss.item()
 
 
+def test_a_backward_pass_that_reaches_one_parameter_of_many_is_one_of_this_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(50)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.requires_grad_(False)
+    with SignalCollector(model, [optimizer]) as collector:
+        for number, (name, parameter) in enumerate(model.named_parameters()):
+            optimizer.zero_grad()
+            parameter.requires_grad_()
+            model(torch.ones(3, 2)).square().mean().backward()
+            parameter.requires_grad_(False)
+            assert collector.backwards == number + 1
+            signals = read(collector)
+            assert {key[1] for key in signals} == {"", name}
+            assert signals[GRADIENT, name, L2] == pytest.approx(norm(parameter.grad), rel=1e-5)
+
+
 @pytest.mark.parametrize("interval", [2, 3, 7])
 def test_every_tensor_is_seen_within_the_interval(interval):
     model = made()

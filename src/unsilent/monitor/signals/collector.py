@@ -41,8 +41,6 @@ from unsilent.monitor.signals.trained_parameters import (
     unwrapped,
 )
 
-SAMPLE = 32
-"""Parameters whose gradients tell whether a backward pass was one of this model."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
 """Those that are open, for `watch_gradient`."""
 
@@ -97,7 +95,7 @@ class SignalCollector:
         self._counts: Counter[str] = Counter()
         self._scale: Tensor | None = None
         self._arrived: list[tuple[Sequence[int], Tensor]] = []
-        self._sampled: list[Any] = []
+        self._gradients_before: list[tuple[int, int] | None] = []
         self._has_stepped = self._was_scaled = self._has_gradient = False
         self._row = SignalRow(0)
         self._parameters: list[_Trained] = []
@@ -152,7 +150,7 @@ class SignalCollector:
             return
         with self._timed("gradients"):
             self._arrived, self._has_gradient = [], False
-            self._sampled = self._sampled_gradients()
+            self._gradients_before = [_version(one.parameter.grad) for one in self._parameters]
             self._scale = None if scale is None else scale.detach().to(torch.float64, copy=True)
             if len(tensors) == 1 and tensors[0].numel() == 1 and tensors[0].is_floating_point():
                 self._put((self._loss,), tensors[0].detach().reshape(1).to(torch.float64))
@@ -163,7 +161,7 @@ class SignalCollector:
             return
         with self._timed("gradients"):
             arrived, self._arrived = self._arrived, []
-            if not self._has_gradient and self._sampled_gradients() == self._sampled:
+            if not (self._has_gradient or self._has_new_gradient()):
                 return  # a backward pass of another model
             self.backwards += 1
             self._has_stepped, self._was_scaled = False, self._scale is not None
@@ -244,10 +242,10 @@ class SignalCollector:
         interval = self.intervals.gradients if feature == GRADIENT else self.intervals.values
         return (self._turns[feature, name] + self.step) % interval == 0
 
-    def _sampled_gradients(self) -> list[Any]:
-        """What tells whether gradients of some parameters were written to."""
-        gradients = [one.parameter.grad for one in self._parameters[:: max(1, len(self._parameters) // SAMPLE)]]
-        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
+    def _has_new_gradient(self) -> bool:
+        """Whether the backward pass has written to a gradient of any parameter, for it may reach any few of them."""
+        before = zip(self._parameters, self._gradients_before, strict=False)
+        return any(_version(one.parameter.grad) != version for one, version in before)
 
     # -- hooks of optimizers -------------------------------------------------------------------------------------
 
@@ -370,6 +368,11 @@ def watch_gradient(tensor: Tensor, name: str) -> Tensor:
     for collector in list(_collectors):
         collector.watch(view, name)
     return view
+
+
+def _version(gradient: Tensor | None) -> tuple[int, int] | None:
+    """What changes when a gradient is written to or replaced."""
+    return None if gradient is None else (id(gradient), gradient._version)
 
 
 def _pairs(slots: Sequence[int]) -> list[int]:
