@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from monitor.trainings import TRAININGS, batch
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE
 from unsilent.errors import UsageError
 from unsilent.monitor import watch_gradient
@@ -526,6 +527,48 @@ def test_every_tensor_is_seen_within_the_interval(interval):
             assert set.union(*compared[start : start + interval]) == set(collector.state_names)
         per_step = np.sum(seen, axis=1)
         assert per_step.max() < 0.75 * len(collector.series) if interval > 2 else True
+
+
+@pytest.mark.parametrize("interval", [2, 4, 5])
+@pytest.mark.parametrize("turns", [("judge", "make"), ("judge", "judge", "judge", "make")])
+def test_every_tensor_is_seen_where_optimizers_take_turns(interval, turns):
+    training = TRAININGS["adversarial"]()
+    model, (make, judge) = training.model, training.optimizers
+    rows = []
+    with SignalCollector(model, [make, judge], values=["make.first:output", "judge.0:output"]) as collector:
+        collector.intervals = SampleIntervals(interval, interval, interval)
+        for number in range(3 * interval * len(turns)):
+            own, optimizer = turns[number % len(turns)], make if turns[number % len(turns)] == "make" else judge
+            optimizer.zero_grad()
+            made = model["make"](batch(number))
+            model["judge"](made if own == "make" else made.detach()).mean().backward()
+            optimizer.step()
+            signals = collector.take_row().read(len(collector.series))
+            rows.append((own, signals.seen, signals.compared))
+        for own in set(turns):
+            mine = np.any([seen for one, seen, _ in rows if one == own], axis=0)
+            read_in_own_steps = {one[:2] for one, was_seen in zip(collector.series, mine, strict=True) if was_seen}
+            for feature in (GRADIENT, UPDATE):
+                names = {f"{own}.{name}" for name, _ in model[own].named_parameters()}
+                assert {(feature, name) for name in names} <= read_in_own_steps
+        assert set.union(*(set(compared) for _, _, compared in rows)) == set(collector.state_names)
+        everything = np.any([seen for _, seen, _ in rows], axis=0)
+        assert [one for one, was_seen in zip(collector.series, everything, strict=True) if not was_seen] == []
+
+
+def test_optimizers_of_one_parameter_each_are_not_read_all_in_the_same_step():
+    model = made()
+    optimizers = [torch.optim.Adam([parameter]) for parameter in model.parameters()]
+    with SignalCollector(model, optimizers) as collector:
+        collector.intervals = SampleIntervals(4, 4, 4)
+        counts = []
+        for _ in range(8):
+            loss_of(model).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            signals = collector.take_row().read(len(collector.series))
+            counts.append([np.count_nonzero(signals.seen), len(signals.compared)])
+    assert np.ptp(counts[2:], axis=0).max() <= 8
 
 
 def test_a_watched_model_can_be_copied_and_saved():

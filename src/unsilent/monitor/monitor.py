@@ -205,7 +205,8 @@ class Monitor:
         if self._collector.backwards and not self._collector.step:
             log.warning("no step of an optimizer was seen after a backward pass, so that nothing was judged")
         elapsed, unseen = time.perf_counter() - self._costs.begun, self._judge.unseen()
-        self._reporter.end(self._collector.step, elapsed, self.cost, self._sampling.longest_wait, unseen)
+        longest_wait = max(self._sampling.longest_wait, self._judge.waits.longest)
+        self._reporter.end(self._collector.step, elapsed, self.cost, longest_wait, unseen)
         self._judge.close()
 
     def __enter__(self) -> Self:
@@ -286,15 +287,16 @@ class Monitor:
         self._pending.clear()
         self._exchange.end()
         self._due = None
-        self._collector.start_at(self._collector.step)
+        self._collector.start_at(self._collector.step, self._collector.steps_of_optimizers)
 
     def state_dict(self) -> dict[str, Any]:
         """What goes back with the training when steps are executed again."""
-        return {"step": self._collector.step, "rules": self._streams.state}
+        own = self._collector.steps_of_optimizers
+        return {"step": self._collector.step, "steps of optimizers": own, "rules": self._streams.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back."""
-        self._collector.start_at(state["step"])
+        self._collector.start_at(state["step"], state["steps of optimizers"])
         self._streams.state = state["rules"]
 
     # -- hooks of the optimizers -------------------------------------------------------------------------------

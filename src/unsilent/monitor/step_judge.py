@@ -17,6 +17,7 @@ from unsilent.monitor.rule_streams import RuleStreams, fingerprint_finding
 from unsilent.monitor.sampling import CostMeter, SampleIntervals
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
+from unsilent.monitor.waits import Waits
 
 
 class StepJudge:
@@ -28,6 +29,9 @@ class StepJudge:
         costs: Of the monitor.
         reporter: Of this rank.
         recorder: Keeps all rows; None: nobody does.
+
+    Attributes:
+        waits: Steps between two readings of a tensor.
     """
 
     def __init__(
@@ -42,12 +46,14 @@ class StepJudge:
         self._reporter, self._recorder = reporter, recorder
         self._writes = ProgramWrites()
         self._seen: Bools = np.zeros(0, np.bool_)
+        self.waits = Waits()
 
     def judge(self, row: SignalRow, wanted: SampleIntervals) -> RankRow:
         """What this rank says of a step; ``wanted``: the intervals that it needs."""
         series = self._collector.series
         signals = row.read(len(series))
         seconds = time.perf_counter() - self._costs.begun
+        self.waits.add(row.step, signals)
         if self._recorder is not None:
             self._recorder.add(signals, seconds)
         changed = self._writes.faults(row.step, signals.changed, signals.compared)

@@ -19,6 +19,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -51,6 +52,28 @@ class _Trained(NamedTuple):
     parameter: Tensor
     gradient: int
     update: int
+
+
+@dataclass
+class _Group:
+    """The parameters of one optimizer. Turns go by its own steps: every second row may be one of another optimizer.
+
+    Attributes:
+        first: Number of its first parameter among all.
+        steps: It has made so far.
+    """
+
+    first: int = 0
+    steps: int = 0
+    parameters: list[_Trained] = field(default_factory=list)
+
+    def due(self, interval: int) -> list[_Trained]:
+        """Those whose turn it is."""
+        return in_turn(self.parameters, self.first + self.steps, interval)
+
+    def is_due(self, place: int, interval: int) -> bool:
+        """Whether it is the turn of the parameter at a place of the list."""
+        return (place + self.first + self.steps) % interval == 0
 
 
 class SignalCollector:
@@ -92,6 +115,7 @@ class SignalCollector:
         self._hooks: list[Any] = []
         self._slots: dict[tuple[str, str], int] = {}
         self._turns: dict[tuple[str, str], int] = {}
+        self._last_read: dict[tuple[str, str], int] = {}
         self._counts: Counter[str] = Counter()
         self._scale: Tensor | None = None
         self._arrived: list[tuple[Sequence[int], Tensor]] = []
@@ -99,7 +123,8 @@ class SignalCollector:
         self._has_stepped = self._was_scaled = self._has_gradient = False
         self._row = SignalRow(0)
         self._parameters: list[_Trained] = []
-        self._of_optimizer: dict[int, list[_Trained]] = {id(optimizer): [] for optimizer in optimizers}
+        self._groups = {id(optimizer): _Group() for optimizer in optimizers}
+        self._places: dict[str, tuple[_Group, int]] = {}
         self._optimizers = optimizers
         self._trained = TrainedParameters(self.model, optimizers)
         watched = layers.named_values(self.model, values)
@@ -166,7 +191,7 @@ class SignalCollector:
             self.backwards += 1
             self._has_stepped, self._was_scaled = False, self._scale is not None
             if not self._arrive_one_by_one:
-                due = in_turn(self._parameters, self.step, self.intervals.gradients)
+                due = [one for group in self._groups.values() for one in group.due(self.intervals.gradients)]
                 read = [(one.gradient, gradient) for one in due if (gradient := one.parameter.grad) is not None]
                 if read:
                     values = norms_and_largest([local_tensor(gradient) for _, gradient in read])
@@ -180,9 +205,17 @@ class SignalCollector:
         if self._was_scaled and not self._has_stepped:
             self._row.discard_values()
 
-    def start_at(self, step: int) -> None:
+    @property
+    def steps_of_optimizers(self) -> list[int]:
+        """That each has made so far."""
+        return [group.steps for group in self._groups.values()]
+
+    def start_at(self, step: int, steps_of_optimizers: Sequence[int]) -> None:
         """The training went back: the next row has this number, and bits are not compared with those before."""
         self.step = step
+        for group, steps in zip(self._groups.values(), steps_of_optimizers, strict=True):
+            group.steps = steps
+        self._last_read = {key: last for key, last in self._last_read.items() if last < step}
         self._row = SignalRow(step)
         self._state.forget()
         self._updates.forget()
@@ -235,12 +268,20 @@ class SignalCollector:
         for number, name, parameter in self._trained.find_new():
             tensor = local_tensor(parameter)
             one = _Trained(parameter, self._add_tensor(GRADIENT, name, tensor), self._add_tensor(UPDATE, name, tensor))
+            group = self._groups[id(self._optimizers[number])]
+            group.first = group.first if group.parameters else len(self._parameters)
+            self._places[name] = group, len(group.parameters)
             self._parameters.append(one)
-            self._of_optimizer[id(self._optimizers[number])].append(one)
+            group.parameters.append(one)
 
     def _is_due(self, feature: str, name: str) -> bool:
-        interval = self.intervals.gradients if feature == GRADIENT else self.intervals.values
-        return (self._turns[feature, name] + self.step) % interval == 0
+        """Whether a tensor is to be read now; one that did not come in its turn is read when it comes."""
+        if feature == GRADIENT:
+            group, place = self._places[name]
+            return group.is_due(place, self.intervals.gradients)
+        waited = self.step - self._last_read.get((feature, name), -1)
+        interval = self.intervals.values
+        return waited > interval or not waited or (self._turns[feature, name] + self.step) % interval == 0
 
     def _has_new_gradient(self) -> bool:
         """Whether the backward pass has written to a gradient of any parameter, for it may reach any few of them."""
@@ -257,7 +298,7 @@ class SignalCollector:
         with self._timed("state"):
             self._state.compare(self._row, optimizer)
             self._add_new_parameters()
-            due = in_turn(self._of_optimizer[id(optimizer)], self.step, self.intervals.state)
+            due = self._groups[id(optimizer)].due(self.intervals.state)
             self._updates.remember([(one.update, one.parameter) for one in due])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -268,15 +309,17 @@ class SignalCollector:
             slots, sizes = self._updates.take()
             if slots:
                 self._row.add(_pairs(slots), sizes)
-            self._state.take(self._row, optimizer, self.step, self.intervals.state)
+            group = self._groups[id(optimizer)]
+            self._state.take(self._row, optimizer, group.steps, self.intervals.state)
+            group.steps += 1
 
     # -- hooks of modules and gradients --------------------------------------------------------------------------
 
     def _hook(self, make: Callable[..., Any], *where: Any, key: tuple[str, str]) -> None:
-        slot = self._add_tensor(*key)
+        self._add_tensor(*key)
         reader = layers.Reader(
             is_wanted=lambda: self._is_due(*key),
-            report=lambda tensor: self._row.add((slot, slot + 1), norms_and_largest([local_tensor(tensor)])),
+            report=functools.partial(self._value_arrived, key),
             report_gradient=functools.partial(self._gradient_arrived, key),
             protect=functools.partial(_ForwardHook, self),
         )
@@ -307,12 +350,17 @@ class SignalCollector:
         if self._is_due(*key):
             self._gradient_arrived(key, gradient)
 
+    def _value_arrived(self, key: tuple[str, str], value: Tensor) -> None:
+        """Read one value of a forward pass."""
+        slot, self._last_read[key] = self._slots[key], self.step
+        self._row.add((slot, slot + 1), norms_and_largest([local_tensor(value)]))
+
     def _gradient_arrived(self, key: tuple[str, str], gradient: Tensor) -> None:
         """Read one gradient now; what is called from a hook raises nothing."""
         if torch.compiler.is_compiling() or self.is_off:
             return
         with self._timed("gradients" if key[0] == GRADIENT else "values"):
-            slot = self._slots[key]
+            slot, self._last_read[key] = self._slots[key], self.step
             self._put((slot, slot + 1), norms_and_largest([local_tensor(gradient)]))
 
     def _put(self, slots: Sequence[int], values: Tensor) -> None:
