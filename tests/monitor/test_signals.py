@@ -282,13 +282,41 @@ def test_a_step_that_the_scaler_leaves_out_gives_no_values():
         assert (UPDATE, "last.weight", L2) not in signals
         for optimizer in optimizers:
             optimizer.zero_grad()
-        scaler.scale(loss_of(model)).backward()
+        loss = loss_of(model)
+        scaler.scale(loss).backward()
         for parameter in model.parameters():
             parameter.grad.fill_(torch.nan)
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
-        assert read(collector) == {}
+        assert read(collector) == {(LOSS, "", NUMBER): pytest.approx(loss.item(), rel=1e-6)}
+
+
+@pytest.mark.parametrize(
+    ("loss", "dtype", "scale", "is_seen"),
+    [
+        (2.0, torch.float32, 10, True),
+        (torch.nan, torch.float32, 10, True),
+        (torch.inf, torch.float32, 10, True),
+        (-torch.inf, torch.float32, 10, True),
+        (1e10, torch.float32, 120, False),  # infinite by the scale alone
+        (torch.nan, torch.float32, 120, True),
+        (2.0, torch.float16, 10, True),
+        (torch.nan, torch.float16, 10, True),
+        (1000.0, torch.float16, 10, False),
+        (torch.inf, torch.float16, -30, True),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_seen_unless_its_scale_may_be_the_cause(loss, dtype, scale, is_seen):
+    weight = nn.Parameter(torch.ones(1, dtype=dtype))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**scale)
+    with SignalCollector(nn.ParameterList([weight]), [optimizer]) as collector:
+        scaler.scale(weight * loss).backward()
+        signals = read(collector)
+    assert ((LOSS, "", NUMBER) in signals) is is_seen
+    if is_seen:
+        assert signals[LOSS, "", NUMBER] == pytest.approx(abs(loss), nan_ok=True)
 
 
 def test_half_precision_does_not_overflow_in_the_norm():
@@ -351,6 +379,23 @@ def test_unusual_parameters():
             assert signals[GRADIENT, f"optimizer 0, parameter {len(dense)}", L2] == pytest.approx(2**0.5)
 
 
+def test_comparisons_of_very_many_steps_do_not_grow():
+    row, rng = SignalRow(0), np.random.default_rng(0)
+    expected, names = dict.fromkeys("abcde", False), [list("abc"), list("dea")]
+    for number in range(3 * MOST_PARTS):
+        changed = rng.random(3) < 0.002
+        row.add_comparison(names[number % 2], torch.from_numpy(changed))
+        row.add_replicas(["a"], torch.tensor([number]))
+        expected |= {name: True for name, one in zip(names[number % 2], changed, strict=True) if one}
+        assert max(len(row._compared), len(row._compared_names), len(row._replicas)) <= MOST_PARTS + 1
+    row.begin_copy()
+    signals = row.read(0)
+    assert set(signals.changed) == {name for name, one in expected.items() if one}
+    assert set(signals.compared) == set("abcde")
+    assert 0 < len(set(signals.changed)) < 5
+    assert signals.replica_sums[-1] == 3 * MOST_PARTS - 1
+
+
 def test_adversarial_networks_with_an_optimizer_each():
     torch.manual_seed(0)
     both = nn.ModuleDict({"make": nn.Linear(2, 2), "judge": nn.Linear(2, 1)})
@@ -371,6 +416,38 @@ def test_adversarial_networks_with_an_optimizer_each():
             signals = read(collector)
             assert signals[GRADIENT, "make.weight", L2] == pytest.approx(norm(both["make"].weight.grad), rel=1e-5)
             assert (UPDATE, "make.weight", L2) in signals
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_steps_of_optimizers_during_a_backward_pass_are_read(is_reset):
+    """An optimizer for each parameter, whose step is made as soon as the gradient is there."""
+    model = made()
+    optimizers = {name: torch.optim.Adam([p], lr=0.01) for name, p in model.named_parameters()}
+    names, gradients = {p: name for name, p in model.named_parameters()}, {}
+
+    def step(parameter):
+        gradients[names[parameter]] = parameter.grad.clone()
+        optimizers[names[parameter]].step()
+        if is_reset:
+            parameter.grad = None
+
+    hooks = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
+    with SignalCollector(model, list(optimizers.values())) as collector:
+        for number in range(3):
+            for parameter in model.parameters():
+                parameter.grad = None
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            loss = loss_of(model)
+            loss.backward()
+            assert collector.backwards == number + 1
+            signals = read(collector)
+            assert signals[LOSS, "", NUMBER] == loss.item()
+            assert (NORM_INPUT_GRADIENT, "blocks.0.norm", L2) in signals
+            for name, parameter in model.named_parameters():
+                assert signals[GRADIENT, name, L2] == pytest.approx(norm(gradients[name]), rel=1e-5)
+                assert signals[UPDATE, name, LARGEST] == largest(before[name] - parameter)
+    for hook in hooks:
+        hook.remove()
 
 
 def test_a_closure_is_part_of_the_step():

@@ -107,12 +107,12 @@ class Monitor:
             fingerprint=settings.fingerprint != "off",
             full_fingerprint=settings.fingerprint == "full",
             on_error=self._fail,
+            on_end=self._end_step,
         )
         self._model = self._collector.model
         device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
         self._is_late = device.type == "cuda" and settings.mode == "lagged"
         self._pending: deque[SignalRow] = deque()
-        self._taken = 0  # backward passes up to the last row
         self._guard: Guard | None = None
         self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
@@ -186,6 +186,8 @@ class Monitor:
 
     def _judge_rest(self, wait: bool) -> None:
         """What is not judged yet; ``wait`` for the verdict of all ranks on it."""
+        if self._collector.is_over:
+            self._pending.append(self._collector.take_row())
         if wait:
             self._judge_pending(flush=True)
             self._agree()
@@ -277,6 +279,8 @@ class Monitor:
         """An alarm of any rank that steps are executed again for; ``flush``: in the last step as well."""
         if not self._is_off:
             with self._safely():
+                if self._collector.is_over:  # an optimizer made no step
+                    self._take_row(flush)
                 self._judge_pending(flush)
                 self._agree()
         due, self._due = self._due, None
@@ -305,7 +309,7 @@ class Monitor:
         if torch.compiler.is_compiling() or self._is_off:
             return
         with self._safely():
-            if self._collector.backwards != self._taken:  # the first optimizer after a backward pass
+            if self._collector.has_pass:  # the first optimizer after a backward pass
                 self._action.skips = False
                 if self.settings.mode == "strict":
                     self._action.can_skip = True
@@ -322,12 +326,16 @@ class Monitor:
         if self._is_off:
             return
         with self._safely():
-            if self._collector.backwards != self._taken:  # in mode strict: backward passes during the step
+            if self._collector.is_complete:  # in mode strict: backward passes during the step
                 self._take_row(flush=False)
+
+    def _end_step(self) -> None:
+        """The next step begins before all optimizers have made theirs."""
+        with self._safely():
+            self._take_row(flush=False)
 
     def _take_row(self, flush: bool) -> None:
         """The signals of a step are complete: judge them, or those of the step before where they come late."""
-        self._taken = self._collector.backwards
         self._pending.append(self._collector.take_row())
         self._judge_pending(flush)
         self._sampling.look(self._collector.step)
@@ -397,7 +405,7 @@ class Monitor:
     def _conclude(self, rows: Sequence[RankRow]) -> None:
         """Say which rank is suspected, and do what is to be done on an alarm; the same in every rank."""
         rows = self._suspicion.relevant(rows)
-        is_new = self._suspicion.follow(rows, self.intervals.state)
+        is_new = self._suspicion.follow(rows, self.intervals.state * self._collector.rows_per_step)
         suspect, action, step = self._suspicion.suspect, self.settings.on_alarm, rows[0].step
         if suspect is None or not (is_new or action in ("skip", "rerun")):
             return

@@ -33,6 +33,7 @@ from unsilent.monitor.signals import layers
 from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.state_watch import StateWatch, UpdateSizes
+from unsilent.monitor.signals.step_ends import StepEnds
 from unsilent.monitor.signals.trained_parameters import (
     TrainedParameters,
     are_reduced,
@@ -42,6 +43,8 @@ from unsilent.monitor.signals.trained_parameters import (
     unwrapped,
 )
 
+LARGEST_LOSS = 1e12
+"""A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
 """Those that are open, for `watch_gradient`."""
 
@@ -86,6 +89,8 @@ class SignalCollector:
         fingerprint: Whether bits of the state are compared between steps.
         full_fingerprint: All of them in each step.
         on_error: What an error in a hook is passed to; None: errors are raised.
+        on_end: Is called where something of the next step begins although the row was not taken: all signals of a step are there.
+            None: a row has all signals until it is taken.
 
     Attributes:
         series: What is read; grows by names of `watch_gradient` and by parameters that are new.
@@ -105,13 +110,15 @@ class SignalCollector:
         fingerprint: bool = True,
         full_fingerprint: bool = False,
         on_error: Callable[[Exception], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.model = unwrapped(model)
         self.series: list[Series] = []
         self.intervals = SampleIntervals(1, 1, 1)
         self.step, self.backwards, self.is_off = 0, 0, False
         self.seconds = {"gradients": 0.0, "values": 0.0, "state": 0.0}
-        self._on_error, self._is_timed = on_error, False
+        self._on_error, self._on_end, self._is_timed = on_error, on_end, False
+        self._ends = StepEnds(len(optimizers))
         self._hooks: list[Any] = []
         self._slots: dict[tuple[str, str], int] = {}
         self._turns: dict[tuple[str, str], int] = {}
@@ -122,6 +129,7 @@ class SignalCollector:
         self._gradients_before: list[tuple[int, int] | None] = []
         self._has_stepped = self._was_scaled = self._has_gradient = False
         self._row = SignalRow(0)
+        self._next_row: SignalRow | None = None
         self._parameters: list[_Trained] = []
         self._groups = {id(optimizer): _Group() for optimizer in optimizers}
         self._places: dict[str, tuple[_Group, int]] = {}
@@ -173,12 +181,14 @@ class SignalCollector:
         """A backward pass begins; reads its loss."""
         if self.is_off:
             return
+        self._end_row(self._ends.is_over)
         with self._timed("gradients"):
+            self._ends.begin_pass()
             self._arrived, self._has_gradient = [], False
             self._gradients_before = [_version(one.parameter.grad) for one in self._parameters]
             self._scale = None if scale is None else scale.detach().to(torch.float64, copy=True)
             if len(tensors) == 1 and tensors[0].numel() == 1 and tensors[0].is_floating_point():
-                self._put((self._loss,), tensors[0].detach().reshape(1).to(torch.float64))
+                self._put_loss(tensors[0].detach().reshape(1))
 
     def after_backward(self) -> None:
         """It has ended; reads gradients unless they arrived one by one."""
@@ -186,29 +196,54 @@ class SignalCollector:
             return
         with self._timed("gradients"):
             arrived, self._arrived = self._arrived, []
-            if not (self._has_gradient or self._has_new_gradient()):
-                return  # a backward pass of another model
+            is_own = self._has_gradient or self._has_new_gradient()
+            self._ends.end_pass(is_own)
+            if not is_own:
+                return
             self.backwards += 1
             self._has_stepped, self._was_scaled = False, self._scale is not None
             if not self._arrive_one_by_one:
                 due = [one for group in self._groups.values() for one in group.due(self.intervals.gradients)]
-                read = [(one.gradient, gradient) for one in due if (gradient := one.parameter.grad) is not None]
-                if read:
-                    values = norms_and_largest([local_tensor(gradient) for _, gradient in read])
-                    self._put(_pairs([slot for slot, _ in read]), values)
-                    arrived += self._arrived
+                self._read_gradients(due)
+                arrived += self._arrived
+                self._arrived = []
             for slots, values in arrived:
-                self._row.add(slots, values, self._was_scaled)
+                self._row.add(slots, values, is_scaled=self._was_scaled and slots != (self._loss,))
 
     def after_scaler_update(self) -> None:
-        """If the loss scaler has left the update out, what was read means nothing."""
-        if self._was_scaled and not self._has_stepped:
-            self._row.discard_values()
+        """A loss scaler ends the step. If it has left the update out, nothing that was read but the loss means anything."""
+        if self.is_off or not self._was_scaled:
+            return
+        if not self._has_stepped:
+            self._row.discard_values(except_for=self._loss)
+        self._was_scaled = False
+        self._end_row(self._ends.has_pass)
 
     @property
     def steps_of_optimizers(self) -> list[int]:
         """That each has made so far."""
         return [group.steps for group in self._groups.values()]
+
+    @property
+    def rows_per_step(self) -> int:
+        """From one step of an optimizer to its next, about; of that which makes the fewest."""
+        fewest = min((group.steps for group in self._groups.values() if group.steps), default=1)
+        return 1 if len(self._groups) == 1 else max(1, round(self.step / fewest))
+
+    @property
+    def has_pass(self) -> bool:
+        """Whether a backward pass of this model has ended since the last row."""
+        return self._ends.has_pass
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all optimizers have made their steps since that pass."""
+        return self._ends.is_complete
+
+    @property
+    def is_over(self) -> bool:
+        """Whether one of them has."""
+        return self._ends.is_over
 
     def start_at(self, step: int, steps_of_optimizers: Sequence[int]) -> None:
         """The training went back: the next row has this number, and bits are not compared with those before."""
@@ -216,7 +251,8 @@ class SignalCollector:
         for group, steps in zip(self._groups.values(), steps_of_optimizers, strict=True):
             group.steps = steps
         self._last_read = {key: last for key, last in self._last_read.items() if last < step}
-        self._row = SignalRow(step)
+        self._row, self._next_row = SignalRow(step), None
+        self._ends.begin_row()
         self._state.forget()
         self._updates.forget()
 
@@ -234,8 +270,19 @@ class SignalCollector:
         row = self._row
         row.begin_copy()
         self.step += 1
-        self._row = SignalRow(self.step)
+        self._row, self._next_row = self._next_row or SignalRow(self.step), None
+        self._ends.begin_row()
         return row
+
+    def _end_row(self, is_over: bool) -> None:
+        """Something follows that is of the next row, if this one is over."""
+        if is_over and self._on_end is not None:
+            self._on_end()
+
+    @property
+    def _forward_step(self) -> int:
+        """Number of the row that values of a forward pass are of: the next one while optimizers make their steps."""
+        return self.step + (self._on_end is not None and self._ends.is_over)
 
     # -- series ------------------------------------------------------------------------------------------------
 
@@ -279,9 +326,16 @@ class SignalCollector:
         if feature == GRADIENT:
             group, place = self._places[name]
             return group.is_due(place, self.intervals.gradients)
-        waited = self.step - self._last_read.get((feature, name), -1)
-        interval = self.intervals.values
-        return waited > interval or not waited or (self._turns[feature, name] + self.step) % interval == 0
+        step, interval = self._forward_step, self.intervals.values
+        waited = step - self._last_read.get((feature, name), -1)
+        return waited > interval or not waited or (self._turns[feature, name] + step) % interval == 0
+
+    def _read_gradients(self, parameters: Sequence[_Trained]) -> None:
+        """Read those that are there."""
+        read = [(one.gradient, gradient) for one in parameters if (gradient := one.parameter.grad) is not None]
+        if read:
+            values = norms_and_largest([local_tensor(gradient) for _, gradient in read])
+            self._put(_pairs([slot for slot, _ in read]), values)
 
     def _has_new_gradient(self) -> bool:
         """Whether the backward pass has written to a gradient of any parameter, for it may reach any few of them."""
@@ -294,11 +348,19 @@ class SignalCollector:
         """An optimizer is about to make its step: bits of the state should be those after the step before."""
         if torch.compiler.is_compiling() or self.is_off:
             return
+        self._end_row(self._ends.has_made_step(id(optimizer)))
         self._has_stepped = True
+        group = self._groups[id(optimizer)]
         with self._timed("state"):
+            if self._ends.is_in_pass:  # a step for each gradient that arrives
+                self._has_gradient = self._has_gradient or any(
+                    one.parameter.grad is not None for one in group.parameters
+                )
+                if not self._arrive_one_by_one:
+                    self._read_gradients(group.due(self.intervals.gradients))
             self._state.compare(self._row, optimizer)
             self._add_new_parameters()
-            due = self._groups[id(optimizer)].due(self.intervals.state)
+            due = group.due(self.intervals.state)
             self._updates.remember([(one.update, one.parameter) for one in due])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -312,6 +374,7 @@ class SignalCollector:
             group = self._groups[id(optimizer)]
             self._state.take(self._row, optimizer, group.steps, self.intervals.state)
             group.steps += 1
+            self._ends.end_step(id(optimizer))
 
     # -- hooks of modules and gradients --------------------------------------------------------------------------
 
@@ -352,16 +415,31 @@ class SignalCollector:
 
     def _value_arrived(self, key: tuple[str, str], value: Tensor) -> None:
         """Read one value of a forward pass."""
-        slot, self._last_read[key] = self._slots[key], self.step
-        self._row.add((slot, slot + 1), norms_and_largest([local_tensor(value)]))
+        slot, step = self._slots[key], self._forward_step
+        self._last_read[key] = step
+        if step > self.step and self._next_row is None:
+            self._next_row = SignalRow(step)
+        row = self._next_row if step > self.step and self._next_row is not None else self._row
+        row.add((slot, slot + 1), norms_and_largest([local_tensor(value)]))
 
     def _gradient_arrived(self, key: tuple[str, str], gradient: Tensor) -> None:
-        """Read one gradient now; what is called from a hook raises nothing."""
-        if torch.compiler.is_compiling() or self.is_off:
+        """Read one gradient now; what is called from a hook raises nothing. Those of torch.autograd.grad are left out."""
+        if torch.compiler.is_compiling() or self.is_off or not self._ends.is_in_pass:
             return
         with self._timed("gradients" if key[0] == GRADIENT else "values"):
             slot, self._last_read[key] = self._slots[key], self.step
             self._put((slot, slot + 1), norms_and_largest([local_tensor(gradient)]))
+
+    def _put_loss(self, loss: Tensor) -> None:
+        """One that a loss scaler has multiplied may be infinite by that alone; then it is left out."""
+        value = loss.to(torch.float64)
+        if self._scale is not None:
+            scale = self._scale.to(value.device)
+            largest = torch.finfo(loss.dtype).max / scale
+            infinite = torch.where(largest < LARGEST_LOSS, -torch.inf, torch.inf)
+            value = torch.where(value.isinf(), infinite, value / scale)
+            self._row.leave_out_minus_infinity(self._loss)
+        self._arrived.append(((self._loss,), value))
 
     def _put(self, slots: Sequence[int], values: Tensor) -> None:
         """Values of a backward pass, without the factor of a loss scaler; they count if it turns out to be one of this model."""
