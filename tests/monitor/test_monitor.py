@@ -149,30 +149,19 @@ def updates_of(events):
 def test_an_update_is_one_of_its_own_step_whatever_optimizer_makes_it(name, which, at):
     training, events = TRAININGS[name](), []
     optimizer = training.optimizers[which]
-    parameter = optimizer.param_groups[0]["params"][0]
-    with Monitor(
-        training.model,
-        training.optimizers,
-        sinks=[events.append],
-        rules=("nonfinite",),
-        sampling="fixed:1",
-        strict=True,
-    ) as monitor:
-        for number in range(40):
+    own_parameters = set(optimizer.param_groups[0]["params"])
+    options = {"rules": ("nonfinite",), "sampling": "fixed:1", "strict": True}
+    with Monitor(training.model, training.optimizers, sinks=[events.append], **options):
+        for number in range(at + 1):
             if number == at:  # such an update makes it infinite
                 optimizer.param_groups[0]["lr"] = torch.inf
             training.step(number)
-            if number == at:
-                break
     per_step = 2 if name == "adversarial" else 1  # the second optimizer comes first there
     own = per_step * at + (per_step - 1) * (1 - which)
     first = of_kind(events, Alarm)[0]
     assert (first.step, first.feature) == (own, "update")
     assert events[-1].steps == per_step * (at + 1)
-    own_names = {
-        n for n, p in training.model.named_parameters() if any(p is q for q in optimizer.param_groups[0]["params"])
-    }
-    assert first.tensor in own_names
+    assert first.tensor in {n for n, p in training.model.named_parameters() if p in own_parameters}
 
 
 def test_values_of_a_forward_pass_after_a_step_are_of_the_next_one():
@@ -238,7 +227,7 @@ def test_steps_that_a_scaler_leaves_out_are_steps_and_raise_nothing():
 
 
 def without_backward():
-    """Gradients by torch.autograd.grad, and values by torch.func in between."""
+    """Gradients by torch.autograd.grad."""
     training = plain()
     parameters = list(training.model.parameters())
 
@@ -259,7 +248,7 @@ def test_a_training_without_backward_passes_is_judged_by_the_rest(caplog):
         if number == 50:
             training.model.first.weight.detach().numpy()[0, 0] += 1
 
-    found = run(without_backward, 60, events, spoil, fingerprint="full", sampling="fixed:1", rules=("nonfinite",))
+    run(without_backward, 60, events, spoil, fingerprint="full", sampling="fixed:1", rules=("nonfinite",))
     assert len([r for r in caplog.records if "no backward pass of this model was recognised" in r.getMessage()]) == 1
     assert [(a.feature, a.tensor) for a in of_kind(events, Alarm)] == [("fingerprint", "first.weight")]
     assert 50 <= events[-1].steps <= 60
@@ -267,6 +256,22 @@ def test_a_training_without_backward_passes_is_judged_by_the_rest(caplog):
     assert not any(name.startswith("update") for name in events[-1].unseen)
     caplog.clear()
     assert_same_run(golden, run(without_backward, 60, sampling="fixed:1", strict=True))
+
+
+def test_torch_func_between_two_steps_is_no_part_of_the_training():
+    def spoil(training, number):
+        if number % 4 == 3:
+            model, inputs = training.model, batch(number)
+            weights = {name: p.detach() for name, p in model.named_parameters()}
+            loss = lambda w, x: torch.func.functional_call(model, w, x).square().sum()  # noqa: E731
+            torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, inputs)
+            torch.func.vmap(lambda x: torch.func.functional_call(model, weights, x))(inputs)
+
+    options = {"values": ("first:output", "layers.0:input", "last:gradient"), "sampling": "fixed:1", "strict": True}
+    events = []
+    assert_same_run(run(plain), run(plain, STEPS, events, spoil, **options))
+    assert events[-1].steps == STEPS
+    assert not events[-1].unseen
 
 
 @pytest.mark.parametrize("make", [without_backward, lambda: in_backward()])

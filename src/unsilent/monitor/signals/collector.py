@@ -288,7 +288,7 @@ class SignalCollector:
 
     def watch(self, view: Tensor, name: str) -> None:
         """Read the gradient of this tensor as the value ``name``."""
-        if self.is_off:
+        if _is_transformed() or self.is_off:
             return
         with self._timed("values"):
             key = (VALUE, f"{name}:gradient")
@@ -424,7 +424,7 @@ class SignalCollector:
 
     def _gradient_arrived(self, key: tuple[str, str], gradient: Tensor) -> None:
         """Read one gradient now; what is called from a hook raises nothing. Those of torch.autograd.grad are left out."""
-        if torch.compiler.is_compiling() or self.is_off or not self._ends.is_in_pass:
+        if _is_transformed() or self.is_off or not self._ends.is_in_pass:
             return
         with self._timed("gradients" if key[0] == GRADIENT else "values"):
             slot, self._last_read[key] = self._slots[key], self.step
@@ -462,13 +462,13 @@ class SignalCollector:
 
 
 class _ForwardHook:
-    """A hook of a module that raises nothing. While `torch.compile` traces, and in copies of the module, it does nothing."""
+    """A hook of a module that raises nothing. While tensors stand for others, and in copies of the module, it does nothing."""
 
     def __init__(self, collector: SignalCollector, function: Callable[..., None]) -> None:
         self._collector, self._function = collector, function
 
     def __call__(self, *args: Any) -> None:
-        if torch.compiler.is_compiling() or self._collector.is_off:
+        if _is_transformed() or self._collector.is_off:
             return
         with self._collector._timed("values"):
             self._function(*args)
@@ -494,6 +494,11 @@ def watch_gradient(tensor: Tensor, name: str) -> Tensor:
     for collector in list(_collectors):
         collector.watch(view, name)
     return view
+
+
+def _is_transformed() -> bool:
+    """Whether `torch.compile` traces or a function of `torch.func` runs: then tensors stand for others."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _version(gradient: Tensor | None) -> tuple[int, int] | None:

@@ -9,8 +9,8 @@ from unsilent.monitor.sinks import LOGGER
 MOST_STEPS = 8
 """Steps of each optimizer after which they are steps of a training even if no backward pass was recognised."""
 UNRECOGNISED = (
-    "no backward pass of this model was recognised before %d steps of its optimizers (gradients may come from torch.autograd.grad); "
-    "without one, only updates, fingerprints and values of forward passes are judged"
+    "no backward pass of this model was recognised before %d steps of its optimizers (gradients may come from "
+    "torch.autograd.grad); without one, only updates, fingerprints and values of forward passes are judged"
 )
 
 
