@@ -19,7 +19,7 @@ from unsilent.monitor import watch_gradient
 from unsilent.monitor.backward_hooks import _listeners
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals.collector import SignalCollector
-from unsilent.monitor.signals.magnitudes import norms_and_largest
+from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import MOST_PARTS, SignalRow
 
 
@@ -377,6 +377,39 @@ def test_unusual_parameters():
                 if p.numel():
                     assert signals[UPDATE, name, L2] == pytest.approx(norm(before[name] - p), rel=2**-8)
             assert signals[GRADIENT, f"optimizer 0, parameter {len(dense)}", L2] == pytest.approx(2**0.5)
+
+
+def test_complex_parameters_are_read_as_pairs_of_numbers():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.phase = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4, dtype=torch.cfloat))
+            self.inner = nn.Identity()
+
+        def forward(self, x):
+            return (self.inner(self.fc(x).to(torch.cfloat)) @ self.phase).abs().square().mean()
+
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    inputs = []
+    model.inner.register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
+    with SignalCollector(model, [optimizer], values=["inner:input", "inner:gradient"]) as collector:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).backward()
+            before = model.phase.detach().clone()
+            optimizer.step()
+            signals = read(collector)
+            change = torch.view_as_real(before - model.phase.detach())
+            for key, tensor in ((GRADIENT, torch.view_as_real(model.phase.grad)), (UPDATE, change)):
+                assert signals[key, "phase", L2] == pytest.approx(norm(tensor), rel=1e-5)
+                assert signals[key, "phase", LARGEST] == pytest.approx(largest(tensor), rel=1e-5)
+            assert signals[VALUE, "inner:input", L2] == pytest.approx(norm(torch.view_as_real(inputs[-1])), rel=1e-5)
+            assert (VALUE, "inner:gradient", L2) in signals
+    assert {"phase", "phase/exp_avg"} <= set(collector.state_names)
+    conjugated = torch.randn(3, dtype=torch.cfloat).conj()
+    assert torch.equal(local_tensor(conjugated), torch.stack([conjugated.real, conjugated.imag], -1))
 
 
 def test_comparisons_of_very_many_steps_do_not_grow():
