@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from monitor.trainings import TRAININGS, batch, loss_of, plain, same_bits, scaled, state_of
+from monitor.trainings import TRAININGS, Training, batch, loss_of, plain, same_bits, scaled, state_of
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard, Monitor, MonitorStop
 from unsilent.monitor.attach import AutomaticMonitor
@@ -324,6 +324,62 @@ def test_optimizers_that_make_their_steps_in_the_backward_pass(mode):
     found = {(a.step, a.feature) for a in of_kind(events, Alarm)}
     assert {(30, "gradient"), (35, "fingerprint")} <= found
     assert events[-1].steps == 40
+
+
+# -- values that are infinite by design ------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    def forward(self, x):
+        return x.masked_fill(torch.eye(len(x), dtype=torch.bool), -torch.inf)
+
+
+def masked():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"first": nn.Linear(4, 6), "mask": Masked(), "last": nn.Linear(6, 2)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(number):
+        optimizer.zero_grad()
+        loss = model["last"](model["mask"](model["first"](batch(number))).softmax(-1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return Training(model, [optimizer], step)
+
+
+@pytest.mark.parametrize("rules", [("nonfinite",), ("robust-z", "nonfinite")])
+def test_a_value_that_is_never_finite_hides_no_other_one(rules, caplog):
+    def spoil(training, number):
+        if number == 30:
+            weight = training.model["last"].weight
+            handle = weight.register_hook(lambda g: (handle.remove(), g * torch.nan)[1])
+
+    events, watched = [], ("mask:output", "first:output")
+    run(masked, 31, events, spoil, values=watched, rules=rules, sampling="fixed:1", fingerprint="off", strict=True)
+    assert {(a.step, a.feature, a.tensor) for a in of_kind(events, Alarm)} <= {
+        (30, "gradient", "last.weight"),
+        (30, "update", "last.weight"),
+    }
+    assert of_kind(events, Alarm)
+    assert len(of_kind(events, Verdict)) == 1
+    (told,) = [r.getMessage() for r in caplog.records if "not finite in one of the first" in r.getMessage()]
+    assert "mask:output" in told
+    assert "first:output" not in told
+
+
+def test_a_value_that_was_finite_is_judged():
+    def spoil(training, number):
+        if number == 20:
+            training.model["first"].weight.data.fill_(torch.nan)
+
+    events = []
+    run(
+        masked, 21, events, spoil, values=("first:output",), rules=("nonfinite",), sampling="fixed:1", fingerprint="off"
+    )
+    (judged,) = of_kind(events, Alarm)
+    assert judged.step == 20
 
 
 # -- its own errors ------------------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
     with Monitor(model, optimizer):
         ...                         # any training loop
 
-A step is all backward passes up to an optimizer step. ``mode="lagged"``: the signals of a step are judged after it, and all ranks
-know the verdict before the next one is made (on CUDA one step later still, so that nobody waits for the device).
-``mode="strict"``: the verdict comes before the optimizer step, which can then be left out; every step waits for the device and
-for the other ranks.
+A step is all backward passes up to an optimizer step; with several optimizers, up to the steps of all of them or to the next
+backward pass. ``mode="lagged"``: the signals of a step are judged after it, and all ranks know the verdict before the next one
+is made (on CUDA one step later still, so that nobody waits for the device). ``mode="strict"``: the verdict comes before the
+optimizer step, which can then be left out; every step waits for the device and for the other ranks, and updates are part of
+the next step.
 An error of the monitor itself is logged once, and the training goes on without it (``strict=True``: it is raised).
 """
 

@@ -10,6 +10,7 @@ import xxhash
 from unsilent.detectors.rule import NORMAL
 from unsilent.detectors.series import UPDATE, Bools, Series
 from unsilent.monitor.exchange import RankRow
+from unsilent.monitor.infinite_values import InfiniteValues
 from unsilent.monitor.program_writes import ProgramWrites
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter
@@ -46,6 +47,7 @@ class StepJudge:
         self._reporter, self._recorder = reporter, recorder
         self._writes = ProgramWrites()
         self._seen: Bools = np.zeros(0, np.bool_)
+        self._infinite = InfiniteValues()
         self.waits = Waits()
 
     def judge(self, row: SignalRow, wanted: SampleIntervals) -> RankRow:
@@ -58,7 +60,7 @@ class StepJudge:
             self._recorder.add(signals, seconds)
         changed = self._writes.faults(row.step, signals.changed, signals.compared)
         findings = fingerprint_finding(changed, self._collector.state_names) if changed else []
-        findings += self._streams.judge(series, signals, seconds)
+        findings += self._streams.judge(series, self._infinite.leave_out(row.step, series, signals), seconds)
         self._seen = np.pad(self._seen, (0, len(series) - len(self._seen))) | signals.seen
         self._reporter.findings(row.step, findings)
         self._reporter.summary(row.step, series, signals, self._streams.take_largest_score, self._costs.share())

@@ -5,7 +5,8 @@
         signals = collector.take_row().read(len(collector.series))
 
 Everything is computed on the device of the tensors and copied to the host in one piece. Gradients are read where they are local
-to the rank: at the end of a backward pass, or as each one arrives where ranks reduce them. Nothing that the training computes is
+to the rank: at the end of a backward pass (with what has accumulated until then), or as each one arrives where ranks reduce them
+(that of a micro-batch by itself). Nothing that the training computes is
 changed: it ends with the bits of a run without a collector. A backward pass that reaches none of the parameters (that of another
 model in the program) is no part of a step.
 """
