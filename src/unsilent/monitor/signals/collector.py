@@ -17,11 +17,9 @@ import contextlib
 import functools
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,45 +37,15 @@ from unsilent.monitor.signals.trained_parameters import (
     TrainedParameters,
     are_reduced,
     frozen_parameters,
-    in_turn,
     is_sharded,
     unwrapped,
 )
+from unsilent.monitor.signals.turns import OptimizerTurns, TrainedParameter, ValueTurns
 
 LARGEST_LOSS = 1e12
 """A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
 """Those that are open, for `watch_gradient`."""
-
-
-class _Trained(NamedTuple):
-    """A trained parameter, and the numbers of the first series of its gradient and of its update."""
-
-    parameter: Tensor
-    gradient: int
-    update: int
-
-
-@dataclass
-class _Group:
-    """The parameters of one optimizer. Turns go by its own steps: every second row may be one of another optimizer.
-
-    Attributes:
-        first: Number of its first parameter among all.
-        steps: It has made so far.
-    """
-
-    first: int = 0
-    steps: int = 0
-    parameters: list[_Trained] = field(default_factory=list)
-
-    def due(self, interval: int) -> list[_Trained]:
-        """Those whose turn it is."""
-        return in_turn(self.parameters, self.first + self.steps, interval)
-
-    def is_due(self, place: int, interval: int) -> bool:
-        """Whether it is the turn of the parameter at a place of the list."""
-        return (place + self.first + self.steps) % interval == 0
 
 
 class SignalCollector:
@@ -122,18 +90,16 @@ class SignalCollector:
         self._ends = StepEnds(len(optimizers))
         self._hooks: list[Any] = []
         self._slots: dict[tuple[str, str], int] = {}
-        self._turns: dict[tuple[str, str], int] = {}
-        self._last_read: dict[tuple[str, str], int] = {}
-        self._counts: Counter[str] = Counter()
+        self._values = ValueTurns()
         self._scale: Tensor | None = None
         self._arrived: list[tuple[Sequence[int], Tensor]] = []
         self._gradients_before: list[tuple[int, int] | None] = []
         self._has_stepped = self._was_scaled = self._has_gradient = False
         self._row = SignalRow(0)
         self._next_row: SignalRow | None = None
-        self._parameters: list[_Trained] = []
-        self._groups = {id(optimizer): _Group() for optimizer in optimizers}
-        self._places: dict[str, tuple[_Group, int]] = {}
+        self._parameters: list[TrainedParameter] = []
+        self._groups = {id(optimizer): OptimizerTurns() for optimizer in optimizers}
+        self._places: dict[str, tuple[OptimizerTurns, int]] = {}
         self._optimizers = optimizers
         self._trained = TrainedParameters(self.model, optimizers)
         watched = layers.named_values(self.model, values)
@@ -251,7 +217,7 @@ class SignalCollector:
         self.step = step
         for group, steps in zip(self._groups.values(), steps_of_optimizers, strict=True):
             group.steps = steps
-        self._last_read = {key: last for key, last in self._last_read.items() if last < step}
+        self._values.go_back(step)
         self._row, self._next_row = SignalRow(step), None
         self._ends.begin_row()
         self._state.forget()
@@ -294,6 +260,7 @@ class SignalCollector:
         with self._timed("values"):
             key = (VALUE, f"{name}:gradient")
             if key not in self._slots:
+                self._values.add(key)
                 self._add_tensor(*key, view)
             if self._is_due(*key):
                 view.register_hook(functools.partial(self._gradient_arrived, key))
@@ -305,8 +272,6 @@ class SignalCollector:
     def _add_tensor(self, feature: str, name: str, tensor: Tensor | None = None) -> int:
         """Two series of a tensor, one after the other; the number of the first."""
         elements, dimensions = (1, 0) if tensor is None else (tensor.numel(), tensor.ndim)
-        self._turns[feature, name] = self._counts[feature]
-        self._counts[feature] += 1
         slot = self._add_series(Series(feature, name, L2, elements, dimensions))
         self._add_series(Series(feature, name, LARGEST, elements, dimensions))
         self._slots[feature, name] = slot
@@ -315,23 +280,21 @@ class SignalCollector:
     def _add_new_parameters(self) -> None:
         for number, name, parameter in self._trained.find_new():
             tensor = local_tensor(parameter)
-            one = _Trained(parameter, self._add_tensor(GRADIENT, name, tensor), self._add_tensor(UPDATE, name, tensor))
+            one = TrainedParameter(
+                parameter, self._add_tensor(GRADIENT, name, tensor), self._add_tensor(UPDATE, name, tensor)
+            )
             group = self._groups[id(self._optimizers[number])]
-            group.first = group.first if group.parameters else len(self._parameters)
-            self._places[name] = group, len(group.parameters)
+            self._places[name] = group, group.add(one, len(self._parameters))
             self._parameters.append(one)
-            group.parameters.append(one)
 
     def _is_due(self, feature: str, name: str) -> bool:
-        """Whether a tensor is to be read now; one that did not come in its turn is read when it comes."""
+        """Whether a tensor is to be read now."""
         if feature == GRADIENT:
             group, place = self._places[name]
             return group.is_due(place, self.intervals.gradients)
-        step, interval = self._forward_step, self.intervals.values
-        waited = step - self._last_read.get((feature, name), -1)
-        return waited > interval or not waited or (self._turns[feature, name] + step) % interval == 0
+        return self._values.is_due((feature, name), self._forward_step, self.intervals.values)
 
-    def _read_gradients(self, parameters: Sequence[_Trained]) -> None:
+    def _read_gradients(self, parameters: Sequence[TrainedParameter]) -> None:
         """Read those that are there."""
         read = [(one.gradient, gradient) for one in parameters if (gradient := one.parameter.grad) is not None]
         if read:
@@ -380,6 +343,7 @@ class SignalCollector:
     # -- hooks of modules and gradients --------------------------------------------------------------------------
 
     def _hook(self, make: Callable[..., Any], *where: Any, key: tuple[str, str]) -> None:
+        self._values.add(key)
         self._add_tensor(*key)
         reader = layers.Reader(
             is_wanted=lambda: self._is_due(*key),
@@ -417,7 +381,7 @@ class SignalCollector:
     def _value_arrived(self, key: tuple[str, str], value: Tensor) -> None:
         """Read one value of a forward pass."""
         slot, step = self._slots[key], self._forward_step
-        self._last_read[key] = step
+        self._values.note(key, step)
         if step > self.step and self._next_row is None:
             self._next_row = SignalRow(step)
         row = self._next_row if step > self.step and self._next_row is not None else self._row
@@ -428,7 +392,9 @@ class SignalCollector:
         if _is_transformed() or self.is_off or not self._ends.is_in_pass:
             return
         with self._timed("gradients" if key[0] == GRADIENT else "values"):
-            slot, self._last_read[key] = self._slots[key], self.step
+            slot = self._slots[key]
+            if key[0] != GRADIENT:
+                self._values.note(key, self.step)
             self._put((slot, slot + 1), norms_and_largest([local_tensor(gradient)]))
 
     def _put_loss(self, loss: Tensor) -> None:
