@@ -307,3 +307,31 @@ def test_steps_that_are_executed_again_end_with_the_bits_of_a_clean_run(place, a
     assert [v.action for v in monitor.verdicts] == ["rerun"]
     for one, other in zip(state_of(training), state_of(golden), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::unsilent.monitor.RepeatabilityWarning"
+)  # steps that were begun are counted on purpose
+@pytest.mark.parametrize("name", ["two-optimizers", "adversarial"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_steps_of_several_optimizers_are_executed_again(name, which):
+    golden, training, begun = TRAININGS[name](), TRAININGS[name](), 0
+    for number in range(40):
+        golden.step(number)
+    parameter = training.optimizers[which].param_groups[0]["params"][0]
+
+    def step(number):
+        nonlocal begun
+        if begun == 33:
+            flip(parameter, bit=3)
+        begun += 1
+        return training.step(number)
+
+    options = {"rule": ("nonfinite",), "fingerprint": "full", "sampling": "fixed:2", "strict": True}
+    with Monitor(training.model, training.optimizers, on_alarm="rerun", **options) as monitor:
+        for number in range(40):
+            monitor.step(step, number)
+    assert begun > 40
+    assert [v.action for v in monitor.verdicts] == ["rerun"]
+    for one, other in zip(state_of(training), state_of(golden), strict=True):
+        assert torch.equal(one, other)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from monitor.trainings import TRAININGS, batch, loss_of, plain, same_bits, scaled, state_of
+from monitor.trainings import TRAININGS, Training, batch, loss_of, plain, same_bits, scaled, state_of
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard, Monitor, MonitorStop
 from unsilent.monitor.actions import NO_SKIP
@@ -144,6 +144,250 @@ def test_warnings_are_acted_on_where_that_is_asked_for(act_on, is_stopped):
         stopped = True
     assert {a.level for a in of_kind(events, Alarm)} == {"warning"}
     assert stopped is is_stopped
+
+
+# -- when a step is over -------------------------------------------------------------------------------------------
+
+
+def updates_of(events):
+    return [(a.step, a.feature, a.tensor) for a in of_kind(events, Alarm)]
+
+
+@pytest.mark.parametrize("at", [30, 39])
+@pytest.mark.parametrize("name", ["two-optimizers", "adversarial"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_update_is_one_of_its_own_step_whatever_optimizer_makes_it(name, which, at):
+    training, events = TRAININGS[name](), []
+    optimizer = training.optimizers[which]
+    own_parameters = set(optimizer.param_groups[0]["params"])
+    options = {"rule": ("nonfinite",), "sampling": "fixed:1", "strict": True}
+    with Monitor(training.model, training.optimizers, sinks=[events.append], **options):
+        for number in range(at + 1):
+            if number == at:  # such an update makes it infinite
+                optimizer.param_groups[0]["lr"] = torch.inf
+            training.step(number)
+    per_step = 2 if name == "adversarial" else 1  # the second optimizer comes first there
+    own = per_step * at + (per_step - 1) * (1 - which)
+    first = of_kind(events, Alarm)[0]
+    assert (first.step, first.feature) == (own, "update")
+    assert events[-1].steps == per_step * (at + 1)
+    assert first.tensor in {n for n, p in training.model.named_parameters() if p in own_parameters}
+
+
+def test_values_of_a_forward_pass_after_a_step_are_of_the_next_one():
+    training, read_at = TRAININGS["adversarial"](), []
+    with Monitor(
+        training.model, training.optimizers, watch=("judge.0:input",), rule=("nonfinite",), sampling="fixed:1"
+    ) as monitor:
+        number = next(n for n, one in enumerate(monitor.series) if one.feature == "value")
+        judge = monitor._judge.judge
+
+        def keep(row, wanted):
+            signals = row.read(len(monitor.series))
+            read_at.append((row.step, float(signals.values[number + 1])))
+            return judge(row, wanted)
+
+        monitor._judge.judge = keep
+        make, judge_net = training.model["make"], training.model["judge"]
+        expected = []
+        for step in range(4):
+            for optimizer, scale in zip(training.optimizers, (1.0, 100.0), strict=True):
+                optimizer.zero_grad()
+                x = make(batch(step)) * scale
+                judge_net(x).mean().backward()
+                expected.append(float(x.detach().abs().max()))
+                optimizer.step()
+    assert [step for step, _ in read_at] == list(range(8))
+    assert [value for _, value in read_at] == pytest.approx(expected)
+
+
+def scaled_training(loss_at, scale=10):
+    """With a loss scaler; ``loss_at`` gives the loss of a step in place of the plain one."""
+    training = plain()
+    (optimizer,) = training.optimizers
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**scale, growth_interval=5)
+
+    def step(number):
+        optimizer.zero_grad()
+        loss = loss_at(number, loss_of(training.model, batch(number)))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    return training._replace(step=step)
+
+
+@pytest.mark.parametrize("mode", ["lagged", "strict"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_loss_that_is_not_finite_is_found_although_a_scaler_leaves_every_step_out(mode, bad):
+    events = []
+    make = lambda: scaled_training(lambda n, loss: loss * bad if n >= 20 else loss)  # noqa: E731
+    run(make, 30, events, mode=mode, rule=("nonfinite",), sampling="fixed:1", strict=True)
+    assert updates_of(events) == [(20, "loss", "")]
+    assert events[-1].steps == 30
+
+
+def test_steps_that_a_scaler_leaves_out_are_steps_and_raise_nothing():
+    events = []
+    make = lambda: scaled_training(lambda n, loss: loss * 1000, scale=125)  # noqa: E731
+    run(make, 60, events, preset="all", sampling="fixed:1", strict=True)
+    assert [a.summary for a in of_kind(events, Alarm) if a.level == "alarm"] == []
+    assert events[-1].steps == 60
+
+
+def without_backward():
+    """Gradients by torch.autograd.grad."""
+    training = plain()
+    parameters = list(training.model.parameters())
+
+    def step(number):
+        loss = loss_of(training.model, batch(number))
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+        training.optimizers[0].step()
+        return loss.item()
+
+    return training._replace(step=step)
+
+
+def test_a_training_without_backward_passes_is_judged_by_the_rest(caplog):
+    golden, events = run(without_backward, 60), []
+
+    def spoil(training, number):
+        if number == 50:
+            training.model.first.weight.detach().numpy()[0, 0] += 1
+
+    run(without_backward, 60, events, spoil, fingerprint="full", sampling="fixed:1", rule=("nonfinite",))
+    assert len([r for r in caplog.records if "no backward pass of this model was recognised" in r.getMessage()]) == 1
+    assert [(a.feature, a.tensor) for a in of_kind(events, Alarm)] == [("fingerprint", "first.weight")]
+    assert 50 <= events[-1].steps <= 60
+    assert {name.split()[0] for name in events[-1].unseen} >= {"gradient", "loss"}
+    assert not any(name.startswith("update") for name in events[-1].unseen)
+    caplog.clear()
+    assert_same_run(golden, run(without_backward, 60, sampling="fixed:1", strict=True))
+
+
+def test_torch_func_between_two_steps_is_no_part_of_the_training():
+    def spoil(training, number):
+        if number % 4 == 3:
+            model, inputs = training.model, batch(number)
+            weights = {name: p.detach() for name, p in model.named_parameters()}
+            loss = lambda w, x: torch.func.functional_call(model, w, x).square().sum()  # noqa: E731
+            torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, inputs)
+            torch.func.vmap(lambda x: torch.func.functional_call(model, weights, x))(inputs)
+
+    options = {"watch": ("first:output", "layers.0:input", "last:gradient"), "sampling": "fixed:1", "strict": True}
+    events = []
+    assert_same_run(run(plain), run(plain, STEPS, events, spoil, **options))
+    assert events[-1].steps == STEPS
+    assert not events[-1].unseen
+
+
+@pytest.mark.parametrize("make", [without_backward, lambda: in_backward()])
+def test_rows_do_not_grow_where_backward_passes_are_unusual(make):
+    training = make()
+    with Monitor(training.model, training.optimizers, fingerprint="full", sampling="fixed:1") as monitor:
+        sizes = []
+        for number in range(100):
+            training.step(number)
+            row = monitor._collector._row
+            sizes.append(len(row._parts) + len(row._compared) + len(monitor._collector._arrived))
+    assert max(sizes[50:]) <= max(sizes[:50])
+    assert monitor._collector.step > 80
+
+
+def in_backward():
+    """An optimizer for each parameter, whose step is made as soon as the gradient is there."""
+    torch.manual_seed(0)
+    training = plain()
+    optimizers = {p: torch.optim.Adam([p], lr=1e-2) for p in training.model.parameters()}
+
+    def update(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(update)
+
+    def step(number):
+        loss = loss_of(training.model, batch(number))
+        loss.backward()
+        return loss.item()
+
+    return training._replace(optimizers=list(optimizers.values()), step=step)
+
+
+@pytest.mark.parametrize("mode", ["lagged", "strict"])
+def test_optimizers_that_make_their_steps_in_the_backward_pass(mode):
+    golden = run(in_backward)
+    assert_same_run(golden, run(in_backward, **{**QUIET, "mode": mode}))
+    events = []
+
+    def spoil(training, number):
+        if number == 30:
+            huge_gradient(30)(training, number)
+        if number == 35:
+            training.model.last.weight.detach().numpy()[0, 0] += 1
+
+    run(in_backward, 40, events, spoil, **{**QUIET, "mode": mode})
+    found = {(a.step, a.feature) for a in of_kind(events, Alarm)}
+    assert {(30, "gradient"), (35, "fingerprint")} <= found
+    assert events[-1].steps == 40
+
+
+# -- values that are infinite by design ------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    def forward(self, x):
+        return x.masked_fill(torch.eye(len(x), dtype=torch.bool), -torch.inf)
+
+
+def masked():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"first": nn.Linear(4, 6), "mask": Masked(), "last": nn.Linear(6, 2)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(number):
+        optimizer.zero_grad()
+        loss = model["last"](model["mask"](model["first"](batch(number))).softmax(-1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return Training(model, [optimizer], step)
+
+
+@pytest.mark.parametrize("rules", [("nonfinite",), ("robust-z", "nonfinite")])
+def test_a_value_that_is_never_finite_hides_no_other_one(rules, caplog):
+    def spoil(training, number):
+        if number == 30:
+            weight = training.model["last"].weight
+            handle = weight.register_hook(lambda g: (handle.remove(), g * torch.nan)[1])
+
+    events, watched = [], ("mask:output", "first:output")
+    run(masked, 31, events, spoil, watch=watched, rule=rules, sampling="fixed:1", fingerprint="off", strict=True)
+    assert {(a.step, a.feature, a.tensor) for a in of_kind(events, Alarm)} <= {
+        (30, "gradient", "last.weight"),
+        (30, "update", "last.weight"),
+    }
+    assert of_kind(events, Alarm)
+    assert len(of_kind(events, Verdict)) == 1
+    (told,) = [r.getMessage() for r in caplog.records if "not finite in one of the first" in r.getMessage()]
+    assert "mask:output" in told
+    assert "first:output" not in told
+
+
+def test_a_value_that_was_finite_is_judged():
+    def spoil(training, number):
+        if number == 20:
+            training.model["first"].weight.data.fill_(torch.nan)
+
+    events = []
+    run(masked, 21, events, spoil, watch=("first:output",), rule=("nonfinite",), sampling="fixed:1", fingerprint="off")
+    (judged,) = of_kind(events, Alarm)
+    assert judged.step == 20
 
 
 # -- its own errors ------------------------------------------------------------------------------------------------

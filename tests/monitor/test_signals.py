@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from monitor.trainings import TRAININGS, batch
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE
 from unsilent.errors import UsageError
 from unsilent.monitor import watch_gradient
 from unsilent.monitor.backward_hooks import _listeners
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals.collector import SignalCollector
-from unsilent.monitor.signals.magnitudes import norms_and_largest
+from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import MOST_PARTS, SignalRow
 
 
@@ -281,13 +282,41 @@ def test_a_step_that_the_scaler_leaves_out_gives_no_values():
         assert (UPDATE, "last.weight", L2) not in signals
         for optimizer in optimizers:
             optimizer.zero_grad()
-        scaler.scale(loss_of(model)).backward()
+        loss = loss_of(model)
+        scaler.scale(loss).backward()
         for parameter in model.parameters():
             parameter.grad.fill_(torch.nan)
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
-        assert read(collector) == {}
+        assert read(collector) == {(LOSS, "", NUMBER): pytest.approx(loss.item(), rel=1e-6)}
+
+
+@pytest.mark.parametrize(
+    ("loss", "dtype", "scale", "is_seen"),
+    [
+        (2.0, torch.float32, 10, True),
+        (torch.nan, torch.float32, 10, True),
+        (torch.inf, torch.float32, 10, True),
+        (-torch.inf, torch.float32, 10, True),
+        (1e10, torch.float32, 120, False),  # infinite by the scale alone
+        (torch.nan, torch.float32, 120, True),
+        (2.0, torch.float16, 10, True),
+        (torch.nan, torch.float16, 10, True),
+        (1000.0, torch.float16, 10, False),
+        (torch.inf, torch.float16, -30, True),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_seen_unless_its_scale_may_be_the_cause(loss, dtype, scale, is_seen):
+    weight = nn.Parameter(torch.ones(1, dtype=dtype))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**scale)
+    with SignalCollector(nn.ParameterList([weight]), [optimizer]) as collector:
+        scaler.scale(weight * loss).backward()
+        signals = read(collector)
+    assert ((LOSS, "", NUMBER) in signals) is is_seen
+    if is_seen:
+        assert signals[LOSS, "", NUMBER] == pytest.approx(abs(loss), nan_ok=True)
 
 
 def test_half_precision_does_not_overflow_in_the_norm():
@@ -350,6 +379,56 @@ def test_unusual_parameters():
             assert signals[GRADIENT, f"optimizer 0, parameter {len(dense)}", L2] == pytest.approx(2**0.5)
 
 
+def test_complex_parameters_are_read_as_pairs_of_numbers():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.phase = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4, dtype=torch.cfloat))
+            self.inner = nn.Identity()
+
+        def forward(self, x):
+            return (self.inner(self.fc(x).to(torch.cfloat)) @ self.phase).abs().square().mean()
+
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    inputs = []
+    model.inner.register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
+    with SignalCollector(model, [optimizer], values=["inner:input", "inner:gradient"]) as collector:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).backward()
+            before = model.phase.detach().clone()
+            optimizer.step()
+            signals = read(collector)
+            change = torch.view_as_real(before - model.phase.detach())
+            for key, tensor in ((GRADIENT, torch.view_as_real(model.phase.grad)), (UPDATE, change)):
+                assert signals[key, "phase", L2] == pytest.approx(norm(tensor), rel=1e-5)
+                assert signals[key, "phase", LARGEST] == pytest.approx(largest(tensor), rel=1e-5)
+            assert signals[VALUE, "inner:input", L2] == pytest.approx(norm(torch.view_as_real(inputs[-1])), rel=1e-5)
+            assert (VALUE, "inner:gradient", L2) in signals
+    assert {"phase", "phase/exp_avg"} <= set(collector.state_names)
+    conjugated = torch.randn(3, dtype=torch.cfloat).conj()
+    assert torch.equal(local_tensor(conjugated), torch.stack([conjugated.real, conjugated.imag], -1))
+
+
+def test_comparisons_of_very_many_steps_do_not_grow():
+    row, rng = SignalRow(0), np.random.default_rng(0)
+    expected, names = dict.fromkeys("abcde", False), [list("abc"), list("dea")]
+    for number in range(3 * MOST_PARTS):
+        changed = rng.random(3) < 0.002
+        row.add_comparison(names[number % 2], torch.from_numpy(changed))
+        row.add_replicas(["a"], torch.tensor([number]))
+        expected |= {name: True for name, one in zip(names[number % 2], changed, strict=True) if one}
+        assert max(len(row._compared), len(row._compared_names), len(row._replicas)) <= MOST_PARTS + 1
+    row.begin_copy()
+    signals = row.read(0)
+    assert set(signals.changed) == {name for name, one in expected.items() if one}
+    assert set(signals.compared) == set("abcde")
+    assert 0 < len(set(signals.changed)) < 5
+    assert signals.replica_sums[-1] == 3 * MOST_PARTS - 1
+
+
 def test_adversarial_networks_with_an_optimizer_each():
     torch.manual_seed(0)
     both = nn.ModuleDict({"make": nn.Linear(2, 2), "judge": nn.Linear(2, 1)})
@@ -370,6 +449,38 @@ def test_adversarial_networks_with_an_optimizer_each():
             signals = read(collector)
             assert signals[GRADIENT, "make.weight", L2] == pytest.approx(norm(both["make"].weight.grad), rel=1e-5)
             assert (UPDATE, "make.weight", L2) in signals
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_steps_of_optimizers_during_a_backward_pass_are_read(is_reset):
+    """An optimizer for each parameter, whose step is made as soon as the gradient is there."""
+    model = made()
+    optimizers = {name: torch.optim.Adam([p], lr=0.01) for name, p in model.named_parameters()}
+    names, gradients = {p: name for name, p in model.named_parameters()}, {}
+
+    def step(parameter):
+        gradients[names[parameter]] = parameter.grad.clone()
+        optimizers[names[parameter]].step()
+        if is_reset:
+            parameter.grad = None
+
+    hooks = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
+    with SignalCollector(model, list(optimizers.values())) as collector:
+        for number in range(3):
+            for parameter in model.parameters():
+                parameter.grad = None
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            loss = loss_of(model)
+            loss.backward()
+            assert collector.backwards == number + 1
+            signals = read(collector)
+            assert signals[LOSS, "", NUMBER] == loss.item()
+            assert (NORM_INPUT_GRADIENT, "blocks.0.norm", L2) in signals
+            for name, parameter in model.named_parameters():
+                assert signals[GRADIENT, name, L2] == pytest.approx(norm(gradients[name]), rel=1e-5)
+                assert signals[UPDATE, name, LARGEST] == largest(before[name] - parameter)
+    for hook in hooks:
+        hook.remove()
 
 
 def test_a_closure_is_part_of_the_step():
@@ -490,6 +601,23 @@ def test_a_backward_pass_of_another_model_is_no_part_of_a_step():
         assert read(second)[LOSS, "", NUMBER] == loss.item()
 
 
+def test_a_backward_pass_that_reaches_one_parameter_of_many_is_one_of_this_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(50)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.requires_grad_(False)
+    with SignalCollector(model, [optimizer]) as collector:
+        for number, (name, parameter) in enumerate(model.named_parameters()):
+            optimizer.zero_grad()
+            parameter.requires_grad_()
+            model(torch.ones(3, 2)).square().mean().backward()
+            parameter.requires_grad_(False)
+            assert collector.backwards == number + 1
+            signals = read(collector)
+            assert {key[1] for key in signals} == {"", name}
+            assert signals[GRADIENT, name, L2] == pytest.approx(norm(parameter.grad), rel=1e-5)
+
+
 @pytest.mark.parametrize("interval", [2, 3, 7])
 def test_every_tensor_is_seen_within_the_interval(interval):
     model = made()
@@ -509,6 +637,48 @@ def test_every_tensor_is_seen_within_the_interval(interval):
             assert set.union(*compared[start : start + interval]) == set(collector.state_names)
         per_step = np.sum(seen, axis=1)
         assert per_step.max() < 0.75 * len(collector.series) if interval > 2 else True
+
+
+@pytest.mark.parametrize("interval", [2, 4, 5])
+@pytest.mark.parametrize("turns", [("judge", "make"), ("judge", "judge", "judge", "make")])
+def test_every_tensor_is_seen_where_optimizers_take_turns(interval, turns):
+    training = TRAININGS["adversarial"]()
+    model, (make, judge) = training.model, training.optimizers
+    rows = []
+    with SignalCollector(model, [make, judge], values=["make.first:output", "judge.0:output"]) as collector:
+        collector.intervals = SampleIntervals(interval, interval, interval)
+        for number in range(3 * interval * len(turns)):
+            own, optimizer = turns[number % len(turns)], make if turns[number % len(turns)] == "make" else judge
+            optimizer.zero_grad()
+            made = model["make"](batch(number))
+            model["judge"](made if own == "make" else made.detach()).mean().backward()
+            optimizer.step()
+            signals = collector.take_row().read(len(collector.series))
+            rows.append((own, signals.seen, signals.compared))
+        for own in set(turns):
+            mine = np.any([seen for one, seen, _ in rows if one == own], axis=0)
+            read_in_own_steps = {one[:2] for one, was_seen in zip(collector.series, mine, strict=True) if was_seen}
+            for feature in (GRADIENT, UPDATE):
+                names = {f"{own}.{name}" for name, _ in model[own].named_parameters()}
+                assert {(feature, name) for name in names} <= read_in_own_steps
+        assert set.union(*(set(compared) for _, _, compared in rows)) == set(collector.state_names)
+        everything = np.any([seen for _, seen, _ in rows], axis=0)
+        assert [one for one, was_seen in zip(collector.series, everything, strict=True) if not was_seen] == []
+
+
+def test_optimizers_of_one_parameter_each_are_not_read_all_in_the_same_step():
+    model = made()
+    optimizers = [torch.optim.Adam([parameter]) for parameter in model.parameters()]
+    with SignalCollector(model, optimizers) as collector:
+        collector.intervals = SampleIntervals(4, 4, 4)
+        counts = []
+        for _ in range(8):
+            loss_of(model).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            signals = collector.take_row().read(len(collector.series))
+            counts.append([np.count_nonzero(signals.seen), len(signals.compared)])
+    assert np.ptp(counts[2:], axis=0).max() <= 8
 
 
 def test_a_watched_model_can_be_copied_and_saved():

@@ -3,10 +3,11 @@
     with Monitor(model, optimizer):
         ...                         # any training loop
 
-A step is all backward passes up to an optimizer step. ``mode="lagged"``: the signals of a step are judged after it, and all ranks
-know the verdict before the next one is made (on CUDA one step later still, so that nobody waits for the device).
-``mode="strict"``: the verdict comes before the optimizer step, which can then be left out; every step waits for the device and
-for the other ranks.
+A step is all backward passes up to an optimizer step; with several optimizers, up to the steps of all of them or to the next
+backward pass. ``mode="lagged"``: the signals of a step are judged after it, and all ranks know the verdict before the next one
+is made (on CUDA one step later still, so that nobody waits for the device). ``mode="strict"``: the verdict comes before the
+optimizer step, which can then be left out; every step waits for the device and for the other ranks, and updates are part of
+the next step.
 An error of the monitor itself is logged once, and the training goes on without it (``strict=True``: it is raised).
 """
 
@@ -102,12 +103,12 @@ class Monitor:
             fingerprint=settings.fingerprint != "off",
             full_fingerprint=settings.fingerprint == "full",
             on_error=self._fail,
+            on_end=self._end_step,
         )
         self._model = self._collector.model
         device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
         self._is_late = device.type == "cuda" and settings.mode == "lagged"
         self._pending: deque[SignalRow] = deque()
-        self._taken = 0  # backward passes up to the last row
         self._guard: Guard | None = None
         self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
@@ -185,6 +186,8 @@ class Monitor:
 
     def _judge_rest(self, wait: bool) -> None:
         """What is not judged yet; ``wait`` for the verdict of all ranks on it."""
+        if self._collector.is_over:
+            self._pending.append(self._collector.take_row())
         if wait:
             self._judge_pending(flush=True)
             self._agree()
@@ -203,10 +206,10 @@ class Monitor:
         """The last event, and the recording."""
         if self._collector.backwards and not self._collector.step:
             log.warning("no step of an optimizer was seen after a backward pass, so that nothing was judged")
+        longest_wait = max(self._sampling.longest_wait, self._judge.waits.longest)
         self._reporter.end(
-            self._collector.step, seconds=time.perf_counter() - self._costs.begun, cost=self.cost,
-            longest_wait=self._sampling.longest_wait, unseen=tuple(self._judge.unseen()), unjudged=self._judge.unjudged(),
-            how=how,
+            self._collector.step, seconds=time.perf_counter() - self._costs.begun, cost=self.cost, longest_wait=longest_wait,
+            unseen=tuple(self._judge.unseen()), unjudged=self._judge.unjudged(), how=how,
         )  # fmt: skip
         self._judge.close()
 
@@ -278,6 +281,8 @@ class Monitor:
         """An alarm of any rank that steps are executed again for; ``flush``: in the last step as well."""
         if not self._is_off:
             with self._safely():
+                if self._collector.is_over:  # an optimizer made no step
+                    self._take_row(flush)
                 self._judge_pending(flush)
                 self._agree()
         due, self._due = self._due, None
@@ -288,15 +293,16 @@ class Monitor:
         self._pending.clear()
         self._exchange.end()
         self._due = None
-        self._collector.start_at(self._collector.step)
+        self._collector.start_at(self._collector.step, self._collector.steps_of_optimizers)
 
     def state_dict(self) -> dict[str, Any]:
         """What goes back with the training when steps are executed again."""
-        return {"step": self._collector.step, "rules": self._streams.state}
+        own = self._collector.steps_of_optimizers
+        return {"step": self._collector.step, "steps of optimizers": own, "rules": self._streams.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back."""
-        self._collector.start_at(state["step"])
+        self._collector.start_at(state["step"], state["steps of optimizers"])
         self._streams.state = state["rules"]
 
     # -- hooks of the optimizers -------------------------------------------------------------------------------
@@ -305,7 +311,7 @@ class Monitor:
         if torch.compiler.is_compiling() or self._is_off:
             return
         with self._safely():
-            if self._collector.backwards != self._taken:  # the first optimizer after a backward pass
+            if self._collector.has_pass:  # the first optimizer after a backward pass
                 self._action.skips = False
                 if self.settings.mode == "strict":
                     self._action.can_skip = True
@@ -322,12 +328,16 @@ class Monitor:
         if self._is_off:
             return
         with self._safely():
-            if self._collector.backwards != self._taken:  # in mode strict: backward passes during the step
+            if self._collector.is_complete:  # in mode strict: backward passes during the step
                 self._take_row(flush=False)
+
+    def _end_step(self) -> None:
+        """The next step begins before all optimizers have made theirs."""
+        with self._safely():
+            self._take_row(flush=False)
 
     def _take_row(self, flush: bool) -> None:
         """The signals of a step are complete: judge them, or those of the step before where they come late."""
-        self._taken = self._collector.backwards
         self._pending.append(self._collector.take_row())
         if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm == "rerun" and self._guard is None:
             what = "the step of an alarm is left out" if self.settings.mode == "strict" else "an alarm is only logged"
@@ -400,7 +410,7 @@ class Monitor:
     def _conclude(self, rows: Sequence[RankRow]) -> None:
         """Say which rank is suspected, and do what is to be done on an alarm; the same in every rank."""
         rows = self._suspicion.relevant(rows)
-        is_new = self._suspicion.follow(rows, self.intervals.state)
+        is_new = self._suspicion.follow(rows, self.intervals.state * self._collector.rows_per_step)
         suspect, action, step = self._suspicion.suspect, self.settings.on_alarm, rows[0].step
         if suspect is None or not (is_new or action in ("skip", "rerun")):
             return

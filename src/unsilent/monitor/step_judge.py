@@ -11,6 +11,7 @@ from unsilent.detectors.rule import NORMAL
 from unsilent.detectors.series import UPDATE, Bools, Series
 from unsilent.monitor.events import join_names
 from unsilent.monitor.exchange import RankRow
+from unsilent.monitor.infinite_values import InfiniteValues
 from unsilent.monitor.program_writes import ProgramWrites
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter
@@ -18,6 +19,7 @@ from unsilent.monitor.rule_streams import RuleStreams, fingerprint_finding
 from unsilent.monitor.sampling import CostMeter, SampleIntervals
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
+from unsilent.monitor.waits import Waits
 
 
 class StepJudge:
@@ -29,6 +31,9 @@ class StepJudge:
         costs: Of the monitor.
         reporter: Of this rank.
         recorder: Keeps all rows; None: nobody does.
+
+    Attributes:
+        waits: Steps between two readings of a tensor.
     """
 
     def __init__(
@@ -43,17 +48,20 @@ class StepJudge:
         self._reporter, self._recorder = reporter, recorder
         self._writes = ProgramWrites()
         self._seen: Bools = np.zeros(0, np.bool_)
+        self._infinite = InfiniteValues()
+        self.waits = Waits()
 
     def judge(self, row: SignalRow, wanted: SampleIntervals) -> RankRow:
         """What this rank says of a step; ``wanted``: the intervals that it needs."""
         series = self._collector.series
         signals = row.read(len(series))
         seconds = time.perf_counter() - self._costs.begun
+        self.waits.add(row.step, signals)
         if self._recorder is not None:
             self._recorder.add(signals, seconds)
         changed = self._writes.faults(row.step, signals.changed, signals.compared)
         findings = fingerprint_finding(changed, self._collector.state_names, len(signals.compared)) if changed else []
-        findings += self._streams.judge(series, signals, seconds)
+        findings += self._streams.judge(series, self._infinite.leave_out(row.step, series, signals), seconds)
         self._seen = np.pad(self._seen, (0, len(series) - len(self._seen))) | signals.seen
         is_new = self._reporter.findings(row.step, findings)
         score, cost = self._streams.take_largest_score, self._costs.share()

@@ -113,7 +113,9 @@ def checksum_reader(module: nn.Module) -> Reader:
         size = (
             apply(given.abs(), magnitudes, None) if bias is None else apply(given.abs(), magnitudes, bias.abs().sum(1))
         )
-        residual: Tensor = (total - apply(given, sums, offset)).abs() / (epsilon * size).clamp_min(torch.finfo(dtype).tiny)
+        residual: Tensor = (total - apply(given, sums, offset)).abs() / (epsilon * size).clamp_min(
+            torch.finfo(dtype).tiny
+        )
         # NaN and infinity of inputs are found where they arise; here they would hide what this layer adds.
         return residual.flatten(1).amax(1, keepdim=True).float()
 

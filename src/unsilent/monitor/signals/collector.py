@@ -5,7 +5,8 @@
         signals = collector.take_row().read(len(collector.series))
 
 Everything is computed on the device of the tensors and copied to the host in one piece. Gradients are read where they are local
-to the rank: at the end of a backward pass, or as each one arrives where ranks reduce them. Nothing that the training computes is
+to the rank: at the end of a backward pass (with what has accumulated until then), or as each one arrives where ranks reduce them
+(that of a micro-batch by itself). Nothing that the training computes is
 changed: it ends with the bits of a run without a collector. A backward pass that reaches none of the parameters (that of another
 model in the program) is no part of a step.
 """
@@ -16,10 +17,9 @@ import contextlib
 import functools
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,27 +32,20 @@ from unsilent.monitor.signals import layers
 from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.state_watch import StateWatch, UpdateSizes
+from unsilent.monitor.signals.step_ends import StepEnds
 from unsilent.monitor.signals.trained_parameters import (
     TrainedParameters,
     are_reduced,
     frozen_parameters,
-    in_turn,
     is_sharded,
     unwrapped,
 )
+from unsilent.monitor.signals.turns import OptimizerTurns, TrainedParameter, ValueTurns
 
-SAMPLE = 32
-"""Parameters whose gradients tell whether a backward pass was one of this model."""
+LARGEST_LOSS = 1e12
+"""A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
 """Those that are open, for `watch_gradient`."""
-
-
-class _Trained(NamedTuple):
-    """A trained parameter, and the numbers of the first series of its gradient and of its update."""
-
-    parameter: Tensor
-    gradient: int
-    update: int
 
 
 class SignalCollector:
@@ -65,6 +58,8 @@ class SignalCollector:
         fingerprint: Whether bits of the state are compared between steps.
         full_fingerprint: All of them in each step.
         on_error: What an error in a hook is passed to; None: errors are raised.
+        on_end: Is called where something of the next step begins although the row was not taken: all signals of a step are there.
+            None: a row has all signals until it is taken.
 
     Attributes:
         series: What is read; grows by names of `watch_gradient` and by parameters that are new.
@@ -84,24 +79,27 @@ class SignalCollector:
         fingerprint: bool = True,
         full_fingerprint: bool = False,
         on_error: Callable[[Exception], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.model = unwrapped(model)
         self.series: list[Series] = []
         self.intervals = SampleIntervals(1, 1, 1)
         self.step, self.backwards, self.is_off = 0, 0, False
         self.seconds = {"gradients": 0.0, "values": 0.0, "state": 0.0}
-        self._on_error, self._is_timed = on_error, False
+        self._on_error, self._on_end, self._is_timed = on_error, on_end, False
+        self._ends = StepEnds(len(optimizers))
         self._hooks: list[Any] = []
         self._slots: dict[tuple[str, str], int] = {}
-        self._turns: dict[tuple[str, str], int] = {}
-        self._counts: Counter[str] = Counter()
+        self._values = ValueTurns()
         self._scale: Tensor | None = None
         self._arrived: list[tuple[Sequence[int], Tensor]] = []
-        self._sampled: list[Any] = []
+        self._gradients_before: list[tuple[int, int] | None] = []
         self._has_stepped = self._was_scaled = self._has_gradient = False
         self._row = SignalRow(0)
-        self._parameters: list[_Trained] = []
-        self._of_optimizer: dict[int, list[_Trained]] = {id(optimizer): [] for optimizer in optimizers}
+        self._next_row: SignalRow | None = None
+        self._parameters: list[TrainedParameter] = []
+        self._groups = {id(optimizer): OptimizerTurns() for optimizer in optimizers}
+        self._places: dict[str, tuple[OptimizerTurns, int]] = {}
         self._optimizers = optimizers
         self._trained = TrainedParameters(self.model, optimizers)
         watched = layers.named_values(self.model, values)
@@ -150,12 +148,14 @@ class SignalCollector:
         """A backward pass begins; reads its loss."""
         if self.is_off:
             return
+        self._end_row(self._ends.is_over)
         with self._timed("gradients"):
+            self._ends.begin_pass()
             self._arrived, self._has_gradient = [], False
-            self._sampled = self._sampled_gradients()
+            self._gradients_before = [_version(one.parameter.grad) for one in self._parameters]
             self._scale = None if scale is None else scale.detach().to(torch.float64, copy=True)
             if len(tensors) == 1 and tensors[0].numel() == 1 and tensors[0].is_floating_point():
-                self._put((self._loss,), tensors[0].detach().reshape(1).to(torch.float64))
+                self._put_loss(tensors[0].detach().reshape(1))
 
     def after_backward(self) -> None:
         """It has ended; reads gradients unless they arrived one by one."""
@@ -163,29 +163,63 @@ class SignalCollector:
             return
         with self._timed("gradients"):
             arrived, self._arrived = self._arrived, []
-            if not self._has_gradient and self._sampled_gradients() == self._sampled:
-                return  # a backward pass of another model
+            is_own = self._has_gradient or self._has_new_gradient()
+            self._ends.end_pass(is_own)
+            if not is_own:
+                return
             self.backwards += 1
             self._has_stepped, self._was_scaled = False, self._scale is not None
             if not self._arrive_one_by_one:
-                due = in_turn(self._parameters, self.step, self.intervals.gradients)
-                read = [(one.gradient, gradient) for one in due if (gradient := one.parameter.grad) is not None]
-                if read:
-                    values = norms_and_largest([local_tensor(gradient) for _, gradient in read])
-                    self._put(_pairs([slot for slot, _ in read]), values)
-                    arrived += self._arrived
+                due = [one for group in self._groups.values() for one in group.due(self.intervals.gradients)]
+                self._read_gradients(due)
+                arrived += self._arrived
+                self._arrived = []
             for slots, values in arrived:
-                self._row.add(slots, values, self._was_scaled)
+                self._row.add(slots, values, is_scaled=self._was_scaled and slots != (self._loss,))
 
     def after_scaler_update(self) -> None:
-        """If the loss scaler has left the update out, what was read means nothing."""
-        if self._was_scaled and not self._has_stepped:
-            self._row.discard_values()
+        """A loss scaler ends the step. If it has left the update out, nothing that was read but the loss means anything."""
+        if self.is_off or not self._was_scaled:
+            return
+        if not self._has_stepped:
+            self._row.discard_values(except_for=self._loss)
+        self._was_scaled = False
+        self._end_row(self._ends.has_pass)
 
-    def start_at(self, step: int) -> None:
+    @property
+    def steps_of_optimizers(self) -> list[int]:
+        """That each has made so far."""
+        return [group.steps for group in self._groups.values()]
+
+    @property
+    def rows_per_step(self) -> int:
+        """From one step of an optimizer to its next, about; of that which makes the fewest."""
+        fewest = min((group.steps for group in self._groups.values() if group.steps), default=1)
+        return 1 if len(self._groups) == 1 else max(1, round(self.step / fewest))
+
+    @property
+    def has_pass(self) -> bool:
+        """Whether a backward pass of this model has ended since the last row."""
+        return self._ends.has_pass
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all optimizers have made their steps since that pass."""
+        return self._ends.is_complete
+
+    @property
+    def is_over(self) -> bool:
+        """Whether one of them has."""
+        return self._ends.is_over
+
+    def start_at(self, step: int, steps_of_optimizers: Sequence[int]) -> None:
         """The training went back: the next row has this number, and bits are not compared with those before."""
         self.step = step
-        self._row = SignalRow(step)
+        for group, steps in zip(self._groups.values(), steps_of_optimizers, strict=True):
+            group.steps = steps
+        self._values.go_back(step)
+        self._row, self._next_row = SignalRow(step), None
+        self._ends.begin_row()
         self._state.forget()
         self._updates.forget()
 
@@ -203,18 +237,30 @@ class SignalCollector:
         row = self._row
         row.begin_copy()
         self.step += 1
-        self._row = SignalRow(self.step)
+        self._row, self._next_row = self._next_row or SignalRow(self.step), None
+        self._ends.begin_row()
         return row
+
+    def _end_row(self, is_over: bool) -> None:
+        """Something follows that is of the next row, if this one is over."""
+        if is_over and self._on_end is not None:
+            self._on_end()
+
+    @property
+    def _forward_step(self) -> int:
+        """Number of the row that values of a forward pass are of: the next one while optimizers make their steps."""
+        return self.step + (self._on_end is not None and self._ends.is_over)
 
     # -- series ------------------------------------------------------------------------------------------------
 
     def watch(self, view: Tensor, name: str) -> None:
         """Read the gradient of this tensor as the value ``name``."""
-        if self.is_off:
+        if _is_transformed() or self.is_off:
             return
         with self._timed("values"):
             key = (VALUE, f"{name}:gradient")
             if key not in self._slots:
+                self._values.add(key)
                 self._add_tensor(*key, view)
             if self._is_due(*key):
                 view.register_hook(functools.partial(self._gradient_arrived, key))
@@ -226,8 +272,6 @@ class SignalCollector:
     def _add_tensor(self, feature: str, name: str, tensor: Tensor | None = None) -> int:
         """Two series of a tensor, one after the other; the number of the first."""
         elements, dimensions = (1, 0) if tensor is None else (tensor.numel(), tensor.ndim)
-        self._turns[feature, name] = self._counts[feature]
-        self._counts[feature] += 1
         slot = self._add_series(Series(feature, name, L2, elements, dimensions))
         self._add_series(Series(feature, name, LARGEST, elements, dimensions))
         self._slots[feature, name] = slot
@@ -236,18 +280,31 @@ class SignalCollector:
     def _add_new_parameters(self) -> None:
         for number, name, parameter in self._trained.find_new():
             tensor = local_tensor(parameter)
-            one = _Trained(parameter, self._add_tensor(GRADIENT, name, tensor), self._add_tensor(UPDATE, name, tensor))
+            one = TrainedParameter(
+                parameter, self._add_tensor(GRADIENT, name, tensor), self._add_tensor(UPDATE, name, tensor)
+            )
+            group = self._groups[id(self._optimizers[number])]
+            self._places[name] = group, group.add(one, len(self._parameters))
             self._parameters.append(one)
-            self._of_optimizer[id(self._optimizers[number])].append(one)
 
     def _is_due(self, feature: str, name: str) -> bool:
-        interval = self.intervals.gradients if feature == GRADIENT else self.intervals.values
-        return (self._turns[feature, name] + self.step) % interval == 0
+        """Whether a tensor is to be read now."""
+        if feature == GRADIENT:
+            group, place = self._places[name]
+            return group.is_due(place, self.intervals.gradients)
+        return self._values.is_due((feature, name), self._forward_step, self.intervals.values)
 
-    def _sampled_gradients(self) -> list[Any]:
-        """What tells whether gradients of some parameters were written to."""
-        gradients = [one.parameter.grad for one in self._parameters[:: max(1, len(self._parameters) // SAMPLE)]]
-        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
+    def _read_gradients(self, parameters: Sequence[TrainedParameter]) -> None:
+        """Read those that are there."""
+        read = [(one.gradient, gradient) for one in parameters if (gradient := one.parameter.grad) is not None]
+        if read:
+            values = norms_and_largest([local_tensor(gradient) for _, gradient in read])
+            self._put(_pairs([slot for slot, _ in read]), values)
+
+    def _has_new_gradient(self) -> bool:
+        """Whether the backward pass has written to a gradient of any parameter, for it may reach any few of them."""
+        before = zip(self._parameters, self._gradients_before, strict=False)
+        return any(_version(one.parameter.grad) != version for one, version in before)
 
     # -- hooks of optimizers -------------------------------------------------------------------------------------
 
@@ -255,11 +312,19 @@ class SignalCollector:
         """An optimizer is about to make its step: bits of the state should be those after the step before."""
         if torch.compiler.is_compiling() or self.is_off:
             return
+        self._end_row(self._ends.has_made_step(id(optimizer)))
         self._has_stepped = True
+        group = self._groups[id(optimizer)]
         with self._timed("state"):
+            if self._ends.is_in_pass:  # a step for each gradient that arrives
+                self._has_gradient = self._has_gradient or any(
+                    one.parameter.grad is not None for one in group.parameters
+                )
+                if not self._arrive_one_by_one:
+                    self._read_gradients(group.due(self.intervals.gradients))
             self._state.compare(self._row, optimizer)
             self._add_new_parameters()
-            due = in_turn(self._of_optimizer[id(optimizer)], self.step, self.intervals.state)
+            due = group.due(self.intervals.state)
             self._updates.remember([(one.update, one.parameter) for one in due])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -270,15 +335,19 @@ class SignalCollector:
             slots, sizes = self._updates.take()
             if slots:
                 self._row.add(_pairs(slots), sizes)
-            self._state.take(self._row, optimizer, self.step, self.intervals.state)
+            group = self._groups[id(optimizer)]
+            self._state.take(self._row, optimizer, group.steps, self.intervals.state)
+            group.steps += 1
+            self._ends.end_step(id(optimizer))
 
     # -- hooks of modules and gradients --------------------------------------------------------------------------
 
     def _hook(self, make: Callable[..., Any], *where: Any, key: tuple[str, str]) -> None:
-        slot = self._add_tensor(*key)
+        self._values.add(key)
+        self._add_tensor(*key)
         reader = layers.Reader(
             is_wanted=lambda: self._is_due(*key),
-            report=lambda tensor: self._row.add((slot, slot + 1), norms_and_largest([local_tensor(tensor)])),
+            report=functools.partial(self._value_arrived, key),
             report_gradient=functools.partial(self._gradient_arrived, key),
             protect=functools.partial(_ForwardHook, self),
         )
@@ -309,13 +378,35 @@ class SignalCollector:
         if self._is_due(*key):
             self._gradient_arrived(key, gradient)
 
+    def _value_arrived(self, key: tuple[str, str], value: Tensor) -> None:
+        """Read one value of a forward pass."""
+        slot, step = self._slots[key], self._forward_step
+        self._values.note(key, step)
+        if step > self.step and self._next_row is None:
+            self._next_row = SignalRow(step)
+        row = self._next_row if step > self.step and self._next_row is not None else self._row
+        row.add((slot, slot + 1), norms_and_largest([local_tensor(value)]))
+
     def _gradient_arrived(self, key: tuple[str, str], gradient: Tensor) -> None:
-        """Read one gradient now; what is called from a hook raises nothing."""
-        if torch.compiler.is_compiling() or self.is_off:
+        """Read one gradient now; what is called from a hook raises nothing. Those of torch.autograd.grad are left out."""
+        if _is_transformed() or self.is_off or not self._ends.is_in_pass:
             return
         with self._timed("gradients" if key[0] == GRADIENT else "values"):
             slot = self._slots[key]
+            if key[0] != GRADIENT:
+                self._values.note(key, self.step)
             self._put((slot, slot + 1), norms_and_largest([local_tensor(gradient)]))
+
+    def _put_loss(self, loss: Tensor) -> None:
+        """One that a loss scaler has multiplied may be infinite by that alone; then it is left out."""
+        value = loss.to(torch.float64)
+        if self._scale is not None:
+            scale = self._scale.to(value.device)
+            largest = torch.finfo(loss.dtype).max / scale
+            infinite = torch.where(largest < LARGEST_LOSS, -torch.inf, torch.inf)
+            value = torch.where(value.isinf(), infinite, value / scale)
+            self._row.leave_out_minus_infinity(self._loss)
+        self._arrived.append(((self._loss,), value))
 
     def _put(self, slots: Sequence[int], values: Tensor) -> None:
         """Values of a backward pass, without the factor of a loss scaler; they count if it turns out to be one of this model."""
@@ -338,13 +429,13 @@ class SignalCollector:
 
 
 class _ForwardHook:
-    """A hook of a module that raises nothing. While `torch.compile` traces, and in copies of the module, it does nothing."""
+    """A hook of a module that raises nothing. While tensors stand for others, and in copies of the module, it does nothing."""
 
     def __init__(self, collector: SignalCollector, function: Callable[..., None]) -> None:
         self._collector, self._function = collector, function
 
     def __call__(self, *args: Any) -> None:
-        if torch.compiler.is_compiling() or self._collector.is_off:
+        if _is_transformed() or self._collector.is_off:
             return
         with self._collector._timed("values"):
             self._function(*args)
@@ -370,6 +461,16 @@ def watch_gradient(tensor: Tensor, name: str) -> Tensor:
     for collector in list(_collectors):
         collector.watch(view, name)
     return view
+
+
+def _is_transformed() -> bool:
+    """Whether `torch.compile` traces or a function of `torch.func` runs: then tensors stand for others."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _version(gradient: Tensor | None) -> tuple[int, int] | None:
+    """What changes when a gradient is written to or replaced."""
+    return None if gradient is None else (id(gradient), gradient._version)
 
 
 def _pairs(slots: Sequence[int]) -> list[int]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from unsilent.errors import UsageError
 from unsilent.monitor.signals.input_gradients import read_input_gradient
+from unsilent.monitor.signals.magnitudes import is_read
 from unsilent.nested import tensors_in
 from unsilent.sites.modules import named_modules
 
@@ -72,7 +73,7 @@ def hook_input_gradient(layer: nn.Module, reader: Reader) -> Any:
     def after(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() or not reader.is_wanted():
             return
-        inputs = [tensor for tensor in tensors_in((args, named)) if tensor.is_floating_point()]
+        inputs = [tensor for tensor in tensors_in((args, named)) if is_read(tensor)]
         if inputs and inputs[0].requires_grad:
             read_input_gradient(inputs[0], inputs[1:], list(tensors_in(output)), reader.report_gradient)
 
@@ -80,12 +81,12 @@ def hook_input_gradient(layer: nn.Module, reader: Reader) -> Any:
 
 
 def hook_value(module: nn.Module, part: str, reader: Reader) -> Any:
-    """Read the first floating-point tensor of a module's inputs or outputs, or its gradient; the handle of the hook."""
+    """Read the first real or complex tensor of a module's inputs or outputs, or its gradient; the handle of the hook."""
 
     def after(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() or not reader.is_wanted():
             return
-        value = next((t for t in tensors_in((args, named) if part == INPUT else output) if t.is_floating_point()), None)
+        value = next((t for t in tensors_in((args, named) if part == INPUT else output) if is_read(t)), None)
         if value is None:
             return
         if part != GRADIENT_OF_OUTPUT:

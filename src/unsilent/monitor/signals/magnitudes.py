@@ -15,10 +15,19 @@ SMALL = 2048
 """Elements of a tensor that is read together with others."""
 
 
+def is_read(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers whose size means something: real or complex ones."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def local_tensor(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds, without its history: of a DTensor its shard, of a sparse one its values."""
+    """The part of a tensor that this rank holds, without its history, of real numbers.
+
+    Of a DTensor it is the shard, of a sparse one its values. A complex number is two real ones.
+    """
     tensor = getattr(tensor, "_local_tensor", tensor).detach()
-    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
+    tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 @torch.no_grad()

@@ -50,7 +50,8 @@ class SignalRow:
         self._slots: list[Sequence[int]] = []
         self._parts: list[Tensor] = []
         self._scaled: set[int] = set()
-        self._compared_names: list[str] = []
+        self._without_minus_infinity: set[int] = set()
+        self._compared_names: list[Sequence[str]] = []
         self._compared: list[Tensor] = []
         self._replicas: list[tuple[Sequence[str], Tensor]] = []
         self._copy: HostCopy | None = None
@@ -68,19 +69,27 @@ class SignalRow:
         if len(self._parts) > MOST_PARTS:
             self._merge()
 
-    def discard_values(self) -> None:
-        """Forget the values: the update is left out."""
-        self._slots.clear()
-        self._parts.clear()
+    def leave_out_minus_infinity(self, slot: int) -> None:
+        """This value of a series counts as not seen."""
+        self._without_minus_infinity.add(slot)
+
+    def discard_values(self, except_for: int) -> None:
+        """Forget the values, except for those of one series: the update is left out."""
+        self._merge()
+        parts = zip(self._slots, self._parts, strict=True)
+        kept = [values[slots.index(except_for)] for slots, values in parts if except_for in slots]
+        self._slots, self._parts = [(except_for,)] * len(kept), [value.reshape(1) for value in kept]
 
     def add_comparison(self, names: Sequence[str], changed: Tensor) -> None:
         """Which of these tensors changed, bool[k]."""
-        self._compared_names += names
+        self._compared_names.append(names)
         self._compared.append(changed)
+        if len(self._compared) > MOST_PARTS:
+            self._merge_comparisons()
 
     def add_replicas(self, names: Sequence[str], sums: Tensor) -> None:
-        """Fingerprints of tensors that all ranks should have alike, int64[k]."""
-        self._replicas.append((names, sums))
+        """Fingerprints of tensors that all ranks should have alike, int64[k]; of very many, the last are kept."""
+        self._replicas = [*self._replicas[-MOST_PARTS:], (names, sums)]
 
     def begin_copy(self) -> None:
         """Nothing more is added; the numbers start on their way to the host, in one piece."""
@@ -102,15 +111,19 @@ class SignalRow:
         seen[slots] = True
         scaled = np.array(sorted(self._scaled), dtype=np.int64)
         seen[scaled] &= np.isfinite(values[scaled])
+        others = np.array(sorted(self._without_minus_infinity), dtype=np.int64)
+        seen[others] &= ~np.isneginf(values[others])
         values[~seen] = np.nan
         rest = words[len(slots) :]
-        names = self._compared_names
+        names = [name for part in self._compared_names for name in part]
         changed = tuple(name for name, differs in zip(names, rest[: len(names)].tolist(), strict=True) if differs)
         replicas = tuple(name for part, _ in self._replicas for name in part)
         return SignalValues(values, seen, changed, tuple(names), rest[len(names) :], replicas)
 
     def _merge(self) -> None:
         """Keep the largest value of each series; NaN where there is one."""
+        if not self._parts:
+            return
         slots = torch.tensor([slot for part in self._slots for slot in part])
         device = self._parts[0].device
         values = torch.cat([part.to(device, torch.float64) for part in self._parts])
@@ -118,3 +131,13 @@ class SignalRow:
         largest = torch.full((len(unique),), -torch.inf, dtype=torch.float64, device=device)
         self._parts = [largest.scatter_reduce(0, places.to(device), values, "amax")]
         self._slots = [unique.tolist()]
+
+    def _merge_comparisons(self) -> None:
+        """Keep each tensor once: whether it changed in any comparison."""
+        places: dict[str, int] = {}
+        order = [places.setdefault(name, len(places)) for part in self._compared_names for name in part]
+        device = self._compared[0].device
+        changed = torch.cat([part.to(device, torch.int64) for part in self._compared])
+        counts = torch.zeros(len(places), dtype=torch.int64, device=device)
+        self._compared = [counts.index_add(0, torch.tensor(order, device=device), changed) > 0]
+        self._compared_names = [list(places)]

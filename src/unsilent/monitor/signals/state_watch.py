@@ -73,6 +73,7 @@ class _OptimizerState:
     def choose(self, step: int, interval: int) -> None:
         """Choose the entries whose turn it is; finds all anew where the optimizer holds others."""
         self._age += 1
+        step += self.number  # so that optimizers of one parameter each are not all read in the same step
         counted = len(self.parameters), len(self.optimizer.state)
         if self.optimizer.state is not self._state or counted != self._counted or self._age >= MOST_AGE:
             self._find()
@@ -124,7 +125,7 @@ class StateWatch:
 
     @torch.no_grad()
     def take(self, row: SignalRow, optimizer: Optimizer, step: int, interval: int) -> None:
-        """Take fingerprints of a part of the state after a step; those of replicas are added to the row."""
+        """Take fingerprints of a part of the state after a step of this optimizer's own count; those of replicas are added."""
         state = self._states[id(optimizer)]
         state.choose(step, 1 if self._is_full else interval)
         state.versions = [entry.versions() for entry in state.chosen]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unsilent.monitor.signals.magnitudes import is_read
 from unsilent.sites.modules import named_parameters
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class TrainedParameters:
                 continue
             self._counted[number] = counted
             for place, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-                if parameter.is_floating_point() and id(parameter) not in self._known:
+                if is_read(parameter) and id(parameter) not in self._known:
                     self._known[id(parameter)] = parameter
                     name = self._names.get(id(parameter), f"optimizer {number}, parameter {place}")
                     self.of_optimizer[number].append((name, parameter))

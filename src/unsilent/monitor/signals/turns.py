@@ -1,0 +1,71 @@
+"""Whose turn it is to be read, so that every tensor is read within an interval also where it does not come in each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from unsilent.monitor.signals.trained_parameters import in_turn
+
+
+class TrainedParameter(NamedTuple):
+    """A trained parameter, and the numbers of the first series of its gradient and of its update."""
+
+    parameter: Tensor
+    gradient: int
+    update: int
+
+
+@dataclass
+class OptimizerTurns:
+    """The parameters of one optimizer. Turns go by its own steps: every second row may be one of another optimizer.
+
+    Attributes:
+        first: Number of its first parameter among all.
+        steps: It has made so far.
+    """
+
+    first: int = 0
+    steps: int = 0
+    parameters: list[TrainedParameter] = field(default_factory=list)
+
+    def add(self, parameter: TrainedParameter, number: int) -> int:
+        """One more, with its number among all; its place here."""
+        self.first = self.first if self.parameters else number
+        self.parameters.append(parameter)
+        return len(self.parameters) - 1
+
+    def due(self, interval: int) -> list[TrainedParameter]:
+        """Those whose turn it is."""
+        return in_turn(self.parameters, self.first + self.steps, interval)
+
+    def is_due(self, place: int, interval: int) -> bool:
+        """Whether it is the turn of the parameter at a place of the list."""
+        return (place + self.first + self.steps) % interval == 0
+
+
+class ValueTurns:
+    """Values inside a model, by feature and name. One that does not come in its turn is read when it comes."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._last: dict[tuple[str, str], int] = {}
+
+    def add(self, key: tuple[str, str]) -> None:
+        """One more, numbered among those of its feature."""
+        self._numbers[key] = sum(feature == key[0] for feature, _ in self._numbers)
+
+    def is_due(self, key: tuple[str, str], step: int, interval: int) -> bool:
+        """Whether it is to be read in a step; all its values in that step are."""
+        waited = step - self._last.get(key, -1)
+        return waited > interval or not waited or (self._numbers[key] + step) % interval == 0
+
+    def note(self, key: tuple[str, str], step: int) -> None:
+        """It was read."""
+        self._last[key] = step
+
+    def go_back(self, step: int) -> None:
+        """This step and those after it are made again."""
+        self._last = {key: last for key, last in self._last.items() if last < step}
