@@ -120,7 +120,8 @@ class SamplingChanged(Event):
 class Alarm(Event):
     """A rule found something, in the rank that reports it.
 
-    There is one for each rule and level that found nothing in the step before, of the series with the highest score.
+    There is one for each rule in a step in which it finds something in a series in which it found nothing before, or less: of the
+    series with the highest score among these.
 
     Attributes:
         host, device: Where the rank runs.

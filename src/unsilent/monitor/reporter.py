@@ -53,7 +53,6 @@ class Reporter:
         self._own, self.ranks, self._sinks = own, list(ranks), list(sinks)
         self.alarms: list[Alarm] = []
         self.verdicts: list[Verdict] = []
-        self._reported: frozenset[tuple[str, int]] = frozenset()
         self._summed = -float("inf")
         self._skipped: Callable[[], object] = lambda: None
         self.health = OK
@@ -68,11 +67,10 @@ class Reporter:
         )  # fmt: skip
 
     def findings(self, step: int, findings: Sequence[Finding]) -> bool:
-        """What rules found in a step; whether that is new: a rule that goes on finding something is reported once."""
+        """What rules found in a step; whether any of it is new: what a rule goes on finding in a series is reported once."""
         known = len(self.alarms)
-        now = frozenset((one.rule, one.level) for one in findings)
         for one in findings:
-            if (one.rule, one.level) not in self._reported:
+            if one.is_new:
                 self.alarms.append(
                     self._emit(
                         Alarm, step, host=self._own.host, device=self._own.device, rule=one.rule, feature=one.series.feature,
@@ -81,7 +79,6 @@ class Reporter:
                         series_judged=one.judged,
                     )
                 )  # fmt: skip
-        self._reported = now
         return len(self.alarms) > known
 
     def summary(

@@ -6,22 +6,26 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsilent.detectors.nonfinite import Nonfinite
-from unsilent.detectors.rule import ALARM, Rule, RuleStream
+from unsilent.detectors.rule import ALARM, NORMAL, Rule, RuleStream
 from unsilent.detectors.series import Bools, Series
 from unsilent.monitor.events import FINGERPRINT
 from unsilent.monitor.signals.row import SignalValues
 
+Levels = NDArray[np.int8]
+
 
 class Finding(NamedTuple):
-    """What a rule found in one step, of the series with the highest level and score.
+    """What a rule found in one step, of the series with the highest level and score; of those that are new, where some are.
 
     Attributes:
         rule: Its name.
         number: Of the series; of a fingerprint, of the tensor.
         level, score, value, baseline: Of the judgement.
         flagged, judged: How many series the rule found something in, and judged, in this step.
+        is_new: Whether the level of the series is higher than when it was judged last.
     """
 
     rule: str
@@ -33,6 +37,7 @@ class Finding(NamedTuple):
     baseline: float
     flagged: int = 1
     judged: int = 1
+    is_new: bool = True
 
 
 class RuleStreams:
@@ -41,6 +46,7 @@ class RuleStreams:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
         self._streams: list[tuple[int, RuleStream]] = []
+        self._levels: list[Levels] = []  # when each series was judged last
         self._is_read: Bools = np.zeros(0, np.bool_)
         self._was_judged: Bools = np.zeros(0, np.bool_)
         self._largest_score: float | None = None
@@ -50,7 +56,7 @@ class RuleStreams:
         self._add(series)
         worst: dict[str, Finding] = {}
         counts = {rule.name: np.zeros(2, np.int64) for rule in self._rules}
-        for start, stream in self._streams:
+        for (start, stream), before in zip(self._streams, self._levels, strict=True):
             end = start + len(stream.series)
             judgement = stream.judge(signals.values[start:end], signals.seen[start:end], seconds)
             was_judged = ~np.isnan(judgement.scores)
@@ -61,16 +67,18 @@ class RuleStreams:
             if learns:
                 self._was_judged[start + stream.columns[was_judged]] = True
             counts[stream.rule.name] += np.count_nonzero(judgement.levels), np.count_nonzero(was_judged)
+            is_new = judgement.levels > before
+            before[:] = np.where(signals.seen[start:end][stream.columns], judgement.levels, before)
             if not judgement.levels.any():
                 continue
-            place = int(np.lexsort((scores, judgement.levels))[-1])
+            place = int(np.lexsort((scores, judgement.levels, is_new))[-1])
             number = start + int(stream.columns[place])
             name = stream.rule.name
             found = Finding(
                 name, number, series[number], int(judgement.levels[place]), float(scores[place]),
-                float(signals.values[number]), float(judgement.baselines[place]),
+                float(signals.values[number]), float(judgement.baselines[place]), is_new=bool(is_new[place]),
             )  # fmt: skip
-            if name not in worst or (found.level, found.score) > (worst[name].level, worst[name].score):
+            if name not in worst or _rank(found) > _rank(worst[name]):
                 worst[name] = found
         counted = (
             one._replace(flagged=int(counts[name][0]), judged=int(counts[name][1])) for name, one in worst.items()
@@ -98,6 +106,7 @@ class RuleStreams:
         new = series[known:]
         streams = [stream for rule in self._rules if len((stream := RuleStream(rule, new)).columns)]
         self._streams += [(known, stream) for stream in streams]
+        self._levels += [np.full(len(stream.columns), NORMAL, np.int8) for stream in streams]
         self._is_read, self._was_judged = (np.pad(one, (0, len(new))) for one in (self._is_read, self._was_judged))
         for stream in streams:
             if self._learns(stream.rule):
@@ -118,6 +127,13 @@ class RuleStreams:
             stream.state = state
         for _, stream in self._streams[len(states) :]:
             stream.state = stream.rule.initial_state([stream.series[n] for n in stream.columns])
+        for levels in self._levels:
+            levels[:] = NORMAL
+
+
+def _rank(finding: Finding) -> tuple[bool, int, float]:
+    """What the worst finding of a rule has most of."""
+    return finding.is_new, finding.level, finding.score
 
 
 def fingerprint_finding(changed: Sequence[str], names: Sequence[str], compared: int) -> list[Finding]:

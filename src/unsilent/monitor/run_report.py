@@ -26,8 +26,8 @@ MOST_DRAWN = 1e100
 LONGEST_FACT = 400
 INTRODUCTIONS = {
     "Alarms": "A rule raises an alarm for the series with the highest score: a number of one tensor in one rank. A score of 1 or "
-    "more is an alarm. A rule that finds something in several steps in a row is reported once. Series: in how many of those that "
-    "it judged the rule found something.",
+    "more is an alarm. What a rule finds in the same series in several steps in a row is reported once. Series: in how many of "
+    "those that it judged the rule found something.",
     "Verdicts": "What all ranks agreed on after an alarm: which rank is suspected, and what was done.",
     "Training": "Loss and gradient norm as the monitor reported them. A dotted line marks a step with an alarm. A cross, and a "
     "gap in the curve, marks a value that is not finite.",
