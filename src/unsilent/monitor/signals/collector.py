@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 import weakref
 from collections import Counter
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE, Series
-from unsilent.monitor.backward_hooks import add_listener, remove_listener
+from unsilent.monitor.backward_hooks import add_listener, bind_to_this_thread, remove_listener
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals import layers
 from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
@@ -40,6 +41,7 @@ from unsilent.monitor.signals.trained_parameters import (
     is_sharded,
     unwrapped,
 )
+from unsilent.monitor.torchscript import HiddenFromScript
 
 SAMPLE = 32
 """Parameters whose gradients tell whether a backward pass was one of this model."""
@@ -126,7 +128,7 @@ class SignalCollector:
         for optimizer in optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
-        add_listener(self)
+        add_listener(self, threading.get_ident())
         _collectors.add(self)
 
     def close(self) -> None:
@@ -181,6 +183,11 @@ class SignalCollector:
         """If the loss scaler has left the update out, what was read means nothing."""
         if self._was_scaled and not self._has_stepped:
             self._row.discard_values()
+
+    def hook_failed(self, error: Exception) -> None:
+        """What is called around a backward pass raised an error."""
+        with self._timed("gradients"):
+            raise error
 
     def start_at(self, step: int) -> None:
         """The training went back: the next row has this number, and bits are not compared with those before."""
@@ -256,6 +263,7 @@ class SignalCollector:
         if torch.compiler.is_compiling() or self.is_off:
             return
         self._has_stepped = True
+        bind_to_this_thread(self)
         with self._timed("state"):
             self._state.compare(self._row, optimizer)
             self._add_new_parameters()
@@ -337,7 +345,7 @@ class SignalCollector:
                 self.seconds[part] += time.perf_counter() - begun
 
 
-class _ForwardHook:
+class _ForwardHook(HiddenFromScript):
     """A hook of a module that raises nothing. While `torch.compile` traces, and in copies of the module, it does nothing."""
 
     def __init__(self, collector: SignalCollector, function: Callable[..., None]) -> None:
