@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ class MonitoredRun:
         self._program, self._resolved = program, resolved
         self._automatic: AutomaticMonitor | None = None
         self._failed = False
+        self._process = os.getpid()
 
     def run(self) -> Any:
         """Run the program to its end; returns what `sys.exit` takes.
@@ -40,12 +42,12 @@ class MonitoredRun:
             self._program.run()
         except BaseException as raised:
             error = raised
+        is_child = os.getpid() != self._process  # one that the program has forked ends here as well
         waiting.remove()
-        error = self._stop(error)
+        error = error if is_child else self._stop(error)
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
-        if (error is None or (isinstance(error, SystemExit) and not error.code)) and (
-            note := self._why_not_monitored()
-        ):
+        has_succeeded = error is None or (isinstance(error, SystemExit) and not error.code)
+        if has_succeeded and not is_child and (note := self._why_not_monitored()):
             _print(note)
         return self._exit_code(error)
 
