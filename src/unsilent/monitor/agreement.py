@@ -47,25 +47,25 @@ class Agreement:
         before, self._replicas = self._replicas, row.replicas if is_comparable else NOT_COMPARED
         self._exchange.begin(row._replace(replicas=NOT_COMPARED if self.is_behind else before))
 
-    def receive(self, longest: float = LONGEST_WAIT) -> Iterator[list[RankRow]]:
+    def receive(self, seconds: float | None = None) -> Iterator[list[RankRow]]:
         """The rows of all ranks, step by step, that are there, or for which this rank waits.
 
         Args:
-            longest: Seconds, where ranks need not act alike.
+            seconds: Longest wait at the end of a training; None: as long as is usual before a step.
 
         Raises:
             RanksApart: the ranks do not make the same steps, so that they cannot agree.
         """
         while self._exchange.outstanding:
             begun = time.perf_counter()
-            rows = self._exchange.end(ACTING_SECONDS if self.must_act_alike else min(longest, self._patience()))
+            rows = self._exchange.end(self._patience() if seconds is None else seconds)
             self.seconds_waited += time.perf_counter() - begun
             if rows is None:
                 break
             yield rows
         count = self._exchange.outstanding
         self.is_behind = count > 0
-        if count and self.must_act_alike:
+        if count and self.must_act_alike and seconds is None:
             raise RanksApart(f"another rank has not made a step after {ACTING_SECONDS:g} s")
         if count >= MOST_AHEAD:
             raise RanksApart(f"this rank is {count} steps ahead of another one")
@@ -76,6 +76,9 @@ class Agreement:
         self._replicas = NOT_COMPARED
 
     def _patience(self) -> float:
-        """Seconds that this rank may wait now; none as long as another rank is behind."""
+        """Seconds that this rank may wait now; where ranks need not act alike, none as long as another one is behind."""
+        if self.must_act_alike:
+            return ACTING_SECONDS
         allowed = (time.perf_counter() - self._begun) * self._budget / 100
-        return 0.0 if self.is_behind else max(0.0, max(LOGGING_SECONDS, allowed) - self.seconds_waited)
+        left = max(LOGGING_SECONDS, allowed) - self.seconds_waited
+        return 0.0 if self.is_behind else min(LONGEST_WAIT, max(0.0, left))

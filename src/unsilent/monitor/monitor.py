@@ -31,7 +31,7 @@ from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import Series
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor.actions import CONFIRMED, UNCONFIRMED, AlarmAction, MonitorStop
-from unsilent.monitor.agreement import LONGEST_WAIT, Agreement
+from unsilent.monitor.agreement import Agreement
 from unsilent.monitor.events import Alarm, Verdict
 from unsilent.monitor.exchange import (
     LEAVING_SECONDS,
@@ -208,6 +208,7 @@ class Monitor:
             return
         try:
             if not self._is_off and self._exchange.world_size > 1 and self._exchange.is_open():
+                self._agree(0.0)
                 self._exchange.begin(RankRow(self._collector.step, ended=1))
             self.close(wait=False)
         except MonitorStop as stop:
@@ -221,7 +222,7 @@ class Monitor:
         """What is not judged yet; ``wait`` for the verdict of all ranks on it."""
         if wait:
             self._judge_pending(flush=True)
-            self._agree(LEAVING_SECONDS)
+            self._agree(None if self._agreement.must_act_alike else LEAVING_SECONDS)
         for row, _ in self._pending:
             self._judge.judge(row, self._sampling.wanted)
 
@@ -407,11 +408,11 @@ class Monitor:
             row, is_comparable = self._pending.popleft()
             self._agreement.send(self._judge.judge(row, self._sampling.wanted), is_comparable)
 
-    def _agree(self, longest: float = LONGEST_WAIT) -> None:
-        """Take the rows of all ranks, where there are any, and act on them; waits for at most ``longest`` seconds."""
+    def _agree(self, seconds: float | None = None) -> None:
+        """Take the rows of all ranks, where there are any, and act on them; waits as `Agreement.receive`."""
         before = self._agreement.seconds_waited
         try:
-            for rows in self._agreement.receive(longest):
+            for rows in self._agreement.receive(seconds):
                 self._take(rows)
                 if self._is_off:
                     break
