@@ -41,7 +41,7 @@ def listener():
     add_listener(one)
     yield one
     remove_listener(one)
-    assert PLAIN == (torch.autograd.backward, torch.jit.script, torch.amp.GradScaler.scale)
+    assert (torch.autograd.backward, torch.jit.script, torch.amp.GradScaler.scale) == PLAIN
 
 
 def leaf():

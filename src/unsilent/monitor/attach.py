@@ -120,6 +120,7 @@ class AutomaticMonitor:
         """An optimizer was made. A monitor of earlier ones ends at once, so that it does not keep their state in memory."""
         if self._gave_up:
             return
+        self._raise_stop()
         if self._monitor is not None:
             self._short = self._short + 1 if self.backward_passes - self._first_pass < SHORT else 0
             if self._short >= MOST_SHORT:
