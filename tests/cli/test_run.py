@@ -150,7 +150,7 @@ def test_the_last_line_says_what_was_found(script):
     assert line.endswith(" % of the time")
     _, _, err = script(FAULTY, "--events", "e.jsonl", "train.py")
     line = err.splitlines()[-1]
-    assert line.startswith("unsilent: 2 alarms in 4 steps; first in step 2: ")
+    assert line.startswith("unsilent: 3 alarms in 4 steps; first in step 2: ")
     assert line.endswith("; see unsilent watch e.jsonl")
 
 
@@ -372,8 +372,9 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 def started(words, cwd, **environment):
     """A process that has ended."""
     return subprocess.run(
-        words, cwd=cwd, env={**os.environ, **ONE_THREAD, **environment}, capture_output=True, text=True, check=False
-    )
+        words, cwd=cwd, env={**os.environ, **ONE_THREAD, **environment}, capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
 
 
 def events(path):
@@ -476,3 +477,55 @@ def test_a_script_with_a_trainer_of_transformers_runs_unchanged(tmp_path):
     faulty = started([*run_monitored, "--on-alarm", "stop", "train.py", "--fault"], tmp_path)
     assert faulty.returncode in (16, 17)
     assert faulty.stderr.splitlines()[-1].startswith("unsilent: the monitor stopped the job")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--metrics-port", "0")])
+def test_a_child_that_the_script_forks_is_not_monitored(tmp_path, options):
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(LOOP)
+        + textwrap.dedent("""
+            import os
+
+            child = os.fork()
+            if not child:
+                optimizer.zero_grad()
+                model(torch.randn(5, 4)).square().mean().backward()
+                optimizer.step()
+                sys.exit(3)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        """)
+    )
+    done = started(command("run", *options, "--events", "events.jsonl", "train.py"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = events(tmp_path / "events.jsonl")
+    assert [one["kind"] for one in found if one["kind"] in ("started", "ended")] == ["started", "ended"]
+    assert found[-1]["steps"] == 4
+
+
+@pytest.mark.slow
+def test_ranks_that_make_other_numbers_of_steps_end_in_order(tmp_path):
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+            import torch
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo")
+            model = torch.nn.Linear(8, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(20 + 3 * dist.get_rank()):
+                optimizer.zero_grad()
+                model(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.data)
+            dist.destroy_process_group()
+        """)
+    )
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "unsilent"]
+    done = started([*words, "run", "--events", "events.jsonl", "train.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    for path in tmp_path.glob("events*.jsonl"):
+        kinds = [one["kind"] for one in events(path)]
+        assert (kinds[-1], "monitor-failed" in kinds, "verdict" in kinds) == ("ended", False, False)
+    assert len(list(tmp_path.glob("events*.jsonl"))) == 2

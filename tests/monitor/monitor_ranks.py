@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from unsilent.errors import UnsilentError
-from unsilent.monitor import Monitor, RepeatabilityWarning
+from unsilent.monitor import Monitor, RepeatabilityWarning, agreement, exchange
 from unsilent.monitor.events import MonitorFailed
 from unsilent.monitor.signals.state_watch import StateWatch
 
@@ -165,6 +165,67 @@ def uneven(error=False):
     return seconds
 
 
+@contextlib.contextmanager
+def waiting(module, **seconds):
+    """With other times of waiting."""
+    before = {name: getattr(module, name) for name in seconds}
+    for name, value in seconds.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def averaged(rounds=3, **options):
+    """The last rank makes more steps of its own before all average their parameters, in each of some rounds."""
+    model, events = make(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    begun = time.monotonic()
+    with waiting(agreement, ACTING_SECONDS=1.0), Monitor(model, optimizer, sinks=[events.append], **options) as monitor:
+        for _ in range(rounds):
+            for _ in range(10 + 3 * dist.get_rank()):
+                optimizer.zero_grad()
+                model(torch.ones(1, 4)).square().sum().backward()
+                optimizer.step()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.data, dist.ReduceOp.SUM)
+                parameter.data /= dist.get_world_size()
+        is_off = monitor._is_off
+    seconds = time.monotonic() - begun
+    dist.barrier()
+    return {
+        "seconds": seconds,
+        "verdicts": len(monitor.verdicts),
+        "steps": events[-1].steps,
+        "is_off": is_off,
+        "failed": [event.error for event in events if isinstance(event, MonitorFailed)],
+    }
+
+
+def only_one_trains():
+    """Then all do."""
+    begun = time.monotonic()
+    with waiting(exchange, MEETING_SECONDS=2.0):
+        alone = train_alone() if dist.get_rank() == 0 else None
+        dist.barrier()
+        seconds = time.monotonic() - begun
+        together = train("weight", **READ_ALL)
+    return alone, seconds, [verdict[1] for verdict in together["verdicts"]]
+
+
+def train_alone():
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with Monitor(model, optimizer) as monitor:
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(1, 4)).square().sum().backward()
+            optimizer.step()
+        return monitor._exchange.world_size
+
+
 def differing_settings():
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -216,6 +277,9 @@ SCENES = {
     "several": several_monitors,
     "uneven": uneven,
     "error": lambda: uneven(error=True),
+    "averaged": averaged,
+    "averaged-stop": lambda: averaged(on_alarm="stop"),
+    "one": only_one_trains,
     **{
         f"rerun-{fault}-{uses}{'-late' if late else ''}": lambda fault=fault, uses=uses, late=late: train(
             fault, uses=uses, late=late, on_alarm="rerun", **READ_ALL

@@ -11,6 +11,7 @@ from torch import nn
 
 from unsilent.errors import UsageError
 from unsilent.monitor import attach
+from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.attach import MOST_SHORT, SHORT, AutomaticMonitor, trained_model
 from unsilent.monitor.settings import MonitorSettings
 
@@ -143,6 +144,26 @@ def test_an_earlier_training_does_not_stay_in_memory(made):
     gc.collect()
     assert gone() is None
     one.stop()
+
+
+@pytest.mark.parametrize("how", ["new", "end"])
+def test_a_monitor_ends_when_the_program_drops_the_training(how):
+    one = AutomaticMonitor(MonitorSettings(on_alarm="stop", sampling="fixed:1", rule=("nonfinite",)))
+    one.start()
+    try:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        train(model, optimizer, 3)
+        model.weight.register_hook(lambda g: g * torch.nan)
+        train(model, optimizer)
+        gone = weakref.ref(model), weakref.ref(optimizer)
+        del model, optimizer
+        gc.collect()
+        assert [part() for part in gone] == [None, None]
+        with pytest.raises(MonitorStop, match="in step 3"):  # the verdict on the last step
+            torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1) if how == "new" else one.stop()
+    finally:
+        one.stop()
 
 
 def test_optimizers_that_are_made_every_step_are_not_followed(automatic, made, caplog):

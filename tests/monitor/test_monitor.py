@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +15,8 @@ from torch import nn
 
 from monitor.trainings import TRAININGS, Training, batch, loss_of, plain, same_bits, scaled, state_of
 from unsilent.errors import UsageError
-from unsilent.monitor import Guard, Monitor, MonitorStop
-from unsilent.monitor.actions import NO_SKIP
+from unsilent.monitor import Guard, Monitor, MonitorStop, actions, backward_hooks
+from unsilent.monitor.actions import NO_SKIP, AlarmAction
 from unsilent.monitor.attach import AutomaticMonitor
 from unsilent.monitor.events import Alarm, Ended, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
 from unsilent.monitor.exchange import Exchange
@@ -21,6 +24,7 @@ from unsilent.monitor.rule_streams import RuleStreams
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals import collector as collector_module
 from unsilent.monitor.signals import layers
+from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.state_watch import StateWatch
 
 STEPS = 12
@@ -405,6 +409,7 @@ PLACES = {
     "rules": (RuleStreams, "judge"),
     "exchange": (Exchange, "begin"),
     "agreement": (Exchange, "end"),
+    "end of a step": (AlarmAction, "end_step"),
 }
 
 
@@ -424,6 +429,23 @@ def test_an_error_of_the_monitor_ends_the_monitor_alone(place, mode, monkeypatch
     assert len(of_kind(events, Ended)) == 1
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [("switched off" in e.getMessage()) for e in errors] in ([True], [True, False])
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(backward_hooks, "_scale_of"), (backward_hooks, "tensors_in"), (SignalRow, "discard_values")]
+)
+def test_an_error_around_a_loss_scaler_ends_the_monitor_alone(owner, name, monkeypatch):
+    def make():
+        training = scaled()
+        training.model.first.weight.register_hook(lambda g: g * torch.inf)  # each update is left out
+        return training
+
+    golden, events = run(make), []
+    monkeypatch.setattr(owner, name, explode)
+    found = run(make, STEPS, events, sampling="fixed:1")
+    assert_same_run(golden, found)
+    assert [event.error for event in of_kind(events, MonitorFailed)] == ["ZeroDivisionError: planted"]
     assert_nothing_left()
 
 
@@ -514,6 +536,50 @@ def test_two_monitors_in_one_process():
         assert same_bits(golden[number][1], state_of(training))
         assert monitors[number]._collector.step == STEPS
         assert_nothing_left(training)
+
+
+def test_trainings_in_several_threads_do_not_mix():
+    names = ("plain", "rms-norm")
+    golden, found = [run(TRAININGS[name], 30) for name in names], {}
+    together = threading.Barrier(2, timeout=60)
+
+    def train(name):
+        def spoil(training, number):
+            together.wait()
+
+        found[name] = run(TRAININGS[name], 30, None, spoil, **QUIET)
+
+    trainings = [threading.Thread(target=train, args=(name,)) for name in names]
+    for thread in trainings:
+        thread.start()
+    for thread in trainings:
+        thread.join()
+    for name, one in zip(names, golden, strict=True):
+        assert_same_run(one, found[name])
+        monitor = found[name][2]
+        assert (monitor._collector.step, monitor._collector.backwards, monitor.alarms) == (30, 30, [])
+    assert_nothing_left()
+
+
+def test_a_training_in_another_thread_than_its_monitor_is_heard_from_its_second_step_on():
+    training = plain()
+    with Monitor(training.model, training.optimizers, **QUIET) as monitor:
+        thread = threading.Thread(target=lambda: [training.step(number) for number in range(STEPS)])
+        thread.start()
+        thread.join()
+        assert monitor._collector.step == STEPS - 1
+
+
+def test_a_monitor_ends_with_what_it_watches():
+    training, events = plain(), []
+    Monitor(training.model, training.optimizers, sinks=[events.append], **QUIET)
+    training.step(0)
+    gone = [weakref.ref(part) for part in (training.model, *training.optimizers)]
+    del training
+    gc.collect()
+    assert [part() for part in gone] == [None, None]
+    assert (type(events[-1]), events[-1].steps) == (Ended, 1)
+    assert_nothing_left()
 
 
 def test_attaching_twice_is_refused():
@@ -633,6 +699,53 @@ def test_a_step_with_a_closure_cannot_be_left_out():
         training.step(1)
         training.step(2)
     assert [v.outcome for v in of_kind(events, Verdict)] == [NO_SKIP]
+
+
+class FailsOnce(torch.optim.SGD):
+    """Raises an error in step 30."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps == 31:
+            raise MemoryError
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_a_step_that_is_left_out_and_fails_gives_its_gradients_back_where_it_is_repeated(is_repeated):
+    training = plain(make=lambda parameters: FailsOnce(parameters, lr=1e-2))
+    (optimizer,), weight = training.optimizers, training.model.first.weight
+    with Monitor(training.model, optimizer, mode="strict", on_alarm="skip", **QUIET) as monitor:
+        for number in range(30):
+            training.step(number)
+        before = state_of(training)
+        huge_gradient(30)(training, 30)
+        with pytest.raises(MemoryError):
+            training.step(30)
+        if is_repeated:
+            optimizer.step()
+            assert weight.grad.abs().max() > 1e3
+            assert same_bits(before, state_of(training))  # it was left out again
+        training.step(31)
+        assert weight.grad.abs().max() < 1e3
+        assert len(monitor.verdicts) == 1
+
+
+def test_only_so_many_states_are_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(actions, "MOST_SAVED", 2)
+
+    def spoil(training, number):
+        if number in (20, 24, 28, 32):
+            handle = training.model.first.weight.register_hook(lambda g: (handle.remove(), g * 1e9)[1])
+
+    events = []
+    run(plain, 36, events, spoil, on_alarm="save", save_to=tmp_path, **QUIET)
+    outcomes = [verdict.outcome for verdict in of_kind(events, Verdict)]
+    assert len(outcomes) > 2
+    assert [outcome == actions.NO_SAVE for outcome in outcomes] == [False] * 2 + [True] * (len(outcomes) - 2)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_saved_state_is_the_live_one(tmp_path):

@@ -135,6 +135,30 @@ def test_nobody_waits_for_a_rank_that_makes_fewer_steps(ranks, scene):
     assert max(rank[scene] for rank in ranks) < 20
 
 
+def test_ranks_that_make_other_numbers_of_steps_wait_within_a_bound(ranks):
+    for number, rank in enumerate(ranks):
+        scene = rank["averaged"]
+        assert scene["steps"] == 3 * (10 + 3 * number)
+        assert (scene["verdicts"], scene["failed"]) == (0, [])
+        assert scene["seconds"] < 15
+    assert [rank["averaged"]["is_off"] for rank in ranks] == [False, False]
+
+
+def test_ranks_that_cannot_act_alike_end_their_monitors(ranks):
+    for rank in ranks:
+        scene = rank["averaged-stop"]
+        assert (scene["is_off"], scene["verdicts"], scene["failed"]) == (True, 0, [])
+        assert scene["seconds"] < 15
+
+
+def test_a_rank_that_trains_alone_is_monitored_alone(ranks):
+    assert [rank["one"][0] for rank in ranks] == [1, None]
+    for rank in ranks:
+        _, seconds, suspects = rank["one"]
+        assert seconds < 10
+        assert suspects == [1]  # later they agree again
+
+
 def test_three_of_four_replicas_outvote_the_fourth(tmp_path):
     done = run(tmp_path, 4, "vote")
     assert done.returncode == 0, done.stderr

@@ -91,6 +91,20 @@ def test_a_clean_training_is_left_as_it_is():
     assert seen == [(39, ROWS)] * EPOCHS
 
 
+def test_a_loop_has_the_length_and_the_attributes_of_that_of_torch():
+    loader = DataLoader(list(range(7)), batch_size=2)
+    loops = RerunLoops(lambda: None)
+    loops.start()
+    try:
+        batches = iter(loader)
+        assert (len(batches), iter(batches)) == (4, batches)
+        assert next(batches).tolist() == [0, 1]
+        assert batches._num_yielded == 1
+        assert [one.tolist() for one in batches] == [[2, 3], [4, 5], [6]]
+    finally:
+        loops.stop()
+
+
 def test_loops_of_frameworks_are_left_alone():
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 

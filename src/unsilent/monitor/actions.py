@@ -19,6 +19,9 @@ NO_RERUN = (
     "Monitor.iterate or Monitor.step"
 )
 NO_SKIP = "no step can be left out, for the optimizer computes gradients during its step"
+MOST_SAVED = 10
+"""States that ``on_alarm="save"`` writes in one run; each is as large as a checkpoint."""
+NO_SAVE = f"the state was not saved, for {MOST_SAVED} states of this run were saved already"
 
 
 class MonitorStop(UnsilentError):
@@ -46,6 +49,7 @@ class AlarmAction:
         self._settings, self._model, self._optimizers, self._rank = settings, model, optimizers, rank
         self.can_skip = self.skips = False
         self._skipped: dict[int, SkippedStep] = {}
+        self._saved = 0
 
     def act(self, step: int, can_rerun: bool) -> str:
         """Do it, except for what other parts do; what is done, in words."""
@@ -54,7 +58,10 @@ class AlarmAction:
             self.skips = self.can_skip
             return "the optimizer step is left out" if self.skips else NO_SKIP
         if action == "save":
+            if self._saved >= MOST_SAVED:
+                return NO_SAVE
             assert self._settings.save_to is not None
+            self._saved += 1
             path = save_state(self._settings.save_to, self._model, self._optimizers, step, self._rank)
             return f"the state was saved to {path}"
         if action == "rerun":
@@ -63,9 +70,15 @@ class AlarmAction:
 
     def begin_step(self, optimizer: Optimizer) -> bool:
         """An optimizer is about to make its step; whether that changes nothing."""
+        self.end_step(optimizer)  # the step before may have raised an error
         if self.skips:
             self._skipped[id(optimizer)] = SkippedStep(optimizer)
         return self.skips
+
+    def begin_backward(self) -> None:
+        """A backward pass was made since the last step: gradients that a failed step left out are not wanted any more."""
+        self.skips = False
+        self._skipped.clear()
 
     def end_step(self, optimizer: Optimizer) -> None:
         """It has made its step."""

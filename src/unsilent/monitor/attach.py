@@ -3,7 +3,8 @@
 Optimizers are noted when they are made. At the first backward pass the modules that own their parameters are looked up among all
 objects of the process, and a `Monitor` is made of both before that pass begins. This needs no hook of all modules, which
 `torch.compile` would see and then compile everything once more. Where the program makes further optimizers later, the monitor
-ends, and another one begins at the next backward pass, of all optimizers that still exist.
+ends, and another one begins at the next backward pass, of all optimizers that still exist. A monitor lives as long as what it
+watches: it ends when the program has dropped model and optimizers. In a child that the program forks, nothing is monitored.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -62,13 +64,15 @@ class AutomaticMonitor:
         self._sinks = sinks
         self._settings, self._notes, self._compatibility = settings, tuple(notes), compatibility
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._monitor: Monitor | None = None
+        self._monitor: weakref.ref[Monitor] | None = None  # hooks of the optimizers keep it alive
+        self._stops: list[MonitorStop] = []
+        self._process = os.getpid()
         self._plain_init: Any = None
         self._has_new, self._gave_up = False, False
         self._first_pass, self._short = 0, 0
         self.backward_passes, self.monitors, self.failed, self.is_program_monitored = 0, 0, False, False
         self.refused: UsageError | None = None
-        self._loops = RerunLoops(lambda: self._monitor)
+        self._loops = RerunLoops(self._open_monitor)
 
     def start(self) -> None:
         """Wait for optimizers and the first backward pass."""
@@ -94,6 +98,7 @@ class AutomaticMonitor:
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
         self.backward_passes += 1
+        self._raise_stop()
         if self._has_new and not self._gave_up:
             self._has_new = False
             try:
@@ -110,10 +115,22 @@ class AutomaticMonitor:
     def after_scaler_update(self) -> None:
         pass
 
+    def hook_failed(self, error: Exception) -> None:
+        pass
+
+    def _open_monitor(self) -> Monitor | None:
+        return None if self._monitor is None or os.getpid() != self._process else self._monitor()
+
+    def _raise_stop(self) -> None:
+        """Raise what a monitor found in the last step of a training that the program has dropped since."""
+        if self._stops:
+            raise self._stops.pop()
+
     def _note(self, optimizer: Optimizer) -> None:
         """An optimizer was made. A monitor of earlier ones ends at once, so that it does not keep their state in memory."""
         if self._gave_up:
             return
+        self._raise_stop()
         if self._monitor is not None:
             self._short = self._short + 1 if self.backward_passes - self._first_pass < SHORT else 0
             if self._short >= MOST_SHORT:
@@ -133,16 +150,19 @@ class AutomaticMonitor:
             _log.info("the program has a monitor of its own; no other one is made")
         elif optimizers:
             model = trained_model(optimizers)
-            self._monitor = Monitor(
+            monitor = Monitor(
                 model, optimizers, settings=self._settings, sinks=self._sinks, notes=self._notes,
                 compatibility=self._compatibility,
             )  # fmt: skip
+            monitor.stops = self._stops
+            self._monitor = weakref.ref(monitor)
             self._first_pass = self.backward_passes
             self._notes = ()  # they are logged once
             self.monitors += 1
 
     def _close(self, wait: bool = True) -> None:
-        monitor, self._monitor = self._monitor, None
+        monitor, self._monitor = self._open_monitor(), None
+        self._raise_stop()
         try:
             if monitor is not None:
                 monitor.close(wait)

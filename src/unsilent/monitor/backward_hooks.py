@@ -1,20 +1,28 @@
 """Notes when a backward pass begins and ends, in any training loop: `torch.autograd.backward` is replaced while somebody listens.
 
 ``loss.backward()``, loss scalers and the training frameworks all call this function. Backward passes inside another one
-(activation checkpointing) are not reported. Loss scalers are noted as well, by their methods ``scale`` and ``update``: the factor
-of a loss is found in its graph, so that several losses may be scaled before the first is differentiated.
+(activation checkpointing) are not reported. A listener may be bound to one thread; it then hears of the passes of that thread
+alone, so that trainings in several threads do not mix. Listeners are not kept alive, and a child of a fork has none.
+
+Loss scalers are noted as well, by their methods ``scale`` and ``update``: the factor of a loss is found in its graph, so that
+several losses may be scaled before the first is differentiated.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.autograd.graph import GradientEdge
 
+from unsilent.monitor.torchscript import script_without_hooks
 from unsilent.nested import tensors_in
 
 
@@ -33,39 +41,78 @@ class BackwardListener(Protocol):
         """A loss scaler has adapted its factor: the step is over, whether the optimizer made it or not."""
         ...
 
+    def hook_failed(self, error: Exception) -> None:
+        """A function of this module, or ``after_scaler_update``, raised an error; what the listener knows may be wrong."""
+        ...
+
+
+class _Registration:
+    """A listener, and the thread that it is bound to; None: it hears of all."""
+
+    def __init__(self, listener: BackwardListener, thread: int | None) -> None:
+        self.listener, self.thread = weakref.ref(listener, lambda _: _remove(self)), thread
+
 
 _SCALE = "unsilent-loss-scale"
 _MOST_NODES = 8
 """Operations between a scaled loss and what is differentiated, such as a division by the number of micro-batches."""
-_listeners: list[BackwardListener] = []
+_listeners: list[_Registration] = []
 _replaced: list[tuple[Any, str, Any, Any]] = []
 """The object, the name, the original and what is there instead."""
-_depth = 0
+_passes = threading.local()
+"""``depth``: Backward passes that this thread is inside of."""
 _is_scaling = False
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_listeners.clear)
 
 
-def add_listener(listener: BackwardListener) -> None:
-    """Call this listener from now on."""
+def add_listener(listener: BackwardListener, thread: int | None = None) -> None:
+    """Call this listener from now on; ``thread``: its number if only passes of one thread count."""
     if not _replaced:
         _replace(torch.autograd, "backward", _noted_backward)
+        _replace(torch.jit, "script", script_without_hooks)
         for scaler in _with_subclasses(GradScaler):  # that of FSDP has a method of its own
             for name, make in (("scale", _noted_scale), ("update", _noted_update)):
                 if name in vars(scaler):
                     _replace(scaler, name, make)
-    _listeners.append(listener)
+    _listeners.append(_Registration(listener, thread))
+
+
+def bind_to_this_thread(listener: BackwardListener) -> None:
+    """From now on the listener hears of the passes of the calling thread alone."""
+    for one in _listeners:
+        if one.listener() is listener:
+            one.thread = threading.get_ident()
 
 
 def remove_listener(listener: BackwardListener) -> None:
     """Call it no more; the last one leaves torch as it was."""
+    for one in [one for one in _listeners if one.listener() is listener]:
+        _remove(one)
+
+
+def _remove(registration: _Registration) -> None:
     global _is_scaling
-    if listener in _listeners:
-        _listeners.remove(listener)
+    if registration in _listeners:
+        _listeners.remove(registration)
     if not _listeners:
         for owner, name, plain, ours in _replaced:
             if vars(owner)[name] is ours:  # somebody else may have replaced it since
                 setattr(owner, name, plain)
         _replaced.clear()
         _is_scaling = False
+
+
+def _heard() -> Iterator[BackwardListener]:
+    """The listeners that hear of this thread, also those that are added meanwhile."""
+    for one in _listeners:
+        if one.thread in (None, threading.get_ident()) and (listener := one.listener()) is not None:
+            yield listener
+
+
+def _report_failure(error: Exception) -> None:
+    for listener in tuple(_heard()):
+        listener.hook_failed(error)
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -83,19 +130,21 @@ def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 def _noted_backward(plain: Any) -> Any:
     def backward(tensors: Any, *args: Any, **named: Any) -> Any:
-        global _depth
-        if _depth:
+        if getattr(_passes, "depth", 0):
             return plain(tensors, *args, **named)
+        if not isinstance(tensors, (Tensor, GradientEdge)):
+            tensors = tuple(tensors)  # as torch does: it may be an iterator
         roots = [tensors] if isinstance(tensors, Tensor) else [one for one in tensors if isinstance(one, Tensor)]
-        scale = _scale_of(roots) if _is_scaling else None
-        for listener in _listeners:  # one may add another, which is called as well
+        scale = _scale_or_failure(roots) if _is_scaling else None
+        listeners = []
+        for listener in _heard():
+            listeners.append(listener)
             listener.before_backward(roots, scale)
-        listeners = list(_listeners)
-        _depth += 1
+        _passes.depth = 1
         try:
             result = plain(tensors, *args, **named)
         finally:
-            _depth -= 1
+            _passes.depth = 0
         for listener in listeners:
             listener.after_backward()
         return result
@@ -105,14 +154,9 @@ def _noted_backward(plain: Any) -> Any:
 
 def _noted_scale(plain: Any) -> Any:
     def scale(scaler: GradScaler, outputs: Any) -> Any:
-        global _is_scaling
         result = plain(scaler, outputs)
         if scaler.is_enabled():
-            _is_scaling = True
-            for tensor in tensors_in(result):
-                if tensor.grad_fn is not None:
-                    metadata: Any = tensor.grad_fn.metadata
-                    metadata[_SCALE] = scaler._scale
+            _note_scale(scaler, result)
         return result
 
     return scale
@@ -122,10 +166,35 @@ def _noted_update(plain: Any) -> Any:
     def update(scaler: GradScaler, *args: Any, **named: Any) -> None:
         plain(scaler, *args, **named)
         if scaler.is_enabled():
-            for listener in tuple(_listeners):
-                listener.after_scaler_update()
+            for listener in tuple(_heard()):
+                try:
+                    listener.after_scaler_update()
+                except Exception as error:
+                    listener.hook_failed(error)
 
     return update
+
+
+def _note_scale(scaler: GradScaler, scaled: Any) -> None:
+    """Remember the factor in the graphs of what was scaled."""
+    global _is_scaling
+    _is_scaling = True
+    try:
+        for tensor in tensors_in(scaled):
+            if tensor.grad_fn is not None:
+                metadata: Any = tensor.grad_fn.metadata
+                metadata[_SCALE] = scaler._scale
+    except Exception as error:
+        _report_failure(error)
+
+
+def _scale_or_failure(tensors: Sequence[Tensor]) -> Tensor | None:
+    """As `_scale_of`; an error is that of the listeners."""
+    try:
+        return _scale_of(tensors)
+    except Exception as error:
+        _report_failure(error)
+        return None
 
 
 def _scale_of(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import logging
 import platform
 import struct
 import time
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,19 @@ TIMEOUT = datetime.timedelta(minutes=30)
 """Until a rank that tells nothing is an error; as long as torch waits by default."""
 LEAVING_SECONDS = 2.0
 """That a rank waits at its end for the row of the others."""
+MEETING_SECONDS = 30.0
+"""That a rank waits at its beginning for the others."""
+NOT_COMPARED = -1
+"""Instead of a fingerprint of replicas, where a rank has none that others may compare."""
+_log = logging.getLogger("unsilent.monitor")
+_meetings: Counter[tuple[int, ...]] = Counter()
+"""Meetings of these ranks so far."""
+_missed: Counter[tuple[int, ...]] = Counter()
+"""Meetings that not all of them came to; each makes the next wait half as long."""
+
+
+class RanksApart(Exception):
+    """The ranks do not make the same steps, so that they cannot agree."""
 
 
 class RankRow(NamedTuple):
@@ -32,7 +47,8 @@ class RankRow(NamedTuple):
         series: Number of the series that it is of; -1: none.
         is_shared: Whether that series is of what ranks share (updates, which follow from gradients of all ranks).
         changed: How many tensors have other bits than after the step before.
-        replicas: Of the fingerprints of tensors that all ranks should have alike, one number.
+        replicas: Of the fingerprints of tensors that all ranks should have alike after the step before, one number; or
+            `NOT_COMPARED`.
         gradients, values, state: The intervals of sampling that the rank needs.
         failed: Whether its monitor has failed.
         ended: Whether its monitor ends: this row is its last.
@@ -44,7 +60,7 @@ class RankRow(NamedTuple):
     series: int = -1
     is_shared: int = 0
     changed: int = 0
-    replicas: int = 0
+    replicas: int = NOT_COMPARED
     gradients: int = 1
     values: int = 1
     state: int = 1
@@ -85,7 +101,7 @@ class Exchange:
         self._group = _processor_group(ranks)
         self.rank = 0 if self._group is None else dist.get_rank(self._group)
         self.world_size = 1 if self._group is None else dist.get_world_size(self._group)
-        self._work: tuple[Any, Tensor, list[Tensor]] | None = None
+        self._sent: deque[_Sent] = deque()
 
     def introduce(self, info: RankInfo, ignored: frozenset[str]) -> list[RankInfo]:
         """Who all ranks are. Raises ``UsageError`` in every rank where settings differ, but for those that are ignored."""
@@ -103,23 +119,38 @@ class Exchange:
                 )
         return result
 
+    @property
+    def outstanding(self) -> int:
+        """Rows that were sent, and that not all ranks have answered or nobody has taken so far."""
+        return len(self._sent)
+
     def begin(self, row: RankRow) -> None:
         """Send the row of a step; nobody waits."""
         own = torch.tensor(row.to_words(), dtype=torch.int64)
         if self._group is None:
-            self._work = None, own, [own]
+            self._sent.append(_Sent(None, [own]))
             return
         rows = [torch.empty_like(own) for _ in range(self.world_size)]
-        self._work = dist.all_gather(rows, own, group=self._group, async_op=True), own, rows
+        self._sent.append(_Sent(dist.all_gather(rows, own, group=self._group, async_op=True), rows))
 
-    def end(self) -> list[RankRow] | None:
-        """The rows of all ranks that `begin` sent for; None where there are none."""
-        work, self._work = self._work, None
-        if work is None:
+    def end(self, seconds: float = 0.0) -> list[RankRow] | None:
+        """The rows of all ranks in the oldest step that `begin` was called for and this was not.
+
+        None: there is no such step, or a rank has not answered after so many seconds. Raises `RanksApart` where the rows are of
+        different steps.
+        """
+        if not self._sent or not _wait(self._sent[0].is_complete, seconds):
             return None
-        if work[0] is not None:
-            work[0].wait()
-        return [RankRow.from_words(row.tolist()) for row in work[2]]
+        rows = self._sent.popleft().read()
+        steps = [row.step for row in rows if not (row.failed or row.ended)]
+        if len(set(steps)) > 1:
+            told = ", ".join(f"rank {rank} at {row.step}" for rank, row in enumerate(rows))
+            raise RanksApart(f"the ranks are at different steps: {told}")
+        return rows
+
+    def drop(self) -> None:
+        """Forget the rows that nobody has taken, as all ranks do."""
+        self._sent.clear()
 
     def is_open(self) -> bool:
         """Whether the other ranks can be reached: a program may end torch.distributed before the monitor."""
@@ -136,16 +167,43 @@ class Exchange:
         """
         if last is not None:
             self.begin(last)
-        deadline = time.monotonic() + LEAVING_SECONDS
-        while self._is_waiting() and time.monotonic() < deadline:
-            time.sleep(0.001)
+        is_done = _wait(self._is_answered, LEAVING_SECONDS)
         # A group that is waited for in another thread cannot be left: the process would hang until all ranks have answered.
-        if self._group is not None and not self._is_waiting() and self.is_open():
+        if self._group is not None and is_done and self.is_open():
             dist.destroy_process_group(self._group)
-            self._group = self._work = None
+            self._group = None
+            self._sent.clear()
 
-    def _is_waiting(self) -> bool:
-        return self._work is not None and self._work[0] is not None and not self._work[0].is_completed()
+    def _is_answered(self) -> bool:
+        return all(sent.is_complete() for sent in self._sent)
+
+
+class _Sent(NamedTuple):
+    """Rows on their way; ``work`` is None where this process is alone."""
+
+    work: Any
+    rows: list[Tensor]
+
+    def is_complete(self) -> bool:
+        """Whether all have arrived, or an error has."""
+        return self.work is None or self.work.is_completed()
+
+    def read(self) -> list[RankRow]:
+        """The rows. Raises the error."""
+        if self.work is not None:
+            self.work.wait()
+        return [RankRow.from_words(row.tolist()) for row in self.rows]
+
+
+def _wait(is_done: Callable[[], bool], seconds: float) -> bool:
+    """Wait for at most so many seconds; whether it is done."""
+    pause, deadline = 1e-5, time.monotonic() + seconds
+    while not is_done():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 1e-3)
+    return True
 
 
 def _processor_group(ranks: Any) -> Any:
@@ -154,10 +212,34 @@ def _processor_group(ranks: Any) -> Any:
         raise UsageError(f"ranks is {ranks!r}; expected 'all', 'alone' or a process group")
     if ranks == "alone" or not (dist.is_available() and dist.is_initialized()):
         return None
-    members = None if ranks == "all" else dist.get_process_group_ranks(ranks)
-    if len(members or range(dist.get_world_size())) < 2:
+    members = list(range(dist.get_world_size())) if ranks == "all" else dist.get_process_group_ranks(ranks)
+    if len(members) < 2:
         return None
-    return dist.new_group(members, backend="gloo", timeout=TIMEOUT)
+    if not _all_meet(members):
+        _log.warning(
+            "not all ranks train a model now: some of %d ranks have not begun; this rank is monitored alone", len(members)
+        )  # fmt: skip
+        return None
+    return dist.new_group(None if ranks == "all" else members, backend="gloo", timeout=TIMEOUT)
+
+
+def _all_meet(members: Sequence[int]) -> bool:
+    """Whether all these ranks come here within a time; all of them get the same answer.
+
+    To make a group, all of them are needed: without this, a rank that trains alone would wait for the others, and those perhaps
+    for this one.
+    """
+    store, who = dist.distributed_c10d._get_default_store(), tuple(members)
+    answer = ""
+    while not answer or store.check([answer]):  # a meeting that was given up before this rank came
+        _meetings[who] += 1
+        answer = f"unsilent/{'-'.join(map(str, who))}/{_meetings[who]}"
+    if store.add(f"{answer}/came", 1) == len(who):
+        store.compare_set(answer, "", "yes")
+    _wait(lambda: store.check([answer]), MEETING_SECONDS / 2 ** _missed[who])
+    has_met = bool(store.compare_set(answer, "", "no") == b"yes")
+    _missed[who] += not has_met
+    return has_met
 
 
 def settings_by_name(settings: Any) -> dict[str, Any]:

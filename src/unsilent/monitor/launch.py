@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ class MonitoredRun:
         self._failed = False
         events = resolved.settings.events if resolved.settings else None
         self._summary = RunSummary(events)
+        self._process = os.getpid()
 
     def run(self) -> Any:
         """Run the program to its end; returns what `sys.exit` takes.
@@ -45,13 +47,13 @@ class MonitoredRun:
             self._program.run()
         except BaseException as raised:
             error = raised
+        is_child = os.getpid() != self._process  # one that the program has forked ends here as well
         waiting.remove()
-        error = self._stop(error)
+        error = error if is_child else self._stop(error)
         handler.remove()
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
-        if (error is None or (isinstance(error, SystemExit) and not error.code)) and (
-            note := self._why_not_monitored()
-        ):
+        has_succeeded = error is None or (isinstance(error, SystemExit) and not error.code)
+        if has_succeeded and not is_child and (note := self._why_not_monitored()):
             _print(note)
         if line := self._summary.text:
             _print(line)

@@ -14,6 +14,7 @@ An error of the monitor itself is logged once, and the training goes on without 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 import weakref
@@ -31,9 +32,19 @@ from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import Series
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor.actions import CONFIRMED, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
+from unsilent.monitor.agreement import Agreement
 from unsilent.monitor.event_files import path_of_rank
 from unsilent.monitor.events import DONE, ERROR, STOPPED, UNRECORDED, Alarm, Verdict
-from unsilent.monitor.exchange import Exchange, RankInfo, RankRow, device_name, host_name, settings_by_name
+from unsilent.monitor.exchange import (
+    LEAVING_SECONDS,
+    Exchange,
+    RankInfo,
+    RankRow,
+    RanksApart,
+    device_name,
+    host_name,
+    settings_by_name,
+)
 from unsilent.monitor.guard import SNAPSHOT_INTERVAL, Guard
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
@@ -56,6 +67,7 @@ LOOP_IS_KNOWN = 2
 """Step in which a loop whose steps can be executed again is known: under ``unsilent run`` from its second batch on."""
 log = logging.getLogger(LOGGER)
 _monitored: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
+_open: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
 
 def is_monitored(part: nn.Module | Optimizer) -> bool:
@@ -74,6 +86,9 @@ class Monitor:
         ranks: Who agrees: ``all`` of torch.distributed where it is in use, ``alone``, or a process group.
         notes: Sentences that the log gets at the start.
         compatibility: Alarms in the log carry the codes of MindSpore's accuracy-sensitive detection.
+
+    Attributes:
+        stops: Gets the `MonitorStop` of a monitor that nobody closed before it was dropped.
 
     Raises:
         UsageError: settings that make no sense, or that differ between ranks; a module to watch that does not exist; a model or
@@ -95,7 +110,13 @@ class Monitor:
         self.settings = settings = settings_of(settings, options)
         self._optimizers = _checked_optimizers(model, optimizers)
         self._streams = RuleStreams([make_rule(text) for text in settings.rule] or rules_of_preset(settings.preset))
-        self._closed = self._failed = self._is_off = self._has_stopped = False
+        self._closed, self._failed, self._is_off, self._has_stopped = (
+            True,
+            False,
+            False,
+            False,
+        )  # closed until it is made
+        self.stops: list[MonitorStop] = []
         self._collector = SignalCollector(
             model,
             self._optimizers,
@@ -108,7 +129,7 @@ class Monitor:
         self._model = self._collector.model
         device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
         self._is_late = device.type == "cuda" and settings.mode == "lagged"
-        self._pending: deque[SignalRow] = deque()
+        self._pending: deque[tuple[SignalRow, bool]] = deque()  # and whether it is comparable
         self._guard: Guard | None = None
         self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
@@ -131,6 +152,7 @@ class Monitor:
         except BaseException:
             self._collector.close()
             raise
+        self._agreement = Agreement(self._exchange, settings)
         alike = len({one.series for one in everybody}) == 1
         self._suspicion = Suspicion(alike, ALARM if settings.act_on == "alarm" else WARNING)
         given = sinks if settings.strict else [isolated(sink) for sink in sinks]
@@ -143,6 +165,8 @@ class Monitor:
             for hook in (one.register_step_pre_hook(self._before_step), one.register_step_post_hook(self._after_step))
         ]
         _monitored.update((self._model, *self._optimizers))
+        self._closed = False
+        _open.add(self)
         try:
             with self._safely():
                 self._reporter.start(own.settings, self._collector.series, notes)
@@ -184,14 +208,30 @@ class Monitor:
         if stop is not None:
             raise stop
 
+    def __del__(self) -> None:
+        """The program has dropped what is monitored."""
+        if sys.is_finalizing() or getattr(self, "_closed", True):
+            return
+        try:
+            if not self._is_off and self._exchange.world_size > 1 and self._exchange.is_open():
+                self._agree(0.0)
+                self._exchange.begin(RankRow(self._collector.step, ended=1))
+            self.close(wait=False)
+        except MonitorStop as stop:
+            self.stops.append(stop)
+
+    def _leave_to_parent(self) -> None:
+        """In a child that the program has forked: do nothing any more; files and servers are those of the parent."""
+        self._closed = self._is_off = self._collector.is_off = True
+
     def _judge_rest(self, wait: bool) -> None:
         """What is not judged yet; ``wait`` for the verdict of all ranks on it."""
         if self._collector.is_over:
-            self._pending.append(self._collector.take_row())
+            self._pending.append((self._collector.take_row(), not self._agreement.is_behind))
         if wait:
             self._judge_pending(flush=True)
-            self._agree()
-        for row in self._pending:
+            self._agree(None if self._agreement.must_act_alike else LEAVING_SECONDS)
+        for row, _ in self._pending:
             self._judge.judge(row, self._sampling.wanted)
 
     def _remove_hooks(self) -> None:
@@ -291,7 +331,7 @@ class Monitor:
     def drop_pending(self) -> None:
         """Forget steps that are not judged yet."""
         self._pending.clear()
-        self._exchange.end()
+        self._agreement.drop()
         self._due = None
         self._collector.start_at(self._collector.step, self._collector.steps_of_optimizers)
 
@@ -312,7 +352,7 @@ class Monitor:
             return
         with self._safely():
             if self._collector.has_pass:  # the first optimizer after a backward pass
-                self._action.skips = False
+                self._action.begin_backward()
                 if self.settings.mode == "strict":
                     self._action.can_skip = True
                     self._take_row(flush=True)
@@ -324,11 +364,9 @@ class Monitor:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        self._action.end_step(optimizer)
-        if self._is_off:
-            return
         with self._safely():
-            if self._collector.is_complete:  # in mode strict: backward passes during the step
+            self._action.end_step(optimizer)
+            if not self._is_off and self._collector.is_complete:  # in mode strict: backward passes during the step
                 self._take_row(flush=False)
 
     def _end_step(self) -> None:
@@ -338,7 +376,7 @@ class Monitor:
 
     def _take_row(self, flush: bool) -> None:
         """The signals of a step are complete: judge them, or those of the step before where they come late."""
-        self._pending.append(self._collector.take_row())
+        self._pending.append((self._collector.take_row(), not self._agreement.is_behind))
         if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm == "rerun" and self._guard is None:
             what = "the step of an alarm is left out" if self.settings.mode == "strict" else "an alarm is only logged"
             log.warning("%s; %s", NO_RERUN, what)
@@ -369,7 +407,6 @@ class Monitor:
         try:
             self._reporter.failure(self._collector.step, kind_and_line(error))
             if not self._is_off and not self._closed:
-                self._exchange.end()
                 self._exchange.begin(RankRow(self._collector.step, failed=1))
         except Exception:
             log.exception("the other ranks could not be notified")
@@ -385,17 +422,27 @@ class Monitor:
     def _judge_pending(self, flush: bool) -> None:
         """Apply the rules to what has arrived, and tell the other ranks."""
         while len(self._pending) > (1 if self._is_late and not flush else 0):
-            self._agree()  # where no optimizer step came between two rows
-            row = self._pending.popleft()
-            self._exchange.begin(self._judge.judge(row, self._sampling.wanted))
+            if self._agreement.must_act_alike:
+                self._agree()  # where no optimizer step came between two rows
+            row, is_comparable = self._pending.popleft()
+            self._agreement.send(self._judge.judge(row, self._sampling.wanted), is_comparable)
 
-    def _agree(self) -> None:
-        """Take the rows of all ranks, where there are any, and act on them."""
-        begun = time.perf_counter()
-        rows = self._exchange.end()
-        self._costs.fixed -= time.perf_counter() - begun  # waiting for another rank is not work of the monitor
-        if rows is None:
-            return
+    def _agree(self, seconds: float | None = None) -> None:
+        """Take the rows of all ranks, where there are any, and act on them; waits as `Agreement.receive`."""
+        before = self._agreement.seconds_waited
+        try:
+            for rows in self._agreement.receive(seconds):
+                self._take(rows)
+                if self._is_off:
+                    break
+        except RanksApart as error:
+            self._end_apart(str(error))
+        finally:
+            waited = self._agreement.seconds_waited - before
+            self._costs.fixed -= waited  # waiting for another rank is not work of the monitor
+
+    def _take(self, rows: list[RankRow]) -> None:
+        """Act on the rows of a step."""
         if (gone := next((rank for rank, row in enumerate(rows) if row.failed or row.ended), None)) is not None:
             log.info(
                 "the monitor of rank %d %s, and so this one ends", gone, "failed" if rows[gone].failed else "ended"
@@ -406,6 +453,14 @@ class Monitor:
             SampleIntervals(*(max(getattr(row, part) for row in rows) for part in ("gradients", "values", "state")))
         )
         self._conclude(rows)
+
+    def _end_apart(self, reason: str) -> None:
+        """The ranks cannot agree: end this monitor; others learn of it with their next row."""
+        log.warning(
+            "%s: the ranks do not make the same steps, so the monitor of this rank ends; the job goes on", reason
+        )
+        self._exchange.begin(RankRow(self._collector.step, ended=1))
+        self._turn_off()
 
     def _conclude(self, rows: Sequence[RankRow]) -> None:
         """Say which rank is suspected, and do what is to be done on an alarm; the same in every rank."""
@@ -464,3 +519,14 @@ def _checked_optimizers(model: nn.Module, optimizers: Optimizer | Sequence[Optim
             f"no parameter of {type(found[0]).__name__} belongs to this {type(model).__name__}; give the optimizer of this model"
         )
     return found
+
+
+def _leave_all_to_parent() -> None:
+    for monitor in tuple(_open):
+        monitor._leave_to_parent()
+    _open.clear()
+    _monitored.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all_to_parent)

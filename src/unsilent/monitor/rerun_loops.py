@@ -36,7 +36,7 @@ class RerunLoops:
         def begin(loader: DataLoader[Any]) -> Iterator[Any]:
             is_of_user = not is_of_library(sys._getframe(1).f_code.co_filename)
             batches = plain(loader)
-            return self._loop(batches) if type(loader) is DataLoader and is_of_user else batches
+            return _Batches(self._loop(batches), batches) if type(loader) is DataLoader and is_of_user else batches
 
         DataLoader.__iter__ = begin  # type: ignore[method-assign, assignment]
 
@@ -56,3 +56,22 @@ class RerunLoops:
                 yield from monitor.iterate(chain([batch], batches))
             finally:
                 self._is_in_loop = False
+
+
+class _Batches:
+    """The batches of a loop; all else is as of the iterator of the DataLoader, such as its length."""
+
+    def __init__(self, loop: Iterator[Any], plain: Iterator[Any]) -> None:
+        self._loop, self._plain = loop, plain
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._loop)
+
+    def __len__(self) -> int:
+        return len(self._plain)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__.get("_plain"), name)

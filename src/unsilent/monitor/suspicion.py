@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from unsilent.detectors.rule import NORMAL
 from unsilent.monitor.attribution import Suspect, divergent_replicas, suspect_of
-from unsilent.monitor.exchange import RankRow
+from unsilent.monitor.exchange import NOT_COMPARED, RankRow
 from unsilent.monitor.sinks import LOGGER
 
 
@@ -38,15 +38,18 @@ class Suspicion:
             rows: That are relevant, of every rank.
             interval: Steps until every parameter was compared among ranks.
         """
-        divergent = set(divergent_replicas([row.replicas for row in rows])) if self._has_replicas else set()
-        if divergent and rows[0].step <= interval + 1:
+        is_comparable = self._has_replicas and all(row.replicas != NOT_COMPARED for row in rows)
+        divergent = set(divergent_replicas([row.replicas for row in rows])) if is_comparable else set()
+        if divergent and rows[0].step <= interval + 2:
             self._has_replicas = False
             logging.getLogger(LOGGER).info(
                 "parameters differ between the ranks from the start, so they are not compared"
             )
             divergent = set()
         is_new = self._is_new(divergent, rows[0].step, interval)
-        before, self.suspect = self.suspect, suspect_of(rows, self._has_replicas and is_new)
+        before, self.suspect = self.suspect, suspect_of(rows, is_comparable and is_new)
+        if any(row.changed for row in rows):  # replicas differ from now on
+            self._divergent |= dict.fromkeys(range(len(rows)), rows[0].step)
         return self.suspect is not None and self.suspect != before
 
     def _is_new(self, divergent: set[int], step: int, interval: int) -> bool:

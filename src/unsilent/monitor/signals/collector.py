@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE, Series
-from unsilent.monitor.backward_hooks import add_listener, remove_listener
+from unsilent.monitor.backward_hooks import add_listener, bind_to_this_thread, remove_listener
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals import layers
 from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
@@ -41,6 +42,7 @@ from unsilent.monitor.signals.trained_parameters import (
     unwrapped,
 )
 from unsilent.monitor.signals.turns import OptimizerTurns, TrainedParameter, ValueTurns
+from unsilent.monitor.torchscript import HiddenFromScript
 
 LARGEST_LOSS = 1e12
 """A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
@@ -124,7 +126,7 @@ class SignalCollector:
         for optimizer in optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
-        add_listener(self)
+        add_listener(self, threading.get_ident())
         _collectors.add(self)
 
     def close(self) -> None:
@@ -211,6 +213,11 @@ class SignalCollector:
     def is_over(self) -> bool:
         """Whether one of them has."""
         return self._ends.is_over
+
+    def hook_failed(self, error: Exception) -> None:
+        """What is called around a backward pass raised an error."""
+        with self._timed("gradients"):
+            raise error
 
     def start_at(self, step: int, steps_of_optimizers: Sequence[int]) -> None:
         """The training went back: the next row has this number, and bits are not compared with those before."""
@@ -315,6 +322,7 @@ class SignalCollector:
         self._end_row(self._ends.has_made_step(id(optimizer)))
         self._has_stepped = True
         group = self._groups[id(optimizer)]
+        bind_to_this_thread(self)
         with self._timed("state"):
             if self._ends.is_in_pass:  # a step for each gradient that arrives
                 self._has_gradient = self._has_gradient or any(
@@ -428,7 +436,7 @@ class SignalCollector:
                 self.seconds[part] += time.perf_counter() - begun
 
 
-class _ForwardHook:
+class _ForwardHook(HiddenFromScript):
     """A hook of a module that raises nothing. While tensors stand for others, and in copies of the module, it does nothing."""
 
     def __init__(self, collector: SignalCollector, function: Callable[..., None]) -> None:

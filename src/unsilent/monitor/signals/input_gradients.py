@@ -37,7 +37,7 @@ def read_input_gradient(
     """
     consumers = _consumers(layer_input, others, outputs)
     parts: list[Tensor] = []
-    missing = len(consumers)
+    count = missing = len(consumers)  # hooks that led to the operations would keep the graph in memory after the step
 
     def arrived(places: list[int], gradients: Sequence[Tensor | None]) -> None:
         nonlocal missing
@@ -48,7 +48,7 @@ def read_input_gradient(
         if parts:
             report(sum(parts[1:], parts[0]))
         parts.clear()
-        missing = len(consumers)
+        missing = count
 
     for consumer in consumers:
         consumer.node.register_hook(lambda gradients, _, places=consumer.places: arrived(places, gradients))

@@ -62,6 +62,10 @@ class StepRecorder:
     def after_scaler_update(self) -> None:
         """The step is over."""
 
+    def hook_failed(self, error: Exception) -> None:
+        """The recording would be wrong."""
+        raise error
+
 
 def relative_difference(tensors: Sequence[Tensor], others: Sequence[Tensor], size: Sequence[Tensor]) -> float:
     """L2 norm of ``tensors - others`` over that of ``size``, all elements together; infinity where one is not finite."""

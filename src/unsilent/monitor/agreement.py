@@ -1,0 +1,84 @@
+"""When a rank sends its row of a step, and how long it waits for those of the others.
+
+Where all ranks must act alike on an alarm, each waits for the rows of all before it goes on. Where an alarm is only logged,
+nothing needs to be alike: a rank waits no longer than its budget allows, goes on, and takes the rows when they come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from unsilent.monitor.exchange import NOT_COMPARED, Exchange, RankRow, RanksApart
+from unsilent.monitor.settings import MonitorSettings
+
+ACTING_SECONDS = 300.0
+"""Longest wait where all ranks must act alike: on a device, the others wait here for a rank that writes a checkpoint."""
+LOGGING_SECONDS = 1.0
+"""All waiting together where nothing must be alike; or the share of the time that the budget allows, where that is more."""
+LONGEST_WAIT = 10.0
+"""One wait where nothing must be alike, in seconds."""
+MOST_AHEAD = 1000
+"""Steps that a rank may be ahead of another one."""
+
+
+class Agreement:
+    """Sends rows, and takes those of all ranks in the order of steps.
+
+    Attributes:
+        must_act_alike: Whether the verdict on a step must be known in all ranks before the next one.
+        is_behind: Rows of other ranks were missing before the last step.
+        seconds_waited: So far, for other ranks.
+    """
+
+    def __init__(self, exchange: Exchange, settings: MonitorSettings) -> None:
+        self._exchange, self._budget = exchange, settings.budget
+        self.must_act_alike = settings.on_alarm != "log"
+        self.is_behind, self.seconds_waited = False, 0.0
+        self._begun = time.perf_counter()
+        self._replicas = NOT_COMPARED
+
+    def send(self, row: RankRow, is_comparable: bool) -> None:
+        """Send the row of a step; ``is_comparable``: rows of other ranks were there before it.
+
+        The fingerprint of replicas is sent one row later. If all ranks have made the step by then, its number means the same step
+        in all of them, with the same intervals of sampling.
+        """
+        before, self._replicas = self._replicas, row.replicas if is_comparable else NOT_COMPARED
+        self._exchange.begin(row._replace(replicas=NOT_COMPARED if self.is_behind else before))
+
+    def receive(self, seconds: float | None = None) -> Iterator[list[RankRow]]:
+        """The rows of all ranks, step by step, that are there, or for which this rank waits.
+
+        Args:
+            seconds: Longest wait at the end of a training; None: as long as is usual before a step.
+
+        Raises:
+            RanksApart: the ranks do not make the same steps, so that they cannot agree.
+        """
+        while self._exchange.outstanding:
+            begun = time.perf_counter()
+            rows = self._exchange.end(self._patience() if seconds is None else seconds)
+            self.seconds_waited += time.perf_counter() - begun
+            if rows is None:
+                break
+            yield rows
+        count = self._exchange.outstanding
+        self.is_behind = count > 0
+        if count and self.must_act_alike and seconds is None:
+            raise RanksApart(f"another rank has not made a step after {ACTING_SECONDS:g} s")
+        if count >= MOST_AHEAD:
+            raise RanksApart(f"this rank is {count} steps ahead of another one")
+
+    def drop(self) -> None:
+        """The training goes back, in all ranks: forget what was sent."""
+        self._exchange.drop()
+        self._replicas = NOT_COMPARED
+
+    def _patience(self) -> float:
+        """Seconds that this rank may wait now; where ranks need not act alike, none as long as another one is behind."""
+        if self.must_act_alike:
+            return ACTING_SECONDS
+        allowed = (time.perf_counter() - self._begun) * self._budget / 100
+        left = max(LOGGING_SECONDS, allowed) - self.seconds_waited
+        return 0.0 if self.is_behind else min(LONGEST_WAIT, max(0.0, left))
