@@ -81,7 +81,7 @@ def test_the_answer_does_not_depend_on_the_order_of_ranks(scores, random):
 @given(
     st.builds(
         RankRow, st.integers(0, 2**40), st.integers(0, 2), st.floats(), st.integers(-1, 2**31), st.integers(0, 1),
-        st.integers(0, 9), st.integers(0, 2**63 - 1), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 4096),
+        st.integers(0, 1), st.integers(0, 9), st.integers(0, 2**63 - 1), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 4096),
         st.integers(0, 1), st.integers(0, 1),
     )
 )  # fmt: skip
@@ -117,6 +117,13 @@ def test_a_rank_that_was_like_the_others_again_may_differ_once_more():
     assert [30 + n for n, is_new in enumerate(found) if is_new] == [30, 50]
     restored = compared(30, True), compared(26, False), compared(27, True)
     assert follow(Suspicion(True, ALARM), *restored) == [True, False, True]
+
+
+def test_something_else_in_the_same_rank_is_new():
+    lasting, more = ([RankRow(step, ALARM, 5.0, is_new=new)] for step, new in ((9, 0), (10, 1)))
+    assert follow(Suspicion(False, ALARM), lasting, lasting, more, lasting) == [True, False, True, False]
+    warned = [RankRow(9, WARNING, 0.9, is_new=1)]
+    assert follow(Suspicion(False, ALARM), lasting, warned) == [True, False]
 
 
 def test_lower_levels_are_not_relevant():

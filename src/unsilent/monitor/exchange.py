@@ -46,6 +46,7 @@ class RankRow(NamedTuple):
         score: The largest of any rule.
         series: Number of the series that it is of; -1: none.
         is_shared: Whether that series is of what ranks share (updates, which follow from gradients of all ranks).
+        is_new: Whether a rule found something in a series in which it found nothing before, or less.
         changed: How many tensors have other bits than after the step before.
         replicas: Of the fingerprints of tensors that all ranks should have alike after the step before, one number; or
             `NOT_COMPARED`.
@@ -59,6 +60,7 @@ class RankRow(NamedTuple):
     score: float = 0.0
     series: int = -1
     is_shared: int = 0
+    is_new: int = 0
     changed: int = 0
     replicas: int = NOT_COMPARED
     gradients: int = 1

@@ -73,6 +73,7 @@ class StepJudge:
             score=worst.score if worst else 0.0,
             series=worst.number if worst else -1,
             is_shared=int(worst is not None and worst.series.feature == UPDATE),
+            is_new=int(worst is not None and worst.is_new),
             changed=len(changed),
             replicas=xxhash.xxh3_64_intdigest(signals.replica_sums.tobytes()) >> 1,
             gradients=wanted.gradients,

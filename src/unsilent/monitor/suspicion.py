@@ -32,7 +32,7 @@ class Suspicion:
         return [row if row.level >= self._lowest else row._replace(level=NORMAL) for row in rows]
 
     def follow(self, rows: Sequence[RankRow], interval: int) -> bool:
-        """Find the suspect of a step; whether it is another one than that of the step before.
+        """Find the suspect of a step; whether it is another one than that of the step before, or for something else.
 
         Args:
             rows: That are relevant, of every rank.
@@ -50,7 +50,8 @@ class Suspicion:
         before, self.suspect = self.suspect, suspect_of(rows, is_comparable and is_new)
         if any(row.changed for row in rows):  # replicas differ from now on
             self._divergent |= dict.fromkeys(range(len(rows)), rows[0].step)
-        return self.suspect is not None and self.suspect != before
+        has_found_more = any(row.is_new and row.level > NORMAL for row in rows)
+        return self.suspect is not None and (self.suspect != before or has_found_more)
 
     def _is_new(self, divergent: set[int], step: int, interval: int) -> bool:
         """Whether one of these ranks was like the others in the last steps: a rank that differs does so in every interval."""
