@@ -46,6 +46,7 @@ from unsilent.monitor.exchange import (
     settings_by_name,
 )
 from unsilent.monitor.guard import SNAPSHOT_INTERVAL, Guard
+from unsilent.monitor.monitored import MONITORED, checked_optimizers
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
 from unsilent.monitor.rerun_check import RerunCheck, alarm_of
@@ -54,7 +55,6 @@ from unsilent.monitor.sampling import CostMeter, SampleIntervals, SamplingContro
 from unsilent.monitor.settings import MonitorSettings, settings_of
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
-from unsilent.monitor.signals.trained_parameters import unwrapped
 from unsilent.monitor.sinks import LOGGER, isolated, make_sinks
 from unsilent.monitor.step_judge import StepJudge, full_name
 from unsilent.monitor.suspicion import Suspicion
@@ -66,13 +66,7 @@ RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "s
 LOOP_IS_KNOWN = 2
 """Step in which a loop whose steps can be executed again is known: under ``unsilent run`` from its second batch on."""
 log = logging.getLogger(LOGGER)
-_monitored: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
 _open: weakref.WeakSet[Monitor] = weakref.WeakSet()
-
-
-def is_monitored(part: nn.Module | Optimizer) -> bool:
-    """Whether a model or an optimizer has a monitor that is not closed."""
-    return (unwrapped(part) if isinstance(part, nn.Module) else part) in _monitored
 
 
 class Monitor:
@@ -108,7 +102,7 @@ class Monitor:
         **options: Any,
     ) -> None:
         self.settings = settings = settings_of(settings, options)
-        self._optimizers = _checked_optimizers(model, optimizers)
+        self._optimizers = checked_optimizers(model, optimizers)
         self._streams = RuleStreams([make_rule(text) for text in settings.rule] or rules_of_preset(settings.preset))
         self._closed, self._failed, self._is_off, self._has_stopped = (
             True,
@@ -164,7 +158,7 @@ class Monitor:
             for one in self._optimizers
             for hook in (one.register_step_pre_hook(self._before_step), one.register_step_post_hook(self._after_step))
         ]
-        _monitored.update((self._model, *self._optimizers))
+        MONITORED.update((self._model, *self._optimizers))
         self._closed = False
         _open.add(self)
         try:
@@ -240,7 +234,7 @@ class Monitor:
         for hook in self._hooks:
             hook.remove()
         self._collector.close()
-        _monitored.difference_update((self._model, *self._optimizers))
+        MONITORED.difference_update((self._model, *self._optimizers))
 
     def _end(self, how: str) -> None:
         """The last event, and the recording."""
@@ -492,40 +486,11 @@ class Monitor:
         self._reporter.sampling(self._collector.step, agreed.longest, reason)
 
 
-def _checked_optimizers(model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """The optimizers, which train something of the model; raises ``UsageError``."""
-    found = (
-        [optimizers]
-        if isinstance(optimizers, Optimizer)
-        else list(optimizers)
-        if isinstance(optimizers, Sequence)
-        else []
-    )
-    if not isinstance(model, nn.Module) or not found or not all(isinstance(one, Optimizer) for one in found):
-        given = f"{type(model).__name__}, {type(optimizers).__name__}"
-        raise UsageError(
-            f"Monitor({given}) was given; expected a module and a torch optimizer, or a list: Monitor(model, optimizer)"
-        )
-    parts: list[nn.Module | Optimizer] = [model, *found]
-    for part in parts:
-        if is_monitored(part):
-            raise UsageError(
-                f"this {type(part).__name__} has a monitor already; make only one Monitor per training, or close() the first"
-            )
-    own = {id(parameter) for parameter in nn.Module.parameters(model)}
-    trained = {id(p) for one in found for group in one.param_groups for p in group["params"]}
-    if own and trained and not own & trained:
-        raise UsageError(
-            f"no parameter of {type(found[0]).__name__} belongs to this {type(model).__name__}; give the optimizer of this model"
-        )
-    return found
-
-
 def _leave_all_to_parent() -> None:
     for monitor in tuple(_open):
         monitor._leave_to_parent()
     _open.clear()
-    _monitored.clear()
+    MONITORED.clear()
 
 
 if hasattr(os, "register_at_fork"):
