@@ -41,6 +41,26 @@ class InferenceWorkload(Protocol):
         ...
 
 
+CALIBRATION, TEST, SHIFTED = CLEAN_PARTS = ("calibration", "test", "shifted")
+"""Clean samples that a detector is calibrated with, those that its false alarms are counted on, and unusual but correct ones."""
+
+
+@runtime_checkable
+class CalibratedWorkload(InferenceWorkload, Protocol):
+    """A workload with clean inputs besides those of `batches`."""
+
+    def clean_batches(self, part: str, samples: int) -> Sequence[Any]:
+        """Batches of clean inputs as in `batches`, of originals that neither the training, `batches` nor another part has.
+
+        The same values at every call; altered copies of one original are in one batch.
+
+        Args:
+            part: One of `CLEAN_PARTS`.
+            samples: Wanted; fewer come where there are not as many.
+        """
+        ...
+
+
 @calls_user_code
 def call_model(model: nn.Module, batch: Any) -> Any:
     """One call of the model: a dict as keyword arguments, a tuple or list as positional ones, else the one input."""
