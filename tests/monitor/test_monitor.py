@@ -541,13 +541,14 @@ def test_two_monitors_in_one_process():
 def test_trainings_in_several_threads_do_not_mix():
     names = ("plain", "rms-norm")
     golden, found = [run(TRAININGS[name], 30) for name in names], {}
+    built = {name: TRAININGS[name]() for name in names}  # here, as they draw from the generator of the process
     together = threading.Barrier(2, timeout=60)
 
     def train(name):
         def spoil(training, number):
             together.wait()
 
-        found[name] = run(TRAININGS[name], 30, None, spoil, **QUIET)
+        found[name] = run(lambda: built[name], 30, None, spoil, **QUIET)
 
     trainings = [threading.Thread(target=train, args=(name,)) for name in names]
     for thread in trainings:
