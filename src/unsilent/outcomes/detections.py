@@ -22,10 +22,11 @@ _FIELDS = ("boxes", "scores", "labels")
 
 @dataclass(frozen=True)
 class DetectionSet:
-    """An object was missed, added or given another class; severity: share of all detections, golden and faulty, without a partner.
+    """An object was missed, added or given another class; severity: share of golden and faulty detections without a partner.
 
-    Output: a dict with ``boxes`` [n, k, 4] (left, top, right, bottom), ``scores`` [n, k] and ``labels`` [n, k], padded with scores
-    below ``score``; or a list with one such dict per image, without the first dimension, as torchvision's detectors return.
+    Output: a dict with ``boxes`` [n, k, 4] (left, top, right, bottom), ``scores`` [n, k] and ``labels`` [n, k], padded with
+    scores below ``score``; or a list with one such dict per image, without the first dimension, as detectors of torchvision
+    return.
     Detections count from ``score`` on. Two are the same object if they have the same label and an intersection over union of
     ``iou`` or more.
     """
@@ -42,7 +43,9 @@ class DetectionSet:
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         before, after = self._images(golden), self._images(faulty)
         if len(before) != len(after):
-            raise UsageError(f"{self!r}: {len(before)} golden images, {len(after)} faulty ones; the batch size must not change")
+            raise UsageError(
+                f"{self!r}: {len(before)} golden images, {len(after)} faulty ones; the batch size must not change"
+            )
         unpaired = np.array([self._unpaired(*pair) for pair in zip(before, after, strict=True)], np.float64)
         return JudgeVerdict(unpaired > 0, unpaired)
 
@@ -58,17 +61,19 @@ class DetectionSet:
         entries: Sequence[Any] = [output] if single else output if isinstance(output, (list, tuple)) else [None]
         if not all(isinstance(entry, Mapping) and all(field in entry for field in _FIELDS) for entry in entries):
             raise UsageError(
-                f"{self!r} needs an output with {', '.join(_FIELDS)}: a dict, or a list with one dict per image; choose another judge"
+                f"{self!r} needs an output with {', '.join(_FIELDS)}: a dict, or a list with one dict per image; "
+                "choose another judge"
             )
         images = [tuple(array_of(entry[field]) for field in _FIELDS) for entry in entries]
-        if single:
-            images = list(zip(*images[0], strict=True)) if all(field.ndim for field in images[0]) else images
         for boxes, scores, labels in images:
-            if boxes.shape != (*scores.shape, 4) or labels.shape != scores.shape or scores.ndim != 1:
+            if boxes.shape != (*scores.shape, 4) or labels.shape != scores.shape or scores.ndim != 1 + single:
+                each = "[n, k, 4], [n, k] and [n, k]" if single else "[k, 4], [k] and [k]"
                 raise UsageError(
-                    f"{self!r}: an image has boxes {list(boxes.shape)}, scores {list(scores.shape)} and labels "
-                    f"{list(labels.shape)}; expected [k, 4], [k] and [k]"
+                    f"{self!r}: boxes {list(boxes.shape)}, scores {list(scores.shape)} and labels {list(labels.shape)} "
+                    f"do not fit each other; expected {each}"
                 )
+        if single:
+            images = list(zip(*images[0], strict=True))
         return [(boxes.astype(np.float64), scores.astype(np.float64), labels) for boxes, scores, labels in images]
 
     def _unpaired(

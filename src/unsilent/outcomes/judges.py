@@ -227,7 +227,7 @@ class Segmentation:
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         g, f = (self._labels(x) for x in _pair(golden, faulty, self, 3))
-        counted = (g != self.background, f != self.background)
+        counted = [np.ones_like(m, bool) if self.background is None else m != self.background for m in (g, f)]
         both = ((g == f) & counted[0]).sum(1, dtype=np.float64)
         either = sum(c.sum(1, dtype=np.float64) for c in counted) - both
         overlap = np.where(either > 0, both / np.maximum(either, 1), 1.0)

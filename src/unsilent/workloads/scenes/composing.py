@@ -21,7 +21,8 @@ from unsilent.workloads.base import CALIBRATION, CLEAN_PARTS, SHIFTED, TEST, Wor
 from unsilent.workloads.digits import digits
 
 DESCRIPTION = (
-    "scenes of 32x32 pixels with two to four of scikit-learn's digits (UCI handwritten digits); 1,347 digits for training, 450 held out"
+    "scenes of 32x32 pixels with up to four of scikit-learn's digits (UCI handwritten digits); "
+    "1,347 digits for training, 450 held out"
 )
 CANVAS = 32
 """Height and width of a scene in pixels."""

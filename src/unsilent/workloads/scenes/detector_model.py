@@ -1,4 +1,4 @@
-"""A one-stage detector without anchors: every cell of a coarse grid gives class scores and one box, as FCOS (Tian et al., ICCV 2019).
+"""A one-stage detector without anchors, as FCOS (Tian et al., ICCV 2019): cells of a coarse grid give class scores and a box.
 
 Each cell of 4x4 pixels says which digit's centre is near, how far that centre is from its own and how large the box is. Training
 compares the cells near a digit's centre with that digit (`target_of`, `detection_loss`). `detect` turns what the cells say into
@@ -58,7 +58,7 @@ def boxes_of(cells: Tensor) -> Tensor:
     """Boxes [n, 4, h, w] (left, top, right, bottom in pixels) from what the cells say.
 
     Args:
-        cells: [n, 4, h, w]: distance of the box's centre from the cell's, x and y, and logarithm of width and height; all in cells.
+        cells: [n, 4, h, w]: distance of the box's centre from the cell's, x and y; logarithms of width and height; all in cells.
     """
     centre = cell_centres(cells.shape[2], cells.shape[3], cells) + STRIDE * cells[:, :2]
     half = STRIDE / 2 * cells[:, 2:].exp()

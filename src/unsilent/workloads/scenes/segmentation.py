@@ -1,8 +1,8 @@
 """`scenes-unet` and `scenes-segformer`: which digit each pixel of a scene belongs to.
 
-`UNet` has the encoder, decoder and skip connections of Ronneberger et al. (MICCAI 2015), with batch norm and two levels. The SegFormer
-(Xie et al., NeurIPS 2021) is `SegformerForSemanticSegmentation` of transformers, built from a small configuration; its scores
-have half the resolution and are enlarged to the size of the image, as its authors do.
+`UNet` has the encoder, decoder and skip connections of Ronneberger et al. (MICCAI 2015), with batch norm and two levels. The
+SegFormer (Xie et al., NeurIPS 2021) is `SegformerForSemanticSegmentation` of transformers, built from a small configuration; its
+scores have half the resolution and are enlarged to the size of the image, as its authors do.
 """
 
 from __future__ import annotations
