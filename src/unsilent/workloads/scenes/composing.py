@@ -141,7 +141,7 @@ def _enlarging_weights(size: int) -> NDArray[np.float64]:
     """Linear interpolation of 8 pixels to ``size`` pixels: [size, 8]."""
     at = np.clip((np.arange(size) + 0.5) * 8 / size - 0.5, 0, 7)
     near = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(8)))
-    return np.rint(near * _WEIGHT_STEPS) / _WEIGHT_STEPS
+    return np.asarray(np.rint(near * _WEIGHT_STEPS) / _WEIGHT_STEPS, np.float64)
 
 
 def held_out_rows(part: str) -> Tensor:

@@ -162,7 +162,9 @@ SEGMENTERS = {
             "patches": ("segformer.*.patch_embeddings.*",),
             "attention": ("segformer.*.attention.*",),
             "mlp": ("segformer.*.mlp.*",),
-            "norm": ("segformer.*.layer_norm*",),
+            "norm": (
+                "segformer.*[0-9r].layer*norm*",
+            ),  # of blocks and stages; transformers 4 and 5 name them differently
             "decoder": ("decode_head.*",),
         },
     ),
