@@ -396,9 +396,7 @@ class SignalCollector:
         row.add((slot, slot + 1), norms_and_largest([local_tensor(value)]))
 
     def _gradient_arrived(self, key: tuple[str, str], *parts: Tensor) -> None:
-        """Read one gradient, the sum of its parts, now; what is called from a hook raises nothing. Those of
-        torch.autograd.grad are left out.
-        """
+        """Read one gradient, the sum of its parts; raises nothing, as it is a hook. Leaves out those of torch.autograd.grad."""
         if _is_transformed() or self.is_off or not self._ends.is_in_pass:
             return
         with self._timed("gradients" if key[0] == GRADIENT else "values"):
