@@ -30,7 +30,7 @@ class PlanOptions:
     """What is planned for, and how the plan is validated.
 
     Attributes:
-        seed: None: that of the stored campaign plus 1.
+        validation_seed: None: that of the stored campaign plus 1.
         validation_trials: Per component; None: as many in all as the store has.
     """
 
@@ -58,7 +58,7 @@ class PlanOptions:
     validation_store: Annotated[Path | None, Option(
         "File that stores the trials of the second campaign.", VALIDATION_PANEL,
         default_text="STORE.validation.sqlite")] = None  # fmt: skip
-    seed: Annotated[int | None, Option(
+    validation_seed: Annotated[int | None, Option(
         "Seed of the second campaign.", VALIDATION_PANEL, default_text="that of the store plus 1")] = None  # fmt: skip
     workload: Annotated[str | None, Option(_CONFIRMED.format("The workload"), WORKLOAD_PANEL)] = None
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
@@ -80,7 +80,7 @@ class PlanOptions:
         if len(set(self.budget)) != len(self.budget) or not self.budget:
             raise UsageError(f"--budget is given as {' '.join(self.budget)}; expected each budget once, like 1% 5%")
         ignored = {
-            "--validation-trials": self.validation_trials, "--validation-store": self.validation_store, "--seed": self.seed,
+            "--validation-trials": self.validation_trials, "--validation-store": self.validation_store, "--validation-seed": self.validation_seed,
             "--workload": self.workload, "--with": self.options or None, "--data": self.data, "--weights": self.weights,
         }  # fmt: skip
         given = [name for name, value in ignored.items() if value is not None]

@@ -59,7 +59,7 @@ def plan(
     validate: bool = False,
     validation_trials: int | None = None,
     validation_store: str | Path | None = None,
-    seed: int | None = None,
+    validation_seed: int | None = None,
     workload: str | InferenceWorkload | None = None,
     options: Mapping[str, object] | Sequence[str] = (),
     data: str | Path | None = None,
@@ -79,7 +79,7 @@ def plan(
         unit: What one incorrect output is counted on, ``sample`` or ``batch``.
         truth: A store of the same campaign that is taken for the truth, for the oracle.
         validate: Run a second, independent campaign with the protection in place.
-        validation_trials, validation_store, seed: Of that campaign: trials per component, file, seed.
+        validation_trials, validation_store, validation_seed: Of that campaign: trials per component, file, seed.
         workload: What that campaign runs, where it is not built in: a name, or a live workload.
         options, data, weights: Of the workload, where it is not built in.
 
@@ -90,9 +90,7 @@ def plan(
     arguments = dict(locals())
     live = None if workload is None or isinstance(workload, str) else workload
     asked_workload = getattr(workload, "name", None) if live is not None else workload
-    asked = OptionValues.from_call((PlanOptions,), {**arguments, "workload": asked_workload, "with": options})
-    if options:
-        asked.given_values["options"] = asked.options["options"].parse_value(options, "options")
+    asked = OptionValues.from_call((PlanOptions,), {**arguments, "workload": asked_workload})
     return make_plan(asked.make_dataclass(PlanOptions), asked.command_line("plan", PlanOptions), observer, live)
 
 
@@ -111,7 +109,7 @@ def make_plan(
             path = options.validation_store or options.store.with_suffix(".validation.sqlite")
             named = {"workload": options.workload, "data": options.data, "weights": options.weights}
             trials = run_validation(
-                store, path, items, trials=options.validation_trials, seed=options.seed, unit=options.unit,
+                store, path, items, trials=options.validation_trials, seed=options.validation_seed, unit=options.unit,
                 confirmed=named, options=options.options, workload=live, jobs=options.jobs, observer=observer,
             )  # fmt: skip
         rates, sizes = items.selection_rates(), items.sizes

@@ -92,7 +92,7 @@ def run_validation(
     spec = store.spec
     seed = spec.seed + 1 if seed is None else seed
     if seed == spec.seed:
-        raise UsageError(f"--seed is {seed}, the seed of {store.path}; give another, so that the two campaigns are independent")
+        raise UsageError(f"--validation-seed is {seed}, the seed of {store.path}; give another, so that the two campaigns are independent")
     if path.resolve() == store.path.resolve():
         raise UsageError(f"--validation-store is {path}, the store that is planned with; give another file")
     if workload is None:
