@@ -138,7 +138,9 @@ def _solve(rates: Floats, sizes: Ints, memory: Memory) -> tuple[Ints | None, boo
     energies = np.array([b.energy for b in memory.blocks])
     cost = np.outer(rates, residuals)
     cost *= _OBJECTIVE / max(float(cost.sum()), 1e-300)
-    cost += np.outer(sizes / sizes.sum(), energies / max(float(energies.max()), 1e-300)) * 1e-4  # decides between equals
+    cost += (
+        np.outer(sizes / sizes.sum(), energies / max(float(energies.max()), 1e-300)) * 1e-4
+    )  # decides between equals
     each = sparse.kron(sparse.eye(items), np.ones((1, blocks)), format="csr")
     rows, limits = _rows(sizes, memory)
     for shrinkage in _SHRINKAGES:

@@ -49,7 +49,9 @@ def read_memory(path: Path, total: int) -> Memory:
     if unknown:
         raise UsageError(f"{path} has the key {unknown[0]!r}; expected [[block]] tables, and {' or '.join(_LIMITS)}")
     if not isinstance(blocks, list) or not 1 <= len(blocks) <= MOST_BLOCKS:
-        raise UsageError(f"{path} has no list of blocks; expected 1 to {MOST_BLOCKS} [[block]] tables, each with a name")
+        raise UsageError(
+            f"{path} has no list of blocks; expected 1 to {MOST_BLOCKS} [[block]] tables, each with a name"
+        )
     read = tuple(_read_block(one, f"{path}: block {n}", total) for n, one in enumerate(blocks, 1))
     names = [block.name for block in read]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -160,7 +160,9 @@ def check_plannable(store: PvfStore, granularity: str) -> None:
         found = "faults of a list" if spec.faults is not None else f"flips {spec.flips} in a trial"
         raise UsageError(f"{store.path} has {found}; a plan needs trials with one drawn fault each: {fitting}")
     if granularity == "tensor-bits" and spec.fault != "bitflip":
-        raise UsageError(f"{store.path} has the fault model {spec.fault}; --granularity tensor-bits needs bitflip: {fitting}")
+        raise UsageError(
+            f"{store.path} has the fault model {spec.fault}; --granularity tensor-bits needs bitflip: {fitting}"
+        )
 
 
 def read_items(store: PvfStore, granularity: str, unit: str) -> ParameterItems:
@@ -205,7 +207,9 @@ def _pieces(target: TargetInfo, stored: StoredTrials, granularity: str) -> list[
     if granularity == "tensor" or target.bits is not None:
         shares = tally.tally.incorrect_share_per_trial
         label = target.name.removeprefix(target.group).strip("/")
-        return [_Piece(target, label, target.bits, size, target.share, (shares[::2], shares[1::2]), tally.expected_mean)]
+        return [
+            _Piece(target, label, target.bits, size, target.share, (shares[::2], shares[1::2]), tally.expected_mean)
+        ]
     info = next(t for t in stored.description.tensors if parse_site(t.site).label == target.group)
     rows = [row for row in stored.rows.get((target.name, 1), []) if stored.is_counted(row)]
     outcomes: dict[int, tuple[list[bytes], list[bytes]]] = defaultdict(lambda: ([], []))
@@ -215,7 +219,9 @@ def _pieces(target: TargetInfo, stored: StoredTrials, granularity: str) -> list[
     result = []
     for label, bits in codec(info.dtype).bit_strata.items():
         halves = [[codes for bit in bits for codes in outcomes[bit][half]] for half in (0, 1)]
-        one, two = (Tally.of(codes, stored.description.samples, stored.unit).incorrect_share_per_trial for codes in halves)
+        one, two = (
+            Tally.of(codes, stored.description.samples, stored.unit).incorrect_share_per_trial for codes in halves
+        )
         part = len(bits) / info.width
         result.append(_Piece(target, label, bits, round(size * part), target.share * part, (one, two), 0.0))
     return result
@@ -233,5 +239,3 @@ def _item(tensor: str, bits: tuple[int, ...] | None, pieces: Sequence[_Piece], e
         name, tensor, pieces[0].target.component, bits, sum(p.size for p in pieces), math.fsum(p.share for p in pieces),
         half(0), half(1),
     )  # fmt: skip
-
-

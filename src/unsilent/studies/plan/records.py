@@ -39,12 +39,12 @@ class Validation:
     Attributes:
         rate: The failure rate that remains, with limits that hold for all budgets together.
         difference: Prediction minus ``rate``, with such limits.
-        p_value: Of no difference, corrected for the number of budgets (Holm).
+        differs: Whether a difference is shown, with Holm's correction for the number of budgets.
     """
 
     rate: Interval
     difference: Interval
-    p_value: float
+    differs: bool
 
 
 @dataclass(frozen=True, slots=True)

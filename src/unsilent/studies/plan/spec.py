@@ -45,7 +45,9 @@ class PlanOptions:
         MEMORY_PANEL)] = None  # fmt: skip
     granularity: Annotated[str, Option(
         "What is protected as a whole: tensor, or tensor-bits (one class of bits of a tensor).", MEMORY_PANEL)] = "tensor"  # fmt: skip
-    unit: Annotated[str, Option("Unit in which incorrect outputs are counted: sample or batch.", PRECISION_PANEL)] = "sample"
+    unit: Annotated[str, Option("Unit in which incorrect outputs are counted: sample or batch.", PRECISION_PANEL)] = (
+        "sample"
+    )
     confidence: Annotated[float, CONFIDENCE] = 0.95
     truth: Annotated[Path | None, Option(
         "A store of the same campaign that is taken for the truth, such as an exhaustive one, for the oracle.",
@@ -85,7 +87,9 @@ class PlanOptions:
         }  # fmt: skip
         given = [name for name, value in ignored.items() if value is not None]
         if given and not self.validate:
-            raise UsageError(f"{given[0]} is only used with --validate; add --validate, or leave out {', '.join(given)}")
+            raise UsageError(
+                f"{given[0]} is only used with --validate; add --validate, or leave out {', '.join(given)}"
+            )
 
 
 @dataclass(frozen=True)

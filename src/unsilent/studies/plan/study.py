@@ -22,7 +22,7 @@ from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.options import OptionValues
 from unsilent.sizes import human_bytes
-from unsilent.statistics.comparing import difference, holm, p_value
+from unsilent.statistics.comparing import difference
 from unsilent.studies.plan.assignment import (
     Floats,
     Ints,
@@ -229,14 +229,25 @@ def _validated(
     def gap(name: str, level: float) -> Interval:
         return difference(items.rate(remaining[name], level), trials.rate(remaining[name], level))
 
-    p_values = holm([p_value(lambda level, name=budget.name: gap(name, level)) for budget in budgets])  # type: ignore[misc]
+    names, level = {budget.name for budget in budgets}, 1 - confidence
+    result = {name: gap(name, confidence) for name in names}
+    differing: set[str] = set()
+    while fresh := {n for n in names - differing if _excludes_zero(gap(n, 1 - level) if differing else result[n])}:
+        differing |= fresh
+        level = (1 - confidence) * len(names) / max(1, len(names) - len(differing))  # Holm's next step
     return [
         replace(
             budget,
-            validation=Validation(trials.rate(remaining[budget.name], confidence), gap(budget.name, confidence), p),
+            validation=Validation(
+                trials.rate(remaining[budget.name], confidence), result[budget.name], budget.name in differing
+            ),
         )
-        for budget, p in zip(budgets, p_values, strict=True)
+        for budget in budgets
     ]
+
+
+def _excludes_zero(interval: Interval) -> bool:
+    return interval.low > 0 or interval.high < 0
 
 
 def _planned_items(items: ParameterItems, used: Mapping[str, Sequence[str]]) -> tuple[PlannedItem, ...]:

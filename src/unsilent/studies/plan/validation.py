@@ -92,7 +92,9 @@ def run_validation(
     spec = store.spec
     seed = spec.seed + 1 if seed is None else seed
     if seed == spec.seed:
-        raise UsageError(f"--validation-seed is {seed}, the seed of {store.path}; give another, so that the two campaigns are independent")
+        raise UsageError(
+            f"--validation-seed is {seed}, the seed of {store.path}; give another, so that the two campaigns are independent"
+        )
     if path.resolve() == store.path.resolve():
         raise UsageError(f"--validation-store is {path}, the store that is planned with; give another file")
     if workload is None:
@@ -135,7 +137,9 @@ def read_trials(store: PvfStore, items: ParameterItems, unit: str, seed: int) ->
         own = rows[target.name]
         hits = single_element_trials(own, store.baseline)
         if len(hits) != len(own):
-            raise UsageError(f"{store.path} has trials with several faults ({spec.fault}); a plan needs one fault in a trial")
+            raise UsageError(
+                f"{store.path} has trials with several faults ({spec.fault}); a plan needs one fault in a trial"
+            )
         tally = Tally.of([row.outcome_codes for row in own], store.baseline.samples, unit)
         hit_items = [
             next(n for bits, n in by_tensor[parse_site(hit.tensor.site).label] if bits is None or hit.bit in bits)
@@ -145,4 +149,3 @@ def read_trials(store: PvfStore, items: ParameterItems, unit: str, seed: int) ->
         strata.append((target.share, np.array(hit_items, np.int64)[judged], tally.incorrect_share_per_trial))
     total = math.fsum(share for share, _, _ in strata)
     return ValidationTrials(tuple((s / total, i, x) for s, i, x in strata), str(store.path), seed)
-
