@@ -122,8 +122,8 @@ def optimal_assignment(rates: Floats, sizes: Ints, memory: Memory) -> Assignment
     candidates += [] if solved is None else [solved]
     if not candidates:
         raise UsageError(
-            f"the blocks cannot hold all {human_bytes(int(sizes.sum()) // 8)} of the parameters within their capacities and limits; "
-            "give a block without a capacity, or raise capacities and limits"
+            f"the blocks cannot hold all {human_bytes(int(sizes.sum()) // 8)} of the parameters within their capacities and "
+            "limits; give a block without a capacity, or raise capacities and limits"
         )
     return Assignment(min(candidates, key=lambda c: float(rates @ memory.residuals(c))), optimal)
 

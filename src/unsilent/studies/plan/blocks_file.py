@@ -22,7 +22,7 @@ MOST_BLOCKS = 32
 
 
 def parse_capacity(text: str, total: int, name: str) -> int:
-    """Bits of a capacity: a share of ``total`` bits (``5%``) or a size (``64kB``); raises ``UsageError``, where it is ``name``."""
+    """Bits of a capacity: a share of ``total`` bits (``5%``) or a size (``64kB``); errors call it ``name``."""
     match = _PERCENT.fullmatch(text)
     if match:
         share = float(match[1]) / 100

@@ -1,9 +1,9 @@
 """The items that a plan assigns to memory: parts of the parameters of a stored PVF campaign, with the trials that hit them.
 
 An item is one tensor, or one class of bits of one tensor. The trials of each stratum are split into two halves by their number:
-those with even numbers select what is protected, those with odd numbers predict the failure rate that remains. Trials of a stratum
-are independent draws, so the prediction does not know which trials made the selection. Where a campaign tried every fault, both
-halves are all trials, and nothing is estimated.
+those with even numbers select what is protected, those with odd numbers predict the failure rate that remains. Trials of a
+stratum are independent draws, so the prediction does not know which trials made the selection. Where a campaign tried every
+fault, both halves are all trials, and nothing is estimated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsilent.errors import StoreError, UsageError
 from unsilent.faults import codec

@@ -20,10 +20,11 @@ _LEAST_AXIS = 1e-7
 MOST_ITEMS = 20
 """Parts of the parameters that a terminal lists."""
 METHOD = (
-    "The remaining failure rate is the probability that one fault, drawn over all parameters by the sampling law of the campaign, makes "
-    "an output incorrect although the faults in protected memory are corrected. Trials with even numbers select what is protected, those "
-    "with odd numbers predict the rate, so a prediction does not know which trials made the selection. The selection is the optimum of "
-    "the knapsack problem (HiGHS). Limits of all budgets hold together (Bonferroni); whether prediction and second campaign differ is decided with Holm's correction."
+    "The remaining failure rate is the probability that one fault, drawn over all parameters by the law of the campaign, "
+    "makes an output incorrect although the faults in protected memory are corrected. Trials with even numbers select what is "
+    "protected, those with odd numbers predict the rate, so a prediction does not know which trials made the selection. The "
+    "selection is the optimum of the knapsack problem (HiGHS). Limits of all budgets hold together (Bonferroni); whether "
+    "prediction and second campaign differ is decided with Holm's correction."
 )
 
 
@@ -78,7 +79,7 @@ def _findings(result: PlanResult) -> Iterator[str]:
         shown = [b.name for b in result.budgets if name in b.gains and b.gains[name].high < 0]
         estimated = [
             b.name for b in result.budgets
-            if name in b.gains and b.gains[name].estimate is not None and b.gains[name].estimate <= 0
+            if name in b.gains and (b.gains[name].estimate or 0.0) <= 0 and b.gains[name].estimate is not None
         ]  # fmt: skip
         noun = (
             f"the {name} assignment"
@@ -95,7 +96,8 @@ def _findings(result: PlanResult) -> Iterator[str]:
     if wrong:
         yield f"prediction and second campaign differ at {', '.join(wrong)} (Holm)"
     elif checked:
-        yield f"no difference between prediction and second campaign was shown at any of {count_text(len(checked), 'budget')} (Holm)"
+        count = count_text(len(checked), "budget")
+        yield f"no difference between prediction and second campaign was shown at any of {count} (Holm)"
     vague = [b for b in result.budgets if b.trials_factor is not None and b.trials_factor > 1]
     if vague:
         factors = ", ".join(f"{number_text(b.trials_factor or 0)} times at {b.name}" for b in vague)
@@ -114,8 +116,8 @@ def _sections(result: PlanResult) -> Iterator[Section]:
     if any(budget.validation for budget in result.budgets):
         yield Section(
             "Validation",
-            f"A second campaign of {count_text(result.validation_trials, 'trial')} with seed {result.validation_seed}, in which faults "
-            "in protected memory are corrected.",
+            f"A second campaign of {count_text(result.validation_trials, 'trial')} with seed {result.validation_seed}, in which "
+            "faults in protected memory are corrected.",
             (_validation_table(result),),
         )
     if any(budget.capacity is None for budget in result.budgets):
@@ -211,11 +213,11 @@ def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
 
 
 def _notes(result: PlanResult) -> Iterator[str]:
-    yield "remains and the baselines: predicted from the half of the trials that did not select, with limits that hold for all budgets"
+    yield "remains and the baselines: predicted from the half of the trials that did not select, with joint limits"
     yield "smallest first and largest first: assignments by size; random: mean of 100 random orders"
     if result.truth.startswith("all trials"):
         yield (
-            "oracle: the best plan for all trials of the campaign, evaluated on the same trials, so on average no plan is better than this"
+            "oracle: the best plan for all trials of the campaign, evaluated on the same trials; on average, no plan is better"
         )
     else:
         yield f"oracle: the best plan for the trials of {result.truth}, evaluated on the same trials"

@@ -44,7 +44,8 @@ class PlanOptions:
         "Instead of budgets, a TOML file of memory blocks with capacity, residual fault rate, latency and energy.",
         MEMORY_PANEL)] = None  # fmt: skip
     granularity: Annotated[str, Option(
-        "What is protected as a whole: tensor, or tensor-bits (one class of bits of a tensor).", MEMORY_PANEL)] = "tensor"  # fmt: skip
+        "What is protected as a whole: tensor, or tensor-bits (one class of bits of a tensor).",
+        MEMORY_PANEL)] = "tensor"  # fmt: skip
     unit: Annotated[str, Option("Unit in which incorrect outputs are counted: sample or batch.", PRECISION_PANEL)] = (
         "sample"
     )
@@ -53,7 +54,8 @@ class PlanOptions:
         "A store of the same campaign that is taken for the truth, such as an exhaustive one, for the oracle.",
         PRECISION_PANEL)] = None  # fmt: skip
     validate: Annotated[bool, Option(
-        "Run a second campaign with another seed, correct the faults in protected memory, and compare.", VALIDATION_PANEL)] = False  # fmt: skip
+        "Run a second campaign with another seed, correct the faults in protected memory, and compare.",
+        VALIDATION_PANEL)] = False  # fmt: skip
     validation_trials: Annotated[int | None, Option(
         "Trials per component of the second campaign.", VALIDATION_PANEL,
         default_text="as many in all as the store has")] = None  # fmt: skip
@@ -82,7 +84,8 @@ class PlanOptions:
         if len(set(self.budget)) != len(self.budget) or not self.budget:
             raise UsageError(f"--budget is given as {' '.join(self.budget)}; expected each budget once, like 1% 5%")
         ignored = {
-            "--validation-trials": self.validation_trials, "--validation-store": self.validation_store, "--validation-seed": self.validation_seed,
+            "--validation-trials": self.validation_trials, "--validation-store": self.validation_store,
+            "--validation-seed": self.validation_seed,
             "--workload": self.workload, "--with": self.options or None, "--data": self.data, "--weights": self.weights,
         }  # fmt: skip
         given = [name for name, value in ignored.items() if value is not None]

@@ -1,8 +1,8 @@
 """Which parameters of a stored PVF campaign to protect, or to duplicate, with a given amount of memory.
 
-Protected memory corrects faults; a plan chooses what to put there so that the remaining failure rate, ``sum share x PVF`` over all
-that is not protected, is smallest. One half of the trials of each stratum selects, the other half predicts, so the prediction is not
-too good because the best was selected. `unsilent.studies.plan.validation` checks it with a second campaign.
+Protected memory corrects faults; a plan chooses what to put there so that the remaining failure rate, ``sum share x PVF`` over
+all that is not protected, is smallest. One half of the trials of each stratum selects, the other half predicts, so the prediction
+is not too low because the best was selected. `unsilent.studies.plan.validation` checks it with a second campaign.
 
 This study reads stores of ``unsilent pvf`` and runs its validation as such a campaign. No other study imports it.
 """
