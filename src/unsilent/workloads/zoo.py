@@ -72,6 +72,29 @@ def _zoo() -> dict[str, WorkloadEntry]:
             data="optional",
         ),
     ]
+    scenes = {"eval": "scenes of held-out digits per evaluation (64)", **_SEED}
+    entries += [
+        WorkloadEntry(
+            "scenes-unet",
+            _HERE + "scenes.segmentation:segmenter",
+            "small U-Net with batch norm that labels the pixels of scenes of scikit-learn's digits",
+            scenes,
+            fixed_options={"name": "scenes-unet"},
+        ),
+        WorkloadEntry(
+            "scenes-segformer",
+            _HERE + "scenes.segmentation:segmenter",
+            "small SegFormer of transformers that labels the pixels of scenes of scikit-learn's digits",
+            scenes,
+            fixed_options={"name": "scenes-segformer"},
+        ),
+        WorkloadEntry(
+            "scenes-detector",
+            _HERE + "scenes.detection:detector",
+            "small one-stage detector that finds scikit-learn's digits in scenes",
+            scenes,
+        ),
+    ]
     entries += [
         WorkloadEntry(
             f"cifar-resnet{depth}",
