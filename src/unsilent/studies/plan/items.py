@@ -28,7 +28,6 @@ from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.row_scopes import StoredTrials, single_element_trials
 from unsilent.studies.pvf.spec import TargetInfo
 
-GRANULARITIES = ("tensor", "tensor-bits")
 _MOST_FACTOR_STEPS = 40
 
 

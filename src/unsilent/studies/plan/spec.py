@@ -18,8 +18,8 @@ from unsilent.options import (
     check_count,
 )
 from unsilent.outcomes.pvf_options import UNITS
-from unsilent.studies.plan.items import GRANULARITIES
 
+GRANULARITIES = ("tensor", "tensor-bits")
 MEMORY_PANEL, VALIDATION_PANEL = "Protected memory", "Validation"
 DEFAULT_BUDGETS = ("1%", "2%", "5%", "10%", "20%")
 _CONFIRMED = "{} of the campaign, if it is not built in. Only with --validate."
