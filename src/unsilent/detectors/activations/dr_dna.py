@@ -74,8 +74,9 @@ class DrDna:
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """The weighted sum of the standardised terms, in their standard deviations, float64[n]."""
-        terms = (self._terms(layer, reading) - layer["usual"][:, None]) / layer["spread"][:, None]
-        return limit_scores(np.array([self.surprise, self.distance, self.location]) @ limit_scores(terms))
+        terms = (self._terms(layer, reading) - layer["usual"][..., None]) / layer["spread"][..., None]
+        weights = np.array([self.surprise, self.distance, self.location])
+        return limit_scores((weights[:, None] * limit_scores(terms)).sum(-2))
 
     def cumulate(self, scores: Floats) -> Floats:
         """The larger one of the last score and the sum so far over the root of the number of layers."""
@@ -83,17 +84,18 @@ class DrDna:
         return np.maximum(scores, scores.cumsum(0) / np.sqrt(count))
 
     def _terms(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """Surprise, distance and location of n samples, float64[3, n]."""
+        """Surprise, distance and location of n samples, float64[..., 3, n]."""
+        known = {name: value[..., None, :] for name, value in layer.items()}
         values = np.clip(np.nan_to_num(reading, nan=_FAR), -_FAR, _FAR)
-        place = (values - layer["low"]) / layer["width"]
+        place = (values - known["low"]) / known["width"]
         cells = np.clip(np.floor(place), -1, self.bins).astype(np.int64) + 1
         cells = np.where(place == self.bins, self.bins, cells)  # the largest clean value is in the last cell
         outside = np.maximum(np.maximum(-place, place - self.bins), 0) / self.bins
-        cost = np.take_along_axis(layer["cost"], cells, axis=0) + np.log1p(outside)
-        standard = (values - layer["mean"]) / layer["deviation"]
-        distance = np.abs(np.sort(standard, axis=1) - layer["quantiles"]).mean(1)
+        cost = np.take_along_axis(layer["cost"], cells, axis=-2) + np.log1p(outside)
+        standard = (values - known["mean"]) / known["deviation"]
+        distance = np.abs(np.sort(standard, axis=-1) - known["quantiles"]).mean(-1)
         seen = [
-            layer[name][where] > 0
-            for name, where in (("largest", standard.argmax(1)), ("smallest", standard.argmin(1)))
+            np.take_along_axis(layer[name], where, axis=-1) > 0
+            for name, where in (("largest", standard.argmax(-1)), ("smallest", standard.argmin(-1)))
         ]
-        return np.array([cost.mean(1), distance, 1 - (seen[0].astype(float) + seen[1]) / 2])
+        return np.stack([cost.mean(-1), distance, 1 - (seen[0].astype(float) + seen[1]) / 2], axis=-2)
