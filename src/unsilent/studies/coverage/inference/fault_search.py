@@ -1,4 +1,4 @@
-"""Draws faults of one error model until one changes the answer of a sample, with the engine that runs only what a fault changes."""
+"""Draws faults of one error model until one changes the answer of a sample."""
 
 from __future__ import annotations
 

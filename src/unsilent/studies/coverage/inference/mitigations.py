@@ -85,7 +85,9 @@ class Mitigations:
                 else:
                     assert rung == RERUN
                 output = PlainEngine._evaluate(engine, batch, left)
-            return classify(engine.judge, engine.golden[batch], output, engine.batches[batch], engine.samples[batch]).codes
+            return classify(
+                engine.judge, engine.golden[batch], output, engine.batches[batch], engine.samples[batch]
+            ).codes
         except Exception:  # the model raises on such values: no answer
             return np.full(engine.samples[batch], Outcome.EXCEPTION, np.uint8)
 

@@ -1,4 +1,4 @@
-"""What is asked of ``unsilent coverage`` for an inference workload, what is known before the first trial, what happened in one."""
+"""What is asked of ``unsilent coverage`` for inference, what is known before the first trial, and what happened in one."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
     "output-flip",
     "output-burst",
 )
-"""One flipped bit of a parameter; bits of parameters flipped at a rate; one flipped bit of an operation's output; random values or
-a burst in an operation's output."""
+"""One flipped bit of a parameter; bits of parameters flipped at a rate; one flipped bit of an operation's output; random values
+or a burst in an operation's output."""
 IN_WEIGHTS = (WEIGHT_FLIP, WEIGHT_RATE)
 CALIBRATION, TEST, SHIFTED = CLEAN_TARGETS = ("calibration", "test", "shifted")
 """Clean samples that thresholds are taken of, those that false alarms are counted on, and unusual but correct ones."""
@@ -78,7 +78,9 @@ class InferenceCoverageSpec:
     only: Annotated[tuple[str, ...], Option(
         f"Error models to draw faults of: {', '.join(ERROR_MODELS)}, or globs over them; repeat for more.", FAULTS_PANEL,
         default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
-    flip_rate: Annotated[float, Option("Share of the bits of all parameters that weight-rate flips.", FAULTS_PANEL)] = 1e-6
+    flip_rate: Annotated[float, Option("Share of the bits of all parameters that weight-rate flips.", FAULTS_PANEL)] = (
+        1e-6
+    )
     bursts: Annotated[tuple[str, ...], Option(
         "A fault model of output-burst; repeat for more, one of which is drawn for each fault.", FAULTS_PANEL, "burst",
         default_text=" ".join(DEFAULT_BURSTS), is_repeatable=True)] = DEFAULT_BURSTS  # fmt: skip
@@ -86,7 +88,7 @@ class InferenceCoverageSpec:
         "Faults that a trial draws at most until one changes an answer.", FAULTS_PANEL)] = 1000  # fmt: skip
     profile_samples: Annotated[int, Option("Clean samples that detectors learn from.", PRECISION_PANEL)] = 600
     clean_samples: Annotated[int, Option(
-        "Clean samples for thresholds, and as many for false alarms and with shifted inputs.", PRECISION_PANEL)] = 2000  # fmt: skip
+        "Clean samples for thresholds, as many for false alarms, as many shifted ones.", PRECISION_PANEL)] = 2000  # fmt: skip
     seed: Annotated[int, SEED] = 0
     device: Annotated[str, Option("Device: auto, cpu, cuda or cuda:0.", WORKLOAD_PANEL, unset_value="auto")] = "cpu"
     threads: Annotated[int, NOT_AN_OPTION] = 1
