@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unsilent.outcomes import judge, judge_by_decision
     from unsilent.sites import inject
     from unsilent.studies.checkpoint.study import checkpoint_study
+    from unsilent.studies.coverage.inference.study import inference_coverage
     from unsilent.studies.coverage.study import coverage
     from unsilent.studies.noise.study import noise
     from unsilent.studies.pvf.records import PvfResult
@@ -38,6 +39,7 @@ _LAZY = {
     "Training": "unsilent.workloads.trainings",
     "checkpoint_study": "unsilent.studies.checkpoint.study",
     "coverage": "unsilent.studies.coverage.study",
+    "inference_coverage": "unsilent.studies.coverage.inference.study",
     "noise": "unsilent.studies.noise.study",
     "pvf": "unsilent.studies.pvf.study",
     "training": "unsilent.studies.training.study",
@@ -59,6 +61,7 @@ __all__ = [
     "checkpoint_study",
     "coverage",
     "fault_model",
+    "inference_coverage",
     "inject",
     "judge",
     "judge_by_decision",

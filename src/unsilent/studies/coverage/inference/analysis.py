@@ -22,6 +22,7 @@ from unsilent.studies.coverage.inference.scoring import (
     Detected,
     Floats,
     ScoredStore,
+    check_clean_samples,
     clean_samples_needed,
     score_store,
 )
@@ -183,11 +184,7 @@ def analyse_together(
     """The same of several workloads, each with thresholds of its own, as if their faults were of one."""
     parts = [score_store(store) for store in stores]
     least = min(part.least_clean for part in parts)
-    if least < clean_samples_needed(options.rate):
-        raise UsageError(
-            f"there are {least:,} clean samples for a rate of false alarms of {options.rate:g}; expected "
-            f"{clean_samples_needed(options.rate):,} or more: raise --clean-samples, or choose a higher --rate"
-        )
+    check_clean_samples(least, options.rate)
     rates = sorted({*RATES, options.rate})
     reported = tuple(rate for rate in rates if least >= clean_samples_needed(rate))
     names = [name for name in parts[0].detectors if all(name in part.detectors for part in parts)]

@@ -204,6 +204,7 @@ class InferenceCoverageRunner:
             detectors=self._infos,
             samples=tuple(engine.samples),
             clean_trials={part: len(self._chunks(part)) for part in CLEAN_TARGETS},
+            clean_samples={part: sum(map(count_samples, batches)) for part, batches in self._clean.items()},
             golden_seconds=max(engine.golden_seconds, self.spec.tries * engine.golden_seconds / len(engine.batches)),
             parameters=sum(p.numel() for p in engine.model.parameters()),
             model_bytes=integrity.model_bytes,

@@ -43,6 +43,15 @@ def clean_samples_needed(rate: float) -> int:
     return math.ceil(CLEAN_PER_ALARM / rate - 1e-9)
 
 
+def check_clean_samples(samples: int, rate: float) -> None:
+    """Raise ``UsageError`` for too few clean samples for a rate of false alarms."""
+    if samples < (needed := clean_samples_needed(rate)):
+        raise UsageError(
+            f"there are {samples:,} clean samples for a rate of false alarms of {rate:g}; expected {needed:,} or more: raise "
+            "--clean-samples, or choose a higher --rate"
+        )
+
+
 class Detected(NamedTuple):
     """What one detector detects of each fault at one rate, float64[faults] each.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Lt
 
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
-from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget
+from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.lazy_module import LazyModule
@@ -154,7 +154,7 @@ class InferenceCoverageBaseline:
 
     Attributes:
         samples: Of each evaluation batch.
-        clean_trials: Trials of each of `CLEAN_TARGETS`.
+        clean_trials, clean_samples: Trials and samples of each of `CLEAN_TARGETS`.
         golden_seconds: That a trial takes at most, with all of its tries.
         model_bytes: Parameters and buffers.
         parity_bytes: Checksums and parity of the rung ``repair``.
@@ -167,6 +167,7 @@ class InferenceCoverageBaseline:
     detectors: tuple[DetectorInfo, ...]
     samples: tuple[int, ...]
     clean_trials: Mapping[str, int]
+    clean_samples: Mapping[str, int]
     golden_seconds: float
     parameters: int
     model_bytes: int
@@ -267,4 +268,7 @@ def make_inference_spec(asked: OptionValues) -> InferenceCoverageSpec:
         )
     for text in asked["bursts"]:
         fault_model(text)
-    return asked.make_dataclass(InferenceCoverageSpec)
+    device = known_device(asked["device"])
+    if device != "cpu":
+        asked.given_values["device"] = device  # a command for another machine has to name it
+    return replace(asked.make_dataclass(InferenceCoverageSpec), device=device)

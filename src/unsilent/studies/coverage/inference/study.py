@@ -13,6 +13,7 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.options import OptionValues
 from unsilent.studies.coverage.inference.analysis import InferenceCoverageResult, analyse
 from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE, InferenceCoverageStore
+from unsilent.studies.coverage.inference.scoring import check_clean_samples
 from unsilent.studies.coverage.inference.spec import (
     CLEAN_TARGETS,
     DEFAULT_BURSTS,
@@ -101,6 +102,7 @@ def run_inference_coverage(
     """Run (or resume) a campaign, and compare detectors by what it recorded; raises ``UsageError``."""
     baseline = executor.establish_baseline()
     assert isinstance(baseline, InferenceCoverageBaseline)
+    check_clean_samples(min(baseline.clean_samples.values()), options.rate)
     store.bind_campaign(spec, baseline)
     run_trials(fault_free_trials(baseline), executor, store, observer)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
