@@ -54,7 +54,9 @@ CLAMP, ZERO, RERUN, REPAIR, GOLDEN = RUNGS = ("clamp", "zero", "rerun", "repair"
 """What is tried on changed answers, each alone: see `unsilent.studies.coverage.inference.mitigations`."""
 TIMED_BATCHES = (1, 32)
 """Samples of the batches whose time is measured."""
-DEFAULT_DETECTORS = ("dr-dna", "ranger", "quantiles", "abft", "nonfinite")
+DEFAULT_DETECTORS = (
+    "dr-dna", "ranger", "quantiles", "abft", "nonfinite", "weight-integrity", "golden-test", "duplication", "dr-dna+weight-integrity",
+)  # fmt: skip
 DEFAULT_BURSTS = ("random", "random:count=8,stride=16")
 MOST_TRIES, MOST_CLEAN = 10**6, 10**7
 
@@ -79,13 +81,13 @@ class InferenceCoverageSpec:
         f"Error models to draw faults of: {', '.join(ERROR_MODELS)}, or globs over them; repeat for more.", FAULTS_PANEL,
         default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
     flip_rate: Annotated[float, Option("Share of the bits of all parameters that weight-rate flips.", FAULTS_PANEL)] = (
-        1e-6
+        1e-5
     )
     bursts: Annotated[tuple[str, ...], Option(
         "A fault model of output-burst; repeat for more, one of which is drawn for each fault.", FAULTS_PANEL, "burst",
         default_text=" ".join(DEFAULT_BURSTS), is_repeatable=True)] = DEFAULT_BURSTS  # fmt: skip
     tries: Annotated[int, Option(
-        "Faults that a trial draws at most until one changes an answer.", FAULTS_PANEL)] = 1000  # fmt: skip
+        "Faults that a trial draws at most until one changes an answer.", FAULTS_PANEL)] = 3000  # fmt: skip
     profile_samples: Annotated[int, Option("Clean samples that detectors learn from.", PRECISION_PANEL)] = 600
     clean_samples: Annotated[int, Option(
         "Clean samples for thresholds, as many for false alarms, as many shifted ones.", PRECISION_PANEL)] = 2000  # fmt: skip
