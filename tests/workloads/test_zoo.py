@@ -18,11 +18,9 @@ from unsilent.workloads import HF, ZOO, InferenceWorkload, load
 from unsilent.workloads.base import call_model
 from unsilent.workloads.registry import PASSED
 
-from .conftest import TRAINED, fresh
+from .conftest import QUICK, TRAINED, fresh
 
-NAMES = few(
-    sorted(ZOO), *(name for name in ZOO if name not in ("chargpt", "digits-vit"))
-)  # those take a minute to train
+NAMES = few(sorted(ZOO), *QUICK)
 
 
 def _equal(a, b):

@@ -5,11 +5,14 @@ positions, and an output head tied to the token embedding. Text: ``pydoc_data.to
 Python, so nothing is downloaded; it differs between Python versions, and its hash is part of the cache key.
 
 Invariants: no evaluated paragraph occurs in the training text; a later token never changes the output
-at an earlier position; unknown characters share one token.
+at an earlier position; unknown characters share one token. Clean inputs for detectors come from the held-out paragraphs
+that are not evaluated; the unusual ones are Python code.
 """
 
 from __future__ import annotations
 
+import argparse
+import inspect
 from functools import cache
 from typing import NamedTuple
 
@@ -18,8 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from unsilent.workloads.base import Workload
+from unsilent.errors import UsageError
+from unsilent.workloads.base import SHIFTED, TEST, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
+from unsilent.workloads.clean_inputs import CleanInputs
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.model_fitting import (
     Goal,
@@ -70,6 +75,62 @@ def encode(characters: str) -> Tensor:
     table = np.full(0x110000, len(ALPHABET), np.int64)
     table[[ord(c) for c in ALPHABET]] = np.arange(len(ALPHABET))
     return torch.from_numpy(table[np.frombuffer(characters.encode("utf-32-le"), np.uint32)])
+
+
+BLOCK = 2 * CONTEXT
+"""Characters of an original of `clean_contexts`; its copies are contexts that begin at different places in it."""
+
+
+@cache
+def python_code() -> Tensor:
+    """Token ids of a text of another kind than the help texts: the source of Python's own ``argparse`` module."""
+    try:
+        return encode(inspect.getsource(argparse))
+    except OSError:
+        raise UsageError(
+            "this Python has no source of its module argparse, of which clean inputs 'shifted' are made; "
+            "install Python with its library's .py files"
+        ) from None
+
+
+def clean_contexts(name: str, evaluated: Tensor) -> CleanInputs:
+    """Clean inputs of a model of the help texts, of which ``evaluated`` int64 [n, 64] are evaluated; 32 per batch."""
+
+    @cache
+    def originals(part: str) -> Tensor:
+        if part == SHIFTED:
+            return _new_blocks(python_code(), evaluated)
+        return _new_blocks(load_help_texts().test, evaluated)[int(part == TEST) :: 2]
+
+    def make(part: str, original: int, copies: int) -> Tensor:
+        return _contexts_of_block(python_code() if part == SHIFTED else load_help_texts().test, original)[:copies]
+
+    return CleanInputs(name, originals, make, batch=32)
+
+
+def _contexts_of_block(text: Tensor, block: int) -> Tensor:
+    """Contexts int64 [17, 64] that begin at the multiples of 4 up to 64, in an order in which the first few overlap little."""
+    starts = BLOCK * block + 4 * (7 * torch.arange(CONTEXT // 4 + 1) % (CONTEXT // 4 + 1))
+    return text[starts[:, None] + torch.arange(CONTEXT)]
+
+
+def _new_blocks(text: Tensor, evaluated: Tensor) -> Tensor:
+    """Numbers int64 of those blocks of which no context is evaluated, in an earlier block, or in the training text.
+
+    Lines of tables and of blanks occur several times.
+    """
+    training = _as_bytes(load_help_texts().train)
+    seen, result = {_as_bytes(context) for context in evaluated}, []
+    for block in range(len(text) // BLOCK):
+        contexts = {_as_bytes(context) for context in _contexts_of_block(text, block)}
+        if not contexts & seen and not any(context in training for context in contexts):
+            result.append(block)
+        seen |= contexts
+    return torch.tensor(result, dtype=torch.int64)
+
+
+def _as_bytes(tokens: Tensor) -> bytes:
+    return tokens.to(torch.uint8).numpy().tobytes()
 
 
 class CharGpt(nn.Module):
@@ -143,6 +204,7 @@ def chargpt(*, eval: int = 32, seed: int = 0, progress: Progress = no_progress) 
         judge="next-token",
         name=name,
         components=COMPONENTS,
+        clean=clean_contexts(name, windows[picks]),
         info={
             "description": "character GPT, tied embedding and head, contexts of 64 characters",
             "data": "help topics of this Python version (pydoc_data.topics), every tenth paragraph held out",

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.workloads.base import Workload
+from unsilent.workloads.base import SHIFTED, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
+from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altered_copies, split_originals
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.model_fitting import (
     Goal,
@@ -35,6 +36,10 @@ from unsilent.workloads.model_fitting import (
 )
 
 DESCRIPTION = "scikit-learn digits (UCI handwritten digits, 8x8 grey), 1,347 training and 450 held-out images"
+LEVELS = 16
+"""Steps of grey between black and white."""
+CLEAN = ImageAlteration(rotation=5, shift=0.25, brightness=0.05, noise=0.02)
+UNUSUAL = ImageAlteration(rotation=12, shift=0.6, brightness=0.2, noise=0.08)
 CITATION = "Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"
 
 
@@ -156,6 +161,13 @@ CLASSIFIERS = {
 }
 
 
+def clean_copies(part: str, original: int, copies: int) -> Tensor:
+    """Copies of a held-out image [copies, 1, 8, 8], the first unaltered; of the part `SHIFTED`: all strongly altered."""
+    image, shifted = (digits().test[original] + 1) / 2, part == SHIFTED
+    how = UNUSUAL if shifted else CLEAN
+    return 2 * altered_copies(image, copies, how, LEVELS, [1, original], plain_first=not shifted) - 1
+
+
 def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
     """The trained model on the first ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
     one, data = CLASSIFIERS[name], digits()
@@ -182,6 +194,7 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
         judge="top1",
         name=name,
         components=one.components,
+        clean=CleanInputs(name, split_originals(range(eval, len(data.test))).__getitem__, clean_copies, batch=128),
         info={
             "description": one.description,
             "data": DESCRIPTION,
