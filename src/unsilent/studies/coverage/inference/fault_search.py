@@ -15,7 +15,14 @@ from unsilent.faults import Fault, FaultModel, Population, fault_model
 from unsilent.faults.naming import is_transient
 from unsilent.outcomes.base import Outcome
 from unsilent.sites.targets import RegionsByBatch, Target
-from unsilent.studies.coverage.inference.spec import IN_WEIGHTS, OUTPUT_BURST, WEIGHT_RATE, InferenceCoverageSpec
+from unsilent.studies.coverage.inference.spec import (
+    IN_WEIGHTS,
+    OUTPUT_BURST,
+    OUTPUT_FLIP,
+    WEIGHT_FLIP,
+    WEIGHT_RATE,
+    InferenceCoverageSpec,
+)
 
 LAW = "per-element"
 MASKED, BENIGN, DUE, SDC = "masked", "benign", "due", "sdc"
@@ -46,6 +53,12 @@ class FaultSearch:
     def __init__(self, engine: PlainEngine, spec: InferenceCoverageSpec) -> None:
         self._engine, self._spec = engine, spec
         self._ends = np.cumsum(engine.samples)
+        self._models = {
+            WEIGHT_FLIP: [fault_model("bitflip")],
+            WEIGHT_RATE: [fault_model(f"bitflip:rate={spec.flip_rate!r}")],
+            OUTPUT_FLIP: [fault_model(spec.output_flip)],
+            OUTPUT_BURST: [fault_model(text) for text in spec.bursts],
+        }
 
     @cached_property
     def _parameters(self) -> Population:
@@ -53,7 +66,8 @@ class FaultSearch:
 
     @cached_property
     def _outputs(self) -> RegionsByBatch:
-        regions = self._engine.select_regions(("op:*",))
+        """Of numbers: a corrupted index may read memory out of bounds, whose content is other in each run."""
+        regions = [region for region in self._engine.select_regions(("op:*",)) if region.codec.kind != "int"]
         return RegionsByBatch(Target("", "", "", "", tuple(regions), 1.0), LAW)
 
     def find(self, error_model: str, seed: int) -> Found:
@@ -94,11 +108,8 @@ class FaultSearch:
         return step, model.draw(population, rng, LAW)
 
     def _model(self, error_model: str, rng: np.random.Generator) -> FaultModel:
-        if error_model == WEIGHT_RATE:
-            return fault_model(f"bitflip:rate={self._spec.flip_rate!r}")
-        if error_model == OUTPUT_BURST:
-            return fault_model(self._spec.bursts[int(rng.integers(len(self._spec.bursts)))])
-        return fault_model("bitflip")
+        models = self._models[error_model]
+        return models[int(rng.integers(len(models)))] if len(models) > 1 else models[0]
 
 
 def end_of(outcome: TrialOutcome) -> str:

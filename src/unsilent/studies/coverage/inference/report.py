@@ -283,5 +283,6 @@ def _facts(result: InferenceCoverageResult) -> Iterator[tuple[str, Any]]:
     yield "workload", f"{baseline.name}, {count_text(baseline.parameters, 'parameter')}"
     yield "an answer changed by", baseline.judge
     yield "rate of weight-rate", f"{spec.flip_rate:g} of all bits"
+    yield "faults of output-flip", spec.output_flip
     yield "faults of output-burst", ", ".join(spec.bursts)
     yield "checksums and parity", f"{baseline.parity_bytes / baseline.model_bytes:.2%} of the memory of the model"

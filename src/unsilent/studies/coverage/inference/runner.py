@@ -58,6 +58,8 @@ from unsilent.workloads.user import user_code
 
 CHUNK = 1000
 """Clean samples of a trial, about."""
+LEAST_PROFILE_BATCHES = 2
+"""That detectors learn from: parts of a combination are scaled with other batches than they learn from."""
 PROOF_EVERY, PROOF_GOLDENS = 100, 300
 """Trials, or time in golden runs, before a proof that trials are independent."""
 
@@ -150,7 +152,7 @@ class InferenceCoverageRunner:
         """The first ones, with as many samples as detectors are to learn from; half of all at most."""
         ends = np.cumsum([count_samples(batch) for batch in batches])
         wanted = min(self.spec.profile_samples, ends[-1] / 2)
-        count = int(np.searchsorted(ends, wanted)) + 1
+        count = max(int(np.searchsorted(ends, wanted)) + 1, LEAST_PROFILE_BATCHES)
         if count >= len(batches):
             raise UsageError(
                 f"{self.workload.name} has {ends[-1]:,} clean samples for calibration in {len(batches)} batches, of which "

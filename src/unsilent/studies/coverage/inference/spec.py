@@ -55,7 +55,8 @@ CLAMP, ZERO, RERUN, REPAIR, GOLDEN = RUNGS = ("clamp", "zero", "rerun", "repair"
 TIMED_BATCHES = (1, 32)
 """Samples of the batches whose time is measured."""
 DEFAULT_DETECTORS = (
-    "dr-dna", "ranger", "quantiles", "abft", "nonfinite", "weight-integrity", "golden-test", "duplication", "dr-dna+weight-integrity",
+    "dr-dna", "ranger", "quantiles", "abft", "nonfinite", "weight-integrity", "golden-test", "duplication",
+    "dr-dna+weight-integrity",
 )  # fmt: skip
 DEFAULT_BURSTS = ("random", "random:count=8,stride=16")
 MOST_TRIES, MOST_CLEAN = 10**6, 10**7
@@ -83,6 +84,8 @@ class InferenceCoverageSpec:
     flip_rate: Annotated[float, Option("Share of the bits of all parameters that weight-rate flips.", FAULTS_PANEL)] = (
         1e-5
     )
+    output_flip: Annotated[str, Option(
+        "The fault model of output-flip; bitflip:bits=sign+exponent takes fewer tries.", FAULTS_PANEL)] = "bitflip"  # fmt: skip
     bursts: Annotated[tuple[str, ...], Option(
         "A fault model of output-burst; repeat for more, one of which is drawn for each fault.", FAULTS_PANEL, "burst",
         default_text=" ".join(DEFAULT_BURSTS), is_repeatable=True)] = DEFAULT_BURSTS  # fmt: skip
@@ -268,8 +271,10 @@ def make_inference_spec(asked: OptionValues) -> InferenceCoverageSpec:
             f"--detector {stateful[0]} acts in some calls only, so that trials would depend on each other; leave out slices "
             "and every"
         )
-    for text in asked["bursts"]:
+    for text in (asked["output_flip"], *asked["bursts"]):
         fault_model(text)
+    if not asked["bursts"]:
+        raise UsageError("--burst is empty; expected at least one fault model, like random")
     device = known_device(asked["device"])
     if device != "cpu":
         asked.given_values["device"] = device  # a command for another machine has to name it

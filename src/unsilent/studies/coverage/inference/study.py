@@ -35,6 +35,7 @@ def inference_coverage(
     detector: str | Sequence[str] = DEFAULT_DETECTORS,
     only: str | Sequence[str] = ("*",),
     flip_rate: float = 1e-5,
+    output_flip: str = "bitflip",
     burst: str | Sequence[str] = DEFAULT_BURSTS,
     tries: int = 3000,
     profile_samples: int = 600,
@@ -64,7 +65,7 @@ def inference_coverage(
         workload: A built-in workload, ``file.py:name`` or ``package.module:name``, with clean batches.
         options, data, weights, judge, device: Of the workload.
         trials, shard: Faults of each error model that change an answer.
-        only, flip_rate, burst, tries: Which faults are injected.
+        only, flip_rate, output_flip, burst, tries: Which faults are injected.
         detector, profile_samples, clean_samples: What is calibrated, and with how many clean samples.
         confidence, rate: How the store is read.
         store: File to keep and resume from; default none.
