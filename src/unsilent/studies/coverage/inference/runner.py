@@ -88,6 +88,7 @@ class InferenceCoverageRunner:
     ) -> None:
         settings = worker_settings or WorkerSettings()
         self.spec = spec
+        self.detectors = [make_detector(text) for text in spec.detectors]
         if workload is None:
             workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
         if not isinstance(workload, CalibratedWorkload):
@@ -103,7 +104,6 @@ class InferenceCoverageRunner:
             judge=judge(spec.judge) if spec.judge else None,
         )  # fmt: skip
         profile = self._profile_batches()
-        self.detectors = [make_detector(text) for text in spec.detectors]
         for detector in self.detectors:
             detector.calibrate(self.engine.model, profile, self._run)
         self._mitigations = Mitigations(self.engine, profile, self._run)

@@ -15,9 +15,11 @@ from unsilent.studies.coverage.inference.analysis import InferenceCoverageResult
 from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE, InferenceCoverageStore
 from unsilent.studies.coverage.inference.scoring import check_clean_samples
 from unsilent.studies.coverage.inference.spec import (
+    CALIBRATION,
     CLEAN_TARGETS,
     DEFAULT_BURSTS,
     DEFAULT_DETECTORS,
+    TEST,
     TIMING,
     InferenceCoverageBaseline,
     InferenceCoverageBudget,
@@ -103,7 +105,7 @@ def run_inference_coverage(
     """Run (or resume) a campaign, and compare detectors by what it recorded; raises ``UsageError``."""
     baseline = executor.establish_baseline()
     assert isinstance(baseline, InferenceCoverageBaseline)
-    check_clean_samples(min(baseline.clean_samples.values()), options.rate)
+    check_clean_samples(min(baseline.clean_samples[part] for part in (CALIBRATION, TEST)), options.rate)
     store.bind_campaign(spec, baseline)
     run_trials(fault_free_trials(baseline), executor, store, observer)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
