@@ -142,7 +142,7 @@ def test_a_profile_is_the_same_after_a_file(rule, tmp_path):
     model = small()
     profile = make_profile(model, CALIBRATION, rule)
     profile.save(tmp_path / "p.safetensors")
-    again = load_profile(tmp_path / "p.safetensors")
+    again = load_profile(tmp_path / "p.safetensors", model)
     assert (again.rule, again.rate, again.threshold, again.ranges) == (rule, 0.01, profile.threshold, profile.ranges)
     with torch.no_grad(), ProtectedModel(model, again) as guarded, ProtectedModel(model, profile) as other:
         batch = inputs(8, 5)
@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         make_profile(nn.Identity(), [torch.zeros(5, dtype=torch.int64)])
     (tmp_path / "x").write_bytes(b"no profile")
     with pytest.raises(UsageError, match="is not an activation profile"):
-        load_profile(tmp_path / "x")
+        load_profile(tmp_path / "x", model)
 
 
 def test_attributes_are_those_of_the_model():

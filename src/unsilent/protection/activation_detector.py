@@ -8,18 +8,20 @@ one array operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from glob import escape
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.detectors.activations.rule import CHECKSUM, ActivationRule, Floats
+from unsilent.detectors.activations.rule import CHECKSUM, SITES, ActivationRule, Floats
 from unsilent.detectors.activations.rules import make_activation_rule
 from unsilent.errors import UsageError
-from unsilent.protection.layer_readers import LayerReaders, choose_layers
+from unsilent.protection.layer_readers import ChosenLayers, LayerCosts, LayerReaders
 from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch
 from unsilent.protection.recorded_pass import RecordedPass, count_samples
+from unsilent.sites.modules import named_tensors
 from unsilent.workloads.base import call_model
 
 LEARNING_SHARE = 2 / 3
@@ -34,12 +36,13 @@ class ActivationDetector:
 
     Args:
         text: Of the rule: ``dr-dna:bins=64``.
-        layers: Globs over names of modules; without: all that the rule can read within its cost (`choose_layers`).
+        layers: Globs over names of modules; without: all that the rule can read within its cost (`LayerCosts`).
         seed: Of the choice of sites.
 
     Attributes:
         layers: What the rule knows of each run of a layer, in their order; empty before `calibrate`.
         ranges: Smallest and largest clean value of each.
+        widths: How many numbers each gives.
     """
 
     needs_layers = True
@@ -49,6 +52,7 @@ class ActivationDetector:
         self.globs, self.seed = tuple(layers), seed
         self.layers: dict[str, Mapping[str, Floats]] = {}
         self.ranges: dict[str, tuple[float, float]] = {}
+        self.widths: dict[str, int] = {}
         self.readers = LayerReaders(self.rule.reads, seed)
         self._scores = StackedLayers(self.rule, {})
 
@@ -67,7 +71,14 @@ class ActivationDetector:
     ) -> None:
         """Learn what layers compute for clean samples."""
         self.readers = LayerReaders(self.rule.reads, self.seed)
-        calls, self.ranges = self._clean_readings(model, batches, run)
+        batches = list(batches)
+        if not self.globs and self.rule.reads == SITES and batches:
+            chosen = _choose_layers(model, batches[0], run)
+            self.readers.stride = chosen.stride
+            names = tuple(escape(name) for name in chosen.modules)
+            calls, self.ranges = self._clean_readings(model, batches, run, names)
+        else:
+            calls, self.ranges = self._clean_readings(model, batches, run, self.globs)
         self.learn([reading for call in calls for reading in call])
 
     def learn(self, readings: Sequence[Readings]) -> None:
@@ -77,7 +88,7 @@ class ActivationDetector:
             later: [one for one in readings if any(name.endswith(LATER) == later for name in one)]
             for later in (False, True)
         }
-        self.layers = {}
+        self.layers, self.widths = {}, {}
         for name in first:
             parts = [one.get(name) for one in kinds[name.endswith(LATER)]]
             if any(part is None for part in parts):
@@ -93,16 +104,26 @@ class ActivationDetector:
                         f"layer {name} gives values that are not finite for a clean sample; leave such samples out"
                     )
             self.layers[name] = self.rule.fit(learnt, held_out)
+            self.widths[name] = learnt.shape[1]
         if not self.layers:
             raise UsageError(
                 f"{self.name} can read no layer of the model; expected layers that return a tensor with samples first"
             )
-        self.know(self.layers, self.ranges)
+        self.ranges = {name: self.ranges[name] for name in self.layers}
+        self._scores = StackedLayers(self.rule, self.layers)
 
-    def know(self, layers: Mapping[str, Mapping[str, Floats]], ranges: Mapping[str, tuple[float, float]]) -> None:
-        """Take over what is known of layers, such as from a file."""
-        self.layers = dict(layers)
-        self.ranges = {name: ranges[name] for name in layers}
+    def know(
+        self,
+        layers: Mapping[str, Mapping[str, Floats]],
+        ranges: Mapping[str, tuple[float, float]],
+        widths: Mapping[str, int],
+        stride: int,
+        model: nn.Module,
+    ) -> None:
+        """Take over what is known of the layers of a model with the right weights, such as from a file."""
+        self.layers, self.ranges, self.widths = dict(layers), dict(ranges), dict(widths)
+        self.readers.stride = stride
+        self.readers.prepare(model, layers)
         self._scores = StackedLayers(self.rule, self.layers)
 
     def margins(self, recorded: RecordedPass) -> Floats:
@@ -121,12 +142,16 @@ class ActivationDetector:
         """Margins of one forward pass, float64[layers, samples]."""
         return self.rule.cumulate(self._scores.scores(readings))
 
-    def read(self, layer: LayerRun) -> Tensor:
-        """What the rule reads of a layer, float32[samples, numbers] on its device."""
-        return self.readers.read(layer)
+    def scores(self, readings: Readings) -> Floats:
+        """Scores of some layers, float64[layers, samples]."""
+        return self._scores.scores(readings)
+
+    def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
+        """What the rule reads of a layer, float32[samples, numbers] on its device, written to ``memory`` if that is given."""
+        return self.readers.read(layer, memory)
 
     def _clean_readings(
-        self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any]
+        self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any], globs: Sequence[str]
     ) -> tuple[list[list[Readings]], dict[str, tuple[float, float]]]:
         """Readings of all forward passes of each call, and ranges of layers."""
         calls: list[list[Readings]] = []
@@ -142,14 +167,22 @@ class ActivationDetector:
             known = ranges.get(layer.name, (low, high))
             ranges[layer.name] = min(low, known[0]), max(high, known[1])
 
-        globs = self.globs or choose_layers(model, self.rule.reads)
-        with LayerWatch(model, globs, functions=self.reads_functions) as watch, torch.no_grad():
+        with LayerWatch(model, globs or ("*",), functions=self.reads_functions) as watch, torch.no_grad():
             for batch in batches:
                 samples, passes = count_samples(batch), {}
                 with watch.listening(note):
                     run(model, batch)
                 calls.append(list(passes.values()))
         return calls, ranges
+
+
+def _choose_layers(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any], Any]) -> ChosenLayers:
+    """What is read by default."""
+    costs = LayerCosts()
+    with LayerWatch(model) as watch, torch.no_grad(), watch.listening(costs.add):
+        run(model, batch)
+    weights = named_tensors(model).values()
+    return costs.choose(sum(t.numel() * t.element_size() for t in weights))
 
 
 class StackedLayers:

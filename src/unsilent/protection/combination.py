@@ -69,12 +69,9 @@ class Combination:
 
     def margins(self, recorded: RecordedPass) -> Floats:
         """Scaled margins of all parts below one another, float64[layers of all parts, samples]."""
-        return self.scaled([part.margins(recorded) for part in self.parts])
+        return np.concatenate([self.scaled_part(part, part.margins(recorded)) for part in self.parts])
 
-    def scaled(self, margins: Sequence[Floats]) -> Floats:
-        """The same from the margins of each part."""
-        rows = [
-            limit_scores((one - middle) / max(high - middle, _LEAST * max(1.0, abs(high))))
-            for one, (middle, high) in zip(margins, self.scales, strict=True)
-        ]
-        return np.concatenate(rows)
+    def scaled_part(self, part: InferenceDetector, margins: Floats) -> Floats:
+        """Margins of one part on the common scale."""
+        middle, high = self.scales[self.parts.index(part)]
+        return limit_scores((margins - middle) / max(high - middle, _LEAST * max(1.0, abs(high))))

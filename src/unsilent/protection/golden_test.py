@@ -38,13 +38,13 @@ class GoldenTest:
         self.name = self.kind + (f":{','.join(given)}" if given else "")
         self._samples, self._every, self._calls = samples, every, 0
         self._run: Callable[[nn.Module, Any], Any] = call_model
-        self._batch: Any = None
-        self._answer: list[Tensor] = []
+        self.batch: Any = None
+        self.answer: list[Tensor] = []
 
     @property
     def nbytes(self) -> int:
         """Of the stored input and answer."""
-        return sum(one.numel() * one.element_size() for one in (*tensors_in(self._batch), *self._answer))
+        return sum(one.numel() * one.element_size() for one in (*tensors_in(self.batch), *self.answer))
 
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
@@ -57,9 +57,9 @@ class GoldenTest:
             has_samples = tensor.ndim and len(tensor) == count
             return (tensor[: self._samples] if has_samples else tensor).detach().clone()
 
-        self._run, self._batch = run, map_tensors(batch, take)
-        self._answer = self._answer_of(model)
-        if any(samples_that_differ(a, b, 1).any() for a, b in zip(self._answer, self._answer_of(model), strict=True)):
+        self._run, self.batch = run, map_tensors(batch, take)
+        self.answer = self._answer_of(model)
+        if any(samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, self._answer_of(model), strict=True)):
             raise UsageError(
                 "the model answers the same input with other bits each time; golden-test needs a deterministic model"
             )
@@ -71,13 +71,13 @@ class GoldenTest:
 
     def _passes(self, model: nn.Module) -> bool:
         answer = self._answer_of(model)
-        return len(answer) == len(self._answer) and not any(
-            samples_that_differ(a, b, 1).any() for a, b in zip(self._answer, answer, strict=True)
+        return len(answer) == len(self.answer) and not any(
+            samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, answer, strict=True)
         )
 
     def _answer_of(self, model: nn.Module) -> list[Tensor]:
         with torch.no_grad():
             return [
                 one.detach().clone()
-                for one in leaves(self._run(model, map_tensors(self._batch, lambda _, t: t.clone())))
+                for one in leaves(self._run(model, map_tensors(self.batch, lambda _, t: t.clone())))
             ]

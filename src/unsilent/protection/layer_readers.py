@@ -7,18 +7,22 @@ that it sees, and with the weights that are right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from unsilent.detectors.activations.rule import CHECKSUM, QUANTILES, RANGE, SITES
-from unsilent.protection.layer_watch import LayerRun
+from unsilent.protection.layer_watch import LayerRun, module_name
+from unsilent.sites.modules import named_modules
 
-Reader = Callable[[LayerRun], Tensor]
-"""Takes a run of a layer; returns float32[samples, numbers] on the device of the output."""
-SITES_OF_LAYER = 64
+Reader = Callable[[LayerRun, Tensor | None], Tensor]
+"""Takes a run of a layer, and memory to write to; returns float32[samples, numbers] on the device of the output."""
+SITES_OF_LAYER = 16
+"""Channels whose means are read, besides the ends of the whole output."""
 QUANTILE_LEVELS = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 QUANTILE_VALUES = 1024
 """Values of a sample, equally far apart in memory, that quantiles are taken of."""
@@ -29,9 +33,70 @@ _CHANNELS_SECOND = (
 _WITH_CHECKSUM = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def choose_layers(model: nn.Module, kind: str) -> tuple[str, ...]:
-    """Globs over names of the layers that are read by default."""
-    return ("*",)
+READING_SHARE, MEMORY_SHARE = 0.006, 0.003
+"""Shares of a model's computing time and of its weights' memory that reading sites may take."""
+FEWEST_LAYERS, MOST_LAYERS_OF_SMALL, SMALL = 8, 32, 10**9
+"""Layers that are read whatever it costs; those of a small model, of fewer multiplications in a clean batch, whose time is that of
+Python, so that no choice keeps to the share."""
+STRIDES = (1, 2, 4, 8, 16)
+"""Of the positions that are read: every one, every second one …"""
+OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER = 20, 3_000_000
+"""Multiplications in products that take as long as reading one value, and as the calls that read one layer: measured on one core
+of a CPU, where 6.8 billion multiplications of a Llama took 108 ms."""
+BYTES_OF_LAYER = 3600
+_NOT_PRODUCTS = (nn.Embedding, nn.EmbeddingBag)
+
+
+class ChosenLayers(NamedTuple):
+    """Layers that are read.
+
+    Attributes:
+        modules: Names.
+        stride: Every how many positions are read.
+    """
+
+    modules: tuple[str, ...]
+    stride: int = 1
+
+
+class LayerCosts:
+    """Chooses the layers that are read by default: products, those first that compute most for each value of their output.
+
+    Such layers are the cheapest to read, and what is wrong before them is part of what they compute.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, list[int]] = {}
+
+    def add(self, layer: LayerRun) -> None:
+        """Note a run of a layer."""
+        module = layer.compute
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(module, _NOT_PRODUCTS):
+            return
+        each = weight.numel() // max(1, layer.output.shape[channel_axis(layer)])
+        known = self._runs.setdefault(layer.module_name, [each, 0, 0])
+        known[1] += layer.output.numel()
+        known[2] += 1
+
+    def choose(self, weight_bytes: int) -> ChosenLayers:
+        """The layers; none where no layer is a product."""
+        deepest_first = reversed(list(self._runs.items()))
+        names = [name for name, (_, values, runs) in sorted(deepest_first, key=lambda item: (-item[1][0], item[1][1]))]
+        every = sum(each * values for each, values, _ in self._runs.values())
+        most = max(FEWEST_LAYERS, int(MEMORY_SHARE * weight_bytes / BYTES_OF_LAYER))
+        if every < SMALL:
+            return ChosenLayers(tuple(names[:MOST_LAYERS_OF_SMALL]))
+        for stride in STRIDES:
+            cost, count = 0.0, 0
+            for _, values, runs in (self._runs[name] for name in names):
+                cost += OPERATIONS_OF_VALUE * values / stride + OPERATIONS_OF_LAYER * runs
+                if cost > READING_SHARE * every:
+                    break
+                count += 1
+            if count >= min(2 * FEWEST_LAYERS, len(names), most):
+                break
+        return ChosenLayers(tuple(names[: min(max(count, FEWEST_LAYERS), most)]), stride)
 
 
 class LayerReaders:
@@ -40,10 +105,11 @@ class LayerReaders:
     Args:
         kind: What is read: of `unsilent.detectors.activations.rule.READINGS`.
         seed: Of the choice of sites.
+        stride: Every how many positions of sites are read.
     """
 
-    def __init__(self, kind: str, seed: int) -> None:
-        self._kind, self._seed = kind, seed
+    def __init__(self, kind: str, seed: int, stride: int = 1) -> None:
+        self._kind, self._seed, self.stride = kind, seed, stride
         self._readers: dict[str, Reader] = {}
         self.nbytes = 0
         """Memory of summed weights."""
@@ -56,26 +122,39 @@ class LayerReaders:
             return isinstance(layer.compute, _WITH_CHECKSUM) or not isinstance(layer.compute, nn.Module)
         return isinstance(layer.compute, nn.Module)
 
-    def read(self, layer: LayerRun) -> Tensor:
-        """float32[samples, numbers]."""
+    def prepare(self, model: nn.Module, runs: Iterable[str]) -> None:
+        """Sum the weights of a model, which are right, before its layers run."""
+        modules = dict(named_modules(model))
+        for run in runs if self._kind == CHECKSUM else ():
+            module = modules.get(module_name(run))
+            if isinstance(module, _WITH_CHECKSUM):
+                self._readers[run] = checksum_reader(module)
+
+    def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
+        """float32[samples, numbers], written to ``memory`` if that is given."""
         if layer.name not in self._readers:
-            generator = torch.Generator().manual_seed(self._seed + len(self._readers))
-            self._readers[layer.name] = make_reader(self._kind, layer, generator)
-        return self._readers[layer.name](layer)
+            self._readers[layer.name] = make_reader(self._kind, layer, self._seed, self.stride)
+        return self._readers[layer.name](layer, memory)
 
 
-def make_reader(kind: str, layer: LayerRun, generator: torch.Generator) -> Reader:
+def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1) -> Reader:
     """What reads a layer for a kind of rule, one of `unsilent.detectors.activations.rule.READINGS`.
 
     Args:
         layer: A run of it, with the weights that are right.
-        generator: Chooses sites.
+        seed: Of the choice of sites.
+        stride: Every how many positions of sites are read.
     """
     if kind == SITES:
-        return _site_reader(layer, generator)
+        return _site_reader(layer, seed + crc32(layer.module_name.encode()), stride)
     if kind == CHECKSUM:
-        return checksum_reader(layer.compute) if isinstance(layer.compute, nn.Module) else read_product
-    return {RANGE: _read_range, QUANTILES: _read_quantiles}[kind]
+        compute = layer.compute
+        return _copied(checksum_reader(compute) if isinstance(compute, nn.Module) else read_product)
+    return _copied({RANGE: _read_range, QUANTILES: _read_quantiles}[kind])
+
+
+def _copied(read: Callable[[LayerRun], Tensor]) -> Reader:
+    return lambda layer, memory: read(layer) if memory is None else memory.copy_(read(layer))
 
 
 def channel_axis(layer: LayerRun) -> int:
@@ -83,26 +162,46 @@ def channel_axis(layer: LayerRun) -> int:
     return 1 if isinstance(layer.compute, _CHANNELS_SECOND) else layer.output.ndim - 1
 
 
-def _site_reader(layer: LayerRun, generator: torch.Generator) -> Reader:
-    """The mean over positions of some channels."""
-    axis = channel_axis(layer)
-    channels = layer.output.shape[axis]
-    chosen = torch.randperm(channels, generator=generator)[:SITES_OF_LAYER].sort().values.to(layer.output.device)
-    takes_all = len(chosen) == channels
+def _site_reader(layer: LayerRun, seed: int, stride: int) -> Reader:
+    """The means over positions of some channels, and the smallest and largest value of all channels.
 
-    def read(layer: LayerRun) -> Tensor:
+    Channels are equally far apart, and so are positions along their first dimension; both begin at places that the seed chooses,
+    so that layers read different positions.
+    """
+    axis, ndim = channel_axis(layer), layer.output.ndim
+    channels = layer.output.shape[axis]
+    every = max(1, channels // SITES_OF_LAYER)
+    first, first_position = seed % every, seed // 64 % stride
+    sites = len(range(first, channels, every)[:SITES_OF_LAYER])
+    positions = [dim for dim in range(1, ndim) if dim != axis]
+    where = [slice(None)] * ndim
+    where[axis] = slice(first, first + every * sites, every)
+    some, others = tuple(where), tuple(range(1, ndim))
+
+    def read(layer: LayerRun, memory: Tensor | None) -> Tensor:
         value = layer.output
-        sites = value if takes_all else value.index_select(axis, chosen)
-        others = [dim for dim in range(1, value.ndim) if dim != axis]
-        return sites.mean(others, dtype=torch.float32) if others else sites.float()
+        if stride > 1 and positions:
+            start = min(first_position, value.shape[positions[0]] - 1)
+            value = value[(slice(None),) * positions[0] + (slice(start, None, stride),)]
+        if memory is None:
+            memory = torch.empty(len(value), sites + 2, dtype=torch.float32, device=value.device)
+        if value.dtype != torch.float32:
+            value = value.float()
+        if positions:
+            torch.mean(value[some], positions, out=memory[:, :sites])
+        else:
+            memory[:, :sites] = value[some]
+        torch.amin(value, others, out=memory[:, sites])
+        torch.amax(value, others, out=memory[:, sites + 1])
+        return memory
 
     return read
 
 
 def _read_range(layer: LayerRun) -> Tensor:
     """Smallest and largest value; NaN where one is NaN."""
-    low, high = layer.output.flatten(1).aminmax(dim=1)
-    return torch.stack([low, high], 1).float()
+    flat = layer.output.flatten(1)
+    return torch.stack([flat.amin(1), flat.amax(1)], 1).float()
 
 
 def _read_quantiles(layer: LayerRun) -> Tensor:
@@ -110,8 +209,7 @@ def _read_quantiles(layer: LayerRun) -> Tensor:
     flat = layer.output.flatten(1)
     some = flat[:, :: max(1, flat.shape[1] // QUANTILE_VALUES)].float().sort(1).values
     places = [round(level * (some.shape[1] - 1)) for level in QUANTILE_LEVELS[1:-1]]
-    low, high = flat.aminmax(dim=1)
-    return torch.cat([low.float()[:, None], some[:, places], high.float()[:, None]], 1)
+    return torch.cat([flat.amin(1, keepdim=True).float(), some[:, places], flat.amax(1, keepdim=True).float()], 1)
 
 
 def read_product(layer: LayerRun) -> Tensor:
