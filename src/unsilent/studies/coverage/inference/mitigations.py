@@ -26,8 +26,8 @@ from unsilent.faults.naming import is_transient
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import classify
 from unsilent.protection.layer_watch import LayerRun, LayerWatch
+from unsilent.protection.recovery_ladder import WeightRepair, limited
 from unsilent.protection.weight_integrity import WeightIntegrity
-from unsilent.sites.modules import named_tensors
 from unsilent.studies.coverage.inference.spec import CLAMP, GOLDEN, REPAIR, RERUN, RUNGS, ZERO
 
 
@@ -43,18 +43,16 @@ class Mitigations:
     def __init__(self, engine: PlainEngine, batches: Iterable[Any], run: Callable[[Any, Any], Any]) -> None:
         self._engine = engine
         self.integrity = WeightIntegrity(engine.model)
-        self._copies = {name: tensor.detach().clone() for name, tensor in named_tensors(engine.model).items()}
-        self._ranges: dict[str, tuple[Tensor, Tensor]] = {}
+        self._weights = WeightRepair(engine.model, has_parity=True, has_copy=True, integrity=self.integrity)
+        self._ranges: dict[str, tuple[float, float]] = {}
         with LayerWatch(engine.model) as watch, torch.no_grad(), watch.listening(self._note):
             for batch in batches:
                 run(engine.model, batch)
 
     def _note(self, layer: LayerRun) -> None:
-        low, high = layer.output.aminmax()
-        if layer.name in self._ranges:
-            before = self._ranges[layer.name]
-            low, high = torch.minimum(low, before[0]), torch.maximum(high, before[1])
-        self._ranges[layer.name] = low, high
+        low, high = (float(one) for one in layer.output.aminmax())
+        known = self._ranges.get(layer.name, (low, high))
+        self._ranges[layer.name] = min(low, known[0]), max(high, known[1])
 
     def try_all(
         self, batch: int, faults: Sequence[Fault], changed: NDArray[np.bool_]
@@ -78,10 +76,9 @@ class Mitigations:
                     output = PlainEngine._evaluate(engine, batch, faults)
             else:
                 if rung == REPAIR:
-                    self.integrity.repair()
+                    self._weights.repair()
                 elif rung == GOLDEN:
-                    for name, tensor in named_tensors(engine.model).items():
-                        tensor.data.copy_(self._copies[name])
+                    self._weights.restore()
                 else:
                     assert rung == RERUN
                 output = PlainEngine._evaluate(engine, batch, left)
@@ -95,10 +92,6 @@ class Mitigations:
         def limit(layer: LayerRun) -> Tensor | None:
             if layer.name not in self._ranges:
                 return None
-            low, high = self._ranges[layer.name]
-            value = layer.output
-            if rung == CLAMP:
-                return torch.minimum(torch.maximum(value.nan_to_num(nan=0.0), low), high)
-            return torch.where((value >= low) & (value <= high), value, torch.zeros_like(value))
+            return limited(layer.output, *self._ranges[layer.name], to_zero=rung == ZERO)
 
         return limit

@@ -1,7 +1,8 @@
-"""Measures what detectors cost: CPU time of a pass alone and with each detector, and the FLOPs that have run after each layer."""
+"""Measures what detectors cost: CPU time of a pass alone and protected by each, and FLOPs that have run after each layer."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from unsilent.nested import map_tensors
 from unsilent.protection.detector import InferenceDetector
 from unsilent.protection.layer_watch import LayerRun, LayerWatch
-from unsilent.protection.recorded_pass import count_samples, record_pass
+from unsilent.protection.profile import Profile, dtypes_of, model_fingerprint
+from unsilent.protection.protect import ProtectedModel
+from unsilent.protection.recorded_pass import count_samples
 from unsilent.studies.coverage.inference.spec import TIMED_BATCHES
 
-Run = Callable[[nn.Module, Any], Any]
-LEAST_REPEATS, MOST_REPEATS, SECONDS = 5, 40, 0.3
-"""Repetitions of a measurement, and after how many seconds they may end."""
+Run = Callable[[Any, Any], Any]
+ROUNDS, LEAST_REPEATS, MOST_REPEATS, SECONDS = 3, 2, 12, 0.05
+"""Rounds over all detectors, repetitions in a round, and after how many seconds they may end."""
 
 
 def resized(batch: Any, samples: int) -> Any:
@@ -39,42 +42,40 @@ def resized(batch: Any, samples: int) -> Any:
 def seconds_of_detectors(
     model: nn.Module, run: Run, batch: Any, detectors: Sequence[InferenceDetector]
 ) -> NDArray[np.float64]:
-    """CPU seconds of a pass, float64[1 + detectors, `TIMED_BATCHES`]: alone, then with each detector; NaN where it raises."""
-    result = np.full((1 + len(detectors), len(TIMED_BATCHES)), np.nan)
-    for column, samples in enumerate(TIMED_BATCHES):
-        try:
-            some = resized(batch, samples)
-            result[:, column] = _medians([lambda some=some: _pass(model, run, some)] + [
-                lambda one=one, some=some: _guarded(model, run, some, one) for one in detectors
-            ])  # fmt: skip
-        except Exception:  # noqa: S112 - a model of the user's may take no other batch
-            continue
-    return result
+    """CPU seconds of a pass, float64[1 + detectors, `TIMED_BATCHES`]: alone, then protected by each detector.
+
+    NaN where a protected model cannot be run like the model, or takes no other batch.
+    """
+    fingerprint, dtypes = model_fingerprint(model), dtypes_of(model)
+    profiles = [Profile(one, (), 0.5, 0, 0, fingerprint, dtypes, math.inf) for one in detectors]
+    columns = [_medians(model, run, batch, samples, profiles) for samples in TIMED_BATCHES]
+    return np.array(columns).T
 
 
-def _pass(model: nn.Module, run: Run, batch: Any) -> None:
-    with torch.no_grad():
-        run(model, batch)
+def _medians(model: nn.Module, run: Run, batch: Any, samples: int, profiles: Sequence[Profile]) -> NDArray[np.float64]:
+    """Median CPU seconds, float64[1 + profiles]. All take turns, so that a slower time of the machine meets all of them."""
+    taken: list[list[float]] = [[] for _ in range(1 + len(profiles))]
+    try:
+        some = resized(batch, samples)
+        for _ in range(ROUNDS):
+            taken[0] += _seconds(lambda: run(model, some))
+            for seconds, profile in zip(taken[1:], profiles, strict=True):
+                with ProtectedModel(model, profile) as guarded:
+                    seconds += _seconds(lambda guarded=guarded: run(guarded, some))
+    except Exception:  # of a model of the user's, which may take no other batch
+        return np.full(1 + len(profiles), np.nan)
+    return np.array([statistics.median(one) for one in taken])
 
 
-def _guarded(model: nn.Module, run: Run, batch: Any, detector: InferenceDetector) -> None:
-    detector.margins(record_pass(model, run, batch, detector.needs_layers))
-
-
-def _medians(calls: Sequence[Callable[[], None]]) -> list[float]:
-    """Median CPU seconds of each call; the calls take turns, so that a slower time of the machine meets all of them."""
-    taken: list[list[float]] = [[] for _ in calls]
-    for call in calls:
+def _seconds(call: Callable[[], Any]) -> list[float]:
+    """CPU seconds of some calls after a first one."""
+    call()
+    result: list[float] = []
+    while len(result) < LEAST_REPEATS or (len(result) < MOST_REPEATS and sum(result) < SECONDS):
+        before = time.process_time()
         call()
-    begun = time.process_time()
-    for repeat in range(MOST_REPEATS):
-        for call, seconds in zip(calls, taken, strict=True):
-            before = time.process_time()
-            call()
-            seconds.append(time.process_time() - before)
-        if repeat + 1 >= LEAST_REPEATS and time.process_time() - begun > SECONDS * len(calls):
-            break
-    return [statistics.median(one) for one in taken]
+        result.append(time.process_time() - before)
+    return result
 
 
 def flops_by_layer(model: nn.Module, run: Run, batch: Any) -> dict[str, float]:
