@@ -234,9 +234,10 @@ def _tries(parts: Sequence[ScoredStore]) -> Iterator[Tries]:
     for name in ERROR_MODELS:
         own = [row for row in rows if row.trial.target == name]
         if own:
-            counts = (sum(getattr(row, key) for row in own) for key in ("tried", "masked", "benign", "due"))
-            found = sum(row.end == FOUND for row in own)
-            yield Tries(name, *counts, found, len(own), sum(row.changed for row in own))
+            drawn, masked, benign, due, answers = (
+                sum(getattr(row, key) for row in own) for key in ("tried", "masked", "benign", "due", "changed")
+            )
+            yield Tries(name, drawn, masked, benign, due, sum(row.end == FOUND for row in own), len(own), answers)
 
 
 def _share(values: Floats, confidence: float) -> Interval:
@@ -266,7 +267,7 @@ def _false_alarms(
                     count[1] += len(part.clean[key][name])
             sizes = len(parts[0].clean[CALIBRATION][name]), counts[TEST][1]
             promised = expected_false_alarms(sizes[0], rate, sizes[1], confidence) if len(parts) == 1 else None
-            shares = [clopper_pearson(*count, confidence) for count in counts.values()]
+            shares = [clopper_pearson(alarms, samples, confidence) for alarms, samples in counts.values()]
             yield FalseAlarms(name, rate, shares[0], counts[TEST][0], promised, shares[1])
 
 

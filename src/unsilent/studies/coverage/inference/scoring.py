@@ -120,17 +120,18 @@ class ScoredStore:
             first = crossed.argmax(0)
             own = info.layers.index(row.layer) if row.layer in info.layers else -1
             repeated = f"{row.layer}#2" in info.layers
-            by_layer = found & (first == own) & (own >= 0) & (not repeated)
+            again = found & (first == own) & (own >= 0) & (not repeated)
             back = row.restored.astype(bool)
-            ladder = found & (by_layer | back[[RUNGS.index(rung) for rung in (RERUN, REPAIR, CLAMP)]].any(0))
+            ladder = found & (again | back[[RUNGS.index(rung) for rung in (RERUN, REPAIR, CLAMP)]].any(0))
             values.append(
                 [
-                    found.mean(), _mean((first + 1)[found] / len(info.layers)), _mean(flops[first][found]), by_layer.mean(),
+                    found.mean(), _mean((first + 1)[found] / len(info.layers)), _mean(flops[first][found]), again.mean(),
                     ladder.mean(), *(_mean(one[found]) for one in back),
                 ]
             )  # fmt: skip
         table = np.array(values, np.float64).reshape(-1, 5 + len(RUNGS))
-        return Detected(*table[:, :5].T, table[:, 5:])
+        share, layers, flops_run, by_layer, by_ladder = table[:, :5].T
+        return Detected(share, layers, flops_run, by_layer, by_ladder, table[:, 5:])
 
     def false_alarm_shares(self, detector: str) -> list[Floats]:
         """Of each changed answer of each fault, the share of clean test samples whose margin is as large."""

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,10 +59,10 @@ def _medians(model: nn.Module, run: Run, batch: Any, samples: int, profiles: Seq
     try:
         some = resized(batch, samples)
         for _ in range(ROUNDS):
-            taken[0] += _seconds(lambda: run(model, some))
+            taken[0] += _seconds(partial(run, model, some))
             for seconds, profile in zip(taken[1:], profiles, strict=True):
                 with ProtectedModel(model, profile) as guarded:
-                    seconds += _seconds(lambda guarded=guarded: run(guarded, some))
+                    seconds += _seconds(partial(run, guarded, some))
     except Exception:  # of a model of the user's, which may take no other batch
         return np.full(1 + len(profiles), np.nan)
     return np.array([statistics.median(one) for one in taken])
