@@ -14,7 +14,7 @@ from torch import nn
 
 from conftest import few
 from unsilent.errors import UsageError
-from unsilent.workloads import ZOO, Workload, chargpt, load
+from unsilent.workloads import ZOO, Workload, help_texts, load
 from unsilent.workloads.base import CLEAN_PARTS, CalibratedWorkload
 from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altered_copies, split_originals
 from unsilent.workloads.clicks import synthetic_clicks
@@ -106,8 +106,8 @@ def test_digits_keep_their_levels(zoo):
 
 @pytest.mark.parametrize("picks", [[0], [0, 3, 669], list(range(0, 670, 3))])
 def test_clean_contexts_are_of_blocks_that_are_not_evaluated(picks):
-    text = chargpt.load_help_texts().test
-    clean = chargpt.clean_contexts("w", torch.stack([text[64 * pick : 64 * pick + 64] for pick in picks]))
+    text = help_texts.load_help_texts().test
+    clean = help_texts.clean_contexts("w", torch.stack([text[64 * pick : 64 * pick + 64] for pick in picks]))
     evaluated = {place for pick in picks for place in range(64 * pick, 64 * pick + 64)}
     used = {}
     for part in ("calibration", "test"):
@@ -123,9 +123,9 @@ def test_clean_contexts_are_of_blocks_that_are_not_evaluated(picks):
 
 
 def test_clean_contexts_are_new():
-    data = chargpt.load_help_texts()
+    data = help_texts.load_help_texts()
     training, evaluated = ("".join(map(chr, part.flatten().tolist())) for part in (data.train, data.test[:64]))
-    clean = chargpt.clean_contexts("w", data.test[None, :64])
+    clean = help_texts.clean_contexts("w", data.test[None, :64])
     parts = {part: samples_of(clean(part, 1000)) for part in CLEAN_PARTS}
     texts = ["".join(map(chr, np.frombuffer(sample, np.int64))) for part in parts.values() for sample in part]
     assert len(texts) == 3000

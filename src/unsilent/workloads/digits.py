@@ -1,11 +1,11 @@
-"""`digits-cnn` and `digits-vit`: two small classifiers of scikit-learn's handwritten digits, which are split once and for all.
+"""`digits-cnn`, `digits-vit`, `digits-efficientnet` and `digits-mobilenet`: small classifiers of scikit-learn's digits.
 
 Source of the data: the 1,797 8x8 images that ship with scikit-learn (UCI "Optical Recognition of Handwritten Digits", test part).
-Invariant: the split depends on nothing but the data.
+Invariant: the split into training and held-out images depends on nothing but the data.
 
 `DigitsCnn` is the quickest workload there is: convolution, batch norm, ReLU and residual blocks as in He et al. (CVPR 2016),
 scaled down to 8x8 images. `DigitsVit` has patches, class token, pre-norm blocks with scaled dot-product attention and GELU MLPs,
-after Dosovitskiy et al. (ICLR 2021), in 2x2 patches.
+after Dosovitskiy et al. (ICLR 2021), in 2x2 patches. The other two are in `inverted_residuals`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from unsilent.workloads.base import SHIFTED, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
 from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altered_copies, split_originals
+from unsilent.workloads.inverted_residuals import DigitsEfficientNet, DigitsMobileNet
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.model_fitting import (
     Goal,
@@ -135,6 +136,10 @@ class DigitsClassifierSpec:
     components: Mapping[str, str | Sequence[str]]
 
 
+INVERTED_RESIDUAL_COMPONENTS: dict[str, str | Sequence[str]] = {
+    **{part: f"{part}.*" for part in ("stem", "features", "head")},
+    **{part: f"blocks.*.{part}.*" for part in ("expand", "depthwise", "project")},
+}
 CLASSIFIERS = {
     "digits-cnn": DigitsClassifierSpec(
         version=1,
@@ -157,6 +162,22 @@ CLASSIFIERS = {
             "norm": ("blocks.*.norm?.*", "norm.*"),
             "head": ("head.*",),
         },
+    ),
+    "digits-efficientnet": DigitsClassifierSpec(
+        version=1,
+        description="small EfficientNet (squeeze-and-excitation, SiLU) on handwritten digits",
+        build=DigitsEfficientNet,
+        schedule=Schedule(epochs=12, batch=64, rate=0.01),
+        goal=Goal("accuracy", 0.95),
+        components=INVERTED_RESIDUAL_COMPONENTS | {"excite": "blocks.*.excite.*"},
+    ),
+    "digits-mobilenet": DigitsClassifierSpec(
+        version=1,
+        description="small MobileNetV2 (depthwise convolutions, ReLU6) on handwritten digits",
+        build=DigitsMobileNet,
+        schedule=Schedule(epochs=12, batch=64, rate=0.01),
+        goal=Goal("accuracy", 0.95),
+        components=INVERTED_RESIDUAL_COMPONENTS,
     ),
 }
 

@@ -34,25 +34,33 @@ _HERE = "unsilent.workloads."
 
 
 def _zoo() -> dict[str, WorkloadEntry]:
+    classifiers = {
+        "digits-cnn": "small residual CNN with batch norm",
+        "digits-vit": "small vision transformer",
+        "digits-efficientnet": "small EfficientNet with squeeze-and-excitation and SiLU",
+        "digits-mobilenet": "small MobileNetV2 with depthwise convolutions and ReLU6",
+    }
     entries = [
-        WorkloadEntry(
-            "digits-cnn",
-            _HERE + "digits:classifier",
-            "small residual CNN with batch norm on scikit-learn's 8x8 handwritten digits",
-            {"eval": "held-out images per evaluation (128)", **_SEED},
-            fixed_options={"name": "digits-cnn"},
-        ),
-        WorkloadEntry(
-            "digits-vit",
-            _HERE + "digits:classifier",
-            "small vision transformer on scikit-learn's 8x8 handwritten digits",
-            {"eval": "held-out images per evaluation (128)", **_SEED},
-            fixed_options={"name": "digits-vit"},
+        *(
+            WorkloadEntry(
+                name,
+                _HERE + "digits:classifier",
+                f"{what} on scikit-learn's 8x8 handwritten digits",
+                {"eval": "held-out images per evaluation (128)", **_SEED},
+                fixed_options={"name": name},
+            )
+            for name, what in classifiers.items()
         ),
         WorkloadEntry(
             "chargpt",
             _HERE + "chargpt:chargpt",
             "small character GPT on the Python reference that ships with Python",
+            {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
+        ),
+        WorkloadEntry(
+            "llama-chars",
+            _HERE + "llama_chars:llama_chars",
+            "small character Llama of transformers on the Python reference that ships with Python",
             {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
         ),
         WorkloadEntry(
