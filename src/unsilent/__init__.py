@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from unsilent.checkpoints.verified_saving import verified_load, verified_save
     from unsilent.faults import Fault, FaultModel, fault_model
     from unsilent.outcomes import judge, judge_by_decision
+    from unsilent.protection.protect import protect
     from unsilent.sites import inject
     from unsilent.studies.checkpoint.study import checkpoint_study
     from unsilent.studies.coverage.inference.study import inference_coverage
@@ -41,6 +42,7 @@ _LAZY = {
     "coverage": "unsilent.studies.coverage.study",
     "inference_coverage": "unsilent.studies.coverage.inference.study",
     "noise": "unsilent.studies.noise.study",
+    "protect": "unsilent.protection.protect",
     "pvf": "unsilent.studies.pvf.study",
     "training": "unsilent.studies.training.study",
     "verified_load": "unsilent.checkpoints.verified_saving",
@@ -67,6 +69,7 @@ __all__ = [
     "judge_by_decision",
     "load",
     "noise",
+    "protect",
     "pvf",
     "training",
     "verified_load",

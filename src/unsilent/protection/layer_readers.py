@@ -33,17 +33,17 @@ _CHANNELS_SECOND = (
 _WITH_CHECKSUM = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-READING_SHARE, MEMORY_SHARE = 0.006, 0.003
+READING_SHARE, MEMORY_SHARE = 0.008, 0.003
 """Shares of a model's computing time and of its weights' memory that reading sites may take."""
 FEWEST_LAYERS, MOST_LAYERS_OF_SMALL, SMALL = 8, 32, 10**9
-"""Layers that are read whatever it costs; those of a small model, of fewer multiplications in a clean batch, whose time is that of
+"""Layers that are read whatever it costs; those of a small model, of fewer multiplications in a clean batch: its time is that of
 Python, so that no choice keeps to the share."""
 STRIDES = (1, 2, 4, 8, 16)
 """Of the positions that are read: every one, every second one …"""
-OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER = 20, 3_000_000
-"""Multiplications in products that take as long as reading one value, and as the calls that read one layer: measured on one core
-of a CPU, where 6.8 billion multiplications of a Llama took 108 ms."""
-BYTES_OF_LAYER = 3600
+OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER, OPERATIONS_OF_SCORE = 60, 8_000_000, 60_000_000
+"""Multiplications in products that take as long as reading a value, as the calls that read a layer, and as scoring all: measured
+on one core of a CPU, where 6.8 billion multiplications of a Llama took 108 ms."""
+BYTES_OF_LAYER = 6500
 _NOT_PRODUCTS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -60,9 +60,10 @@ class ChosenLayers(NamedTuple):
 
 
 class LayerCosts:
-    """Chooses the layers that are read by default: products, those first that compute most for each value of their output.
+    """Chooses the layers that are read by default.
 
-    Such layers are the cheapest to read, and what is wrong before them is part of what they compute.
+    These are products at equal distances in the order in which they run, with the last one: as many as can be read within a share
+    of the time that all products take. Of these layers every position is read, or every second one and so on.
     """
 
     def __init__(self) -> None:
@@ -74,29 +75,34 @@ class LayerCosts:
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(module, _NOT_PRODUCTS):
             return
-        each = weight.numel() // max(1, layer.output.shape[channel_axis(layer)])
-        known = self._runs.setdefault(layer.module_name, [each, 0, 0])
-        known[1] += layer.output.numel()
+        channels, values = layer.output.shape[channel_axis(layer)], layer.output.numel()
+        planes = channel_axis(layer) == 1 and layer.output.ndim > 2
+        known = self._runs.setdefault(layer.module_name, [0, 0, 0])
+        known[0] += weight.numel() // max(1, channels) * values
+        known[1] += values * min(SITES_OF_LAYER, channels) // channels if planes else values
         known[2] += 1
 
     def choose(self, weight_bytes: int) -> ChosenLayers:
         """The layers; none where no layer is a product."""
-        deepest_first = reversed(list(self._runs.items()))
-        names = [name for name, (_, values, runs) in sorted(deepest_first, key=lambda item: (-item[1][0], item[1][1]))]
-        every = sum(each * values for each, values, _ in self._runs.values())
-        most = max(FEWEST_LAYERS, int(MEMORY_SHARE * weight_bytes / BYTES_OF_LAYER))
+        names, every = list(self._runs), sum(multiplications for multiplications, _, _ in self._runs.values())
         if every < SMALL:
-            return ChosenLayers(tuple(names[:MOST_LAYERS_OF_SMALL]))
-        for stride in STRIDES:
-            cost, count = 0.0, 0
-            for _, values, runs in (self._runs[name] for name in names):
-                cost += OPERATIONS_OF_VALUE * values / stride + OPERATIONS_OF_LAYER * runs
-                if cost > READING_SHARE * every:
-                    break
-                count += 1
-            if count >= min(2 * FEWEST_LAYERS, len(names), most):
-                break
-        return ChosenLayers(tuple(names[: min(max(count, FEWEST_LAYERS), most)]), stride)
+            return ChosenLayers(tuple(names[-MOST_LAYERS_OF_SMALL:]))
+        most = min(len(names), max(FEWEST_LAYERS, int(MEMORY_SHARE * weight_bytes / BYTES_OF_LAYER)))
+        for count in range(most, FEWEST_LAYERS, -1):
+            modules = _spread(names, count)
+            for stride in STRIDES:
+                costs = (
+                    OPERATIONS_OF_VALUE * values / stride + OPERATIONS_OF_LAYER * runs
+                    for _, values, runs in (self._runs[name] for name in modules)
+                )
+                if OPERATIONS_OF_SCORE + sum(costs) <= READING_SHARE * every:
+                    return ChosenLayers(modules, stride)
+        return ChosenLayers(_spread(names, FEWEST_LAYERS), STRIDES[-1])
+
+
+def _spread(names: list[str], count: int) -> tuple[str, ...]:
+    """This many of the names, equally far apart, with the last one."""
+    return tuple(names[(number + 1) * len(names) // count - 1] for number in range(min(count, len(names))))
 
 
 class LayerReaders:
@@ -128,7 +134,7 @@ class LayerReaders:
         for run in runs if self._kind == CHECKSUM else ():
             module = modules.get(module_name(run))
             if isinstance(module, _WITH_CHECKSUM):
-                self._readers[run] = checksum_reader(module)
+                self._readers[run] = _copied(checksum_reader(module))
 
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
         """float32[samples, numbers], written to ``memory`` if that is given."""
@@ -163,36 +169,44 @@ def channel_axis(layer: LayerRun) -> int:
 
 
 def _site_reader(layer: LayerRun, seed: int, stride: int) -> Reader:
-    """The means over positions of some channels, and the smallest and largest value of all channels.
+    """The means over positions of some channels, and the smallest and largest value.
 
     Channels are equally far apart, and so are positions along their first dimension; both begin at places that the seed chooses,
-    so that layers read different positions.
+    so that layers read different positions. The smallest and the largest value are those of all channels where these lie next to
+    one another, and of the same channels as the means where planes of positions do, as that is what is quick to read.
     """
     axis, ndim = channel_axis(layer), layer.output.ndim
     channels = layer.output.shape[axis]
     every = max(1, channels // SITES_OF_LAYER)
     first, first_position = seed % every, seed // 64 % stride
     sites = len(range(first, channels, every)[:SITES_OF_LAYER])
+    planes = axis == 1 and ndim > 2
     positions = [dim for dim in range(1, ndim) if dim != axis]
     where = [slice(None)] * ndim
     where[axis] = slice(first, first + every * sites, every)
     some, others = tuple(where), tuple(range(1, ndim))
+    strided = (*[slice(None)] * (positions[0] if positions else 1), slice(first_position, None, stride))
+    last: list[Tensor] = []
+    """The memory of the last call, and its parts."""
 
     def read(layer: LayerRun, memory: Tensor | None) -> Tensor:
         value = layer.output
-        if stride > 1 and positions:
-            start = min(first_position, value.shape[positions[0]] - 1)
-            value = value[(slice(None),) * positions[0] + (slice(start, None, stride),)]
         if memory is None:
             memory = torch.empty(len(value), sites + 2, dtype=torch.float32, device=value.device)
+        if not last or last[0] is not memory:
+            last[:] = [memory, memory[:, :sites], memory[:, sites], memory[:, sites + 1]]
+        if stride > 1 and positions and value.shape[positions[0]] > first_position:
+            value = value[strided]
         if value.dtype != torch.float32:
             value = value.float()
+        chosen = value[some]
         if positions:
-            torch.mean(value[some], positions, out=memory[:, :sites])
+            torch.mean(chosen, positions, out=last[1])
         else:
-            memory[:, :sites] = value[some]
-        torch.amin(value, others, out=memory[:, sites])
-        torch.amax(value, others, out=memory[:, sites + 1])
+            last[1].copy_(chosen)
+        whole = chosen if planes else value
+        torch.amin(whole, others, out=last[2])
+        torch.amax(whole, others, out=last[3])
         return memory
 
     return read

@@ -190,8 +190,12 @@ class LayerWatch:
         value = first_tensor(output)
         if value is None or self._listener is None:
             return None
-        with torch.no_grad(), no_dispatch():  # so that modes that inject faults see none of this
-            changed = self._listener(LayerRun(run, self.passes, compute, inputs, named, value))
+        layer = LayerRun(run, self.passes, compute, inputs, named, value)
+        if not torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack():
+            changed = self._listener(layer)
+        else:
+            with torch.no_grad(), no_dispatch():  # so that modes that inject faults see none of this
+                changed = self._listener(layer)
         return changed if changed is None or value is output else (changed, *output[1:])
 
 

@@ -33,6 +33,7 @@ class LiveReadings:
         }
         self._width = int(ends[-1])
         self._buffer = torch.zeros(0, self._width)
+        self._memory: dict[str, Tensor] = {}
         self.begin(0)
 
     def begin(self, samples: int) -> None:
@@ -49,7 +50,8 @@ class LiveReadings:
         if columns is None or len(layer.output) != self._samples:
             return None
         if not self._is_early:
-            self.detector.read(layer, self._space(layer.output)[:, columns])
+            self._prepare(layer.output)
+            self.detector.read(layer, self._memory[layer.name])
             self._written.append(layer.name)
             return None
         reading = self.detector.read(layer).double().numpy(force=True)
@@ -68,17 +70,17 @@ class LiveReadings:
         """A forward pass has ended: score its layers."""
         self._scores = []
         if self._written:
-            values = self._buffer[: self._samples].numpy(force=True).astype(np.float64)
+            values = self._buffer.numpy(force=True).astype(np.float64)
             readings = {name: values[:, self._columns[name]] for name in self._written}
             self.names += self._written
             self.margins += list(self.detector.margins_of(readings))
             self._written = []
 
-    def _space(self, output: Tensor) -> Tensor:
-        """float32[samples, numbers of all layers] on the device of the first layer."""
-        if len(self._buffer) < self._samples or (self._buffer.device != output.device and not self._written):
+    def _prepare(self, output: Tensor) -> None:
+        """Memory for all layers, float32[samples, numbers of all layers] on the device of the first layer."""
+        if len(self._buffer) != self._samples or (self._buffer.device != output.device and not self._written):
             self._buffer = torch.zeros(self._samples, self._width, device=output.device)
-        return self._buffer[: self._samples]
+            self._memory = {name: self._buffer[:, columns] for name, columns in self._columns.items()}
 
 
 def largest_of(rows: Sequence[Floats], samples: int) -> Floats:

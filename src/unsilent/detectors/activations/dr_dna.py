@@ -11,8 +11,8 @@ whole output, so that one corrupted value is seen as well. With value x_i at sit
 
 Surprise and distance are scaled by held-out clean samples: 0 is the median, 1 the 99 % quantile. The score of a layer is the
 weighted sum of the terms, and the margin after a layer the largest score so far. Distance has the largest weight, as clean
-samples that are unusual at a few sites make surprise heavy-tailed. The sum over layers of reproductions was tried and detects less: clean
-outliers are unusual in all layers, and their sums set the threshold.
+samples that are unusual at a few sites make surprise heavy-tailed. The sum over layers of reproductions was tried and detects
+less: clean outliers are unusual in all layers, and their sums set the threshold.
 
 Source: the scheme of surprise, distance and location is that of public reproductions of Dr. DNA (Ma et al., ASPLOS 2024,
 doi 10.1145/3620666.3651349), of which the abstract alone was read; all formulas and numbers here are chosen by this project.
