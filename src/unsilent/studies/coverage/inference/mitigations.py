@@ -45,9 +45,10 @@ class Mitigations:
         self.integrity = WeightIntegrity(engine.model)
         self._weights = WeightRepair(engine.model, has_parity=True, has_copy=True, integrity=self.integrity)
         self._ranges: dict[str, tuple[float, float]] = {}
-        with LayerWatch(engine.model) as watch, torch.no_grad(), watch.listening(self._note):
+        with LayerWatch(engine.model) as watch, torch.no_grad():
             for batch in batches:
-                run(engine.model, batch)
+                with watch.listening(self._note):  # each batch is a call, whose later passes have names of their own
+                    run(engine.model, batch)
 
     def _note(self, layer: LayerRun) -> None:
         low, high = (float(one) for one in layer.output.aminmax())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -103,7 +102,7 @@ class InferenceCoverageRunner:
             workload, engine=settings.engine, memory=settings.memory, worker_count=settings.jobs, device=self._device,
             judge=judge(spec.judge) if spec.judge else None,
         )  # fmt: skip
-        profile = self._profile_batches()
+        profile, self._clean = self._read_clean_batches()
         for detector in self.detectors:
             detector.calibrate(self.engine.model, profile, self._run)
         self._mitigations = Mitigations(self.engine, profile, self._run)
@@ -129,37 +128,33 @@ class InferenceCoverageRunner:
 
     # -- clean samples -----------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _clean(self) -> dict[str, list[Any]]:
-        """Clean batches of each part on the device; those that detectors learn from are not among them."""
+    def _read_clean_batches(self) -> tuple[list[Any], dict[str, list[Any]]]:
+        """Batches that detectors learn from, and those of each of `CLEAN_TARGETS`, all on the device.
+
+        Raises ``UsageError`` where there are too few for calibration to be divided.
+        """
+        spec, profile = self.spec, list[Any]()
         parts = {}
         for part in CLEAN_TARGETS:
-            wanted = self.spec.clean_samples + (self.spec.profile_samples if part == CALIBRATION else 0)
-            batches = [place(batch, self._device, None) for batch in self.workload.clean_batches(part, wanted)]
-            if not batches:
-                raise UsageError(f"{self.workload.name} gives no clean batches of part {part}; expected at least one")
-            parts[part] = batches
-        first = len(self._profile_of(parts[CALIBRATION]))
-        parts[CALIBRATION] = parts[CALIBRATION][first:]
-        return parts
+            more = 2 * spec.profile_samples if part == CALIBRATION else 0  # whole batches may be more than those
+            batches = [
+                place(one, self._device, None) for one in self.workload.clean_batches(part, spec.clean_samples + more)
+            ]
+            if part == CALIBRATION:
+                count = self._count_profile_batches(batches)
+                profile, batches = batches[:count], batches[count:]
+            parts[part] = batches[: _batches_with(batches, spec.clean_samples)]
+            if not parts[part]:
+                raise UsageError(
+                    f"{self.workload.name} gives too few clean batches of part {part}: there are {len(profile) + len(batches)}, "
+                    "some of which detectors learn from; lower --profile-samples, or give more and smaller batches"
+                )
+        return profile, parts
 
-    def _profile_batches(self) -> list[Any]:
-        wanted = self.spec.clean_samples + self.spec.profile_samples
-        every = [place(one, self._device, None) for one in self.workload.clean_batches(CALIBRATION, wanted)]
-        return self._profile_of(every)
-
-    def _profile_of(self, batches: Sequence[Any]) -> list[Any]:
-        """The first ones, with as many samples as detectors are to learn from; half of all at most."""
-        ends = np.cumsum([count_samples(batch) for batch in batches])
-        wanted = min(self.spec.profile_samples, ends[-1] / 2)
-        count = max(int(np.searchsorted(ends, wanted)) + 1, LEAST_PROFILE_BATCHES)
-        if count >= len(batches):
-            raise UsageError(
-                f"{self.workload.name} has {ends[-1]:,} clean samples for calibration in {len(batches)} batches, of which "
-                f"detectors learn from {int(wanted):,}; nothing is left for thresholds: lower --profile-samples, or give more "
-                "batches in clean_batches"
-            )
-        return list(batches[:count])
+    def _count_profile_batches(self, batches: Sequence[Any]) -> int:
+        """As many as have the samples that detectors are to learn from; half of all samples at most, two batches at least."""
+        wanted = min(self.spec.profile_samples, sum(map(count_samples, batches)) // 2)
+        return max(_batches_with(batches, wanted), LEAST_PROFILE_BATCHES)
 
     def _chunks(self, part: str) -> list[list[Any]]:
         """The clean batches of a part by trial."""
@@ -319,6 +314,12 @@ class InferenceCoverageRunner:
         engine = self.engine
         times = seconds_of_detectors(engine.model, self._run, engine.batches[0], self.detectors)
         return replace(empty_row(TIMING, TIMED), times=times)
+
+
+def _batches_with(batches: Sequence[Any], samples: int) -> int:
+    """How many batches from the first on have so many samples; all of them where they have fewer."""
+    ends = np.cumsum([count_samples(batch) for batch in batches])
+    return min(int(np.searchsorted(ends, samples)) + 1, len(batches))
 
 
 def fixed_rows(margins: Floats, rows: int) -> Floats:
