@@ -17,6 +17,7 @@ from studies.clean_inference import write_clean
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.inline import InlineExecutor
+from unsilent.campaigns.merging import merge_stores
 from unsilent.campaigns.spec import TrialId, WorkerSettings
 from unsilent.cli.main import run as cli
 from unsilent.errors import UnsilentError, UsageError
@@ -61,12 +62,12 @@ def make_spec(folder, **more):
     return InferenceCoverageSpec(f"{folder}/clean.py:make", **values)
 
 
-def run(spec, path, trials, engine="auto"):
+def run(spec, path, trials, engine="auto", shard=(1, 1)):
     with (
         InlineExecutor(spec, worker_settings=WorkerSettings(engine)) as executor,
         InferenceCoverageStore(path, write=True) as store,
     ):
-        return run_inference_coverage(spec, InferenceCoverageBudget(trials), executor, store, OPTIONS)
+        return run_inference_coverage(spec, InferenceCoverageBudget(trials, shard), executor, store, OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -373,6 +374,15 @@ def test_a_campaign_of_the_command_line(folder):
     assert "as stored" in shown.stdout, shown.stderr
     assert "2 of 2 trials, complete" in in_process("status", "c.sqlite", cwd=folder).stdout
     assert in_process("report", "c.sqlite", "--rate", "0.1", cwd=folder).returncode == 0
+
+
+def test_shards_are_merged_into_the_whole(campaign, folder, tmp_path):
+    store, _ = campaign
+    parts = [run(make_spec(folder), tmp_path / f"{part}.sqlite", 5, shard=(part, 2)) and tmp_path / f"{part}.sqlite"
+             for part in (1, 2)]  # fmt: skip
+    merge_stores(tmp_path / "out.sqlite", parts, store.kind)
+    with InferenceCoverageStore(tmp_path / "out.sqlite") as merged:
+        assert list(canonical_lines(merged)) == list(canonical_lines(store))
 
 
 @pytest.mark.slow
