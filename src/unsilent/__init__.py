@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from unsilent.checkpoints.verified_saving import verified_load, verified_save
     from unsilent.faults import Fault, FaultModel, fault_model
     from unsilent.outcomes import judge, judge_by_decision
+    from unsilent.protection.protect import protect
     from unsilent.sites import inject
     from unsilent.studies.checkpoint.study import checkpoint_study
+    from unsilent.studies.coverage.inference.study import inference_coverage
     from unsilent.studies.coverage.study import coverage
     from unsilent.studies.noise.study import noise
     from unsilent.studies.plan.study import plan
@@ -39,8 +41,10 @@ _LAZY = {
     "Training": "unsilent.workloads.trainings",
     "checkpoint_study": "unsilent.studies.checkpoint.study",
     "coverage": "unsilent.studies.coverage.study",
+    "inference_coverage": "unsilent.studies.coverage.inference.study",
     "noise": "unsilent.studies.noise.study",
     "plan": "unsilent.studies.plan.study",
+    "protect": "unsilent.protection.protect",
     "pvf": "unsilent.studies.pvf.study",
     "training": "unsilent.studies.training.study",
     "verified_load": "unsilent.checkpoints.verified_saving",
@@ -61,12 +65,14 @@ __all__ = [
     "checkpoint_study",
     "coverage",
     "fault_model",
+    "inference_coverage",
     "inject",
     "judge",
     "judge_by_decision",
     "load",
     "noise",
     "plan",
+    "protect",
     "pvf",
     "training",
     "verified_load",

@@ -29,6 +29,7 @@ import unsilent
 from campaigns.faulty_loop import write_loop
 from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PI, PiRow, PiRunner, PiSpec, Square, analyse
+from studies.clean_inference import write_clean
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
 from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import row_codec
@@ -46,6 +47,7 @@ from unsilent.errors import StoreError, UsageError, UserCodeError
 from unsilent.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.studies import campaign_kinds
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
+from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE
 from unsilent.studies.coverage.kind import COVERAGE
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
@@ -485,6 +487,13 @@ ASKS = {
          "--changed-runs", "0", "--trials", "2"],
         {"options": [["steps", "12"]], "only": ["operation:*"], "tries": 20}, 12,
     ),
+    "inference-coverage": (
+        INFERENCE_COVERAGE, 'workload = "clean.py:make"\nonly = ["weight-flip", "output-*"]\ntries = 40\nprofile-samples = 100\n'
+        'clean-samples = 200\nrate = 0.05\ndetector = ["ranger", "abft"]\ntrials = 2',
+        ["clean.py:make", "--only", "weight-flip", "--only", "output-*", "--tries", "40", "--profile-samples", "100",
+         "--clean-samples", "200", "--rate", "0.05", "--detector", "ranger", "--detector", "abft", "--trials", "2"],
+        {"only": ["weight-flip", "output-*"], "tries": 40, "detectors": ["ranger", "abft"]}, 6,
+    ),
 }  # fmt: skip
 """A kind; a TOML file and words of a command line that ask the same of it; fields of the spec that follow; trials."""
 
@@ -495,6 +504,7 @@ def asks(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("tiny.py").write_text(TINY)
     write_loop(tmp_path)
+    write_clean(tmp_path)
     return ASKS[request.param]
 
 
@@ -513,23 +523,23 @@ def test_every_field_is_an_option_or_marked_as_none(asks):
 
 
 def test_help_has_all_options_in_their_panels(asks):
-    shown = told(asks[0].name, "--help")
+    shown = told(asks[0].command_words, "--help")
     for option in options_of(*asks[0].option_classes, OutputOptions).values():
         assert f"{option.option.panel}:" in shown or option.option.missing_error
         assert f"{option.flag} " in shown
-    assert told("--help").count(f"\n  {asks[0].name} ") == 1
+    assert told("--help").count(f"\n  {asks[0].command_words} ") == 1
 
 
 def test_a_dry_run_says_what_would_run_and_runs_nothing(asks):
     kind, _, words, values, trials = asks
     before = set(Path().iterdir())
-    found = json.loads(told(kind.name, *words, "--dry-run", "--json", "--quiet"))
+    found = json.loads(told(kind.command_words, *words, "--dry-run", "--json", "--quiet"))
     assert set(Path().iterdir()) == before
     assert found["spec"].items() >= values.items()
     assert (found["trials"], found["stored"]) == (trials, 0)
     assert sum(row["trials"] for row in found["results"]) == trials
     assert found["seconds"] == found["cpu_seconds"] == pytest.approx(trials * found["golden_seconds"])
-    shown = told(kind.name, *words, "--dry-run", "--quiet")
+    shown = told(kind.command_words, *words, "--dry-run", "--quiet")
     assert f"{trials} trials would run, in at most about" in shown
     assert found["store"] in shown.replace("\n", " ")
     for option in options_of(kind.spec).values():
@@ -539,7 +549,7 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(asks):
 def test_a_file_asks_the_same_as_a_command_line_which_wins(asks):
     kind, text, words, _, _ = asks
     Path("ask.toml").write_text(text)
-    ask = (kind.name, "--dry-run", "--json", "--quiet")
+    ask = (kind.command_words, "--dry-run", "--json", "--quiet")
     one, other = (json.loads(told(*ask, *more)) for more in (words, ["--config", "ask.toml"]))
     assert {**one, "golden_seconds": 0, "seconds": 0, "cpu_seconds": 0} == {
         **other, "golden_seconds": 0, "seconds": 0, "cpu_seconds": 0
@@ -602,7 +612,9 @@ def test_a_dry_run_says_the_most_that_a_precision_can_take(asks):
     assert "did you mean 'last'" in gate.stderr
 
 
-@pytest.mark.parametrize("kind", [PVF, TRAINING, NOISE, CHECKPOINT_STUDY, COVERAGE], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [PVF, TRAINING, NOISE, CHECKPOINT_STUDY, COVERAGE, INFERENCE_COVERAGE], ids=lambda kind: kind.name
+)
 def test_a_function_takes_the_options_of_its_verb(kind):
     options = {option.python_name: option.default for option in options_of(*kind.option_classes).values()}
     own = dict(inspect.signature(getattr(unsilent, kind.name.replace("-", "_"))).parameters)
@@ -628,6 +640,10 @@ CALLS = {
         "workload": "faulty_loop.py:make", "options": {"steps": 12}, "only": "operation:*", "tries": 20, "clean_runs": 1,
         "changed_runs": 0, "trials": 2,
     },
+    "inference-coverage": {
+        "workload": "clean.py:make", "only": ["weight-flip", "output-*"], "tries": 40, "profile_samples": 100,
+        "clean_samples": 200, "rate": 0.05, "detector": ["ranger", "abft"], "trials": 2,
+    },
 }  # fmt: skip
 """Arguments that ask the same."""
 
@@ -637,9 +653,9 @@ CALLS = {
 def test_a_call_asks_the_same_as_a_command_line(asks):
     kind, _, words, _, _ = asks
     floor = ["--floor", "floor.sqlite"] if kind is TRAINING else []
-    first = json.loads(told(kind.name, *words, *floor, "--store", "a.sqlite", "--quiet", "--json"))
+    first = json.loads(told(kind.command_words, *words, *floor, "--store", "a.sqlite", "--quiet", "--json"))
     with inline_campaigns():
-        result = getattr(unsilent, kind.name)(**CALLS[kind.name], store="b.sqlite")
+        result = getattr(unsilent, kind.name.replace("-", "_"))(**CALLS[kind.name], store="b.sqlite")
     assert result.command == first["command"]
     with Store("a.sqlite", kind) as one, Store("b.sqlite", kind) as other:
         assert list(canonical_lines(one)) == list(canonical_lines(other))

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.protection.layer_readers import QUANTILE_LEVELS, SITES_OF_LAYER, has_reader, make_reader
+from unsilent.protection.layer_readers import QUANTILE_LEVELS, SITES_OF_LAYER, LayerCosts, LayerReaders, make_reader
+from unsilent.protection.layer_watch import LayerRun
 
-GENERATOR = torch.Generator().manual_seed(0)
 LAYERS = {
     "linear": (nn.Linear(24, 96), (5, 24)),
     "linear of tokens": (nn.Linear(24, 96, bias=False), (5, 7, 24)),
@@ -30,26 +30,51 @@ def computed(name):
         return layer, inputs, layer(inputs)
 
 
+def run_of(layer, inputs, output):
+    return LayerRun("layer", 1, layer, (inputs,), {}, output)
+
+
+def read(kind, layer, inputs, output, **settings):
+    return make_reader(kind, run_of(layer, inputs, output), **settings)(run_of(layer, inputs, output), None)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_sites_are_means_over_positions_of_some_channels(name):
     layer, inputs, output = computed(name)
-    sites = make_reader("sites", layer, output, GENERATOR)((inputs,), output).numpy()
+    sites = read("sites", layer, inputs, output).numpy()
     values = output.double().numpy()
     axis = values.ndim - 1 if isinstance(layer, nn.Linear) else 1
     means = np.moveaxis(values, axis, 1).reshape(len(values), values.shape[axis], -1).mean(2)
-    assert sites.shape == (len(values), min(SITES_OF_LAYER, values.shape[axis]))
-    columns = [np.abs(means - site[:, None]).max(0).argmin() for site in sites.T]
+    assert sites.shape == (len(values), min(SITES_OF_LAYER, values.shape[axis]) + 2)
+    columns = [np.abs(means - site[:, None]).max(0).argmin() for site in sites[:, :-2].T]
     assert len(set(columns)) == len(columns)
-    np.testing.assert_allclose(sites, means[:, columns], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sites[:, :-2], means[:, columns], rtol=1e-4, atol=1e-5)
+    seen = np.moveaxis(values, axis, 1)
+    seen = (seen if isinstance(layer, nn.Linear) else seen[:, columns]).reshape(len(values), -1)
+    np.testing.assert_allclose(sites[:, -2:], np.stack([seen.min(1), seen.max(1)], 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["linear of tokens", "convolution", "linear"])
+def test_with_a_stride_some_positions_are_read(name):
+    layer, inputs, output = computed(name)
+    every = [read("sites", layer, inputs, output, seed=seed, stride=2) for seed in (0, 64)]
+    if name == "linear":
+        assert torch.equal(*every)
+        return
+    dim = 1 if isinstance(layer, nn.Linear) else 2
+    parts = [output[(slice(None),) * dim + (slice(start, None, 2),)] for start in (0, 1)]
+    separate = [read("sites", layer, inputs, part) for part in parts]
+    ends = sorted(float(one[:, -1].max()) for one in every)
+    assert ends == sorted(float(one[:, -1].max()) for one in separate)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_ranges_and_quantiles(name):
     layer, inputs, output = computed(name)
     values = output.double().numpy().reshape(len(output), -1)
-    low_high = make_reader("range", layer, output, GENERATOR)((inputs,), output).numpy()
+    low_high = read("range", layer, inputs, output).numpy()
     np.testing.assert_allclose(low_high, np.stack([values.min(1), values.max(1)], 1), rtol=1e-6)
-    quantiles = make_reader("quantiles", layer, output, GENERATOR)((inputs,), output).numpy()
+    quantiles = read("quantiles", layer, inputs, output).numpy()
     if values.shape[1] < 2000:
         expected = np.quantile(values, QUANTILE_LEVELS, axis=1, method="nearest").T
         np.testing.assert_allclose(quantiles, expected, rtol=1e-6)
@@ -58,7 +83,7 @@ def test_ranges_and_quantiles(name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_checksum_of_a_clean_layer_is_a_rounding_error(name):
     layer, inputs, output = computed(name)
-    residual = make_reader("checksum", layer, output, GENERATOR)((inputs,), output)
+    residual = read("checksum", layer, inputs, output)
     assert residual.shape == (len(output), 1)
     assert residual.max() < 4
 
@@ -66,9 +91,9 @@ def test_the_checksum_of_a_clean_layer_is_a_rounding_error(name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_checksum_names_the_sample_whose_output_changed(name):
     layer, inputs, output = computed(name)
-    reader = make_reader("checksum", layer, output, GENERATOR)
+    reader = make_reader("checksum", run_of(layer, inputs, output))
     output[1].view(-1)[3] += 30 if layer.weight.dtype == torch.bfloat16 else 1
-    residual = reader((inputs,), output)[:, 0]
+    residual = reader(run_of(layer, inputs, output), None)[:, 0]
     assert residual.argmax() == 1
     assert residual[1] > 30 * residual[0]
 
@@ -76,11 +101,11 @@ def test_the_checksum_names_the_sample_whose_output_changed(name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_weight_that_changed_later_is_seen(name):
     layer, inputs, output = computed(name)
-    reader = make_reader("checksum", layer, output, GENERATOR)
+    reader = make_reader("checksum", run_of(layer, inputs, output))
     kept = layer.weight.detach().clone()
     with torch.no_grad():
         layer.weight.view(-1)[5] = 100
-        assert reader((inputs,), layer(inputs)).min() > 4
+        assert reader(run_of(layer, inputs, layer(inputs)), None).min() > 4
         layer.weight.copy_(kept)
 
 
@@ -88,14 +113,55 @@ def test_what_is_not_finite_is_read():
     layer, inputs, output = computed("convolution")
     output[2, 0, 0, 0] = torch.nan
     for kind in ("range", "quantiles", "checksum"):
-        reading = make_reader(kind, layer, output, GENERATOR)((inputs,), output)
+        reading = read(kind, layer, inputs, output)
         assert not reading[2].isfinite().all(), kind
         assert reading[[0, 1, 3, 4]].isfinite().all(), kind
 
 
-def test_layers_without_numbers_for_samples_are_not_read():
-    assert not has_reader("sites", nn.Identity(), (torch.zeros(2, 2),))
-    assert not has_reader("sites", nn.Identity(), torch.zeros(2))
-    assert not has_reader("sites", nn.Identity(), torch.zeros(2, 2, dtype=torch.int64))
-    assert not has_reader("checksum", nn.LayerNorm(2), torch.zeros(2, 2))
-    assert has_reader("sites", nn.LayerNorm(2), torch.zeros(2, 2))
+def test_products_and_attention_have_checksums():
+    torch.manual_seed(2)
+    first, second = torch.randn(3, 2, 5, 8), torch.randn(3, 2, 8, 6)
+    heads = [torch.randn(3, 2, 5, 8) for _ in range(3)]
+    attention = nn.functional.scaled_dot_product_attention
+    for name, function, inputs in (("matmul", torch.matmul, (first, second)), (attention.__name__, attention, heads)):
+        run = LayerRun(name, 1, function, tuple(inputs), {}, function(*inputs))
+        clean = make_reader("checksum", run)(run, None)[:, 0]
+        assert clean.max() < 16
+        run.output[1, 1, 2, 3] += 1
+        residual = make_reader("checksum", run)(run, None)[:, 0]
+        assert residual[1] > 1000
+        assert residual[[0, 2]].max() < 16
+
+
+def test_residuals_are_those_of_numpy_in_double_precision():
+    layer, inputs, output = computed("linear of tokens")
+    output[1, 2, 3] += 0.01
+    weight, x, y = (t.detach().double().numpy() for t in (layer.weight, inputs, output))
+    total = np.abs(y.sum(-1) - x @ weight.sum(0))
+    size = np.abs(x) @ np.abs(weight).sum(0)
+    expected = (total / size / np.finfo(np.float32).eps).max(1)
+    residual = read("checksum", layer, inputs, output)[:, 0].double().numpy()
+    np.testing.assert_allclose(residual, expected, atol=2)
+
+
+def test_layers_that_cannot_be_read():
+    matrix = torch.zeros(2, 2)
+    assert not LayerReaders("sites", 0).can_read(run_of(nn.Identity(), matrix, torch.zeros(2)))
+    assert not LayerReaders("checksum", 0).can_read(run_of(nn.LayerNorm(2), matrix, matrix))
+    assert not LayerReaders("sites", 0).can_read(run_of(torch.matmul, matrix, matrix))
+    assert LayerReaders("sites", 0).can_read(run_of(nn.LayerNorm(2), matrix, matrix))
+
+
+def test_small_models_are_read_whole_and_large_ones_in_part():
+    def chosen(width, positions):
+        costs = LayerCosts()
+        for number in range(40):
+            layer = nn.Linear(width, width, device="meta")
+            costs.add(run_of(layer, None, torch.empty(1, positions, width, device="meta"))._replace(name=f"l{number}"))
+        return costs.choose(40 * 4 * width * width)
+
+    assert chosen(16, 8) == (tuple(f"l{number}" for number in range(8, 40)), 1)
+    large, larger = chosen(512, 512), chosen(4096, 512)
+    assert len(large.modules) < len(larger.modules) <= 40
+    assert large.modules[-1] == larger.modules[-1] == "l39"
+    assert larger.stride <= large.stride

@@ -25,8 +25,9 @@ from unsilent.errors import UnsilentError, UsageError
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.options import OptionValues
 from unsilent.report.model import Report
-from unsilent.studies.coverage.analysis import MATCHED, analyse, analyse_together, mcnemar_p_value
+from unsilent.studies.coverage.analysis import MATCHED, analyse, analyse_together
 from unsilent.studies.coverage.kind import COVERAGE, CoverageStore
+from unsilent.studies.coverage.paired_tests import mcnemar_p_value
 from unsilent.studies.coverage.planted_changes import workload_and_change
 from unsilent.studies.coverage.recording import StepRecorder, relative_difference
 from unsilent.studies.coverage.report import report

@@ -169,6 +169,15 @@ class EngineOptions(ExecutionOptions):
         return WorkerSettings(self.engine, self.memory, self.jobs)
 
 
+def known_device(device: str) -> str:
+    """``auto`` is decided without torch where that is possible: without a CUDA driver it is the CPU."""
+    if device == "cpu" or (device == "auto" and not Path("/proc/driver/nvidia/version").exists()):
+        return "cpu"
+    from unsilent.engine.device_placement import resolve_device
+
+    return resolve_device(device)
+
+
 @contextmanager
 def store_or_temporary(store: str | Path | None, name: str = "campaign.sqlite") -> Iterator[Path]:
     """The file that is asked for, or one that is removed afterwards."""

@@ -12,7 +12,7 @@ from unsilent.campaigns.options import Budget, ExecutionOptions
 from unsilent.cli.paths import default_store, report_path
 from unsilent.cli.typer_options import OutputOptions
 from unsilent.errors import Interrupted
-from unsilent.options import OptionValues
+from unsilent.options import OptionField, OptionValues, options_of
 
 ExecutorAndDisplay = tuple[Any, Any]
 """An executor and its observer."""
@@ -29,6 +29,16 @@ class Verb:
         self.kind = kind
         self.options = (*kind.option_classes, *self.further_option_classes, kind.report_options, OutputOptions)
         self.script_arguments: tuple[str, ...] = ()
+
+    @property
+    def about(self) -> str:
+        """The help of its command."""
+        return self.kind.command_help
+
+    @property
+    def option_fields(self) -> Mapping[str, OptionField]:
+        """Its options by field."""
+        return options_of(*self.options)
 
     def __call__(self, given: dict[str, Any], script: Sequence[str] = ()) -> int:
         """Run the command; ``given``: options by field. ``script``: arguments of a script of the user's."""

@@ -302,7 +302,7 @@ def make_checkpoint_app(**settings: Any) -> typer.Typer:
 
     app = typer.Typer(**settings)
     study = CheckpointStudyVerb(CHECKPOINT_STUDY)
-    app.command("study", cls=o.Panels)(make_typer_function(study.options, study, CHECKPOINT_STUDY.command_help))
+    app.command("study", cls=o.Panels)(make_typer_function(study.option_fields, study, study.about))
     for name, verb in VERBS.items():
         app.command(name, cls=o.Panels)(verb)
     return app

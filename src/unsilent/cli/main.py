@@ -19,6 +19,7 @@ import typer
 from unsilent.cli.signals import interrupt_on_ending
 from unsilent.error_origin import unexpected_error
 from unsilent.errors import InternalError, Interrupted, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.options import options_of
 from unsilent.printable import escape_unprintable
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
@@ -82,10 +83,10 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     if asked == "report":
         verbs["report"] = report.make_report_command(arguments)
     kinds = [*KINDS, *(load_installed_kind(entry) for name, entry in others.items() if name == asked)]
-    for kind in (kind for kind in kinds if kind.command_words == asked):
+    for kind in (kind for kind in kinds if kind.name == kind.command_words == asked):
         own = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb, "coverage": CoverageVerb}
         verb = own.get(kind.name, Verb)(kind)
-        verbs[kind.name] = make_typer_function(verb.options, verb, kind.command_help)
+        verbs[kind.name] = make_typer_function(verb.option_fields, verb, verb.about)
     if asked == "checkpoint":
         from unsilent.cli.checkpoint import make_checkpoint_app
 
@@ -101,7 +102,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     if asked == "run":
         from unsilent.cli.run import HELP, OPTION_CLASSES, run
 
-        verbs["run"] = make_typer_function(OPTION_CLASSES, run, HELP)
+        verbs["run"] = make_typer_function(options_of(*OPTION_CLASSES), run, HELP)
     for name, text in about.items():
         function = verbs[asked] if name == asked else root
         app.command(name, short_help=text.partition("\n")[0], cls=Panels)(function)

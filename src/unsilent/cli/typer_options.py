@@ -68,9 +68,9 @@ def typer_parameter(asking: OptionField) -> Any:
 
 
 def make_typer_function(
-    classes: Sequence[type], run: Callable[[dict[str, Any], Sequence[str]], int], about: str
+    options: Mapping[str, OptionField], run: Callable[[dict[str, Any], Sequence[str]], int], about: str
 ) -> Callable[..., int]:
-    """A function for typer with all options of these dataclasses, that hands on those that were given, by field.
+    """A function for typer with these options, that hands on those that were given, by field.
 
     ``run`` takes the arguments of a script, what follows ``--``, as well.
     """
@@ -79,7 +79,7 @@ def make_typer_function(
         return run(given_values(values), context.obj or ())
 
     verb.__doc__ = about
-    return with_options(verb, options_of(*classes))
+    return with_options(verb, options)
 
 
 def with_options(function: Callable[..., int], options: Mapping[str, OptionField]) -> Callable[..., int]:

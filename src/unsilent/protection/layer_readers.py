@@ -1,23 +1,28 @@
-"""Reads the numbers that rules on activations judge: of one layer's output, for each sample.
+"""Reads the numbers that rules on activations judge: of one run of a layer, for each sample.
 
-The first dimension of an output is the sample. Channels are the second dimension of what convolutions and batch norms give, and
-the last one of what all other layers give; the rest are positions. A reader is made with the first output that it sees.
+The first dimension of an output is the sample. Channels are the second dimension of what convolutions, batch norms and what
+follows them give, and the last one of what all other layers give; the rest are positions. A reader is made with the first output
+that it sees, and with the weights that are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from unsilent.detectors.activations.rule import CHECKSUM, QUANTILES, RANGE, SITES
+from unsilent.protection.layer_watch import LayerRun, module_name
+from unsilent.sites.modules import named_modules
 
-Reader = Callable[[tuple[Any, ...], Tensor], Tensor]
-"""Takes the inputs and the output [samples, ...] of a layer; returns float32[samples, numbers] on the device of the output."""
-SITES_OF_LAYER = 64
+Reader = Callable[[LayerRun, Tensor | None], Tensor]
+"""Takes a run of a layer, and memory to write to; returns float32[samples, numbers] on the device of the output."""
+SITES_OF_LAYER = 16
+"""Channels whose means are read, besides the ends of the whole output."""
 QUANTILE_LEVELS = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 QUANTILE_VALUES = 1024
 """Values of a sample, equally far apart in memory, that quantiles are taken of."""
@@ -25,58 +30,222 @@ _CHANNELS_SECOND = (
     nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.modules.pooling._MaxPoolNd,
     nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
 )  # fmt: skip
+_WITH_CHECKSUM = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def make_reader(kind: str, module: nn.Module, output: Tensor, generator: torch.Generator) -> Reader:
+READING_SHARE, MEMORY_SHARE = 0.008, 0.003
+"""Shares of a model's computing time and of its weights' memory that reading sites may take."""
+FEWEST_LAYERS, MOST_LAYERS_OF_SMALL, SMALL = 8, 32, 10**9
+"""Layers that are read whatever it costs; those of a small model, of fewer multiplications in a clean batch: its time is that of
+Python, so that no choice keeps to the share."""
+STRIDES = (1, 2, 4, 8, 16)
+"""Of the positions that are read: every one, every second one …"""
+OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER, OPERATIONS_OF_SCORE = 60, 8_000_000, 60_000_000
+"""Multiplications in products that take as long as reading a value, as the calls that read a layer, and as scoring all: measured
+on one core of a CPU, where 6.8 billion multiplications of a Llama took 108 ms."""
+BYTES_OF_LAYER = 6500
+_NOT_PRODUCTS = (nn.Embedding, nn.EmbeddingBag)
+
+
+class ChosenLayers(NamedTuple):
+    """Layers that are read.
+
+    Attributes:
+        modules: Names.
+        stride: Every how many positions are read.
+    """
+
+    modules: tuple[str, ...]
+    stride: int = 1
+
+
+class LayerCosts:
+    """Chooses the layers that are read by default.
+
+    These are products at equal distances in the order in which they run, with the last one: as many as can be read within a share
+    of the time that all products take. Of these layers every position is read, or every second one and so on.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, list[int]] = {}
+
+    def add(self, layer: LayerRun) -> None:
+        """Note a run of a layer."""
+        module = layer.compute
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(module, _NOT_PRODUCTS):
+            return
+        channels, values = layer.output.shape[channel_axis(layer)], layer.output.numel()
+        planes = channel_axis(layer) == 1 and layer.output.ndim > 2
+        known = self._runs.setdefault(layer.module_name, [0, 0, 0])
+        known[0] += weight.numel() // max(1, channels) * values
+        known[1] += values * min(SITES_OF_LAYER, channels) // channels if planes else values
+        known[2] += 1
+
+    def choose(self, weight_bytes: int) -> ChosenLayers:
+        """The layers; none where no layer is a product."""
+        names, every = list(self._runs), sum(multiplications for multiplications, _, _ in self._runs.values())
+        if every < SMALL:
+            return ChosenLayers(tuple(names[-MOST_LAYERS_OF_SMALL:]))
+        most = min(len(names), max(FEWEST_LAYERS, int(MEMORY_SHARE * weight_bytes / BYTES_OF_LAYER)))
+        for count in range(most, FEWEST_LAYERS, -1):
+            modules = _spread(names, count)
+            for stride in STRIDES:
+                costs = (
+                    OPERATIONS_OF_VALUE * values / stride + OPERATIONS_OF_LAYER * runs
+                    for _, values, runs in (self._runs[name] for name in modules)
+                )
+                if OPERATIONS_OF_SCORE + sum(costs) <= READING_SHARE * every:
+                    return ChosenLayers(modules, stride)
+        return ChosenLayers(_spread(names, FEWEST_LAYERS), STRIDES[-1])
+
+
+def _spread(names: list[str], count: int) -> tuple[str, ...]:
+    """This many of the names, equally far apart, with the last one."""
+    return tuple(names[(number + 1) * len(names) // count - 1] for number in range(min(count, len(names))))
+
+
+class LayerReaders:
+    """What reads each layer, made when it is first read.
+
+    Args:
+        kind: What is read: of `unsilent.detectors.activations.rule.READINGS`.
+        seed: Of the choice of sites.
+        stride: Every how many positions of sites are read.
+    """
+
+    def __init__(self, kind: str, seed: int, stride: int = 1) -> None:
+        self._kind, self._seed, self.stride = kind, seed, stride
+        self._readers: dict[str, Reader] = {}
+        self.nbytes = 0
+        """Memory of summed weights."""
+
+    def can_read(self, layer: LayerRun) -> bool:
+        """Whether a run of a layer has what is read: a dimension besides that of samples, weights for a checksum."""
+        if layer.output.ndim < 2:
+            return False
+        if self._kind == CHECKSUM:
+            return isinstance(layer.compute, _WITH_CHECKSUM) or not isinstance(layer.compute, nn.Module)
+        return isinstance(layer.compute, nn.Module)
+
+    def prepare(self, model: nn.Module, runs: Iterable[str]) -> None:
+        """Sum the weights of a model, which are right, before its layers run."""
+        modules = dict(named_modules(model))
+        for run in runs if self._kind == CHECKSUM else ():
+            module = modules.get(module_name(run))
+            if isinstance(module, _WITH_CHECKSUM):
+                self._readers[run] = _copied(checksum_reader(module))
+
+    def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
+        """float32[samples, numbers], written to ``memory`` if that is given."""
+        if layer.name not in self._readers:
+            self._readers[layer.name] = make_reader(self._kind, layer, self._seed, self.stride)
+        return self._readers[layer.name](layer, memory)
+
+
+def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1) -> Reader:
     """What reads a layer for a kind of rule, one of `unsilent.detectors.activations.rule.READINGS`.
 
     Args:
-        module: The layer, with the weights that are right.
-        output: Of the layer, [samples, ...].
-        generator: Chooses sites.
+        layer: A run of it, with the weights that are right.
+        seed: Of the choice of sites.
+        stride: Every how many positions of sites are read.
     """
     if kind == SITES:
-        return _site_reader(module, output, generator)
+        return _site_reader(layer, seed + crc32(layer.module_name.encode()), stride)
     if kind == CHECKSUM:
-        return checksum_reader(module)
-    return {RANGE: _read_range, QUANTILES: _read_quantiles}[kind]
+        compute = layer.compute
+        return _copied(checksum_reader(compute) if isinstance(compute, nn.Module) else read_product)
+    return _copied({RANGE: _read_range, QUANTILES: _read_quantiles}[kind])
 
 
-def has_reader(kind: str, module: nn.Module, output: Any) -> bool:
-    """Whether a layer can be read: its output is a tensor of numbers with a dimension besides that of samples."""
-    if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim < 2 or not output.numel():
-        return False
-    return kind != CHECKSUM or isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+def _copied(read: Callable[[LayerRun], Tensor]) -> Reader:
+    return lambda layer, memory: read(layer) if memory is None else memory.copy_(read(layer))
 
 
-def _site_reader(module: nn.Module, output: Tensor, generator: torch.Generator) -> Reader:
-    """The mean over positions of some channels."""
-    axis = 1 if isinstance(module, _CHANNELS_SECOND) else output.ndim - 1
-    channels = output.shape[axis]
-    chosen = torch.randperm(channels, generator=generator)[:SITES_OF_LAYER].sort().values.to(output.device)
-    takes_all = len(chosen) == channels
+def channel_axis(layer: LayerRun) -> int:
+    """Which dimension of the output counts channels."""
+    return 1 if isinstance(layer.compute, _CHANNELS_SECOND) else layer.output.ndim - 1
 
-    def read(inputs: tuple[Any, ...], value: Tensor) -> Tensor:
-        sites = value if takes_all else value.index_select(axis, chosen)
-        others = [dim for dim in range(1, value.ndim) if dim != axis]
-        return sites.mean(others, dtype=torch.float32) if others else sites.float()
+
+def _site_reader(layer: LayerRun, seed: int, stride: int) -> Reader:
+    """The means over positions of some channels, and the smallest and largest value.
+
+    Channels are equally far apart, and so are positions along their first dimension; both begin at places that the seed chooses,
+    so that layers read different positions. The smallest and the largest value are those of all channels where these lie next to
+    one another, and of the same channels as the means where planes of positions do, as that is what is quick to read.
+    """
+    axis, ndim = channel_axis(layer), layer.output.ndim
+    channels = layer.output.shape[axis]
+    every = max(1, channels // SITES_OF_LAYER)
+    first, first_position = seed % every, seed // 64 % stride
+    sites = len(range(first, channels, every)[:SITES_OF_LAYER])
+    planes = axis == 1 and ndim > 2
+    positions = [dim for dim in range(1, ndim) if dim != axis]
+    where = [slice(None)] * ndim
+    where[axis] = slice(first, first + every * sites, every)
+    some, others = tuple(where), tuple(range(1, ndim))
+    strided = (*[slice(None)] * (positions[0] if positions else 1), slice(first_position, None, stride))
+    last: list[Tensor] = []
+    """The memory of the last call, and its parts."""
+
+    def read(layer: LayerRun, memory: Tensor | None) -> Tensor:
+        value = layer.output
+        if memory is None:
+            memory = torch.empty(len(value), sites + 2, dtype=torch.float32, device=value.device)
+        if not last or last[0] is not memory:
+            last[:] = [memory, memory[:, :sites], memory[:, sites], memory[:, sites + 1]]
+        if stride > 1 and positions and value.shape[positions[0]] > first_position:
+            value = value[strided]
+        if value.dtype != torch.float32:
+            value = value.float()
+        chosen = value[some]
+        if positions:
+            torch.mean(chosen, positions, out=last[1])
+        else:
+            last[1].copy_(chosen)
+        whole = chosen if planes else value
+        torch.amin(whole, others, out=last[2])
+        torch.amax(whole, others, out=last[3])
+        return memory
 
     return read
 
 
-def _read_range(inputs: tuple[Any, ...], value: Tensor) -> Tensor:
+def _read_range(layer: LayerRun) -> Tensor:
     """Smallest and largest value; NaN where one is NaN."""
-    low, high = value.flatten(1).aminmax(dim=1)
-    return torch.stack([low, high], 1).float()
+    flat = layer.output.flatten(1)
+    return torch.stack([flat.amin(1), flat.amax(1)], 1).float()
 
 
-def _read_quantiles(inputs: tuple[Any, ...], value: Tensor) -> Tensor:
+def _read_quantiles(layer: LayerRun) -> Tensor:
     """Quantiles of some values, the ends of all of them."""
-    flat = value.flatten(1)
+    flat = layer.output.flatten(1)
     some = flat[:, :: max(1, flat.shape[1] // QUANTILE_VALUES)].float().sort(1).values
     places = [round(level * (some.shape[1] - 1)) for level in QUANTILE_LEVELS[1:-1]]
-    low, high = flat.aminmax(dim=1)
-    return torch.cat([low.float()[:, None], some[:, places], high.float()[:, None]], 1)
+    return torch.cat([flat.amin(1, keepdim=True).float(), some[:, places], flat.amax(1, keepdim=True).float()], 1)
+
+
+def read_product(layer: LayerRun) -> Tensor:
+    """The largest residual of a sample of a product or of attention, in rounding errors, computed from the inputs.
+
+    The checksum is the sum over the last dimension: of a product A B it is A (B 1), of attention it is attention to (V 1). The
+    probabilities of attention are computed again for it.
+    """
+    wide = torch.float64 if layer.output.dtype == torch.float64 else torch.float32
+    first, *rest = (
+        one.to(wide) if isinstance(one, Tensor) and one.is_floating_point() else one for one in layer.inputs
+    )
+    last = rest.pop(0) if layer.module_name == "matmul" else rest.pop(1)
+    sums = last.sum(-1, keepdim=True), last.abs().sum(-1, keepdim=True)
+    if layer.module_name == "matmul":
+        total, size = first @ sums[0], first.abs() @ sums[1]
+    else:
+        key, *others = rest
+        total, size = (layer.compute(first, key, one, *others, **layer.named_inputs) for one in sums)
+    residual = (layer.output.to(wide).sum(-1, keepdim=True) - total).abs()
+    unit = (torch.finfo(layer.output.dtype).eps * size).clamp_min(torch.finfo(wide).tiny)
+    return torch.as_tensor(residual / unit).flatten(1).amax(1, keepdim=True).float()
 
 
 def checksum_reader(module: nn.Module) -> Reader:
@@ -106,8 +275,8 @@ def checksum_reader(module: nn.Module) -> Reader:
         result: Tensor = convolution(padded, to, add, module.stride, 0, module.dilation, groups)
         return result
 
-    def read(inputs: tuple[Any, ...], value: Tensor) -> Tensor:
-        given = inputs[0].to(dtype)
+    def read(layer: LayerRun) -> Tensor:
+        given, value = layer.inputs[0].to(dtype), layer.output
         axis = value.ndim - 1 if isinstance(module, nn.Linear) else 1
         total = value.to(dtype).unflatten(axis, (groups, -1)).sum(axis + 1)
         size = (

@@ -1,84 +1,156 @@
-"""Reads the layers of a model in each forward pass, in the order in which they run, and passes what they give to a listener.
+"""Passes each run of a layer of a model to a listener, in the order in which layers run.
 
-A layer that runs several times in a pass is read each time: ``head``, ``head#2``. Layers are modules without children; what
-happens between them is seen in the next one.
+Layers are modules without children (and `torch.nn.MultiheadAttention`, whose children do not run) that return a tensor of
+floating-point numbers, or a tuple that begins with one. With ``functions``, products and attention that are no module's own work
+(`WATCHED_FUNCTIONS`) are layers as well. What happens between layers is seen in the next one.
+
+Names: ``head`` is the first run of a module in a forward pass, ``head#2`` the second one. Passes of the same call after its first
+one, such as the decoding steps of ``generate()``, see other inputs and have names of their own: ``head@later``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
 
-from unsilent.errors import UsageError
-from unsilent.protection.layer_readers import Reader, has_reader, make_reader
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.sites.modules import named_modules
+
+LATER = "@later"
+WATCHED_FUNCTIONS: Mapping[Any, str] = {
+    torch.matmul: "matmul", torch.Tensor.matmul: "matmul", torch.Tensor.__matmul__: "matmul",
+    torch.bmm: "matmul", torch.Tensor.bmm: "matmul",
+    nn.functional.scaled_dot_product_attention: "scaled_dot_product_attention",
+}  # fmt: skip
+"""Functions that are layers, and the names of their runs."""
 
 
 class LayerRun(NamedTuple):
     """One run of a layer.
 
     Attributes:
-        name: Of the module, with the number of the run from the second one on.
-        module, inputs, named_inputs, output: As the forward hook has them.
-        reading: float32[samples, numbers].
+        name: Of the module or function; see the text of this file.
+        number: Of the forward pass in its call, from 1.
+        compute: The module or function.
+        inputs, named_inputs: What it was called with.
+        output: [samples, ...], the tensor that it returned, or the first of a tuple.
     """
 
     name: str
-    module: nn.Module
+    number: int
+    compute: Callable[..., Any]
     inputs: tuple[Any, ...]
     named_inputs: Mapping[str, Any]
     output: Tensor
-    reading: Tensor
+
+    @property
+    def module_name(self) -> str:
+        """The name of the module or function."""
+        return module_name(self.name)
+
+    def run_again(self) -> Tensor:
+        """The output, computed again from the inputs, without hooks."""
+        forward = self.compute.forward if isinstance(self.compute, nn.Module) else self.compute
+        with torch.no_grad():
+            output = first_tensor(forward(*self.inputs, **self.named_inputs))
+        assert output is not None
+        return output
 
 
 Listener = Callable[[LayerRun], Tensor | None]
 """Is called with each run of a layer; what it returns replaces the output."""
 
 
+def module_name(run: str) -> str:
+    """The name of the module or function, of the name of a run."""
+    return run.removesuffix(LATER).partition("#")[0]
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The tensor of floating-point numbers that a layer returned, or the first of a tuple; None for anything else."""
+    value = output[0] if isinstance(output, tuple) and output else output
+    return value if isinstance(value, Tensor) and value.is_floating_point() and value.ndim and value.numel() else None
+
+
+def find_layers(model: nn.Module, globs: Iterable[str] = ("*",)) -> dict[str, nn.Module]:
+    """The modules that are layers, by name. Raises ``UsageError`` for a glob that matches none."""
+    every = {
+        name: module
+        for name, module in named_modules(model)
+        if isinstance(module, nn.MultiheadAttention) or not any(module.children())
+    }
+    chosen: set[str] = set()
+    for glob in globs:
+        matched = {name for name in every if fnmatchcase(name, glob)}
+        if not matched:
+            raise unknown_name_error("layer", glob, every)
+        chosen |= matched
+    return {name: module for name, module in every.items() if name in chosen}
+
+
 class LayerWatch:
-    """Hooks on the layers of a model; a context manager that removes them.
+    """Hooks on layers of a model; a context manager that removes them.
 
     Args:
-        model: Whose weights are right when a layer is first read.
-        kind: What is read: of `unsilent.detectors.activations.rule.READINGS`.
+        model: Its layers are watched while there is a listener.
         layers: Globs over names of modules.
-        seed: Of the choice of sites.
-        wanted: Runs of layers that are read; None: all that can be.
+        wanted: Names of runs; the listener is called for these alone. None: for all.
+        functions: Whether functions are layers, too; only within `listening`.
 
     Raises:
-        UsageError: a glob matches no layer.
+        UsageError: a glob matches no layer, or the model is compiled.
 
     Attributes:
-        listener: Is called with each run; None: nothing is read.
-        passes: Forward passes of the whole model so far.
+        passes: Forward passes of the whole model since listening began.
+        after_pass: Is called after each of them.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        kind: str,
-        layers: tuple[str, ...] = ("*",),
-        seed: int = 0,
+        layers: Iterable[str] = ("*",),
         wanted: frozenset[str] | None = None,
+        functions: bool = False,
     ) -> None:
-        self._kind, self._seed, self._wanted = kind, seed, wanted
-        self._readers: dict[str, Reader] = {}
+        reject_compiled(model)
+        self._wanted = wanted
         self._runs: Counter[str] = Counter()
-        self.listener: Listener | None = None
+        self._listener: Listener | None = None
         self.passes = 0
-        found = [(name, module) for name, module in named_modules(model) if not any(module.children())]
-        for glob in layers:
-            if not any(fnmatchcase(name, glob) for name, _ in found):
-                some = ", ".join(name for name, _ in found[:6])
-                raise UsageError(f"no layer is named {glob!r}; the model has {some} …")
-        chosen = [(name, module) for name, module in found if any(fnmatchcase(name, glob) for glob in layers)]
-        self._hooks = [model.register_forward_pre_hook(self._begin)]
-        self._hooks += [module.register_forward_hook(self._hook(name), with_kwargs=True) for name, module in chosen]
+        self.after_pass: Callable[[], None] = lambda: None
+        chosen = find_layers(model, layers)
+        if wanted is not None:
+            names = {module_name(name) for name in wanted}
+            chosen = {name: module for name, module in chosen.items() if name in names}
+        self._mode = _FunctionWatch(self._function_ran) if functions else None
+        self._hooks: list[Any] = [
+            module.register_forward_hook(self._hook(name), with_kwargs=True) for name, module in chosen.items()
+        ]
+        self._hooks += [
+            model.register_forward_pre_hook(self._begin_pass),
+            model.register_forward_hook(self._end_pass),
+        ]
+
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Within it is one call: all passes of the model are passed to the listener."""
+        self._listener, self.passes = listener, 0
+        try:
+            if self._mode is None:
+                yield
+            else:
+                with self._mode:
+                    yield
+        finally:
+            self._listener = None
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -91,27 +163,59 @@ class LayerWatch:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _begin(self, *_: Any) -> None:
+    def _begin_pass(self, *_: Any) -> None:
         self._runs.clear()
         self.passes += 1
 
+    def _end_pass(self, *_: Any) -> None:
+        if self._listener is not None:
+            self.after_pass()
+
     def _hook(self, name: str) -> Callable[..., Any]:
         def after(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
-            if self.listener is None or torch.compiler.is_compiling():
-                return None
-            self._runs[name] += 1
-            run = name if self._runs[name] == 1 else f"{name}#{self._runs[name]}"
-            if (self._wanted is not None and run not in self._wanted) or not has_reader(self._kind, module, output):
-                return None
-            with torch.no_grad():
-                reading = self.read(run, module, inputs, output)
-                return self.listener(LayerRun(run, module, inputs, named, output, reading))
+            return None if self._listener is None else self._ran(name, module, inputs, named, output)
 
         return after
 
-    def read(self, run: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The reading of an output, float32[samples, numbers]."""
-        if run not in self._readers:
-            generator = torch.Generator().manual_seed(self._seed + len(self._readers))
-            self._readers[run] = make_reader(self._kind, module, output, generator)
-        return self._readers[run](inputs, output)
+    def _function_ran(self, name: str, function: Any, inputs: tuple[Any, ...], named: Any, output: Any) -> Any:
+        changed = self._ran(name, function, inputs, named, output)
+        return output if changed is None else changed
+
+    def _ran(self, name: str, compute: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> Any:
+        self._runs[name] += 1
+        run = name if self._runs[name] == 1 else f"{name}#{self._runs[name]}"
+        run = run if self.passes <= 1 else run + LATER
+        if self._wanted is not None and run not in self._wanted:
+            return None
+        value = first_tensor(output)
+        if value is None or self._listener is None:
+            return None
+        layer = LayerRun(run, self.passes, compute, inputs, named, value)
+        if not torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack():
+            changed = self._listener(layer)
+        else:
+            with torch.no_grad(), no_dispatch():  # so that modes that inject faults see none of this
+                changed = self._listener(layer)
+        return changed if changed is None or value is output else (changed, *output[1:])
+
+
+class _FunctionWatch(TorchFunctionMode):
+    """Passes what watched functions return to a callback, whose result is taken in its place."""
+
+    def __init__(self, ran: Callable[..., Any]) -> None:
+        super().__init__()
+        self._ran = ran
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name = WATCHED_FUNCTIONS.get(func)
+        return output if name is None else self._ran(name, func, args, kwargs or {}, output)
+
+
+def reject_compiled(model: nn.Module) -> None:
+    """Raise ``UsageError`` for a model that torch.compile or torch.jit made: no hook of its layers runs."""
+    if isinstance(model, (torch._dynamo.OptimizedModule, torch.jit.ScriptModule)):
+        raise UsageError(
+            f"the model is a {type(model).__name__}, whose layers cannot be watched while they run; protect the model that is "
+            "not compiled"
+        )

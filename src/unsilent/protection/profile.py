@@ -1,67 +1,79 @@
-"""What a rule on activations knows of the layers of one model, and the threshold of its margins; kept in a file.
+"""What a detector knows of one model, and the threshold of its margins; kept in a file.
 
-The samples are divided in three: from the first the rule learns, by the second its scores are standardised, the third gives the
-threshold. No sample is in two of them. The file is in safetensors format, with everything but arrays as JSON in its header.
+The samples are divided: from the first ones the detector learns, the others give the threshold. No sample is in both. The file is
+in safetensors format, with everything but arrays as JSON in its header. What follows from the weights alone, such as checksums,
+is not in it: it is computed from the model that the profile is used with, whose weights must be those that it was made of.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from unsilent.detectors.activations.rule import ActivationRule, Floats, margins
-from unsilent.detectors.activations.rules import make_activation_rule
+from unsilent.detectors.activations.rule import Floats
 from unsilent.engine.digests import tensors_hasher
 from unsilent.errors import UsageError
-from unsilent.protection.layer_watch import LayerRun, LayerWatch
+from unsilent.nested import map_tensors
+from unsilent.protection.activation_detector import ActivationDetector
+from unsilent.protection.combination import Combination
+from unsilent.protection.detector import InferenceDetector, largest_margins, make_detector
+from unsilent.protection.golden_test import GoldenTest
+from unsilent.protection.layer_watch import reject_compiled
+from unsilent.protection.recorded_pass import count_samples, record_pass
 from unsilent.sites.modules import named_tensors
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
 from unsilent.workloads.base import call_model
 
-FORMAT = "unsilent/activation-profile/1"
-PARTS = (0.4, 0.2, 0.4)
-"""Shares of the samples that the rule learns from, that standardise it, and that give the threshold."""
+FORMAT = "unsilent/activation-profile/2"
+LEARNING_SHARE = 0.6
+"""Share of the samples that the detector learns from; the others give the threshold."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Profile:
-    """What is known of a model.
+    """A calibrated detector and its threshold.
 
     Attributes:
-        rule: Text of the rule.
-        rate: Of false alarms, per sample and pass.
+        detector: As it was calibrated with a model.
+        layers: Globs over names of modules that it was restricted to; empty: its own choice.
+        rate: Of false alarms, per sample and call.
         seed: Of the choice of sites.
         samples: That the threshold was taken of.
         model: Fingerprint of the weights.
+        dtypes: Of the weights.
         threshold: A margin above it is an alarm.
-        layers: Runs of layers in their order, and what the rule knows of each.
-        ranges: Smallest and largest clean value of each.
     """
 
-    rule: str
+    detector: InferenceDetector
+    layers: tuple[str, ...]
     rate: float
     seed: int
     samples: int
     model: str
+    dtypes: tuple[str, ...]
     threshold: float
-    layers: Mapping[str, Mapping[str, Floats]]
-    ranges: Mapping[str, tuple[float, float]]
 
-    def make_rule(self) -> ActivationRule:
-        """The rule."""
-        return make_activation_rule(self.rule)
+    @property
+    def parts(self) -> tuple[InferenceDetector, ...]:
+        """The detectors of a combination, or the one detector."""
+        return self.detector.parts if isinstance(self.detector, Combination) else (self.detector,)
 
     def check_model(self, model: nn.Module) -> None:
-        """Raise ``UsageError`` for a model with other weights."""
+        """Raise ``UsageError`` for a model with other weights or another dtype."""
+        if (dtypes := dtypes_of(model)) != self.dtypes:
+            raise UsageError(
+                f"the profile is of a model with weights in {', '.join(self.dtypes)}, this one has {', '.join(dtypes)}; make a "
+                "profile of this model"
+            )
         if (now := model_fingerprint(model)) != self.model:
             raise UsageError(
                 f"the profile is of a model with other weights (fingerprint {self.model[:8]}, this one has {now[:8]}); make a "
@@ -69,35 +81,112 @@ class Profile:
             )
 
     def save(self, path: str | Path) -> None:
-        """Write a file that `load_profile` reads."""
-        text = {name: value for name, value in asdict(self).items() if name != "layers"}
-        text |= {"format": FORMAT, "layers": list(self.layers)}
-        arrays = {
-            f"{number}/{key}": np.ascontiguousarray(value)
-            for number, layer in enumerate(self.layers.values())
-            for key, value in layer.items()
+        """Write a file that `load_profile` reads. Raises ``UsageError`` where it cannot be written."""
+        arrays: dict[str, Tensor] = {}
+        text: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        text |= {"format": FORMAT, "detector": self.detector.name, "parts": []}
+        if isinstance(self.detector, Combination):
+            text["scales"] = self.detector.scales
+        for number, part in enumerate(self.parts):
+            text["parts"].append(_part_as_json(part, f"{number}/", arrays))
+        try:
+            save_file(arrays, str(path), metadata={"profile": json.dumps(text)})
+        except OSError as error:
+            raise UsageError(f"cannot write the profile {path}: {error.strerror or error}; give another file") from None
+        except TypeError as error:
+            raise UsageError(
+                f"the stored input of golden-test cannot be written as JSON ({error}); leave golden-test out"
+            ) from None
+
+
+_PLAIN = ("layers", "rate", "seed", "samples", "model", "dtypes", "threshold")
+
+
+def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
+    """What is to be kept of a detector; its arrays are added under names with this prefix."""
+    if isinstance(part, ActivationDetector):
+        for number, layer in enumerate(part.layers.values()):
+            for key, value in layer.items():
+                arrays[f"{prefix}{number}/{key}"] = torch.from_numpy(np.ascontiguousarray(value))
+        return {
+            "layers": list(part.layers),
+            "ranges": part.ranges,
+            "widths": part.widths,
+            "stride": part.readers.stride,
         }
-        save_file(arrays, str(path), metadata={"profile": json.dumps(text)})
+    if isinstance(part, GoldenTest):
+
+        def keep(path: tuple[str, ...], tensor: Tensor) -> dict[str, str]:
+            name = f"{prefix}{len(arrays)}"
+            arrays[name] = tensor.detach().cpu().contiguous().clone()
+            return {_TENSOR: name}
+
+        return {"batch": map_tensors(part.batch, keep), "answer": map_tensors(part.answer, keep)}
+    return {}
 
 
-def load_profile(path: str | Path) -> Profile:
-    """The profile in a file. Raises ``UsageError`` for any other file."""
+_TENSOR = "tensor of the file"
+
+
+def load_profile(path: str | Path, model: nn.Module) -> Profile:
+    """The profile in a file, for use with the model that it was made of. Raises ``UsageError`` for any other file or model."""
     try:
-        with safe_open(str(path), framework="numpy") as file:
+        with safe_open(str(path), framework="pt") as file:
             text = json.loads((file.metadata() or {}).get("profile", "{}"))
             if text.pop("format", None) != FORMAT:
-                raise ValueError("its header has no profile")
-            layers: dict[str, dict[str, Floats]] = {name: {} for name in text.pop("layers")}
-            names = list(layers)
-            for key in file.keys():  # noqa: SIM118 - not a mapping
-                number, _, part = key.partition("/")
-                layers[names[int(number)]][part] = file.get_tensor(key).astype(np.float64)
-        ranges = {name: (float(low), float(high)) for name, (low, high) in text.pop("ranges").items()}
-        return Profile(layers=layers, ranges=ranges, **text)
-    except (OSError, SafetensorError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
+                raise ValueError("its header has no profile of this version")
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        detector = make_detector(text["detector"], text["layers"], text["seed"])
+        plain = {name: tuple(v) if isinstance(v := text[name], list) else v for name in _PLAIN}
+        profile = Profile(detector, **plain)
+        profile.check_model(model)
+        if isinstance(detector, Combination):
+            detector.scales = [(float(middle), float(high)) for middle, high in text["scales"]]
+        for number, (part, known) in enumerate(zip(profile.parts, text["parts"], strict=True)):
+            _restore_part(part, known, f"{number}/", arrays, model)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+    ) as error:
         raise UsageError(
             f"{path} is not an activation profile ({error}); expected a file of unsilent profile"
         ) from None
+    return profile
+
+
+def _restore_part(
+    part: InferenceDetector, known: dict[str, Any], prefix: str, arrays: dict[str, Tensor], model: nn.Module
+) -> None:
+    if isinstance(part, ActivationDetector):
+        layers: dict[str, dict[str, Floats]] = {name: {} for name in known["layers"]}
+        names = list(layers)
+        for key, value in arrays.items():
+            if key.startswith(prefix):
+                number, _, array = key.removeprefix(prefix).partition("/")
+                layers[names[int(number)]][array] = value.double().numpy()
+        ranges = {name: (float(low), float(high)) for name, (low, high) in known["ranges"].items()}
+        part.know(layers, ranges, {name: int(width) for name, width in known["widths"].items()}, known["stride"], model)
+    elif isinstance(part, GoldenTest):
+        device = next((tensor.device for tensor in named_tensors(model).values()), torch.device("cpu"))
+
+        def tensors(value: Any) -> Any:
+            if isinstance(value, dict):
+                if set(value) == {_TENSOR}:
+                    return arrays[value[_TENSOR]].to(device)
+                return {key: tensors(one) for key, one in value.items()}
+            return [tensors(one) for one in value] if isinstance(value, list) else value
+
+        part.batch, part.answer = tensors(known["batch"]), tensors(known["answer"])
+    else:
+        part.calibrate(model, ())
 
 
 def model_fingerprint(model: nn.Module) -> str:
@@ -108,84 +197,64 @@ def model_fingerprint(model: nn.Module) -> str:
     return str(hasher.hexdigest())
 
 
+def dtypes_of(model: nn.Module) -> tuple[str, ...]:
+    """The floating-point types of parameters and buffers, sorted."""
+    tensors = named_tensors(model).values()
+    return tuple(sorted({str(t.dtype).removeprefix("torch.") for t in tensors if t.is_floating_point()}))
+
+
 def make_profile(
     model: nn.Module,
     batches: Iterable[Any],
-    rule: str = "dr-dna",
+    detector: str = "dr-dna",
     *,
     rate: float = 0.01,
-    layers: Sequence[str] = ("*",),
+    layers: Sequence[str] = (),
     run: Callable[[nn.Module, Any], Any] = call_model,
     seed: int = 0,
 ) -> Profile:
-    """Run a model on clean samples, and find what is usual in its layers.
+    """Run a model on clean samples, calibrate a detector with them, and find its threshold.
 
     Args:
         model: In eval mode, with the right weights.
-        batches: Inputs of ``run``; the more samples, the better the profile.
-        rule: Text of a rule: ``dr-dna``, ``ranger``, ``quantiles``, ``abft``, ``nonfinite``.
-        rate: Of false alarms, per sample and pass.
-        layers: Globs over names of modules.
+        batches: Inputs of ``run``. The first part is learnt from, the last part gives the threshold, so keep altered copies of
+            one original together.
+        detector: Its text; see `make_detector`.
+        rate: Of false alarms, per sample and call.
+        layers: Globs over names of modules that are read; by default a choice of the detector's.
         run: One call of the model.
         seed: Of the choice of sites.
 
     Raises:
-        UsageError: too few samples for the rate, values that are not finite, no layer that can be read.
+        UsageError: too few samples for the rate, values that are not finite, no layer that can be read, a compiled model.
     """
-    judge = make_activation_rule(rule)
-    readings, ranges = _clean_readings(model, batches, judge.reads, tuple(layers), run, seed)
-    count = len(next(iter(readings.values())))
-    ends = np.cumsum([round(share * count) for share in PARTS[:2]])
-    needed = samples_needed(rate)
-    if count - ends[1] < needed:
-        raise UsageError(
-            f"there are {count:,} clean samples for a rate of false alarms of {rate:g}; expected "
-            f"{round(needed / PARTS[2]) + 2:,} or more: give more samples, or choose a higher rate"
-        )
-    known = {name: judge.fit(values[: ends[0]], values[ends[0] : ends[1]]) for name, values in readings.items()}
-    final = margins(judge, list(known.values()), [values[ends[1] :] for values in readings.values()]).max(0)
+    reject_compiled(model)
+    made = make_detector(detector, layers, seed)
+    learnt, others = _divide(list(batches), samples_needed(rate), rate)
+    made.calibrate(model, learnt, run)
+    final = np.concatenate([largest_margins(made, record_pass(model, run, one, made.needs_layers)) for one in others])
     return Profile(
-        rule, rate, seed, len(final), model_fingerprint(model), conformal_threshold(final, rate), known, ranges
+        made,
+        tuple(layers),
+        rate,
+        seed,
+        len(final),
+        model_fingerprint(model),
+        dtypes_of(model),
+        conformal_threshold(final, rate),
     )
 
 
-def _clean_readings(
-    model: nn.Module,
-    batches: Iterable[Any],
-    kind: str,
-    layers: tuple[str, ...],
-    run: Callable[[nn.Module, Any], Any],
-    seed: int,
-) -> tuple[dict[str, Floats], dict[str, tuple[float, float]]]:
-    """Readings of all samples, float64[n, numbers] for each layer that every pass has, in the order of the first; and ranges."""
-    passes: list[dict[str, Floats]] = []
-    ranges: dict[str, tuple[float, float]] = {}
-    with LayerWatch(model, kind, layers, seed) as watch, torch.no_grad():
-
-        def note(layer: LayerRun) -> None:
-            if len(passes) < watch.passes:
-                passes.extend({} for _ in range(watch.passes - len(passes)))
-            passes[-1][layer.name] = layer.reading.double().numpy(force=True)
-            low, high = (float(one) for one in layer.output.aminmax())
-            known = ranges.get(layer.name, (low, high))
-            ranges[layer.name] = min(low, known[0]), max(high, known[1])
-
-        watch.listener = note
-        for batch in batches:
-            run(model, batch)
-    passes = [one for one in passes if one]
-    if not passes:
-        raise UsageError("no layer of the model can be read; expected layers that return a tensor with samples first")
-    sizes = [max(set(counts), key=counts.count) for one in passes if (counts := [len(v) for v in one.values()])]
-    common = [
-        name
-        for name in passes[0]
-        if all(name in one and len(one[name]) == size for one, size in zip(passes, sizes, strict=True))
-    ]
-    readings = {name: np.concatenate([one[name] for one in passes]) for name in common}
-    for name, values in readings.items():
-        if not np.isfinite(values).all():
-            raise UsageError(
-                f"layer {name} gives values that are not finite for a clean sample; leave such samples out"
-            )
-    return readings, {name: ranges[name] for name in readings}
+def _divide(batches: Sequence[Any], needed: int, rate: float) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Batches to learn from and batches for the threshold. Raises ``UsageError`` where there are too few samples."""
+    ends = np.cumsum([count_samples(batch) for batch in batches])
+    every = int(ends[-1]) if len(ends) else 0
+    first = int(np.abs(ends[:-1] - LEARNING_SHARE * every).argmin()) + 1 if len(ends) > 1 else 0
+    while first > 1 and every - ends[first - 1] < needed:
+        first -= 1
+    if not first or every - ends[first - 1] < needed:
+        raise UsageError(
+            f"there are {every:,} clean samples in {len(batches)} batches for a rate of false alarms of {rate:g}; expected about "
+            f"{round(needed / (1 - LEARNING_SHARE)) + 1:,} or more, in several batches: give more, or choose a higher rate"
+        )
+    return batches[:first], batches[first:]

@@ -4,19 +4,18 @@
     output = guarded(inputs)
     guarded.verdict.flagged        # bool[samples]
 
-Mode ``end``: margins are computed once after each pass, with one transfer to the host. Mode ``early``: after each layer, so that
-a faulty pass can end at the first layer whose margin is above the threshold.
+Mode ``end``: margins are computed once after each forward pass, with one transfer to the host. Mode ``early``: after each layer,
+so that a faulty pass can end at the first layer whose margin is above the threshold. What an alarm leads to is a ladder of rungs
+(`unsilent.protection.recovery_ladder`). If an alarm stays, the last answer is returned, marked as not recovered.
 
-Recovery, as far as it was asked for and in this order: ``layer`` (mode ``early``: run the layer again from its inputs, which
-undoes a transient fault in it), ``rerun`` (the whole call again), ``repair`` (weights by checksums and parity, then the call
-again), ``clamp`` (the call again, with the outputs of layers limited to the range of clean samples). If an alarm stays, the last
-answer is returned, marked as not recovered. This ladder is the project's own: the mitigation of Dr. DNA is not published.
+Only the rungs ``clamp`` and ``zero`` change an answer, and only after an alarm; everything else returns the model's own bits.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -25,12 +24,18 @@ from torch import Tensor, nn
 
 from unsilent.detectors.activations.rule import Floats
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.protection.layer_watch import LayerRun, LayerWatch
+from unsilent.protection.activation_detector import ActivationDetector
+from unsilent.protection.combination import Combination
+from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch
+from unsilent.protection.live_readings import LiveReadings, largest_of
 from unsilent.protection.profile import Profile, make_profile
-from unsilent.protection.weight_integrity import WeightIntegrity
+from unsilent.protection.recorded_pass import RecordedPass, check_output, copy_run, count_samples
+from unsilent.protection.recovery_ladder import CorruptedAnswer, WeightRepair, limited, make_elsewhere, sort_rungs
+from unsilent.protection.weight_detector import WeightDetector
+from unsilent.workloads.base import call_model
 
 MODES = ("end", "early")
-RUNGS = ("layer", "rerun", "repair", "clamp")
+VERDICTS_KEPT = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +43,10 @@ class Verdict:
     """What was found in one call.
 
     Attributes:
-        flagged: bool[n], samples with an alarm in the pass that the answer is of, or in one that was thrown away.
-        margins: float64[n], the largest of each sample in the first pass with an alarm, otherwise in all passes.
+        flagged: bool[n], samples with an alarm in the first run of the call.
+        margins: float64[n], the largest of each sample in that run.
         threshold: Of margins.
-        layer: Where the first alarm was; empty without one.
+        layer: Where the first alarm was, or the detector that reads no layers; empty without one.
         action: What was done about it: empty, or the last rung that was tried.
         recovered: Whether the answer that was returned is without an alarm.
     """
@@ -58,15 +63,6 @@ class _AlarmInLayer(Exception):
     """Ends a pass early."""
 
 
-@dataclass(eq=False)
-class _Pass:
-    """Scores and readings of one forward pass so far."""
-
-    layers: list[str] = field(default_factory=list)
-    scores: list[Floats] = field(default_factory=list)
-    readings: list[Tensor] = field(default_factory=list)
-
-
 class ProtectedModel:
     """A model with a profile, called as the model is; what is not found here is the model's.
 
@@ -74,46 +70,75 @@ class ProtectedModel:
         model: That the profile is of.
         profile: From `make_profile` or a file.
         mode: ``end`` or ``early``, see the module.
-        recovery: Rungs of the ladder, of `RUNGS`.
+        recovery: Rungs of the ladder, of `unsilent.protection.recovery_ladder.RUNGS`.
+        elsewhere: For the rung of that name: a function that is called as the model is, or a device for a copy of the model.
 
     Raises:
-        UsageError: another model, an unknown mode or rung.
+        UsageError: another model, an unknown mode or rung, a rung that the mode or detector has no use for.
 
     Attributes:
         verdict: Of the last call; None before.
-        verdicts: Of all calls with an alarm.
+        verdicts: Of the last thousand calls with an alarm.
+        nbytes: Memory that detection and repair take besides the model, a golden copy apart.
+        golden_bytes: Memory of the golden copy, on the host.
     """
 
-    def __init__(self, model: nn.Module, profile: Profile, mode: str = "end", recovery: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        profile: Profile,
+        mode: str = "end",
+        recovery: str | Sequence[str] = (),
+        elsewhere: Callable[..., Any] | str | torch.device | None = None,
+    ) -> None:
         if mode not in MODES:
             raise unknown_name_error("mode", mode, MODES)
-        for rung in recovery:
-            if rung not in RUNGS:
-                raise unknown_name_error("recovery", rung, RUNGS)
-        if "layer" in recovery and mode != "early":
+        self._ladder = sort_rungs(recovery)
+        if "layer" in self._ladder and mode != "early":
             raise UsageError("recovery 'layer' needs mode 'early': in mode 'end' layers are judged after the pass")
         profile.check_model(model)
         self._model, self._profile, self._is_early = model, profile, mode == "early"
-        self._ladder = tuple(rung for rung in RUNGS if rung in recovery)
-        self._rule = profile.make_rule()
-        self._integrity = WeightIntegrity(model) if "repair" in recovery else None
-        self._watch = LayerWatch(model, self._rule.reads, seed=profile.seed, wanted=frozenset(profile.layers))
-        self._passes: list[_Pass] = []
-        self._first_layer = ""
-        self._may_stop = self._runs_layers_again = self._clamps = False
+        rules = [part for part in profile.parts if isinstance(part, ActivationDetector)]
+        if not rules and {"clamp", "zero"} & set(self._ladder):
+            raise UsageError(
+                f"recovery 'clamp' and 'zero' need ranges of layers, which {profile.detector.name} does not have"
+            )
+        self._elsewhere = make_elsewhere(elsewhere, model) if "elsewhere" in self._ladder else None
+        checked = next((part.integrity for part in profile.parts if isinstance(part, WeightDetector)), None)
+        self._repair = WeightRepair(model, "repair" in self._ladder, "golden" in self._ladder, checked)
+        self.golden_bytes = self._repair.copy_bytes
+        self.nbytes = profile.detector.nbytes + (0 if checked else self._repair.parity_bytes)
+        self._live = [LiveReadings(rule, self._is_early) for rule in rules]
+        self._ranges = {name: limits for rule in rules for name, limits in rule.ranges.items()}
+        self._keeps_layers = any(part.needs_layers and part not in rules for part in profile.parts)
+        wanted = None if self._keeps_layers else frozenset(self._ranges)
+        self._watch = LayerWatch(model, wanted=wanted, functions=any(rule.reads_functions for rule in rules))
+        self._watch.after_pass = self._end_pass
+        self._layers: list[LayerRun] = []
+        self._first_layer = self._limits = ""
+        self._may_stop = self._runs_layers_again = self._was_undone = False
         self.verdict: Verdict | None = None
-        self.verdicts: list[Verdict] = []
+        self.verdicts: deque[Verdict] = deque(maxlen=VERDICTS_KEPT)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
         return self._guarded(self._model, args, kwargs)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model's ``generate`` returns; every pass in it is watched."""
+        """What the model's ``generate`` returns; every forward pass in it is watched.
+
+        Raises:
+            UsageError: the profile is of single forward passes, so that it knows nothing of decoding steps.
+        """
+        if self._ranges and not any(name.endswith(LATER) for name in self._ranges):
+            raise UsageError(
+                "the profile is of single forward passes and knows nothing of decoding; calibrate with "
+                "run=lambda model, batch: model.generate(**batch)"
+            )
         return self._guarded(cast(Any, self._model).generate, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        return getattr(self.__dict__["_model"], name)
 
     def __enter__(self) -> Self:
         return self
@@ -128,113 +153,132 @@ class ProtectedModel:
     # -- one call ----------------------------------------------------------------------------------------------------
 
     def _guarded(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call, and climb the ladder while there is an alarm."""
-        ladder = list(self._ladder)
-        self._runs_layers_again, self._clamps = "layer" in ladder, False
-        if self._runs_layers_again:
-            ladder.remove("layer")
-        output, first = self._watched(call, args, kwargs, may_stop=bool(ladder))
-        action, recovered = first.action, first.recovered
+        """Call, and climb the ladder while there is an alarm. Raises ``CorruptedAnswer`` with the rung ``abstain``."""
+        ladder = [rung for rung in self._ladder if rung not in ("layer", "abstain")]
+        self._runs_layers_again, self._limits = "layer" in self._ladder, ""
+        output, verdict = self._watched(call, args, kwargs, may_stop=bool(ladder))
         self._runs_layers_again = False
-        while not recovered and ladder:
-            action = ladder.pop(0)
-            if action == "repair":
-                assert self._integrity is not None
-                self._integrity.repair()
-            self._clamps = action == "clamp"
-            output, last = self._watched(call, args, kwargs, may_stop=bool(ladder))
-            recovered = not last.flagged.any()
-        self.verdict = replace(first, action=action, recovered=recovered)
-        if first.flagged.any():
-            self.verdicts.append(self.verdict)
+        while not verdict.recovered and ladder:
+            rung = ladder.pop(0)
+            verdict = replace(verdict, action=rung)
+            if rung == "elsewhere":
+                assert self._elsewhere is not None
+                output, verdict = self._elsewhere(*args, **kwargs), replace(verdict, recovered=True)
+                break
+            if rung == "repair" and self._repair.repair().refused:
+                if output is None and not ladder:  # stopped early
+                    output, _ = self._watched(call, args, kwargs, may_stop=False)
+                continue
+            if rung == "golden":
+                self._repair.restore()
+            self._limits = rung if rung in ("clamp", "zero") else ""
+            output, again = self._watched(call, args, kwargs, may_stop=bool(ladder))
+            verdict = replace(verdict, recovered=not again.flagged.any())
+        self._layers = []
+        self.verdict = verdict
+        if verdict.flagged.any():
+            self.verdicts.append(verdict)
+        if not verdict.recovered and "abstain" in self._ladder:
+            self.verdict = replace(verdict, action="abstain")
+            raise CorruptedAnswer(
+                f"{int(verdict.flagged.sum())} of {len(verdict.flagged)} samples have an alarm at {verdict.layer} that stays; "
+                "the answer is withheld"
+            )
         return output
 
     def _watched(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], may_stop: bool
     ) -> tuple[Any, Verdict]:
         """What a call returns (None where it was stopped) and what was found in it."""
-        self._passes, self._first_layer, self._may_stop = [], "", may_stop
-        seen, output = self._watch.passes, None
-        self._watch.listener = lambda run: self._note(run, self._watch.passes - seen)
+        self._samples = count_samples((args, kwargs))
+        self._first_layer, self._may_stop, self._was_undone, self._layers, output = "", may_stop, False, [], None
+        for live in self._live:
+            live.begin(self._samples)
         try:
-            output = call(*args, **kwargs)
+            with self._watch.listening(self._layer_ran):
+                output = call(*args, **kwargs)
+            check_output(output)
         except _AlarmInLayer:
-            pass
-        finally:
-            self._watch.listener = None
-        return output, self._conclude()
+            return None, self._conclude([live.margins for live in self._live])
+        recorded = RecordedPass(
+            self._model, lambda model, batch: _same_call(call, self._model, model)(*args, **kwargs), (args, kwargs), output,
+            tuple(self._layers), self._samples,
+        )  # fmt: skip
+        return output, self._conclude(self._margins_of_parts(recorded))
 
-    def _note(self, run: LayerRun, number: int) -> Tensor | None:
-        """A layer has run; ``number`` of the pass, from 1."""
-        while len(self._passes) < number:
-            self._passes.append(_Pass())
-        current = self._passes[-1]
-        current.layers.append(run.name)
-        if not self._is_early:
-            current.readings.append(run.reading)
-            return self._limited(run)
-        current.scores.append(self._score(run.name, run.reading))
-        if not self._is_alarm(current):
-            return self._limited(run)
-        self._first_layer = self._first_layer or run.name
-        if self._runs_layers_again and (again := self._layer_again(run, current)) is not None:
-            return again
+    def _margins_of_parts(self, recorded: RecordedPass) -> list[Sequence[Floats]]:
+        """Margins of each part of the detector."""
+        live = iter(self._live)
+        return [
+            next(live).margins if isinstance(part, ActivationDetector) else list(part.margins(recorded))
+            for part in self._profile.parts
+        ]
+
+    def _conclude(self, margins: Sequence[Sequence[Floats]]) -> Verdict:
+        """The verdict from margins of each part."""
+        threshold, live = self._profile.threshold, iter(self._live)
+        largest = []
+        parts = (
+            self._profile.parts if len(margins) == len(self._profile.parts) else [one.detector for one in self._live]
+        )
+        for part, rows in zip(parts, margins, strict=True):
+            names = next(live).names if isinstance(part, ActivationDetector) else [part.name] * len(rows)
+            scaled = [self._scaled(part, row) for row in rows]
+            largest.append(largest_of(scaled, self._samples))
+            crossing = [name for name, row in zip(names, scaled, strict=True) if (row > threshold).any()]
+            self._first_layer = self._first_layer or (crossing[0] if crossing else "")
+        values = largest_of(largest, self._samples)
+        flagged = values > threshold
+        if self._was_undone and not flagged.any():
+            return Verdict(np.ones_like(flagged), values, threshold, self._first_layer, "layer", True)
+        return Verdict(flagged, values, threshold, self._first_layer, "", not flagged.any())
+
+    def _scaled(self, part: Any, margins: Floats) -> Floats:
+        """Margins of a part on the scale of the threshold."""
+        whole = self._profile.detector
+        return whole.scaled_part(part, margins) if isinstance(whole, Combination) else margins
+
+    # -- one layer ---------------------------------------------------------------------------------------------------
+
+    def _layer_ran(self, layer: LayerRun) -> Tensor | None:
+        """A layer has run; what replaces its output, if anything."""
+        changed: Tensor | None = None
+        if self._limits and layer.name in self._ranges:
+            changed = limited(layer.output, *self._ranges[layer.name], to_zero=self._limits == "zero")
+            layer = layer._replace(output=changed)
+        if self._keeps_layers:
+            self._layers.append(copy_run(layer))
+        if not self._add(layer):
+            return changed
+        self._first_layer = self._first_layer or layer.name
+        if self._runs_layers_again:
+            for live in self._live:
+                live.take_back(layer.name)
+            again = layer._replace(output=layer.run_again())
+            if not self._add(again):
+                self._was_undone = True
+                return again.output
         if self._may_stop:
             raise _AlarmInLayer
-        return self._limited(run)
+        return changed
 
-    def _limited(self, run: LayerRun) -> Tensor | None:
-        """The output within the range of clean samples, where that was asked for; NaN becomes 0."""
-        if not self._clamps:
-            return None
-        low, high = self._profile.ranges[run.name]
-        return torch.nan_to_num(run.output, nan=0.0, posinf=high, neginf=low).clamp(low, high)
+    def _add(self, layer: LayerRun) -> bool:
+        """Read a layer; whether there is an alarm, which is known in mode ``early`` alone."""
+        margins = [(live, live.add(layer)) for live in self._live]
+        return any(
+            bool((self._scaled(live.detector, one) > self._profile.threshold).any())
+            for live, one in margins
+            if one is not None
+        )
 
-    def _layer_again(self, run: LayerRun, current: _Pass) -> Tensor | None:
-        """The output of a layer that ran once more, if that is without an alarm."""
-        again: Tensor = run.module.forward(*run.inputs, **run.named_inputs)
-        before = current.scores[-1]
-        current.scores[-1] = self._score(run.name, self._watch.read(run.name, run.module, run.inputs, again))
-        if not self._is_alarm(current):
-            return again
-        current.scores[-1] = before
-        return None
+    def _end_pass(self) -> None:
+        for live in self._live:
+            live.end_pass()
 
-    def _score(self, name: str, reading: Tensor) -> Floats:
-        return self._rule.score(self._profile.layers[name], reading.double().numpy(force=True))
 
-    def _is_alarm(self, current: _Pass) -> bool:
-        margins = self._rule.cumulate(np.array(current.scores))[-1]
-        return bool((margins > self._profile.threshold).any())
-
-    def _conclude(self) -> Verdict:
-        """What was found in all passes of a call; with another number of samples in one of them, of all samples together."""
-        largest = []
-        for one in self._passes:
-            if one.readings:
-                one.scores = self._scores_at_end(one)
-            margins = self._rule.cumulate(np.array(one.scores))
-            largest.append(margins.max(0))
-            crossing = np.flatnonzero((margins > self._profile.threshold).any(1))
-            if len(crossing) and not self._first_layer:
-                self._first_layer = one.layers[crossing[0]]
-        if len({len(one) for one in largest}) > 1:
-            largest = [one.max(keepdims=True) for one in largest]
-        values = np.max(largest, axis=0) if largest else np.zeros(0)
-        flagged = values > self._profile.threshold
-        was_found = bool(self._first_layer)
-        if was_found and not flagged.any():  # undone in its layer
-            return Verdict(np.ones_like(flagged), values, self._profile.threshold, self._first_layer, "layer", True)
-        return Verdict(flagged, values, self._profile.threshold, self._first_layer, "", not flagged.any())
-
-    def _scores_at_end(self, one: _Pass) -> list[Floats]:
-        """Scores of all layers, after one transfer to the host."""
-        widths = np.cumsum([reading.shape[1] for reading in one.readings])[:-1]
-        values = torch.cat(one.readings, 1).double().numpy(force=True)
-        parts = np.split(values, widths, axis=1)
-        return [
-            self._rule.score(self._profile.layers[name], part) for name, part in zip(one.layers, parts, strict=True)
-        ]
+def _same_call(call: Any, model: nn.Module, other: nn.Module) -> Any:
+    """The same call of another model: itself or its ``generate``."""
+    return other if call is model else cast(Any, other).generate
 
 
 def protect(
@@ -242,10 +286,12 @@ def protect(
     calibration: Iterable[Any] | Profile,
     detector: str = "dr-dna",
     *,
-    recovery: Sequence[str] = (),
+    recovery: str | Sequence[str] = (),
     mode: str = "end",
     rate: float = 0.01,
-    layers: Sequence[str] = ("*",),
+    layers: Sequence[str] = (),
+    run: Callable[[nn.Module, Any], Any] = call_model,
+    elsewhere: Callable[..., Any] | str | torch.device | None = None,
     seed: int = 0,
 ) -> ProtectedModel:
     """A model that notices corrupted answers, and repairs what it can.
@@ -253,11 +299,13 @@ def protect(
     Args:
         model: In eval mode, with the right weights.
         calibration: Batches of clean inputs, or a profile.
-        detector: Text of a rule; see `make_profile`. A profile has its own.
-        recovery: What is done on an alarm, of ``layer``, ``rerun``, ``repair`` and ``clamp``.
+        detector: Text of a detector or of several, like ``dr-dna+weight-integrity:slices=64``. A profile has its own.
+        recovery: What is done on an alarm: rungs of `unsilent.protection.recovery_ladder`.
         mode: When layers are judged: ``end`` of the pass or ``early``.
-        rate: Of false alarms, per sample and pass.
-        layers: Globs over names of modules.
+        rate: Of false alarms, per sample and call.
+        layers: Globs over names of modules that are read; by default a choice of the detector's.
+        run: One call with a batch of the calibration; for ``generate()``: ``lambda model, batch: model.generate(**batch)``.
+        elsewhere: For the recovery of that name: a function, or a device for a copy of the model.
         seed: Of the choice of sites.
 
     Raises:
@@ -265,5 +313,5 @@ def protect(
     """
     profile = calibration
     if not isinstance(profile, Profile):
-        profile = make_profile(model, profile, detector, rate=rate, layers=layers, seed=seed)
-    return ProtectedModel(model, profile, mode, recovery)
+        profile = make_profile(model, profile, detector, rate=rate, layers=layers, run=run, seed=seed)
+    return ProtectedModel(model, profile, mode, recovery, elsewhere)

@@ -20,8 +20,8 @@ from unsilent.errors import UsageError
 from unsilent.sites.modules import named_tensors
 
 BLOCK_BYTES = 4096
-GROUP = 160
-"""Blocks of a group: parity takes 1/160 of the memory."""
+GROUP = 256
+"""Blocks of a group: parity takes 1/256 of the memory."""
 _WORDS = BLOCK_BYTES // 8
 _CHUNK = 256
 """Blocks that are read together, so that little memory is needed besides."""

@@ -13,6 +13,7 @@ from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.sqlite_file import application_of
 from unsilent.errors import StoreError, UsageError, kind_and_line
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
+from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE
 from unsilent.studies.coverage.kind import COVERAGE
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
@@ -21,7 +22,7 @@ from unsilent.studies.training.kind import TRAINING
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE, CHECKPOINT_STUDY, COVERAGE]
+KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE, CHECKPOINT_STUDY, COVERAGE, INFERENCE_COVERAGE]
 """Those of this package."""
 GROUP = "unsilent.kinds"
 
@@ -73,6 +74,6 @@ def kind_of_store(path: Path) -> Kind[Any, Any, Any]:
 
 def not_a_store() -> str:
     """What is said of a file that is no store of a registered kind."""
-    *names, last = [kind.command_words for kind in KINDS] + list(installed_kinds())
+    *names, last = dict.fromkeys([*(kind.command_words for kind in KINDS), *installed_kinds()])
     verbs = f"{', '.join(names)} or {last}" if names else last
     return f"is not a store of unsilent {verbs}, or nothing was stored in it yet; check the name"

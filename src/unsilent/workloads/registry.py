@@ -104,8 +104,8 @@ def load(
     elif ref in TRAININGS:
         raise _other_kind(ref, "inference")
     else:
-        _check_own(ref, ZOO)
-        result = _own(ref, options or {}, chosen, PARTS)
+        check_own(ref, ZOO)
+        result = load_own(ref, options or {}, chosen, PARTS)
     return typing.cast("InferenceWorkload", _checked(ref, result, PARTS))
 
 
@@ -120,8 +120,8 @@ def load_training(
     elif ref in ZOO or ref.startswith("hf:") or ref.endswith(".pt2"):
         raise _other_kind(ref, "training")
     else:
-        _check_own(ref, TRAININGS)
-        result = _own(ref, options or {}, chosen, TRAINING_PARTS)
+        check_own(ref, TRAININGS)
+        result = load_own(ref, options or {}, chosen, TRAINING_PARTS)
     workload = typing.cast("TrainingWorkload", _checked(ref, result, TRAINING_PARTS))
     try:
         _origins[workload] = Origin(ref, dict(options or {}), data)
@@ -147,7 +147,7 @@ def _other_kind(ref: str, wanted: str) -> UsageError:
     )
 
 
-def _check_own(ref: str, known: Mapping[str, WorkloadEntry]) -> None:
+def check_own(ref: str, known: Mapping[str, WorkloadEntry]) -> None:
     """Raise unless the reference has the form of one to the user's own code."""
     if ":" in ref or "/" in ref or ref.endswith(".py"):
         return
@@ -159,7 +159,7 @@ def _check_own(ref: str, known: Mapping[str, WorkloadEntry]) -> None:
     raise unknown_name_error("workload", ref, known)
 
 
-def _own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], parts: Sequence[str]) -> Any:
+def load_own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], parts: Sequence[str]) -> Any:
     """The user's object, or what their function makes; ``parts``: what tells a ready object."""
     result = find_user_object(ref)
     with user_code(ref):

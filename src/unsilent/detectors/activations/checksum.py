@@ -34,7 +34,7 @@ class Checksum:
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """How many times the largest clean residual, float64[n]."""
-        return limit_scores((reading / layer["largest"]).max(1))
+        return limit_scores((reading / layer["largest"][..., None, :]).max(-1))
 
     def cumulate(self, scores: Floats) -> Floats:
         """The largest so far."""

@@ -1,14 +1,18 @@
-"""Dr. DNA: the distribution of some neurons of each layer, compared with that of clean inputs.
+"""Dr. DNA: how unusual the distribution of neuron activations of a layer is, from three terms.
 
-Three terms of a layer, for one sample whose sites have the values v:
+A layer is read at its *sites*: the means over positions of some of its channels, and the smallest and the largest value of its
+whole output, so that one corrupted value is seen as well. With value x_i at site i, standardised by clean samples to z_i:
 
-    surprise = mean of -log p_i(v_i), over sites i; p_i: smoothed share of the cell of v_i among clean values of the site
-    distance = mean of |sorted(z) - quantiles of clean z|, with z = (v - mean_i) / deviation_i: an earth mover's distance
-    location = 0, 1/2 or 1: whether the largest and the smallest z are at sites where clean samples have theirs
+- surprise: mean over sites of -log(share of clean values in the cell of x_i), with smoothing, so that an empty cell has a finite
+  cost; outside of all cells, log(1 + distance in units of their range) comes in addition
+- distance: log(1 + mean square of W z), where W whitens clean samples (their shrunk correlation becomes the identity): sites that
+  are usual one by one but not together are far away
+- location: the share of the two sites, the largest and the smallest z of the sample, at which clean samples never have theirs
 
-Each is standardised by held-out clean samples; their sum is the score of the layer. A value outside of all cells counts as one of
-an empty cell, and the more the further away. The margin after a layer is the larger one of its own score and of the sum of
-scores so far, standardised as for independent layers.
+Surprise and distance are scaled by held-out clean samples: 0 is the median, 1 the 99 % quantile. The score of a layer is the
+weighted sum of the terms, and the margin after a layer the largest score so far. Distance has the largest weight, as clean
+samples that are unusual at a few sites make surprise heavy-tailed. The sum over layers of reproductions was tried and detects
+less: clean outliers are unusual in all layers, and their sums set the threshold.
 
 Source: the scheme of surprise, distance and location is that of public reproductions of Dr. DNA (Ma et al., ASPLOS 2024,
 doi 10.1145/3620666.3651349), of which the abstract alone was read; all formulas and numbers here are chosen by this project.
@@ -22,11 +26,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.detectors.activations.rule import SITES, Floats, limit_scores
+from unsilent.detectors.activations.rule import SITES, Floats, largest_so_far, limit_scores
 
 _LEAST = 1e-12
 """Stands for a spread of 0."""
-_FAR = 1e200
+_LEAST_RELATIVE = 1e-6
+"""Of the magnitude of a site: a smaller spread counts as this much, as rounding alone can be larger."""
+_LEAST_SPREAD = 0.1
+"""Of a term: a smaller distance from its median to its 99 % quantile counts as this much."""
+_FAR = 1e60
 """Stands for anything further from 0, NaN included."""
 
 
@@ -37,63 +45,74 @@ class DrDna:
     Attributes:
         bins: Cells of a site between its smallest and largest clean value.
         smoothing: Added to the count of each cell.
+        shrinkage: Share of the identity in the correlation of sites.
         surprise, distance, location: Weights of the terms.
     """
 
     name: ClassVar[str] = "dr-dna"
     reads: ClassVar[str] = SITES
-    bins: int = 32
+    bins: int = 16
     smoothing: float = 1.0
-    surprise: float = 1.0
+    shrinkage: float = 0.02
+    surprise: float = 0.25
     distance: float = 1.0
-    location: float = 1.0
+    location: float = 0.25
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
-        """Edges and costs of cells, quantiles, places of extremes, and how terms of clean samples are distributed."""
+        """Edges and costs of cells, the whitening, places of extremes, and how terms of clean samples are distributed."""
         low, high = profile.min(0), profile.max(0)
         width = np.maximum((high - low) / self.bins, _LEAST * np.maximum(1, np.abs(high)))
         cells = np.clip(((profile - low) / width).astype(np.int64), 0, self.bins - 1)
         sites = profile.shape[1]
         counts = np.zeros((self.bins + 2, sites))
         np.add.at(counts, (cells + 1, np.arange(sites)), 1)
+        mean = profile.mean(0)
         layer = {
             "low": low,
             "width": width,
             "cost": -np.log((counts + self.smoothing) / (len(profile) + self.smoothing * (self.bins + 2))),
-            "mean": profile.mean(0),
-            "deviation": np.maximum(profile.std(0), _LEAST),
+            "mean": mean,
+            "deviation": np.maximum(profile.std(0), np.maximum(_LEAST, _LEAST_RELATIVE * np.abs(mean))),
         }
-        usual = (profile - layer["mean"]) / layer["deviation"]
-        layer["quantiles"] = np.sort(usual, axis=1).mean(0)
+        usual = (profile - mean) / layer["deviation"]
+        correlation = (1 - self.shrinkage) * usual.T @ usual / len(usual) + self.shrinkage * np.eye(sites)
+        values, vectors = np.linalg.eigh(correlation)
+        layer["whitening"] = vectors / np.sqrt(values)
         layer["largest"] = np.bincount(usual.argmax(1), minlength=sites) / len(profile)
         layer["smallest"] = np.bincount(usual.argmin(1), minlength=sites) / len(profile)
-        terms = self._terms(layer, held_out)
-        layer["usual"] = terms.mean(1)
-        layer["spread"] = np.maximum(terms.std(1), _LEAST)
+        terms = self._terms(layer, held_out)[:2]
+        layer["usual"] = np.median(terms, axis=1)
+        layer["spread"] = np.maximum(np.quantile(terms, 0.99, axis=1) - layer["usual"], _LEAST_SPREAD)
         return layer
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """The weighted sum of the standardised terms, in their standard deviations, float64[n]."""
-        terms = (self._terms(layer, reading) - layer["usual"][:, None]) / layer["spread"][:, None]
-        return limit_scores(np.array([self.surprise, self.distance, self.location]) @ limit_scores(terms))
+        """The weighted sum of the scaled terms, float64[..., n]."""
+        surprise, distance, location = np.moveaxis(self._terms(layer, reading), -2, 0)
+        usual, spread = layer["usual"][..., None], layer["spread"][..., None]
+        return limit_scores(
+            self.surprise * (surprise - usual[..., 0, :]) / spread[..., 0, :]
+            + self.distance * (distance - usual[..., 1, :]) / spread[..., 1, :]
+            + self.location * location
+        )
 
     def cumulate(self, scores: Floats) -> Floats:
-        """The larger one of the last score and the sum so far over the root of the number of layers."""
-        count = np.arange(1, len(scores) + 1)[:, None]
-        return np.maximum(scores, scores.cumsum(0) / np.sqrt(count))
+        """The largest so far."""
+        return largest_so_far(scores)
 
     def _terms(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """Surprise, distance and location of n samples, float64[3, n]."""
+        """Surprise, distance and location of n samples, float64[..., 3, n]."""
+        known = {name: value[..., None, :] for name, value in layer.items()}
         values = np.clip(np.nan_to_num(reading, nan=_FAR), -_FAR, _FAR)
-        place = (values - layer["low"]) / layer["width"]
-        cells = np.clip(np.floor(place), -1, self.bins).astype(np.int64) + 1
-        cells = np.where(place == self.bins, self.bins, cells)  # the largest clean value is in the last cell
+        place = (values - known["low"]) / known["width"]
         outside = np.maximum(np.maximum(-place, place - self.bins), 0) / self.bins
-        cost = np.take_along_axis(layer["cost"], cells, axis=0) + np.log1p(outside)
-        standard = (values - layer["mean"]) / layer["deviation"]
-        distance = np.abs(np.sort(standard, axis=1) - layer["quantiles"]).mean(1)
+        # The largest clean value is in the last cell, also after rounding.
+        place = np.where(outside < _LEAST_RELATIVE, np.clip(place, 0, self.bins - 0.5), place)
+        cells = np.clip(np.floor(place), -1, self.bins).astype(np.int64) + 1
+        cost = np.take_along_axis(layer["cost"], cells, axis=-2) + np.log1p(outside)
+        standard = (values - known["mean"]) / known["deviation"]
+        distance = np.log1p(np.square(np.clip(standard, -_FAR, _FAR) @ layer["whitening"]).mean(-1))
         seen = [
-            layer[name][where] > 0
-            for name, where in (("largest", standard.argmax(1)), ("smallest", standard.argmin(1)))
+            np.take_along_axis(layer[name], where, axis=-1) > 0
+            for name, where in (("largest", standard.argmax(-1)), ("smallest", standard.argmin(-1)))
         ]
-        return np.array([cost.mean(1), distance, 1 - (seen[0].astype(float) + seen[1]) / 2])
+        return np.stack([cost.mean(-1), distance, 1 - (seen[0].astype(float) + seen[1]) / 2], axis=-2)

@@ -32,9 +32,9 @@ class QuantileMonitor:
         return {"mean": mean, "deviation": np.maximum(profile.std(0), _LEAST * np.maximum(1, np.abs(mean)))}
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """The largest standardised difference, float64[n]."""
+        """The largest standardised difference, float64[..., n]."""
         values = np.clip(reading, -1e200, 1e200)
-        return limit_scores((np.abs(values - layer["mean"]) / layer["deviation"]).max(1))
+        return limit_scores((np.abs(values - layer["mean"][..., None, :]) / layer["deviation"][..., None, :]).max(-1))
 
     def cumulate(self, scores: Floats) -> Floats:
         """The largest so far."""

@@ -43,11 +43,11 @@ class ActivationRule(Protocol):
         ...
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
-        """How unusual each sample is in one layer, float64[n], without NaN.
+        """How unusual each sample is in one layer, float64[n], without NaN; or in several at once, float64[layers, n].
 
         Args:
-            layer: From `fit`.
-            reading: float64[n, numbers]; any number, NaN and infinity included.
+            layer: From `fit`; for several layers their arrays, stacked.
+            reading: float64[n, numbers] or [layers, n, numbers]; any number, NaN and infinity included.
         """
         ...
 

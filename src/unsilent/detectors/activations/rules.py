@@ -6,11 +6,12 @@ from unsilent.detectors.activations.checksum import Checksum
 from unsilent.detectors.activations.dr_dna import DrDna
 from unsilent.detectors.activations.quantile_monitor import QuantileMonitor
 from unsilent.detectors.activations.rule import ActivationRule
-from unsilent.detectors.activations.value_range import Nonfinite, ValueRange
+from unsilent.detectors.activations.value_range import ClippedActivations, MagnitudeSymptom, Nonfinite, ValueRange
 from unsilent.name_and_parameters import build_named
 
 ACTIVATION_RULES: dict[str, type[ActivationRule]] = {
-    rule.name: rule for rule in (DrDna, ValueRange, QuantileMonitor, Checksum, Nonfinite)
+    rule.name: rule
+    for rule in (DrDna, ValueRange, ClippedActivations, QuantileMonitor, MagnitudeSymptom, Nonfinite, Checksum)
 }
 """In the order they are listed."""
 

@@ -1,10 +1,14 @@
-"""Values outside of the range that clean samples have in a layer: the detection of Ranger, and of a magnitude symptom.
+"""Values outside of the range that clean samples have in a layer: the detection of Ranger and of Clip-Act, and of symptoms.
 
     score = the larger one of (largest - high) / width and (low - smallest) / width;  width = high - low
 
 0 at the ends of the range; -1/2 in its middle. NaN is the largest score.
 
-Source: the bounds of Ranger (Chen, Li, Pattabiraman, DSN 2021, arXiv 2003.13874), of which the abstract was read.
+A magnitude symptom compares the largest magnitude alone, whatever its sign; Clip-Act looks above the range alone.
+
+Sources: the bounds of Ranger (Chen, Li, Pattabiraman, DSN 2021, arXiv 2003.13874) and the clipped activations of FT-ClipAct
+(DATE 2020, arXiv 1912.00941), of which the abstracts were read. FT-ClipAct finds its thresholds with
+faults; here they are the largest clean values.
 """
 
 from __future__ import annotations
@@ -33,11 +37,55 @@ class ValueRange:
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """The excess beyond the range, float64[n]."""
-        low, high = layer["low"], layer["high"]
+        low, high = layer["low"][..., 0, None], layer["high"][..., 0, None]
         values = np.clip(reading, -1e300, 1e300)
         width = np.maximum(high - low, _LEAST * np.maximum(1, np.abs(high)))
-        excess = np.maximum(values[:, 1] - high, low - values[:, 0]) / width
-        return limit_scores(np.where(np.isnan(reading).any(1), np.nan, excess))
+        excess = np.maximum(values[..., 1] - high, low - values[..., 0]) / width
+        return limit_scores(np.where(np.isnan(reading).any(-1), np.nan, excess))
+
+    def cumulate(self, scores: Floats) -> Floats:
+        """The largest so far."""
+        return largest_so_far(scores)
+
+
+@dataclass(frozen=True)
+class ClippedActivations:
+    """How far a layer's values exceed the largest clean one, in units of the range: what Clip-Act clips."""
+
+    name: ClassVar[str] = "clip-act"
+    reads: ClassVar[str] = RANGE
+
+    def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
+        """The ends of the range, of smallest and largest values [n, 2]."""
+        return ValueRange().fit(profile, held_out)
+
+    def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
+        """The excess above the largest value, float64[n]."""
+        low, high = layer["low"][..., 0, None], layer["high"][..., 0, None]
+        width = np.maximum(high - low, _LEAST * np.maximum(1, np.abs(high)))
+        excess = (np.clip(reading[..., 1], -1e300, 1e300) - high) / width
+        return limit_scores(np.where(np.isnan(reading).any(-1), np.nan, excess))
+
+    def cumulate(self, scores: Floats) -> Floats:
+        """The largest so far."""
+        return largest_so_far(scores)
+
+
+@dataclass(frozen=True)
+class MagnitudeSymptom:
+    """The largest magnitude in a layer over the largest one of clean samples."""
+
+    name: ClassVar[str] = "symptom"
+    reads: ClassVar[str] = RANGE
+
+    def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
+        """The largest magnitude."""
+        return {"largest": np.maximum(np.abs(profile).max(keepdims=True)[0], _LEAST)}
+
+    def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
+        """How many times the largest clean magnitude, float64[n]."""
+        values = np.clip(np.abs(reading), 0, 1e200).max(-1)  # NaN stays
+        return limit_scores(values / layer["largest"])
 
     def cumulate(self, scores: Floats) -> Floats:
         """The largest so far."""
@@ -57,7 +105,7 @@ class Nonfinite:
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """1 where a value is not finite, float64[n]."""
-        return np.asarray((~np.isfinite(reading)).any(1), np.float64)
+        return np.asarray((~np.isfinite(reading)).any(-1), np.float64)
 
     def cumulate(self, scores: Floats) -> Floats:
         """The largest so far."""

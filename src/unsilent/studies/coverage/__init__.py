@@ -1,1 +1,1 @@
-"""Which rule of a monitor detects which faults of a training, with how many false alarms, how late and at what cost."""
+"""Which detectors find which faults of a training, or of an inference, with how many false alarms, how late, at what cost."""

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.special import bdtr
 
 from unsilent.detectors.rule import ALARM, WARNING, Rule
 from unsilent.detectors.series import Bools, Floats, Recording, Series
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
-from unsilent.statistics.comparing import holm, paired
 from unsilent.statistics.intervals import clopper_pearson
+from unsilent.studies.coverage.paired_tests import paired_differences
 from unsilent.studies.coverage.scoring import (
     SCORE_EDGES,
     Detector,
@@ -363,21 +362,11 @@ def _tests(
         for group, mask in groups.items()
         if mask.any()
     ]
-    counts = [(int((gaps > 0).sum()), int((gaps < 0).sum())) for *_, gaps in tests]
-    adjusted = holm([mcnemar_p_value(*pair) for pair in counts])
+    found = paired_differences([gaps for *_, gaps in tests], options.confidence)
     return [
-        PairedTest(rule, level, group, paired(gaps, options.confidence), *pair, p)
-        for (rule, level, group, gaps), pair, p in zip(tests, counts, adjusted, strict=True)
+        PairedTest(rule, level, group, one.difference, one.only_one, one.only_other, one.p_value)
+        for (rule, level, group, _), one in zip(tests, found, strict=True)
     ]
-
-
-def mcnemar_p_value(one: int, other: int) -> float:
-    """Two-sided, exact: how likely two counts that are equal on average differ that much.
-
-    >>> mcnemar_p_value(5, 0)
-    0.0625
-    """
-    return min(1.0, 2 * float(bdtr(min(one, other), one + other, 0.5)))
 
 
 def _false_alarms(

@@ -12,7 +12,7 @@ import numpy as np
 from unsilent.report.estimates import difference_cell
 from unsilent.report.model import Cell, Column, Part, Plot, Report, Section, Table, TableRow, estimates_table
 from unsilent.report.text import count_text, number_text, p_value_text, percent_text, signed
-from unsilent.report.theme import SERIES_COLOURS, Figure, figure
+from unsilent.report.theme import Figure
 from unsilent.studies.coverage.analysis import (
     ALARMS,
     ALL_FINITE,
@@ -24,9 +24,9 @@ from unsilent.studies.coverage.analysis import (
     FalseAlarms,
 )
 from unsilent.studies.coverage.planted_changes import CHANGE_TEXTS
+from unsilent.studies.coverage.report_parts import SHARE, comparison_columns, roc_figure
 from unsilent.studies.coverage.spec import CLASSES, PLACES
 
-_SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0}
 PLACE_TEXTS = {
     "operation": "Faults in an operation of a step",
     "memory": "Faults in parameters and optimizer state between two steps",
@@ -165,7 +165,7 @@ def _by_class(rows: Sequence[Detection], place: str, title: str) -> Table:
             shares.setdefault(_names(one), {})[name] = one.share if one.share.n else None
     heads = (Column("rule", left_aligned=True), Column("counts as detected", left_aligned=True))
     return Table(
-        (*heads, *(Column(name, **_SHARE, priority=number) for number, name in enumerate(CLASSES[::-1]))),
+        (*heads, *(Column(name, **SHARE, priority=number) for number, name in enumerate(CLASSES[::-1]))),
         tuple(TableRow((*names, *(cells.get(name) for name in CLASSES[::-1]))) for names, cells in shares.items()),
         title,
     )
@@ -225,27 +225,14 @@ def _false_alarms(result: CoverageResult) -> Section:
 
 def _roc(result: CoverageResult) -> Figure:
     least = 0.5 / max(result.clean_steps, 1)
-    traces = [
-        {
-            "type": "scatter", "mode": "lines", "name": rule, "line": {"color": SERIES_COLOURS[number % len(SERIES_COLOURS)],
-            "dash": ("solid", "dash", "dot")[number // len(SERIES_COLOURS) % 3], "shape": "hv"},
-            "x": [max(point.false_alarms, least) for point in points], "y": [point.detected for point in points],
-        }
-        for number, (rule, points) in enumerate(result.roc.items())
-    ]  # fmt: skip
-    return figure(
-        traces, 460,
-        xaxis={"type": "log", "title": {"text": "share of fault-free steps that reach the threshold"}},
-        yaxis={"range": [0, 1.02], "title": {"text": "detected finite faults of 1 % or more"}},
-    )  # fmt: skip
+    curves = {rule: [(one.false_alarms, one.detected) for one in points] for rule, points in result.roc.items()}
+    return roc_figure(
+        curves, least, "share of fault-free steps that reach the threshold", "detected finite faults of 1 % or more"
+    )
 
 
 def _comparisons(result: CoverageResult) -> Section:
-    heads = (
-        Column("rule", left_aligned=True), Column("level", left_aligned=True), Column("faults", left_aligned=True),
-        Column(f"{REFERENCE} minus rule, points"), Column(f"only {REFERENCE}", "number", priority=1),
-        Column("only rule", "number", priority=1), Column("p"),
-    )  # fmt: skip
+    heads = comparison_columns(REFERENCE, "rule", "level", "faults")
     rows = [
         (
             one.rule,

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Lt
 
 from unsilent.campaigns import codec
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
-from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget
+from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget, known_device
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
 from unsilent.campaigns.stored_values import MOST_THREADS
 from unsilent.errors import UsageError
@@ -263,7 +262,7 @@ def make_pvf_spec(asked: OptionValues) -> PvfSpec:
     if adaptive:
         asked.reject_if_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
     check_count("--threads", asked["threads"], 1, MOST_THREADS)
-    device = _device(asked["device"])
+    device = known_device(asked["device"])
     if device != "cpu":
         asked.given_values["device"] = device  # a command for another machine has to name it
     spec = asked.make_dataclass(PvfSpec)
@@ -292,12 +291,3 @@ def _flips(asked: tuple[int, ...] | None, counted: bool, pattern: str) -> tuple[
     if len(set(asked)) != len(asked) or not asked:
         raise UsageError(f"--flips is {','.join(map(str, asked))!r}; expected each number once, like 1,8,128")
     return asked
-
-
-def _device(device: str) -> str:
-    """``auto`` is decided without torch where that is possible: without a CUDA driver it is the CPU."""
-    if device == "cpu" or (device == "auto" and not Path("/proc/driver/nvidia/version").exists()):
-        return "cpu"
-    from unsilent.engine.device_placement import resolve_device
-
-    return resolve_device(device)

@@ -1,0 +1,225 @@
+"""A rule on activations as a detector: reads layers while they run or from a record, and scores all of them at once.
+
+The rule learns from two thirds of the clean samples; the others, in other batches where there are several, standardise its
+scores. A layer is judged if each clean call has it with one row per sample. Layers that give equally many numbers are scored in
+one array operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from glob import escape
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unsilent.detectors.activations.rule import CHECKSUM, SITES, ActivationRule, Floats
+from unsilent.detectors.activations.rules import make_activation_rule
+from unsilent.errors import UsageError
+from unsilent.protection.layer_readers import ChosenLayers, LayerCosts, LayerReaders
+from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch
+from unsilent.protection.recorded_pass import RecordedPass, count_samples
+from unsilent.sites.modules import named_tensors
+from unsilent.workloads.base import call_model
+
+LEARNING_SHARE = 2 / 3
+LEAST_SAMPLES = 20
+"""Clean samples that a rule needs at least."""
+Readings = Mapping[str, Floats]
+"""What one forward pass gave: float64[samples, numbers] by names of runs of layers."""
+
+
+class ActivationDetector:
+    """A rule on activations.
+
+    Args:
+        text: Of the rule: ``dr-dna:bins=64``.
+        layers: Globs over names of modules; without: all that the rule can read within its cost (`LayerCosts`).
+        seed: Of the choice of sites.
+
+    Attributes:
+        layers: What the rule knows of each run of a layer, in their order; empty before `calibrate`.
+        ranges: Smallest and largest clean value of each.
+        widths: How many numbers each gives.
+    """
+
+    needs_layers = True
+
+    def __init__(self, text: str, layers: Iterable[str] = (), seed: int = 0) -> None:
+        self.name, self.rule = text, make_activation_rule(text)
+        self.globs, self.seed = tuple(layers), seed
+        self.layers: dict[str, Mapping[str, Floats]] = {}
+        self.ranges: dict[str, tuple[float, float]] = {}
+        self.widths: dict[str, int] = {}
+        self.readers = LayerReaders(self.rule.reads, seed)
+        self._scores = StackedLayers(self.rule, {})
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is known of layers, and of summed weights."""
+        return self.readers.nbytes + sum(array.nbytes for layer in self.layers.values() for array in layer.values())
+
+    @property
+    def reads_functions(self) -> bool:
+        """Whether products that are no module's own work are read, too."""
+        return self.rule.reads == CHECKSUM
+
+    def calibrate(
+        self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
+    ) -> None:
+        """Learn what layers compute for clean samples."""
+        self.readers = LayerReaders(self.rule.reads, self.seed)
+        batches = list(batches)
+        if not self.globs and self.rule.reads == SITES and batches:
+            chosen = _choose_layers(model, batches[0], run)
+            self.readers.stride = chosen.stride
+            names = tuple(escape(name) for name in chosen.modules)
+            calls, self.ranges = self._clean_readings(model, batches, run, names)
+        else:
+            calls, self.ranges = self._clean_readings(model, batches, run, self.globs)
+        self.learn([reading for call in calls for reading in call])
+
+    def learn(self, readings: Sequence[Readings]) -> None:
+        """Learn from readings of clean forward passes."""
+        first = list(dict.fromkeys(name for one in readings for name in one))
+        kinds = {
+            later: [one for one in readings if any(name.endswith(LATER) == later for name in one)]
+            for later in (False, True)
+        }
+        self.layers, self.widths = {}, {}
+        for name in first:
+            parts = [one.get(name) for one in kinds[name.endswith(LATER)]]
+            if any(part is None for part in parts):
+                continue
+            learnt, held_out = _split([part for part in parts if part is not None])
+            if len(learnt) < LEAST_SAMPLES * LEARNING_SHARE:
+                raise UsageError(
+                    f"{self.name} was given {len(learnt) + len(held_out):,} clean samples; expected {LEAST_SAMPLES} or more"
+                )
+            for values in (learnt, held_out):
+                if not np.isfinite(values).all():
+                    raise UsageError(
+                        f"layer {name} gives values that are not finite for a clean sample; leave such samples out"
+                    )
+            self.layers[name] = self.rule.fit(learnt, held_out)
+            self.widths[name] = learnt.shape[1]
+        if not self.layers:
+            raise UsageError(
+                f"{self.name} can read no layer of the model; expected layers that return a tensor with samples first"
+            )
+        self.ranges = {name: self.ranges[name] for name in self.layers}
+        self._scores = StackedLayers(self.rule, self.layers)
+
+    def know(
+        self,
+        layers: Mapping[str, Mapping[str, Floats]],
+        ranges: Mapping[str, tuple[float, float]],
+        widths: Mapping[str, int],
+        stride: int,
+        model: nn.Module,
+    ) -> None:
+        """Take over what is known of the layers of a model with the right weights, such as from a file."""
+        self.layers, self.ranges, self.widths = dict(layers), dict(ranges), dict(widths)
+        self.readers.stride = stride
+        self.readers.prepare(model, layers)
+        self._scores = StackedLayers(self.rule, self.layers)
+
+    def margins(self, recorded: RecordedPass) -> Floats:
+        """Margins of the layers of all forward passes below one another, float64[layers, samples]."""
+        passes: dict[int, dict[str, Floats]] = {}
+        for layer in recorded.layers:
+            if layer.name in self.layers and len(layer.output) == recorded.samples:
+                with torch.no_grad():
+                    reading = self.readers.read(layer).double().numpy(force=True)
+                passes.setdefault(layer.number, {})[layer.name] = reading
+        if not passes:
+            return np.zeros((1, recorded.samples))
+        return np.concatenate([self.margins_of(one) for one in passes.values()])
+
+    def margins_of(self, readings: Readings) -> Floats:
+        """Margins of one forward pass, float64[layers, samples]."""
+        return self.rule.cumulate(self._scores.scores(readings))
+
+    def scores(self, readings: Readings) -> Floats:
+        """Scores of some layers, float64[layers, samples]."""
+        return self._scores.scores(readings)
+
+    def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
+        """What the rule reads of a layer, float32[samples, numbers] on its device, written to ``memory`` if that is given."""
+        return self.readers.read(layer, memory)
+
+    def _clean_readings(
+        self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any], globs: Sequence[str]
+    ) -> tuple[list[list[Readings]], dict[str, tuple[float, float]]]:
+        """Readings of all forward passes of each call, and ranges of layers."""
+        calls: list[list[Readings]] = []
+        ranges: dict[str, tuple[float, float]] = {}
+        samples, passes = 0, dict[int, dict[str, Floats]]()
+
+        def note(layer: LayerRun) -> None:
+            if len(layer.output) != samples or not self.readers.can_read(layer):
+                return
+            reading = self.readers.read(layer).double().numpy(force=True)
+            passes.setdefault(layer.number, {})[layer.name] = reading
+            low, high = (float(one) for one in layer.output.aminmax())
+            known = ranges.get(layer.name, (low, high))
+            ranges[layer.name] = min(low, known[0]), max(high, known[1])
+
+        with LayerWatch(model, globs or ("*",), functions=self.reads_functions) as watch, torch.no_grad():
+            for batch in batches:
+                samples, passes = count_samples(batch), {}
+                with watch.listening(note):
+                    run(model, batch)
+                calls.append(list(passes.values()))
+        return calls, ranges
+
+
+def _choose_layers(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any], Any]) -> ChosenLayers:
+    """What is read by default."""
+    costs = LayerCosts()
+    with LayerWatch(model) as watch, torch.no_grad(), watch.listening(costs.add):
+        run(model, batch)
+    weights = named_tensors(model).values()
+    return costs.choose(sum(t.numel() * t.element_size() for t in weights))
+
+
+class StackedLayers:
+    """What a rule knows of layers, as arrays of all layers with equally many numbers.
+
+    Args:
+        layers: By name, in their order.
+    """
+
+    def __init__(self, rule: ActivationRule, layers: Mapping[str, Mapping[str, Floats]]) -> None:
+        self._rule, self._layers = rule, layers
+        self._stacks: dict[tuple[str, ...], dict[str, Floats]] = {}
+
+    def scores(self, readings: Readings) -> Floats:
+        """Scores of the layers that there are readings of, in the order of the readings, float64[layers, samples]."""
+        groups: dict[int, list[str]] = {}
+        for name, reading in readings.items():
+            groups.setdefault(reading.shape[1], []).append(name)
+        scores: dict[str, Floats] = {}
+        for names in groups.values():
+            stacked = self._rule.score(self._stack(tuple(names)), np.stack([readings[name] for name in names]))
+            scores.update(zip(names, stacked, strict=True))
+        return np.array([scores[name] for name in readings])
+
+    def _stack(self, names: tuple[str, ...]) -> dict[str, Floats]:
+        if names not in self._stacks:
+            known = [self._layers[name] for name in names]
+            self._stacks[names] = {key: np.stack([one[key] for one in known]) for key in known[0]}
+        return self._stacks[names]
+
+
+def _split(parts: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """The samples to learn from and those to standardise by: of other batches, where there are several."""
+    ends = np.cumsum([len(part) for part in parts])
+    wanted = ends[-1] * LEARNING_SHARE
+    place = int(np.abs(ends[:-1] - wanted).argmin()) + 1 if len(parts) > 1 else 0
+    if place and 0.4 * ends[-1] <= ends[place - 1] <= 0.9 * ends[-1]:
+        return np.concatenate(parts[:place]), np.concatenate(parts[place:])
+    every = np.concatenate(parts)
+    return every[: round(wanted)], every[round(wanted) :]

@@ -1,0 +1,77 @@
+"""Several detectors together: an alarm if any of them has one.
+
+Margins of different detectors have different units. Each part is therefore scaled with clean samples that it did not learn from:
+0 is its median, 1 its 99 % quantile of largest margins. The margin of the combination is the largest of its parts. Its threshold
+is taken of further clean samples as that of any detector, so that the rate of false alarms is that of all parts together; with
+this scale each part has about the same share of it. A part that is constant on clean samples (a checksum, bits that are
+compared) takes no share at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from unsilent.detectors.activations.rule import Floats, limit_scores
+from unsilent.errors import UsageError
+from unsilent.protection.recorded_pass import RecordedPass, record_pass
+from unsilent.workloads.base import call_model
+
+if TYPE_CHECKING:
+    from unsilent.protection.detector import InferenceDetector
+
+SCALED_QUANTILE = 0.99
+_LEAST = 1e-12
+_SHARE_FOR_SCALE = 0.3
+
+
+class Combination:
+    """Detectors whose alarms count alike.
+
+    Args:
+        parts: Two or more.
+    """
+
+    def __init__(self, parts: Sequence[InferenceDetector]) -> None:
+        self.parts = tuple(parts)
+        self.name = "+".join(part.name for part in parts)
+        self.needs_layers = any(part.needs_layers for part in parts)
+        self.scales: list[tuple[float, float]] = []
+        """Median and 99 % quantile of largest clean margins of each part."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    def calibrate(
+        self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
+    ) -> None:
+        """Calibrate the parts with the first batches, and scale them with the last ones."""
+        batches = list(batches)
+        if len(batches) < 2:
+            raise UsageError(
+                f"{self.name} was given {len(batches)} clean batch; expected 2 or more, as parts are scaled with other batches "
+                "than they learn from: give smaller batches"
+            )
+        first = min(len(batches) - 1, max(1, round(len(batches) * (1 - _SHARE_FOR_SCALE))))
+        for part in self.parts:
+            part.calibrate(model, batches[:first], run)
+        records = (record_pass(model, run, batch, self.needs_layers) for batch in batches[first:])
+        largest = [[part.margins(record).max(0) for part in self.parts] for record in records]
+        self.scales = []
+        for number in range(len(self.parts)):
+            values = np.concatenate([one[number] for one in largest])
+            self.scales.append((float(np.median(values)), float(np.quantile(values, SCALED_QUANTILE))))
+
+    def margins(self, recorded: RecordedPass) -> Floats:
+        """Scaled margins of all parts below one another, float64[layers of all parts, samples]."""
+        return np.concatenate([self.scaled_part(part, part.margins(recorded)) for part in self.parts])
+
+    def scaled_part(self, part: InferenceDetector, margins: Floats) -> Floats:
+        """Margins of one part on the common scale."""
+        middle, high = self.scales[self.parts.index(part)]
+        return limit_scores((margins - middle) / max(high - middle, _LEAST * max(1.0, abs(high))))

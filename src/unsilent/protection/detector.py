@@ -1,0 +1,102 @@
+"""What a detector of corrupted answers is, and the detectors by name.
+
+A detector learns from clean inputs of a model with the right weights, and then gives each sample of a call a *margin* for each
+layer: the larger, the more unusual. Whether a margin is an alarm is not its business: the threshold comes from the largest
+margins over layers of further clean samples (`unsilent.statistics.conformal`), so that all detectors can be compared at equal
+rates of false alarms. Detectors of corrupted weights check the weights of the moment at which margins are asked for.
+
+    detector = make_detector("dr-dna+weight-integrity")
+    detector.calibrate(model, clean_batches)
+    margins = detector.margins(record_pass(model, batch=batch))       # float64[layers, samples]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+from torch import nn
+
+from unsilent.detectors.activations.rule import Floats
+from unsilent.detectors.activations.rules import ACTIVATION_RULES
+from unsilent.name_and_parameters import build_named, parse_named
+from unsilent.protection.activation_detector import ActivationDetector
+from unsilent.protection.combination import Combination
+from unsilent.protection.duplication import Duplication
+from unsilent.protection.golden_test import GoldenTest
+from unsilent.protection.recorded_pass import RecordedPass
+from unsilent.protection.weight_detector import WeightDetector
+from unsilent.workloads.base import call_model
+
+
+class InferenceDetector(Protocol):
+    """Notices corrupted answers of a model.
+
+    Attributes:
+        name: The text that it was made from.
+        needs_layers: Whether it reads the runs of layers in a `RecordedPass`; without, `record_pass` need not keep them.
+    """
+
+    name: str
+    needs_layers: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes besides the model, in bytes."""
+        ...
+
+    def calibrate(
+        self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
+    ) -> None:
+        """Learn from a model with the right weights, in eval mode, and from clean batches.
+
+        Raises:
+            UsageError: too few samples, values that are not finite, no layer that can be read.
+        """
+        ...
+
+    def margins(self, recorded: RecordedPass) -> Floats:
+        """How unusual each sample is after each layer, float64[layers, samples], without NaN.
+
+        There is one row where no layers are read. Margins of weights are the same for all samples.
+        """
+        ...
+
+
+DETECTORS: dict[str, Callable[..., InferenceDetector]] = {
+    **dict.fromkeys(ACTIVATION_RULES, ActivationDetector),
+    WeightDetector.kind: WeightDetector,
+    GoldenTest.kind: GoldenTest,
+    Duplication.kind: Duplication,
+}
+"""In the order they are listed."""
+
+
+def make_detector(text: str, layers: Iterable[str] = (), seed: int = 0) -> InferenceDetector:
+    """The detector of a text ``name:key=value,key=value``, or a combination of several, joined by ``+``.
+
+    Args:
+        text: Like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``.
+        layers: Globs over names of modules that rules on activations read; without: a choice of their own.
+        seed: Of the choice of sites.
+
+    Raises:
+        UsageError: there is no such detector, or it has no such parameter.
+
+    >>> make_detector("dr-dna+weight-integrity:slices=8").name
+    'dr-dna+weight-integrity:slices=8'
+    """
+    parts = [_make_part(part.strip(), tuple(layers), seed) for part in text.split("+")]
+    return parts[0] if len(parts) == 1 else Combination(parts)
+
+
+def _make_part(text: str, layers: tuple[str, ...], seed: int) -> InferenceDetector:
+    if parse_named(text)[0] in ACTIVATION_RULES:
+        return ActivationDetector(text, layers, seed)
+    return build_named("detector", text, DETECTORS)
+
+
+def largest_margins(detector: InferenceDetector, recorded: RecordedPass) -> Floats:
+    """The largest margin over layers of each sample, float64[samples]: what thresholds are taken of and compared with."""
+    return np.asarray(detector.margins(recorded).max(0))

@@ -1,0 +1,100 @@
+"""Duplication: layers are computed again with a copy of their weights, and bits are compared.
+
+Full duplication runs a copy of the whole model and compares its answer: the ceiling of what any detector can notice. With
+``layers`` or ``share``, only these layers are computed again, from the inputs that they had.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from unsilent.detectors.activations.rule import Floats
+from unsilent.errors import UsageError
+from unsilent.outcomes.tensors import leaves, samples_that_differ
+from unsilent.protection.layer_watch import find_layers
+from unsilent.protection.recorded_pass import RecordedPass
+from unsilent.sites.modules import named_tensors
+from unsilent.workloads.base import call_model
+
+
+class Duplication:
+    """Computes layers twice.
+
+    Args:
+        layers: A glob over names of modules; empty: the whole model, or by ``share``.
+        share: Of the parameters, 0 … 1, whose layers are computed twice, those with the highest scores first.
+        scores: How vulnerable each layer is, by name of the module (such as a PVF of a campaign); by default per parameter the
+            inverse of a layer's size, which takes small layers first.
+    """
+
+    kind: ClassVar[str] = "duplication"
+
+    def __init__(self, layers: str = "", share: float = 1.0, scores: Mapping[str, float] | None = None) -> None:
+        if not 0 < share <= 1:
+            raise UsageError(
+                f"duplication: share is {share:g}; expected a share of the parameters above 0 and at most 1"
+            )
+        given = [f"layers={layers}"] if layers else []
+        given += [f"share={share:g}"] if share < 1 else []
+        self.name = self.kind + (f":{','.join(given)}" if given else "")
+        self._glob, self._share, self._scores = layers, share, scores
+        self.needs_layers = bool(given)
+        self._copy: nn.Module | None = None
+        self._copies: dict[str, nn.Module] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Of the copies."""
+        copies = [self._copy] if self._copy is not None else [*self._copies.values()]
+        return sum(t.numel() * t.element_size() for one in copies for t in named_tensors(one).values())
+
+    def calibrate(
+        self, model: nn.Module, batches: Iterable[Any] = (), run: Callable[[nn.Module, Any], Any] = call_model
+    ) -> None:
+        """Copy the model or its layers. Raises ``UsageError`` for a glob that matches no layer."""
+        if not self.needs_layers:
+            self._copy = copy.deepcopy(model)
+            return
+        layers = find_layers(model, (self._glob,) if self._glob else ("*",))
+        sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in layers.items()}
+        scores = self._scores or {name: 1 / max(1, size) for name, size in sizes.items()}
+        left = self._share * sum(sizes.values())
+        self._copies = {}
+        for name in sorted(layers, key=lambda name: -_score_of(name, scores)):
+            if sizes[name] <= left:
+                self._copies[name] = copy.deepcopy(layers[name])
+                left -= sizes[name]
+
+    def margins(self, recorded: RecordedPass) -> Floats:
+        """1 where any bit differs, otherwise 0: float64[layers computed twice, samples], or one row for the whole model."""
+        with torch.no_grad():
+            if self._copy is not None:
+                again = list(leaves(recorded.run(self._copy, recorded.batch)))
+                pairs = [(list(leaves(recorded.output)), again)]
+            else:
+                pairs = []
+                for layer in recorded.layers:
+                    twin = self._copies.get(layer.module_name)
+                    if twin is not None:
+                        pairs.append(([layer.output], [layer._replace(compute=twin).run_again()]))
+        rows = np.zeros((max(1, len(pairs)), recorded.samples))
+        for row, (first, second) in zip(rows, pairs, strict=False):
+            if len(first) != len(second):
+                row[:] = 1
+                continue
+            for one, other in zip(first, second, strict=True):
+                row[samples_that_differ(one, other, recorded.samples).numpy()] = 1
+        return rows
+
+
+def _score_of(name: str, scores: Mapping[str, float]) -> float:
+    """The score of a layer, or of the longest name or glob in ``scores`` that it is part of."""
+    fitting = [key for key in scores if key == name or name.startswith(f"{key}.") or fnmatchcase(name, key)]
+    return scores[max(fitting, key=len)] if fitting else 0.0

@@ -1,0 +1,83 @@
+"""Golden test vector: the model answers a stored clean input again, and the bits of its answer are compared.
+
+It sees faults that stay, in weights or in a device, and no transient ones. A test costs a call of the model with few samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unsilent.detectors.activations.rule import Floats
+from unsilent.errors import UsageError
+from unsilent.nested import map_tensors, tensors_in
+from unsilent.outcomes.tensors import leaves, samples_that_differ
+from unsilent.protection.recorded_pass import RecordedPass, count_samples
+from unsilent.workloads.base import call_model
+
+
+class GoldenTest:
+    """Compares the answer to a stored input with the right one.
+
+    Args:
+        samples: Of the first clean batch that are stored.
+        every: Calls from one test to the next.
+    """
+
+    kind: ClassVar[str] = "golden-test"
+    needs_layers = False
+
+    def __init__(self, samples: int = 1, every: int = 1) -> None:
+        if samples < 1 or every < 1:
+            raise UsageError(f"golden-test: samples is {samples} and every {every}; expected 1 or more")
+        given = [f"{key}={value}" for key, value in (("samples", samples), ("every", every)) if value != 1]
+        self.name = self.kind + (f":{','.join(given)}" if given else "")
+        self._samples, self._every, self._calls = samples, every, 0
+        self._run: Callable[[nn.Module, Any], Any] = call_model
+        self.batch: Any = None
+        self.answer: list[Tensor] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Of the stored input and answer."""
+        return sum(one.numel() * one.element_size() for one in (*tensors_in(self.batch), *self.answer))
+
+    def calibrate(
+        self, model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
+    ) -> None:
+        """Store some samples of the first batch, and the answer to them."""
+        batch = next(iter(batches), None)
+        count = count_samples(batch)
+
+        def take(path: tuple[str, ...], tensor: Tensor) -> Tensor:
+            has_samples = tensor.ndim and len(tensor) == count
+            return (tensor[: self._samples] if has_samples else tensor).detach().clone()
+
+        self._run, self.batch = run, map_tensors(batch, take)
+        self.answer = self._answer_of(model)
+        if any(samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, self._answer_of(model), strict=True)):
+            raise UsageError(
+                "the model answers the same input with other bits each time; golden-test needs a deterministic model"
+            )
+
+    def margins(self, recorded: RecordedPass) -> Floats:
+        """1 where the answer has other bits than it should, otherwise 0, float64[1, samples]."""
+        due, self._calls = self._calls % self._every == 0, self._calls + 1
+        return np.full((1, recorded.samples), float(due and not self._passes(recorded.model)))
+
+    def _passes(self, model: nn.Module) -> bool:
+        answer = self._answer_of(model)
+        return len(answer) == len(self.answer) and not any(
+            samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, answer, strict=True)
+        )
+
+    def _answer_of(self, model: nn.Module) -> list[Tensor]:
+        with torch.no_grad():
+            return [
+                one.detach().clone()
+                for one in leaves(self._run(model, map_tensors(self.batch, lambda _, t: t.clone())))
+            ]

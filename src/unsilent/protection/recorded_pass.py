@@ -1,0 +1,97 @@
+"""One call of a model with everything that its layers computed, so that any number of detectors can judge the same faulty run.
+
+Nothing in a record changes later: tensors are copies. Recording changes no bit of the output, and modes that inject faults into
+operations do not see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.errors import UsageError
+from unsilent.nested import map_tensors, tensors_in
+from unsilent.outcomes.tensors import leaves
+from unsilent.protection.layer_watch import LayerRun, LayerWatch
+from unsilent.workloads.base import call_model
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedPass:
+    """One call of ``run(model, batch)``.
+
+    Attributes:
+        model, run, batch: What was called.
+        output: A copy of what was returned.
+        layers: Runs of layers in their order, of all forward passes in the call.
+        samples: Size of the first dimension of the first input.
+    """
+
+    model: nn.Module
+    run: Callable[[nn.Module, Any], Any]
+    batch: Any
+    output: Any
+    layers: Sequence[LayerRun]
+    samples: int
+
+
+def record_pass(
+    model: nn.Module, run: Callable[[nn.Module, Any], Any] = call_model, batch: Any = None, keep_layers: bool = True
+) -> RecordedPass:
+    """Call a model, and keep what its layers were given and returned.
+
+    Args:
+        model: May have faults injected, now or while it runs.
+        run: One evaluation of a batch.
+        batch: Input of ``run``.
+        keep_layers: Whether runs of layers are kept.
+
+    Raises:
+        UsageError: the batch has no tensor, the output neither, or the model is compiled.
+    """
+    samples = count_samples(batch)
+    layers: list[LayerRun] = []
+
+    def keep(layer: LayerRun) -> None:
+        layers.append(copy_run(layer))
+
+    with LayerWatch(model, functions=True) as watch, torch.no_grad():
+        if keep_layers:
+            with watch.listening(keep):
+                output = run(model, batch)
+        else:
+            output = run(model, batch)
+        check_output(output)
+    return RecordedPass(model, run, batch, map_tensors(output, _copy), tuple(layers), samples)
+
+
+def copy_run(layer: LayerRun) -> LayerRun:
+    """The same with copies of all tensors."""
+    inputs, named = map_tensors(layer.inputs, _copy), map_tensors(dict(layer.named_inputs), _copy)
+    return layer._replace(inputs=inputs, named_inputs=named, output=_copy((), layer.output))
+
+
+def count_samples(batch: Any) -> int:
+    """The size of the first dimension of the first tensor. Raises ``UsageError`` without one."""
+    first = next((tensor for tensor in tensors_in(batch) if tensor.ndim), None)
+    if first is None:
+        raise UsageError(
+            f"a batch of type {type(batch).__name__} has no tensor; expected tensors with samples in the first dimension"
+        )
+    return len(first)
+
+
+def check_output(output: Any) -> None:
+    """Raise ``UsageError`` where a model returned no tensor."""
+    if next(leaves(output), None) is None:
+        raise UsageError(
+            f"the model returned {type(output).__name__} without any tensor; expected a tensor, or a nesting of tensors"
+        )
+
+
+def _copy(path: tuple[str, ...], tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()

@@ -1,0 +1,118 @@
+"""What can be done about an alarm, in this order; each rung works alone.
+
+``layer``      run the layer again from its inputs (mode ``early``): undoes a transient fault in it
+``rerun``      run the whole call again: undoes any transient fault
+``repair``     weights by checksums and parity, then the call again; two bad blocks of one parity group are left alone
+``golden``     all weights from a copy in the memory of the host, then the call again
+``clamp``      the call again, with outputs of layers limited to the range of clean samples
+``zero``       the call again, with values outside of that range set to 0
+``elsewhere``  another function or device answers
+``abstain``    `CorruptedAnswer` is raised instead of returning an answer with an alarm
+
+This ladder is the project's own: the mitigation of Dr. DNA is not published.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.errors import UnsilentError, UsageError, unknown_name_error
+from unsilent.nested import map_tensors
+from unsilent.protection.weight_integrity import Repair, WeightIntegrity
+from unsilent.sites.modules import named_tensors
+
+RUNGS = ("layer", "rerun", "repair", "golden", "clamp", "zero", "elsewhere", "abstain")
+
+
+class CorruptedAnswer(UnsilentError):
+    """The answer of a protected model has an alarm that no rung of its ladder removed."""
+
+
+def sort_rungs(recovery: str | Sequence[str]) -> tuple[str, ...]:
+    """The rungs of a ladder in their order. Raises ``UsageError`` for one that does not exist."""
+    asked = [recovery] if isinstance(recovery, str) else list(recovery)
+    for rung in asked:
+        if rung not in RUNGS:
+            raise unknown_name_error("recovery", rung, RUNGS)
+    return tuple(rung for rung in RUNGS if rung in asked)
+
+
+class WeightRepair:
+    """Puts the weights right that a model has when this is made.
+
+    Args:
+        has_parity: Whether bad blocks can be repaired by parity.
+        has_copy: Whether there is a copy of all tensors in the memory of the host.
+
+    Attributes:
+        parity_bytes, copy_bytes: Memory that they take.
+    """
+
+    def __init__(
+        self, model: nn.Module, has_parity: bool, has_copy: bool, integrity: WeightIntegrity | None = None
+    ) -> None:
+        self._model = model
+        self._integrity = (integrity or WeightIntegrity(model)) if has_parity else None
+        tensors = named_tensors(model) if has_copy else {}
+        self._copy = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        self.parity_bytes = self._integrity.nbytes if self._integrity else 0
+        self.copy_bytes = sum(t.numel() * t.element_size() for t in self._copy.values())
+
+    def repair(self) -> Repair:
+        """Put bad blocks right by parity."""
+        assert self._integrity is not None
+        return self._integrity.repair()
+
+    def restore(self) -> None:
+        """Put all tensors back from the copy."""
+        with torch.no_grad():
+            for name, tensor in named_tensors(self._model).items():
+                tensor.data.copy_(self._copy[name])
+
+
+def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, model: nn.Module) -> Callable[..., Any]:
+    """A function that answers in the place of the model: the one that is given, or a copy of the model on a device.
+
+    Raises:
+        UsageError: neither is given.
+    """
+    if elsewhere is None:
+        raise UsageError(
+            "recovery 'elsewhere' needs somewhere to run: give elsewhere=FUNCTION, or elsewhere='cuda:1' for a copy of the model"
+        )
+    if not isinstance(elsewhere, (str, torch.device)):
+        return elsewhere
+    device = torch.device(elsewhere)
+    twin = copy.deepcopy(model).to(device)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        origin = next((tensor.device for tensor in named_tensors(model).values()), torch.device("cpu"))
+        moved = map_tensors((args, kwargs), lambda _, tensor: tensor.to(device))
+        output = twin(*moved[0], **moved[1])
+        return output if origin == device else _moved(output, origin)
+
+    return run
+
+
+def _moved(output: Any, device: torch.device) -> Any:
+    """The output with its type, and its tensors on a device."""
+    if isinstance(output, Tensor):
+        return output.to(device)
+    if isinstance(output, dict):
+        moved = copy.copy(output)
+        for key, value in output.items():
+            moved[key] = _moved(value, device)
+        return moved
+    return map_tensors(output, lambda _, tensor: tensor.to(device))
+
+
+def limited(output: Tensor, low: float, high: float, to_zero: bool) -> Tensor:
+    """The output within a range; values outside of it become its ends, or 0; NaN becomes 0."""
+    if to_zero:
+        return torch.where((output >= low) & (output <= high), output, torch.zeros_like(output))
+    return torch.nan_to_num(output, nan=0.0, posinf=high, neginf=low).clamp(low, high)

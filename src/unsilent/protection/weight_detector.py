@@ -1,0 +1,50 @@
+"""Notices corrupted weights by checksums of blocks of their memory; the margin is the number of bad blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from unsilent.detectors.activations.rule import Floats
+from unsilent.errors import UsageError
+from unsilent.protection.recorded_pass import RecordedPass
+from unsilent.protection.weight_integrity import WeightIntegrity
+from unsilent.workloads.base import call_model
+
+
+class WeightDetector:
+    """Checks the weights after each call; sees faults in weights and buffers alone.
+
+    Args:
+        slices: A call checks one of this many slices of the memory, the next one at each call.
+    """
+
+    kind: ClassVar[str] = "weight-integrity"
+    needs_layers = False
+
+    def __init__(self, slices: int = 1) -> None:
+        if slices < 1:
+            raise UsageError(f"weight-integrity: slices is {slices}; expected 1 or more")
+        self.name = self.kind if slices == 1 else f"{self.kind}:slices={slices}"
+        self._slices = slices
+        self.integrity: WeightIntegrity | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of checksums and parity."""
+        return 0 if self.integrity is None else self.integrity.nbytes
+
+    def calibrate(
+        self, model: nn.Module, batches: Iterable[Any] = (), run: Callable[[nn.Module, Any], Any] = call_model
+    ) -> None:
+        """Take checksums and parity of the weights."""
+        self.integrity = WeightIntegrity(model)
+
+    def margins(self, recorded: RecordedPass) -> Floats:
+        """The number of bad blocks in the weights of now, float64[1, samples]."""
+        assert self.integrity is not None, "calibrate comes first"
+        bad = self.integrity.check() if self._slices == 1 else self.integrity.check_slice(self._slices)
+        return np.full((1, recorded.samples), float(len(bad)))

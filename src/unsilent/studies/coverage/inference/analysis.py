@@ -1,0 +1,328 @@
+"""Reads campaigns: detection of changed answers at equal false alarms, how early, what repairs them, comparisons and costs.
+
+A fault changes the answers of one or several samples of a batch. What is estimated is the share of changed answers, of each fault
+first and then over faults, since the samples of one fault are not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.interval import Interval
+from unsilent.statistics.bounded import bounded_mean
+from unsilent.statistics.conformal import expected_false_alarms
+from unsilent.statistics.intervals import clopper_pearson
+from unsilent.studies.coverage.inference.scoring import (
+    Detected,
+    Floats,
+    ScoredStore,
+    check_clean_samples,
+    clean_samples_needed,
+    score_store,
+)
+from unsilent.studies.coverage.inference.spec import (
+    CALIBRATION,
+    ERROR_MODELS,
+    FOUND,
+    RUNGS,
+    SHIFTED,
+    TEST,
+    InferenceCoverageBaseline,
+    InferenceCoverageOptions,
+    InferenceCoverageSpec,
+)
+from unsilent.studies.coverage.paired_tests import PairedDifference, paired_differences
+
+if TYPE_CHECKING:
+    from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
+
+RATES = (0.001, 0.01, 0.05)
+"""Of false alarms, at which detection is reported besides the rate that is asked."""
+ALL = "all"
+"""All error models together."""
+LAYER, LADDER = "layer", "ladder"
+ROC_POINTS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Changed answers that one detector found.
+
+    Attributes:
+        errors: Error model, or `ALL`.
+        rate: Of false alarms, per sample.
+        share: Of changed answers, mean over faults.
+        layers, flops: Share of layers and of FLOPs that have run at the first alarm.
+    """
+
+    detector: str
+    errors: str
+    rate: float
+    share: Interval
+    layers: Interval
+    flops: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class FalseAlarms:
+    """Of clean samples.
+
+    Attributes:
+        share: Of test samples with an alarm.
+        count: How many.
+        promised: Limits between which the count lies by the sizes of calibration and test; None of several stores.
+        shifted: Share of shifted samples with an alarm.
+    """
+
+    detector: str
+    rate: float
+    share: Interval
+    count: int
+    promised: tuple[int, int] | None
+    shifted: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Changed answers that are those of golden again.
+
+    Attributes:
+        rung: Of the ladder, or `LADDER`.
+        of_changed: Share of all changed answers.
+        of_detected: Of those that the reference detector finds.
+        seconds: Median CPU time; None for what was not run.
+    """
+
+    rung: str
+    errors: str
+    of_changed: Interval
+    of_detected: Interval
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The reference detector against another one on the same faults."""
+
+    detector: str
+    errors: str
+    paired: PairedDifference
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a detector.
+
+    Attributes:
+        ratios: CPU time of a pass with the detector over that without, of batches of 1 and 32 samples; NaN where not measured.
+        memory: Bytes over those of the model.
+    """
+
+    detector: str
+    ratios: tuple[float, ...]
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """Faults of one error model: that were drawn, how they ended, and the answers that those found changed."""
+
+    errors: str
+    drawn: int
+    masked: int
+    benign: int
+    due: int
+    found: int
+    trials: int
+    answers: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InferenceCoverageResult:
+    """Everything that was found.
+
+    Attributes:
+        reference: The detector that others are compared with.
+        clean: Clean samples of each part.
+        unreported: Rates that the clean samples are too few for, and how many they need.
+        roc: Of each detector, false alarms and detected answers of all error models.
+    """
+
+    spec: InferenceCoverageSpec
+    baseline: InferenceCoverageBaseline
+    options: InferenceCoverageOptions
+    command: str
+    reference: str
+    clean: Mapping[str, int]
+    rates: tuple[float, ...]
+    unreported: Mapping[float, int]
+    tries: tuple[Tries, ...]
+    detections: tuple[Detection, ...]
+    false_alarms: tuple[FalseAlarms, ...]
+    restored: tuple[Restored, ...]
+    comparisons: tuple[Comparison, ...]
+    costs: tuple[Cost, ...]
+    roc: Mapping[str, tuple[tuple[float, float], ...]]
+    seconds: float
+    cpu_seconds: float
+
+
+def analyse(store: InferenceCoverageStore, options: InferenceCoverageOptions) -> InferenceCoverageResult:
+    """What a store says; raises ``UsageError`` where it lacks clean samples or has too few for the rate."""
+    return analyse_together([store], options)
+
+
+def analyse_together(
+    stores: Sequence[InferenceCoverageStore], options: InferenceCoverageOptions
+) -> InferenceCoverageResult:
+    """The same of several workloads, each with thresholds of its own, as if their faults were of one."""
+    parts = [score_store(store) for store in stores]
+    least = min(part.least_clean for part in parts)
+    check_clean_samples(least, options.rate)
+    rates = sorted({*RATES, options.rate})
+    reported = tuple(rate for rate in rates if least >= clean_samples_needed(rate))
+    names = [name for name in parts[0].detectors if all(name in part.detectors for part in parts)]
+    if not names:
+        raise UsageError("the stores have no detector in common; give stores of campaigns with the same --detector")
+    found = {
+        (name, rate): _joined([part.detected(name, rate) for part in parts]) for name in names for rate in reported
+    }
+    targets = np.array([row.trial.target for part in parts for row in part.faults])
+    groups = {name: targets == name for name in ERROR_MODELS if (targets == name).any()} | {ALL: targets != ""}
+    baseline, (seconds, cpu_seconds) = parts[0].store.baseline, _seconds(stores)
+    return InferenceCoverageResult(
+        spec=stores[0].spec,
+        baseline=replace(baseline, name=", ".join(store.baseline.name for store in stores)),
+        options=options,
+        command=stores[0].largest_budget()[1] if len(stores) == 1 else "",
+        reference=names[0],
+        clean={
+            part: sum(len(next(iter(one.clean[part].values()))) for one in parts) for part in (CALIBRATION, TEST, SHIFTED)
+        },
+        rates=reported,
+        unreported={rate: clean_samples_needed(rate) for rate in rates if rate not in reported},
+        tries=tuple(_tries(parts)),
+        detections=tuple(_detections(found, groups, options.confidence)),
+        false_alarms=tuple(_false_alarms(parts, names, reported, options.confidence)),
+        restored=tuple(_restored(parts, found[names[0], options.rate], groups, options.confidence)),
+        comparisons=tuple(_comparisons(found, names, groups, options)),
+        costs=tuple(_costs(parts, names)),
+        roc={name: _roc(parts, name) for name in names} if len(targets) else {},
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+    )  # fmt: skip
+
+
+def _seconds(stores: Sequence[InferenceCoverageStore]) -> tuple[float, float]:
+    wall, cpu = np.sum([store.total_session_seconds() for store in stores], axis=0).tolist()
+    return wall, cpu
+
+
+def _joined(parts: Sequence[Detected]) -> Detected:
+    """Of the faults of all stores, one after the other."""
+    return Detected(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _tries(parts: Sequence[ScoredStore]) -> Iterator[Tries]:
+    rows = [row for part in parts for row in part.rows]
+    for name in ERROR_MODELS:
+        own = [row for row in rows if row.trial.target == name]
+        if own:
+            drawn, masked, benign, due, answers = (
+                sum(getattr(row, key) for row in own) for key in ("tried", "masked", "benign", "due", "changed")
+            )
+            yield Tries(name, drawn, masked, benign, due, sum(row.end == FOUND for row in own), len(own), answers)
+
+
+def _share(values: Floats, confidence: float) -> Interval:
+    """The mean over faults that have a value."""
+    return bounded_mean(np.clip(values[~np.isnan(values)], 0, 1), confidence)
+
+
+def _detections(
+    found: Mapping[tuple[str, float], Detected], groups: Mapping[str, NDArray[np.bool_]], confidence: float
+) -> Iterator[Detection]:
+    for (name, rate), one in found.items():
+        for errors, own in groups.items():
+            shares = [_share(values[own], confidence) for values in (one.share, one.layers, one.flops)]
+            yield Detection(name, errors, rate, *shares)
+
+
+def _false_alarms(
+    parts: Sequence[ScoredStore], names: Sequence[str], rates: Sequence[float], confidence: float
+) -> Iterator[FalseAlarms]:
+    for name in names:
+        for rate in rates:
+            counts = {TEST: [0, 0], SHIFTED: [0, 0]}
+            for part in parts:
+                threshold = part.threshold(name, rate)
+                for key, count in counts.items():
+                    count[0] += int((part.clean[key][name] > threshold).sum())
+                    count[1] += len(part.clean[key][name])
+            sizes = len(parts[0].clean[CALIBRATION][name]), counts[TEST][1]
+            promised = expected_false_alarms(sizes[0], rate, sizes[1], confidence) if len(parts) == 1 else None
+            shares = [clopper_pearson(alarms, samples, confidence) for alarms, samples in counts.values()]
+            yield FalseAlarms(name, rate, shares[0], counts[TEST][0], promised, shares[1])
+
+
+def _restored(
+    parts: Sequence[ScoredStore], found: Detected, groups: Mapping[str, NDArray[np.bool_]], confidence: float
+) -> Iterator[Restored]:
+    rows = [row for part in parts for row in part.faults]
+    if not rows:
+        return
+    alone = np.array([row.restored.mean(1) for row in rows])
+    seconds = np.array([row.rung_seconds for row in rows])
+    some = np.where(found.share > 0, found.share, np.nan)
+    for errors, own in groups.items():
+        for number, rung in enumerate(RUNGS):
+            yield Restored(
+                rung, errors, _share(alone[own, number], confidence), _share(found.by_rung[own, number], confidence),
+                float(np.median(seconds[own, number])),
+            )  # fmt: skip
+        for rung, values in ((LAYER, found.by_layer), (LADDER, found.by_ladder)):
+            shares = _share(values[own], confidence), _share((values / some)[own], confidence)
+            yield Restored(rung, errors, *shares, None)
+
+
+def _comparisons(
+    found: Mapping[tuple[str, float], Detected],
+    names: Sequence[str],
+    groups: Mapping[str, NDArray[np.bool_]],
+    options: InferenceCoverageOptions,
+) -> Iterator[Comparison]:
+    """The first detector against all others, at the rate that was asked."""
+    first = found[names[0], options.rate].share
+    pairs = [(name, errors, own) for name in names[1:] for errors, own in groups.items() if own.any()]
+    gaps = [(first - found[name, options.rate].share)[own] for name, _, own in pairs]
+    for (name, errors, _), one in zip(pairs, paired_differences(gaps, options.confidence), strict=True):
+        yield Comparison(name, errors, one)
+
+
+def _costs(parts: Sequence[ScoredStore], names: Sequence[str]) -> Iterator[Cost]:
+    """Means over stores."""
+    for name in names:
+        memory, ratios = [], []
+        for part in parts:
+            number = part.detectors.index(name)
+            memory.append(part.store.baseline.detectors[number].nbytes / part.store.baseline.model_bytes)
+            if len(part.times):
+                ratios.append(part.times[1 + number] / np.maximum(part.times[0], 1e-9))
+        both = np.mean(ratios, axis=0).tolist() if ratios else [np.nan, np.nan]
+        yield Cost(name, tuple(both), float(np.mean(memory)))
+
+
+def _roc(parts: Sequence[ScoredStore], name: str) -> tuple[tuple[float, float], ...]:
+    """False alarms, and the mean over faults of the share of changed answers that are detected then."""
+    reached = [one for part in parts for one in part.false_alarm_shares(name)]
+    samples = min(len(part.clean[TEST][name]) for part in parts)
+    weights = np.concatenate([np.full(len(one), 1 / (len(one) * len(reached))) for one in reached])
+    values = np.concatenate(reached)
+    places = [0.0, *np.geomspace(1 / samples, 1, ROC_POINTS).tolist()]
+    return tuple((place, float(weights[values <= place + 1e-12].sum())) for place in places)

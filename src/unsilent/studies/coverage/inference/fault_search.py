@@ -1,0 +1,132 @@
+"""Draws faults of one error model until one changes the answer of a sample."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from unsilent.engine import PlainEngine, TrialOutcome
+from unsilent.engine.running_out import unusable_if_raised
+from unsilent.faults import Fault, FaultModel, Population, fault_model
+from unsilent.faults.naming import is_transient
+from unsilent.outcomes.base import Outcome
+from unsilent.sites.targets import RegionsByBatch, Target
+from unsilent.studies.coverage.inference.spec import (
+    IN_WEIGHTS,
+    OUTPUT_BURST,
+    OUTPUT_FLIP,
+    WEIGHT_FLIP,
+    WEIGHT_RATE,
+    InferenceCoverageSpec,
+)
+
+LAW = "per-element"
+MASKED, BENIGN, DUE, SDC = "masked", "benign", "due", "sdc"
+
+
+class Found(NamedTuple):
+    """What a search came to.
+
+    Attributes:
+        faults: Those that changed an answer; none where no such faults were found.
+        batch: That they act in.
+        tries: Faults that were drawn, by how they ended.
+    """
+
+    faults: tuple[Fault, ...]
+    batch: int
+    tries: Counter[str]
+
+
+class FaultSearch:
+    """Draws the faults of a campaign.
+
+    Args:
+        engine: Tells how faults end.
+        spec: Says which faults are drawn.
+    """
+
+    def __init__(self, engine: PlainEngine, spec: InferenceCoverageSpec) -> None:
+        self._engine, self._spec = engine, spec
+        self._ends = np.cumsum(engine.samples)
+        self._models = {
+            WEIGHT_FLIP: [fault_model("bitflip")],
+            WEIGHT_RATE: [fault_model(f"bitflip:rate={spec.flip_rate!r}")],
+            OUTPUT_FLIP: [fault_model(spec.output_flip)],
+            OUTPUT_BURST: [fault_model(text) for text in spec.bursts],
+        }
+
+    @cached_property
+    def _parameters(self) -> Population:
+        return Population(self._engine.select_regions(("param:*",)))
+
+    @cached_property
+    def _outputs(self) -> RegionsByBatch:
+        """Of numbers: a corrupted index may read memory out of bounds, whose content is other in each run."""
+        regions = [region for region in self._engine.select_regions(("op:*",)) if region.codec.kind != "int"]
+        return RegionsByBatch(Target("", "", "", "", tuple(regions), 1.0), LAW)
+
+    def find(self, error_model: str, seed: int) -> Found:
+        """The first fault that changes an answer; ``seed`` decides all faults."""
+        in_weights, tries = error_model in IN_WEIGHTS, Counter[str]()
+        size = 1 if in_weights else self._engine.preferred_group_size(True)
+        for first in range(0, self._spec.tries, size):
+            numbers = range(first, min(first + size, self._spec.tries))
+            drawn = [self.draw(error_model, np.random.default_rng([seed, number])) for number in numbers]
+            for (batch, faults), outcome in zip(drawn, self._outcomes([faults for _, faults in drawn]), strict=True):
+                end = end_of(outcome)
+                tries[end] += 1
+                if end == SDC:
+                    return Found(faults, batch, tries)
+        return Found((), 0, tries)
+
+    def _outcomes(self, many: list[tuple[Fault, ...]]) -> list[TrialOutcome]:
+        """Of each set of faults; what raised must have left nothing behind."""
+        result: list[TrialOutcome] = []
+        outcomes = self._engine.trials(many)
+        for _ in many:
+            with unusable_if_raised():
+                result.append(next(outcomes))
+            if result[-1].error:
+                with unusable_if_raised(result[-1].error, known=True):
+                    self._engine.check_intact()
+        return result
+
+    def draw(self, error_model: str, rng: np.random.Generator) -> tuple[int, tuple[Fault, ...]]:
+        """A batch and faults that act in it alone; a rate may draw none."""
+        model = self._model(error_model, rng)
+        if error_model in IN_WEIGHTS:
+            batch = int(np.searchsorted(self._ends, rng.integers(self._ends[-1]), side="right"))
+            drawn = model.draw(self._parameters, rng, LAW)
+            return batch, tuple(replace(fault, step=batch) for fault in drawn)
+        step, population = self._outputs.draw_batch(rng)
+        assert step is not None
+        return step, model.draw(population, rng, LAW)
+
+    def _model(self, error_model: str, rng: np.random.Generator) -> FaultModel:
+        models = self._models[error_model]
+        return models[int(rng.integers(len(models)))] if len(models) > 1 else models[0]
+
+
+def end_of(outcome: TrialOutcome) -> str:
+    """The worst silent end among all samples: a changed answer, else what shows by itself, else none."""
+    codes = outcome.codes
+    if (codes == Outcome.SDC).any():
+        return SDC
+    if ((codes > Outcome.SDC) & (codes != Outcome.SPARED)).any():
+        return DUE
+    return BENIGN if (codes == Outcome.BENIGN).any() else MASKED
+
+
+def fault_of_operation(faults: tuple[Fault, ...]) -> str:
+    """The module whose own operation all faults are in; empty for faults in weights."""
+    from unsilent.faults.naming import parse_site
+
+    if not faults or not all(is_transient(fault.site) for fault in faults):
+        return ""
+    names = {parse_site(fault.site).name.rpartition("#")[0] for fault in faults}
+    return names.pop() if len(names) == 1 else ""

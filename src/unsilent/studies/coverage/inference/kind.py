@@ -1,0 +1,141 @@
+"""Campaigns of ``unsilent coverage`` for inference as a registered kind: what is checked of a store, and where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from unsilent.campaigns.codec import Shape
+from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.options import EngineOptions
+from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.store import Store
+from unsilent.campaigns.stored_values import DamagedRecordError
+from unsilent.report.model import Report
+from unsilent.studies.coverage.inference.spec import (
+    CLEAN_TARGETS,
+    ENDS,
+    ERROR_MODELS,
+    FOUND,
+    JUDGED,
+    MOST_TRIES,
+    RUNGS,
+    TIMED,
+    TIMED_BATCHES,
+    TIMING,
+    InferenceCoverageBaseline,
+    InferenceCoverageBudget,
+    InferenceCoverageOptions,
+    InferenceCoverageRow,
+    InferenceCoverageSpec,
+    make_inference_spec,
+)
+from unsilent.workloads.zoo import ZOO
+
+if TYPE_CHECKING:
+    from unsilent.studies.coverage.inference.analysis import InferenceCoverageResult
+
+ABOUT = """Measure which detectors find which faults of an inference, and their false alarms."""
+MOST_SAMPLES, MOST_LAYERS, MOST_DETECTORS, MOST_CELL_BYTES = 10**7, 10**5, 1000, 2**30
+
+
+def check_spec(spec: InferenceCoverageSpec) -> None:
+    """Raise ``DamagedRecordError`` for impossible numbers."""
+    if not 1 <= spec.tries <= MOST_TRIES or not 0 < spec.flip_rate <= 1:
+        raise DamagedRecordError("its spec has an impossible number of tries or rate of flips")
+
+
+def check_baseline(baseline: InferenceCoverageBaseline) -> None:
+    """Raise ``DamagedRecordError`` for impossible numbers."""
+    detectors = baseline.detectors
+    layers = [len(one.layers) for one in detectors]
+    if not 1 <= len(detectors) <= MOST_DETECTORS or min(layers) < 1 or sum(layers) > MOST_LAYERS:
+        raise DamagedRecordError("its description has impossible numbers of detectors or layers")
+    if any(len(one.flops) != len(one.layers) or one.nbytes < 0 for one in detectors):
+        raise DamagedRecordError("its description has a detector of impossible numbers")
+    if not baseline.samples or min(baseline.samples) < 1 or sum(baseline.samples) > MOST_SAMPLES:
+        raise DamagedRecordError("its description has an impossible number of samples")
+    counts = [baseline.clean_trials.get(part, 0) for part in CLEAN_TARGETS]
+    if not baseline.targets or not baseline.golden_seconds > 0 or min(counts) < 1 or baseline.model_bytes < 1:
+        raise DamagedRecordError("its description has impossible numbers, or names no target")
+
+
+def accepts_trial(trial: TrialId, spec: InferenceCoverageSpec, targets: frozenset[str]) -> bool:
+    """Whether a campaign may hold a trial; those of clean samples and of times as well."""
+    return trial.flips is None and (trial == TIMING or trial.target in targets or trial.target in CLEAN_TARGETS)
+
+
+def array_shapes(baseline: InferenceCoverageBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
+    """Layers of all detectors for changed answers, or the largest margins of clean samples; raises ``DamagedRecordError``."""
+    end, samples, changed = values["end"], values["samples"], values["changed"]
+    if end not in ENDS or changed > samples or samples > MOST_SAMPLES or values["batch"] >= len(baseline.samples):
+        raise DamagedRecordError("has an impossible end, batch or number of samples")
+    if end == FOUND and (samples != baseline.samples[values["batch"]] or not changed):
+        raise DamagedRecordError("has an impossible number of samples")
+    detectors, layers = len(baseline.detectors), sum(len(one.layers) for one in baseline.detectors)
+    margins: Shape = (layers, changed) if end == FOUND else (detectors, samples) if end == JUDGED else 0
+    return {
+        "flags": samples if end == FOUND else 0,
+        "margins": margins,
+        "restored": (len(RUNGS), changed) if end == FOUND else 0,
+        "rung_seconds": len(RUNGS) if end == FOUND else 0,
+        "times": (1 + detectors, len(TIMED_BATCHES)) if end == TIMED else 0,
+    }
+
+
+def check_row(row: InferenceCoverageRow, baseline: InferenceCoverageBaseline) -> None:
+    """Raise ``DamagedRecordError`` for impossible flags."""
+    import numpy as np
+
+    if (row.flags > 1).any() or (row.restored > 1).any() or int(row.flags.sum()) != row.changed * (row.end == FOUND):
+        raise DamagedRecordError("has impossible flags")
+    if np.isnan(row.margins).any() or (row.rung_seconds < 0).any():
+        raise DamagedRecordError("has a margin that is NaN, or a negative time")
+
+
+def analyse(store: InferenceCoverageStore, **choices: Any) -> InferenceCoverageResult:
+    """What a campaign found, by fields of `InferenceCoverageOptions`; raises ``UsageError`` where it has no clean samples."""
+    from unsilent.studies.coverage.inference.analysis import analyse
+
+    return analyse(store, InferenceCoverageOptions(**choices))
+
+
+def report(result: InferenceCoverageResult) -> Report:
+    """What is shown of it."""
+    from unsilent.studies.coverage.inference.report import report
+
+    return report(result)
+
+
+INFERENCE_COVERAGE = Kind(
+    name="inference-coverage",
+    command="coverage",
+    application_id=0x556E7379,  # "Unsy"
+    schema_version=1,
+    spec=InferenceCoverageSpec,
+    baseline=InferenceCoverageBaseline,
+    row=InferenceCoverageRow,
+    check_spec=check_spec,
+    check_baseline=check_baseline,
+    check_row=check_row,
+    shapes=array_shapes,
+    accepts_trial=accepts_trial,
+    is_planned_trial=lambda trial: trial.target in ERROR_MODELS,
+    max_cell_bytes=MOST_CELL_BYTES,
+    shared_baseline_fields=("targets", "detectors", "samples", "clean_trials"),
+    analyse=analyse,
+    report=report,
+    builtin_values={"workload": ZOO},
+    subject=lambda store: str(store.baseline.name),
+    command_help=ABOUT,
+    budget=InferenceCoverageBudget,
+    analysis_options=InferenceCoverageOptions,
+    execution_options=EngineOptions,
+    resolve_spec=make_inference_spec,
+)
+
+
+class InferenceCoverageStore(Store[InferenceCoverageSpec, InferenceCoverageBaseline, InferenceCoverageRow]):
+    """An open store of such a campaign."""
+
+    kind = INFERENCE_COVERAGE

@@ -1,0 +1,288 @@
+"""The report of ``unsilent coverage`` for inference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from unsilent.interval import Interval
+from unsilent.report.estimates import difference_cell
+from unsilent.report.model import Cell, Column, Part, Plot, Report, Section, Table, TableRow, estimates_table
+from unsilent.report.text import count_text, p_value_text, percent_text
+from unsilent.report.theme import SERIES_COLOURS, Figure, figure
+from unsilent.studies.coverage.inference.analysis import ALL, LADDER, Detection, InferenceCoverageResult
+from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, SHIFTED, TEST, TIMED_BATCHES
+from unsilent.studies.coverage.report_parts import SHARE, comparison_columns, roc_figure
+
+ERROR_TEXTS = {
+    "weight-flip": "one flipped bit of a parameter",
+    "weight-rate": "flipped bits of parameters",
+    "output-flip": "one flipped bit of an operation's output",
+    "output-burst": "random values or a burst in an operation's output",
+    ALL: "all error models",
+}
+METHOD = (
+    "Each trial draws independent faults of its error model until one changes the answer of a sample; estimates hold for such "
+    "faults. A changed answer is detected where the margin of a layer is above the threshold, which is taken of clean "
+    "samples (split conformal prediction). Shares are means over faults of the share of the answers that a fault changed; the "
+    "intervals are Gaffke's, by fault. False alarms are counted on further clean samples, with the interval of Clopper and "
+    "Pearson. No sample is used twice."
+)
+
+
+def report(result: InferenceCoverageResult) -> Report:
+    """What is shown of a campaign."""
+    baseline, faults = result.baseline, sum(one.found for one in result.tries)
+    headline = (
+        f"{count_text(len(result.costs), 'detector')} applied to {count_text(faults, 'fault')} that changed "
+        f"{count_text(sum(one.answers for one in result.tries), 'answer')} of {baseline.name}, and to "
+        f"{count_text(result.clean[TEST], 'clean sample')}."
+    )
+    return Report(
+        "unsilent/inference-coverage/1", "coverage", f"Detection of changed answers of {baseline.name}", headline,
+        _machine_table(result), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
+        facts=tuple(_facts(result)), notes=tuple(baseline.notes), repeat_command=result.command, method=METHOD,
+        further_json={
+            "command": result.command, "spec": result.spec.to_json(), "reference": result.reference,
+            "clean_samples": dict(result.clean), "tries": [asdict(one) for one in result.tries],
+            "clean_samples_needed": {f"{rate:g}": count for rate, count in result.unreported.items()},
+            "comparisons": [
+                {"detector": one.detector, "errors": one.errors, **asdict(one.paired)} for one in result.comparisons
+            ],
+            "false_alarms": [asdict(one) for one in result.false_alarms],
+            "cost": [asdict(one) for one in result.costs],
+            "seconds": result.seconds, "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
+        },
+    )  # fmt: skip
+
+
+def _machine_table(result: InferenceCoverageResult) -> Table:
+    fault, sample = "fault", "clean sample"
+    rows: list[tuple[Cell, ...]] = []
+    for one in result.detections:
+        where = (one.detector, one.errors, f"{one.rate:g}")
+        rows += [
+            (*where, "detected", fault, one.share), (*where, "layers run", fault, one.layers),
+            (*where, "flops run", fault, one.flops),
+        ]  # fmt: skip
+    for alarms in result.false_alarms:
+        where = (alarms.detector, "none", f"{alarms.rate:g}")
+        rows += [(*where, "false alarms", sample, alarms.share), (*where, "alarms on shifted", sample, alarms.shifted)]
+    for back in result.restored:
+        where = (back.rung, back.errors, f"{result.options.rate:g}")
+        rows += [
+            (*where, "restored", fault, back.of_changed), (*where, "restored of detected", fault, back.of_detected)
+        ]  # fmt: skip
+    return estimates_table(("detector", "errors", "rate", "measure", "unit", ""), rows, rare=("unit",))
+
+
+def _at_rate(result: InferenceCoverageResult, rate: float | None = None) -> list[Detection]:
+    return [one for one in result.detections if one.rate == (result.options.rate if rate is None else rate)]
+
+
+def _findings(result: InferenceCoverageResult) -> Iterator[str]:
+    rate = rate_text(result.options.rate)
+    for errors in (*ERROR_MODELS, ALL):
+        own = [one for one in _at_rate(result) if one.errors == errors and one.share.n]
+        if own:
+            best = max(own, key=lambda one: one.share.low)
+            mine = next(one for one in own if one.detector == result.reference)
+            yield (
+                f"{ERROR_TEXTS[errors]}: {result.reference} detects {_text(mine.share)} of changed answers at {rate} false alarms"
+                + (f"; most by {best.detector}, {_text(best.share)}" if best is not mine else ", the most of all")
+            )
+    for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.of_detected.n):
+        yield f"the ladder brings {_text(one.of_detected)} of the answers that {result.reference} finds back to golden"
+    for alarms in (one for one in result.false_alarms if one.promised and one.rate == result.options.rate):
+        assert alarms.promised is not None
+        _, high = alarms.promised
+        if alarms.count > high:
+            yield f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most were promised"
+    for needed, count in result.unreported.items():
+        yield f"nothing is said of {rate_text(needed)} false alarms, which need {count:,} clean samples (--clean-samples)"
+    for tries in (one for one in result.tries if one.found < one.trials):
+        yield (
+            f"{tries.errors}: in {count_text(tries.trials - tries.found, 'trial')} of {tries.trials:,} no fault changed an answer"
+            "; raise --tries"
+        )
+
+
+def rate_text(rate: float) -> str:
+    """A rate of false alarms."""
+    return f"{100 * rate:g} %"
+
+
+def _text(share: Interval) -> str:
+    return f"{percent_text(share.estimate)} ({percent_text(share.low)} to {percent_text(share.high)})"
+
+
+def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
+    groups = [one.errors for one in result.tries if one.found]
+    if groups:
+        yield Section(
+            "Detection", "Share of changed answers that a detector notices, at the same share of false alarms for all.",
+            tuple(_detection_table(_at_rate(result, rate), [*groups, ALL], rate, result) for rate in result.rates),
+        )  # fmt: skip
+        curves = Plot("coverage-roc", "Detected answers against false alarms, for each detector", _roc(result))
+        yield Section("Trade-offs", "Over all error models.", (curves, *_cost_plot(result)))
+        yield Section(
+            "How early", "Share of layers and of FLOPs that have run at the first alarm, of the answers that are detected.",
+            (_depth_table(_at_rate(result)),),
+        )  # fmt: skip
+    yield _false_alarms(result)
+    if result.restored:
+        yield _restored(result)
+    if result.comparisons:
+        yield _comparisons(result)
+    yield _costs(result)
+    yield _tries(result)
+
+
+def _detection_table(
+    rows: Sequence[Detection], groups: list[str], rate: float, result: InferenceCoverageResult
+) -> Table:
+    cells = {(one.detector, one.errors): one.share for one in rows}
+    names = list(dict.fromkeys(one.detector for one in rows))
+    return Table(
+        (Column("detector", left_aligned=True), *(Column(name, **SHARE, priority=n) for n, name in enumerate(groups))),
+        tuple(TableRow((name, *(cells[name, group] for group in groups)), name == result.reference) for name in names),
+        f"Detected at {rate_text(rate)} false alarms",
+        terminal_rows=40 if rate == result.options.rate else 0,
+    )
+
+
+def _depth_table(rows: Sequence[Detection]) -> Table:
+    shown = [one for one in rows if one.errors == ALL]
+    heads = (Column("detector", left_aligned=True), Column("layers", **SHARE), Column("FLOPs", **SHARE))
+    cells = tuple(TableRow((one.detector, *(v if v.n else None for v in (one.layers, one.flops)))) for one in shown)
+    return Table(heads, cells, "Run at the first alarm")
+
+
+def _roc(result: InferenceCoverageResult) -> Figure:
+    least = 0.5 / max(result.clean[TEST], 1)
+    return roc_figure(result.roc, least, "share of clean samples with an alarm", "detected answers")
+
+
+def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
+    """Detection against CPU time of batches of 32."""
+    shares = {one.detector: one.share for one in _at_rate(result) if one.errors == ALL}
+    costs = [one for one in result.costs if math.isfinite(one.ratios[-1])]
+    if not costs:
+        return
+    traces = [
+        {
+            "type": "scatter", "mode": "markers", "name": one.detector, "x": [100 * (one.ratios[-1] - 1)],
+            "y": [shares[one.detector].estimate],
+            "marker": {"color": SERIES_COLOURS[number % len(SERIES_COLOURS)], "size": 11},
+        }
+        for number, one in enumerate(costs)
+    ]  # fmt: skip
+    shown = figure(
+        traces, 420, xaxis={"title": {"text": f"further CPU time of a batch of {TIMED_BATCHES[-1]}, %"}},
+        yaxis={"range": [0, 1.02], "title": {"text": f"detected at {rate_text(result.options.rate)} false alarms"}},
+    )  # fmt: skip
+    yield Plot("coverage-cost", "Detected answers against the CPU time of each detector", shown)
+
+
+def _false_alarms(result: InferenceCoverageResult) -> Section:
+    heads = (
+        Column("detector", left_aligned=True), Column("asked", "number", unit="%", scale=100.0, digits=".3g"),
+        Column("on clean samples", **SHARE), Column("alarms", "number"), Column("promised", priority=1),
+        Column("on shifted samples", **SHARE, priority=2),
+    )  # fmt: skip
+    rows = tuple(
+        TableRow((
+            one.detector, one.rate, one.share, one.count,
+            "–" if one.promised is None else f"{one.promised[0]:,} to {one.promised[1]:,}", one.shifted,
+        )) for one in result.false_alarms
+    )  # fmt: skip
+    return Section(
+        "False alarms",
+        f"Thresholds are taken of {count_text(result.clean[CALIBRATION], 'clean sample')}; alarms are counted on "
+        f"{count_text(result.clean[TEST], 'other sample')}, and on {result.clean[SHIFTED]:,} that are unusual but correct. "
+        "Promised: the beta-binomial limits by these numbers.",
+        (Table(heads, rows, "Clean samples", terminal_rows=0),),
+    )
+
+
+def _restored(result: InferenceCoverageResult) -> Section:
+    heads = (
+        Column("rung", left_aligned=True), Column("errors", left_aligned=True), Column("of changed answers", **SHARE),
+        Column(f"of those {result.reference} finds", **SHARE, priority=1),
+        Column("CPU time", "number", unit="ms", scale=1e3, digits=".3g", priority=2),
+    )  # fmt: skip
+    rows = tuple(
+        TableRow((one.rung, one.errors, one.of_changed, one.of_detected if one.of_detected.n else None, one.seconds))
+        for one in result.restored
+    )
+    return Section(
+        "Answers back to golden",
+        "Each rung alone. clamp and zero limit the values of layers in the faulty pass itself; rerun is the call again, in which "
+        "a fault in an operation is gone and one in weights is not; repair uses checksums and parity; golden a copy of weights; "
+        f"layer runs the layer of {result.reference}'s first alarm again. The ladder is layer, rerun, repair and clamp after an "
+        "alarm.",
+        (Table(heads, rows, "Restored answers", terminal_rows=0),),
+    )
+
+
+def _comparisons(result: InferenceCoverageResult) -> Section:
+    rows = tuple(
+        TableRow((
+            one.detector, one.errors, difference_cell(one.paired.difference), one.paired.only_one, one.paired.only_other,
+            p_value_text(one.paired.p_value),
+        )) for one in result.comparisons
+    )  # fmt: skip
+    return Section(
+        "Comparisons",
+        f"{result.reference} against others on the same faults, at {rate_text(result.options.rate)} false alarms: McNemar's "
+        "exact test of the faults of which one detects more, adjusted by Holm over all rows.",
+        (
+            Table(
+                comparison_columns(result.reference, "detector", "errors"), rows, "Paired comparisons", terminal_rows=0
+            ),
+        ),
+    )
+
+
+def _costs(result: InferenceCoverageResult) -> Section:
+    heads = (
+        Column("detector", left_aligned=True),
+        *(Column(f"CPU time at batch {n}", "number", unit="%", scale=100.0, digits=".3g") for n in TIMED_BATCHES),
+        Column("memory", "number", unit="%", scale=100.0, digits=".3g"),
+    )
+    rows = tuple(
+        TableRow((one.detector, *(r if math.isfinite(r) else None for r in one.ratios), one.memory))
+        for one in result.costs
+    )
+    return Section(
+        "Cost", "CPU time of a pass with the detector over that of the model alone, and memory over that of the model.",
+        (Table(heads, rows, "Cost of a detector"),),
+    )  # fmt: skip
+
+
+def _tries(result: InferenceCoverageResult) -> Section:
+    heads = (
+        Column("errors", left_aligned=True), Column("drawn", "number"), Column("masked", "number", priority=1),
+        Column("benign", "number", priority=1), Column("not finite or raised", "number"),
+        Column("changed an answer", "number"), Column("changed answers", "number"),
+    )  # fmt: skip
+    rows = tuple(
+        TableRow((one.errors, one.drawn, one.masked, one.benign, one.due, one.found, one.answers))
+        for one in result.tries
+    )
+    return Section(
+        "Faults", "Faults that were drawn, and how they ended. Those that show by themselves (values that are not finite, or an "
+        "error) count apart: no detector is needed.", (Table(heads, rows, "Drawn faults"),),
+    )  # fmt: skip
+
+
+def _facts(result: InferenceCoverageResult) -> Iterator[tuple[str, Any]]:
+    spec, baseline = result.spec, result.baseline
+    yield "workload", f"{baseline.name}, {count_text(baseline.parameters, 'parameter')}"
+    yield "an answer changed by", baseline.judge
+    yield "rate of weight-rate", f"{spec.flip_rate:g} of all bits"
+    yield "faults of output-flip", spec.output_flip
+    yield "faults of output-burst", ", ".join(spec.bursts)
+    yield "checksums and parity", f"{baseline.parity_bytes / baseline.model_bytes:.2%} of the memory of the model"

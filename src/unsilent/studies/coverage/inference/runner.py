@@ -1,0 +1,342 @@
+"""Runs the trials of a campaign of coverage of inference: faults that change answers, clean samples, and what detectors cost.
+
+A trial of an error model draws independent faults until one changes the answer of a sample (`FaultSearch`). That fault then acts
+in one plain run in which the layers are recorded; all detectors judge this one record. The run must give the bits that the
+engine gave. Thresholds are applied when the store is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from unsilent.campaigns.code import code_fingerprint, code_hash, versions
+from unsilent.campaigns.codec import faults_text
+from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
+from unsilent.detectors.activations.rule import Floats
+from unsilent.engine import PlainEngine, make_engine
+from unsilent.engine.device_placement import place, resolve_device
+from unsilent.engine.plain import RANDOM_SEED, same_outputs
+from unsilent.engine.running_out import unusable_if_raised
+from unsilent.errors import InjectionError, InternalError, UnsilentError, UsageError, UserCodeError, first_line
+from unsilent.faults import Fault
+from unsilent.outcomes import judge, judge_text
+from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.classify import classify
+from unsilent.printable import escape_unprintable
+from unsilent.protection.detector import make_detector
+from unsilent.protection.layer_watch import find_layers
+from unsilent.protection.recorded_pass import RecordedPass, count_samples, record_pass
+from unsilent.studies.coverage.inference.fault_search import BENIGN, DUE, MASKED, FaultSearch, fault_of_operation
+from unsilent.studies.coverage.inference.mitigations import Mitigations
+from unsilent.studies.coverage.inference.spec import (
+    CALIBRATION,
+    CLEAN_TARGETS,
+    FOUND,
+    JUDGED,
+    NOT_FOUND,
+    TIMED,
+    TIMING,
+    DetectorInfo,
+    InferenceCoverageBaseline,
+    InferenceCoverageRow,
+    InferenceCoverageSpec,
+)
+from unsilent.studies.coverage.inference.timing import flops_by_layer, seconds_of_detectors
+from unsilent.workloads import load
+from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload
+from unsilent.workloads.model_fitting import Progress
+from unsilent.workloads.process_side_effects import contain_user_process
+from unsilent.workloads.user import user_code
+
+CHUNK = 1000
+"""Clean samples of a trial, about."""
+LEAST_PROFILE_BATCHES = 2
+"""That detectors learn from: parts of a combination are scaled with other batches than they learn from."""
+PROOF_EVERY, PROOF_GOLDENS = 100, 300
+"""Trials, or time in golden runs, before a proof that trials are independent."""
+
+
+class InferenceCoverageRunner:
+    """One workload with its golden run and calibrated detectors.
+
+    Args:
+        spec: The campaign.
+        workload: A live workload instead of the one ``spec`` names.
+        progress: Called with how far training is.
+        worker_settings: What it may cost.
+
+    Raises:
+        UsageError: anything in the spec that does not fit the workload; a workload without clean samples.
+    """
+
+    max_trials_together = 1
+
+    def __init__(
+        self,
+        spec: InferenceCoverageSpec,
+        workload: InferenceWorkload | None = None,
+        progress: Progress | None = None,
+        worker_settings: WorkerSettings | None = None,
+    ) -> None:
+        settings = worker_settings or WorkerSettings()
+        self.spec = spec
+        self.detectors = [make_detector(text) for text in spec.detectors]
+        if workload is None:
+            workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
+        if not isinstance(workload, CalibratedWorkload):
+            raise UsageError(
+                f"{workload.name} has no clean samples besides its batches; give it a method clean_batches(part, samples) (see "
+                "unsilent.workloads.base.CalibratedWorkload)"
+            )
+        self.workload: CalibratedWorkload = workload
+        torch.set_num_threads(spec.threads)
+        self._device = resolve_device(spec.device)
+        self.engine: PlainEngine = make_engine(
+            workload, engine=settings.engine, memory=settings.memory, worker_count=settings.jobs, device=self._device,
+            judge=judge(spec.judge) if spec.judge else None,
+        )  # fmt: skip
+        profile, self._clean = self._read_clean_batches()
+        for detector in self.detectors:
+            detector.calibrate(self.engine.model, profile, self._run)
+        self._mitigations = Mitigations(self.engine, profile, self._run)
+        self._search = FaultSearch(self.engine, spec)
+        self._layers = frozenset(find_layers(self.engine.model))
+        self._infos = self._describe_detectors()
+        self.unverified_row_count, self._proven_at = 0, time.monotonic()
+        self.fingerprint = self.engine.fingerprint() | {
+            "device": self._device.partition(":")[0],
+            "versions": repr(sorted(versions().items())),
+            "code": code_fingerprint(spec.workload, workload, self.engine.judge),
+            "detectors": code_hash(__name__, "unsilent.protection", "unsilent.detectors.activations"),
+            "clean": repr([(d.layers, d.nbytes) for d in self._infos]),
+        }
+        self._campaign = campaign_hash(spec, self.fingerprint)
+
+    def _run(self, model: nn.Module, batch: Any) -> Any:
+        """One fault-free evaluation of any batch, as the engine runs its own."""
+        if self.engine.seeded:
+            torch.manual_seed(RANDOM_SEED)
+        with torch.no_grad(), contain_user_process():
+            return self.workload.run(model, batch)
+
+    # -- clean samples -----------------------------------------------------------------------------------------------
+
+    def _read_clean_batches(self) -> tuple[list[Any], dict[str, list[Any]]]:
+        """Batches that detectors learn from, and those of each of `CLEAN_TARGETS`, all on the device.
+
+        Raises ``UsageError`` where there are too few for calibration to be divided.
+        """
+        spec, profile = self.spec, list[Any]()
+        parts = {}
+        for part in CLEAN_TARGETS:
+            more = 2 * spec.profile_samples if part == CALIBRATION else 0  # whole batches may be more than those
+            batches = [
+                place(one, self._device, None) for one in self.workload.clean_batches(part, spec.clean_samples + more)
+            ]
+            if part == CALIBRATION:
+                count = self._count_profile_batches(batches)
+                profile, batches = batches[:count], batches[count:]
+            parts[part] = batches[: _batches_with(batches, spec.clean_samples)]
+            if not parts[part]:
+                raise UsageError(
+                    f"{self.workload.name} gives too few clean batches of part {part}: there are {len(profile) + len(batches)}, "
+                    "some of which detectors learn from; lower --profile-samples, or give more and smaller batches"
+                )
+        return profile, parts
+
+    def _count_profile_batches(self, batches: Sequence[Any]) -> int:
+        """As many as have the samples that detectors are to learn from; half of all samples at most, two batches at least."""
+        wanted = min(self.spec.profile_samples, sum(map(count_samples, batches)) // 2)
+        return max(_batches_with(batches, wanted), LEAST_PROFILE_BATCHES)
+
+    def _chunks(self, part: str) -> list[list[Any]]:
+        """The clean batches of a part by trial."""
+        batches = self._clean[part]
+        each = max(1, CHUNK // max(1, count_samples(batches[0])))
+        return [batches[first : first + each] for first in range(0, len(batches), each)]
+
+    # -- before trials -----------------------------------------------------------------------------------------------
+
+    def _describe_detectors(self) -> tuple[DetectorInfo, ...]:
+        """What detectors judge in a golden pass; raises ``UsageError`` where recording a pass changes its bits."""
+        engine = self.engine
+        recorded = record_pass(engine.model, self._run, engine.batches[0])
+        if not same_outputs(engine.golden[0], recorded.output):
+            raise UsageError(
+                f"{self.workload.name} gives other bits when its layers are read; use layers that do not take another path then"
+            )
+        flops = flops_by_layer(engine.model, self._run, engine.batches[0])
+        infos = []
+        for detector in self.detectors:
+            rows, columns = detector.margins(recorded).shape
+            if columns != engine.samples[0]:
+                raise UsageError(
+                    f"{detector.name} judges {columns} samples of a batch, but {judge_text(engine.judge)} {engine.samples[0]}; "
+                    "expected batches with samples in the first dimension"
+                )
+            known = getattr(detector, "layers", {})
+            names = [layer.name for layer in recorded.layers if layer.name in known]
+            shares = [flops.get(name, 1.0) for name in names]
+            if len(names) != rows:
+                names = [f"row {row + 1}" for row in range(rows)]
+                shares = [(row + 1) / rows for row in range(rows)]
+            infos.append(DetectorInfo(detector.name, tuple(names), tuple(shares), detector.nbytes))
+        return tuple(infos)
+
+    def establish_baseline(self) -> InferenceCoverageBaseline:
+        """What is known before the first trial."""
+        engine, integrity = self.engine, self._mitigations.integrity
+        return InferenceCoverageBaseline(
+            campaign=self._campaign,
+            fingerprint=self.fingerprint,
+            name=self.workload.name,
+            targets=self.spec.targets,
+            detectors=self._infos,
+            samples=tuple(engine.samples),
+            clean_trials={part: len(self._chunks(part)) for part in CLEAN_TARGETS},
+            clean_samples={part: sum(map(count_samples, batches)) for part, batches in self._clean.items()},
+            golden_seconds=max(engine.golden_seconds, self.spec.tries * engine.golden_seconds / len(engine.batches)),
+            parameters=sum(p.numel() for p in engine.model.parameters()),
+            model_bytes=integrity.model_bytes,
+            parity_bytes=integrity.nbytes,
+            judge=judge_text(engine.judge),
+            info=dict(self.workload.info),
+            versions=versions(),
+            notes=tuple(engine.notes),
+        )
+
+    # -- trials ------------------------------------------------------------------------------------------------------
+
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[InferenceCoverageRow]:
+        """Trials in order."""
+        for trial in trials:
+            row = self.run(trial)
+            self.unverified_row_count += 1
+            since = time.monotonic() - self._proven_at
+            if self.unverified_row_count >= PROOF_EVERY or since > max(2.0, PROOF_GOLDENS * self.engine.golden_seconds):
+                self.verify_restored_state()
+            yield row
+
+    def run(self, trial: TrialId) -> InferenceCoverageRow:
+        """One trial; what user code raises in it is its outcome."""
+        begun = time.perf_counter()
+        try:
+            with user_code(self.spec.workload):
+                if trial == TIMING:
+                    row = self._timing_row()
+                elif trial.target in CLEAN_TARGETS:
+                    row = self._clean_row(trial)
+                else:
+                    row = self._fault_row(trial)
+        except (UserCodeError, InternalError) as error:
+            row = replace(empty_row(trial, "raised"), error=escape_unprintable(first_line(error))[:500])
+        return replace(row, seconds=time.perf_counter() - begun)
+
+    def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> InferenceCoverageRow:
+        """The row of a trial that took its worker with it."""
+        row = empty_row(trial, ended.name.lower())
+        return replace(row, seconds=seconds, error=escape_unprintable(reason)[:500])
+
+    def verify_restored_state(self) -> None:
+        """Weights, inputs and golden outputs are as at the start, and the engine's shortcuts give the bits of a plain run."""
+        with unusable_if_raised():
+            self.engine.check_intact()
+        changed = [key for key, value in self.engine.fingerprint().items() if self.fingerprint[key] != value]
+        if changed:
+            raise InjectionError(f"the model was changed during the campaign ({', '.join(changed)} differ)")
+        self.unverified_row_count, self._proven_at = 0, time.monotonic()
+
+    def _fault_row(self, trial: TrialId) -> InferenceCoverageRow:
+        found = self._search.find(trial.target, trial_seed(self._campaign, self.spec.seed, trial))
+        tries = found.tries
+        row = replace(
+            empty_row(trial, NOT_FOUND), tried=tries.total(), masked=tries[MASKED], benign=tries[BENIGN], due=tries[DUE]
+        )
+        if not found.faults:
+            return row
+        recorded, margins = self._faulty_pass(found.batch, found.faults)
+        engine, batch = self.engine, found.batch
+        codes = classify(
+            engine.judge, engine.golden[batch], recorded.output, engine.batches[batch], engine.samples[batch]
+        ).codes
+        changed = np.asarray(codes == Outcome.SDC)
+        restored, seconds = self._mitigations.try_all(batch, found.faults, changed)
+        layer = fault_of_operation(found.faults)
+        return replace(
+            row, end=FOUND, batch=batch, faults=faults_text(found.faults), layer=layer if layer in self._layers else "",
+            samples=len(codes), changed=int(changed.sum()), flags=changed.astype(np.uint8),
+            margins=np.vstack([one[:, changed] for one in margins]).astype(np.float32), restored=restored,
+            rung_seconds=seconds,
+        )  # fmt: skip
+
+    def _faulty_pass(self, batch: int, faults: Sequence[Fault]) -> tuple[RecordedPass, list[Floats]]:
+        """One recorded run with faults, and what all detectors say of it, float64[layers, samples] each.
+
+        Raises ``UnsilentError`` where it gives other bits than the engine.
+        """
+        engine = self.engine
+        with engine.inject_parameter_faults(faults):
+            recorded = record_pass(
+                engine.model, lambda model, inputs: PlainEngine._evaluate(engine, batch, faults), engine.batches[batch]
+            )
+            recorded = replace(recorded, run=self._run)
+            margins = [
+                fixed_rows(detector.margins(recorded), len(info.layers))
+                for detector, info in zip(self.detectors, self._infos, strict=True)
+            ]
+        if not same_outputs(engine.output(batch, faults), recorded.output):
+            raise UnsilentError(
+                f"a recorded run gives other bits than the engine ({faults[0].describe()}); use --engine plain, and report this "
+                "as a bug"
+            )
+        return recorded, margins
+
+    def _clean_row(self, trial: TrialId) -> InferenceCoverageRow:
+        chunks = self._chunks(trial.target)
+        if trial.k >= len(chunks):
+            raise UsageError(f"trial {trial} does not exist; there are {len(chunks)} of {trial.target}")
+        largest = np.hstack([self._largest_margins(batch) for batch in chunks[trial.k]])
+        return replace(empty_row(trial, JUDGED), samples=largest.shape[1], margins=largest.astype(np.float32))
+
+    def _largest_margins(self, batch: Any) -> Floats:
+        """The largest margins over layers of each sample, float64[detectors, samples]."""
+        recorded = record_pass(self.engine.model, self._run, batch)
+        return np.array([detector.margins(recorded).max(0) for detector in self.detectors])
+
+    def _timing_row(self) -> InferenceCoverageRow:
+        engine = self.engine
+        times = seconds_of_detectors(engine.model, self._run, engine.batches[0], self.detectors)
+        return replace(empty_row(TIMING, TIMED), times=times)
+
+
+def _batches_with(batches: Sequence[Any], samples: int) -> int:
+    """How many batches from the first on have so many samples; all of them where they have fewer."""
+    ends = np.cumsum([count_samples(batch) for batch in batches])
+    return min(int(np.searchsorted(ends, samples)) + 1, len(batches))
+
+
+def fixed_rows(margins: Floats, rows: int) -> Floats:
+    """Margins of so many layers: a pass that took another way has its largest margin in the last of them."""
+    if len(margins) == rows:
+        return margins
+    missing = np.repeat(margins[-1:], max(0, rows - len(margins)), axis=0)
+    result = np.vstack([margins[:rows], missing])
+    result[-1] = margins.max(0)
+    return result
+
+
+def empty_row(trial: TrialId, end: str) -> InferenceCoverageRow:
+    """A row without any result."""
+    nothing = np.zeros(0)
+    return InferenceCoverageRow(
+        trial=trial, end=end, batch=0, faults="[]", layer="", tried=0, masked=0, benign=0, due=0, samples=0, changed=0,
+        flags=nothing.astype(np.uint8), margins=nothing.astype(np.float32), restored=nothing.astype(np.uint8),
+        rung_seconds=nothing, times=nothing,
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""What detectors make of the faults of one store: thresholds from clean samples, and what each detects of each fault, where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.statistics.conformal import conformal_threshold
+from unsilent.studies.coverage.inference.spec import (
+    CALIBRATION,
+    CLAMP,
+    FOUND,
+    JUDGED,
+    REPAIR,
+    RERUN,
+    RUNGS,
+    SHIFTED,
+    TEST,
+    TIMED,
+    InferenceCoverageRow,
+)
+
+if TYPE_CHECKING:
+    from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
+
+Floats = NDArray[np.float64]
+CLEAN_PER_ALARM = 10
+"""False alarms that the clean samples must let expect before a rate is reported."""
+
+
+def clean_samples_needed(rate: float) -> int:
+    """Clean samples that a rate of false alarms is reported from.
+
+    >>> clean_samples_needed(0.001)
+    10000
+    """
+    return math.ceil(CLEAN_PER_ALARM / rate - 1e-9)
+
+
+def check_clean_samples(samples: int, rate: float) -> None:
+    """Raise ``UsageError`` for too few clean samples for a rate of false alarms."""
+    if samples < (needed := clean_samples_needed(rate)):
+        raise UsageError(
+            f"there are {samples:,} clean samples for a rate of false alarms of {rate:g}; expected {needed:,} or more: raise "
+            "--clean-samples, or choose a higher --rate"
+        )
+
+
+class Detected(NamedTuple):
+    """What one detector detects of each fault at one rate, float64[faults] each.
+
+    Attributes:
+        share: Of the changed answers.
+        layers, flops: Mean share of layers and of FLOPs that have run at the first alarm; NaN without one.
+        by_layer: Share of the changed answers that running a layer again at the first alarm brings back.
+        by_ladder: The same of the ladder: layer, call again, repair, clamp.
+        by_rung: float64[faults, rungs], share of the detected answers that each rung brings back; NaN where none is detected.
+    """
+
+    share: Floats
+    layers: Floats
+    flops: Floats
+    by_layer: Floats
+    by_ladder: Floats
+    by_rung: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredStore:
+    """The rows of a store as arrays.
+
+    Attributes:
+        faults: Rows with a fault that changed answers.
+        clean: Largest margins of clean samples, float64[samples], by part and detector.
+        times: CPU seconds, see `InferenceCoverageRow`; empty where they were not measured.
+    """
+
+    store: InferenceCoverageStore
+    rows: Sequence[InferenceCoverageRow]
+    faults: Sequence[InferenceCoverageRow]
+    clean: Mapping[str, Mapping[str, Floats]]
+    times: Floats
+
+    @property
+    def detectors(self) -> list[str]:
+        """Names."""
+        return [one.name for one in self.store.baseline.detectors]
+
+    @property
+    def least_clean(self) -> int:
+        """Clean samples of the smaller one of calibration and test."""
+        return min(len(next(iter(self.clean[part].values()))) for part in (CALIBRATION, TEST))
+
+    def threshold(self, detector: str, rate: float) -> float:
+        """Of margins."""
+        return conformal_threshold(self.clean[CALIBRATION][detector], rate)
+
+    def margins(self, detector: str) -> list[Floats]:
+        """Of each fault, float64[layers, changed]."""
+        infos = self.store.baseline.detectors
+        ends = np.cumsum([len(one.layers) for one in infos])
+        number = self.detectors.index(detector)
+        first = int(ends[number]) - len(infos[number].layers)
+        return [row.margins[first : ends[number]].astype(np.float64) for row in self.faults]
+
+    def detected(self, detector: str, rate: float) -> Detected:
+        """At the threshold of a rate of false alarms."""
+        info = next(one for one in self.store.baseline.detectors if one.name == detector)
+        threshold, flops = self.threshold(detector, rate), np.array(info.flops)
+        values = []
+        for row, margins in zip(self.faults, self.margins(detector), strict=True):
+            crossed = margins > threshold
+            found = crossed.any(0)
+            first = crossed.argmax(0)
+            own = info.layers.index(row.layer) if row.layer in info.layers else -1
+            repeated = f"{row.layer}#2" in info.layers
+            again = found & (first == own) & (own >= 0) & (not repeated)
+            back = row.restored.astype(bool)
+            ladder = found & (again | back[[RUNGS.index(rung) for rung in (RERUN, REPAIR, CLAMP)]].any(0))
+            values.append(
+                [
+                    found.mean(), _mean((first + 1)[found] / len(info.layers)), _mean(flops[first][found]), again.mean(),
+                    ladder.mean(), *(_mean(one[found]) for one in back),
+                ]
+            )  # fmt: skip
+        table = np.array(values, np.float64).reshape(-1, 5 + len(RUNGS))
+        share, layers, flops_run, by_layer, by_ladder = table[:, :5].T
+        return Detected(share, layers, flops_run, by_layer, by_ladder, table[:, 5:])
+
+    def false_alarm_shares(self, detector: str) -> list[Floats]:
+        """Of each changed answer of each fault, the share of clean test samples whose margin is as large."""
+        clean = np.sort(self.clean[TEST][detector])
+        largest = [margins.max(0) for margins in self.margins(detector)]
+        return [1 - np.searchsorted(clean, one, side="left") / len(clean) for one in largest]
+
+
+def _mean(values: NDArray[np.generic]) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def score_store(store: InferenceCoverageStore) -> ScoredStore:
+    """Read a store; raises ``UsageError`` where it lacks clean samples."""
+    rows = list(store.rows())
+    names = [one.name for one in store.baseline.detectors]
+    clean = {}
+    for part in (CALIBRATION, TEST, SHIFTED):
+        own = [row for row in rows if row.trial.target == part and row.end == JUDGED]
+        if len(own) < store.baseline.clean_trials[part]:
+            why = next((row.error or row.end for row in rows if row.trial.target == part and row.end != JUDGED), "")
+            raise UsageError(
+                f"{store.path} has {len(own)} of {store.baseline.clean_trials[part]} trials of clean samples ({part})"
+                f"{f': {why}' if why else ''}; run the command that made it again"
+            )
+        values = np.hstack([row.margins for row in sorted(own, key=lambda row: row.trial.k)]).astype(np.float64)
+        clean[part] = dict(zip(names, values, strict=True))
+    times = next((row.times for row in rows if row.end == TIMED), np.zeros((0, 2)))
+    return ScoredStore(store, rows, [row for row in rows if row.end == FOUND], clean, times)

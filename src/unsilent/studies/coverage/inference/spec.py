@@ -1,0 +1,281 @@
+"""What is asked of ``unsilent coverage`` for inference, what is known before the first trial, and what happened in one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge, Lt
+
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
+from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.lazy_module import LazyModule
+from unsilent.options import (
+    FAULTS_PANEL,
+    LARGEST,
+    NOT_AN_OPTION,
+    PRECISION_PANEL,
+    WORKLOAD_PANEL,
+    Option,
+    OptionValues,
+    check_count,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from unsilent.workloads.model_fitting import Progress
+else:
+    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
+
+WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
+    "weight-flip",
+    "weight-rate",
+    "output-flip",
+    "output-burst",
+)
+"""One flipped bit of a parameter; bits of parameters flipped at a rate; one flipped bit of an operation's output; random values
+or a burst in an operation's output."""
+IN_WEIGHTS = (WEIGHT_FLIP, WEIGHT_RATE)
+CALIBRATION, TEST, SHIFTED = CLEAN_TARGETS = ("calibration", "test", "shifted")
+"""Clean samples that thresholds are taken of, those that false alarms are counted on, and unusual but correct ones."""
+TIMING = TrialId("timing", None, 0)
+"""Measures what detectors cost."""
+FOUND, NOT_FOUND, JUDGED, TIMED = ENDS_OF_RUNS = ("found", "not-found", "judged", "timed")
+ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
+"""``found``: a fault changed an answer; ``not-found``: none of the faults that were tried did; ``judged``: clean samples."""
+CLAMP, ZERO, RERUN, REPAIR, GOLDEN = RUNGS = ("clamp", "zero", "rerun", "repair", "golden")
+"""What is tried on changed answers, each alone: see `unsilent.studies.coverage.inference.mitigations`."""
+TIMED_BATCHES = (1, 32)
+"""Samples of the batches whose time is measured."""
+DEFAULT_DETECTORS = (
+    "dr-dna", "ranger", "quantiles", "abft", "nonfinite", "weight-integrity", "golden-test", "duplication",
+    "dr-dna+weight-integrity",
+)  # fmt: skip
+DEFAULT_BURSTS = ("random", "random:count=8,stride=16")
+MOST_TRIES, MOST_CLEAN = 10**6, 10**7
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceCoverageSpec:
+    """What was asked."""
+
+    workload: Annotated[str, Option(
+        "A training or a model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.",
+        WORKLOAD_PANEL, missing_error="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
+    data: Annotated[str | None, DATA] = None
+    weights: Annotated[str | None, Option("Weights file for workloads that take one.", WORKLOAD_PANEL)] = None
+    judge: Annotated[str | None, Option(
+        "Rule that decides whether an output is incorrect, like topk:k=3.", WORKLOAD_PANEL,
+        default_text="the workload's own")] = None  # fmt: skip
+    detectors: Annotated[tuple[str, ...], Option(
+        "A detector, like dr-dna or dr-dna:bins=64; repeat for more.", FAULTS_PANEL, "detector",
+        default_text=" ".join(DEFAULT_DETECTORS), is_repeatable=True)] = DEFAULT_DETECTORS  # fmt: skip
+    only: Annotated[tuple[str, ...], Option(
+        f"Error models to draw faults of: {', '.join(ERROR_MODELS)}, or globs over them; repeat for more.", FAULTS_PANEL,
+        default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
+    flip_rate: Annotated[float, Option("Share of the bits of all parameters that weight-rate flips.", FAULTS_PANEL)] = (
+        1e-5
+    )
+    output_flip: Annotated[str, Option(
+        "The fault model of output-flip; bitflip:bits=sign+exponent takes fewer tries.", FAULTS_PANEL)] = "bitflip"  # fmt: skip
+    bursts: Annotated[tuple[str, ...], Option(
+        "A fault model of output-burst; repeat for more, one of which is drawn for each fault.", FAULTS_PANEL, "burst",
+        default_text=" ".join(DEFAULT_BURSTS), is_repeatable=True)] = DEFAULT_BURSTS  # fmt: skip
+    tries: Annotated[int, Option(
+        "Faults that a trial draws at most until one changes an answer.", FAULTS_PANEL)] = 3000  # fmt: skip
+    profile_samples: Annotated[int, Option("Clean samples that detectors learn from.", PRECISION_PANEL)] = 600
+    clean_samples: Annotated[int, Option(
+        "Clean samples for thresholds, as many for false alarms, as many shifted ones.", PRECISION_PANEL)] = 2000  # fmt: skip
+    seed: Annotated[int, SEED] = 0
+    device: Annotated[str, Option("Device: auto, cpu, cuda or cuda:0.", WORKLOAD_PANEL, unset_value="auto")] = "cpu"
+    threads: Annotated[int, NOT_AN_OPTION] = 1
+    study: Annotated[str, NOT_AN_OPTION] = "inference-coverage"
+
+    @property
+    def targets(self) -> tuple[ErrorModel, ...]:
+        """What trials are drawn for."""
+        return tuple(ErrorModel(name) for name in ERROR_MODELS if any(fnmatchcase(name, glob) for glob in self.only))
+
+    @property
+    def is_enumerated(self) -> bool:
+        """Never: trials are drawn."""
+        return False
+
+    @property
+    def flips(self) -> tuple[None]:
+        """The error model says how many elements."""
+        return (None,)
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+    def identity(self) -> Json:
+        """The spec without the folders its files happen to lie in, and the kind of device without its index."""
+        return without_folders(self.to_json(), "data", "weights") | {"device": self.device.partition(":")[0]}
+
+    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
+        """What runs trials, in a worker."""
+        from unsilent.studies.coverage.inference.runner import InferenceCoverageRunner
+
+        return InferenceCoverageRunner(self, progress=progress, worker_settings=worker_settings)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorModel:
+    """What trials are drawn for."""
+
+    name: str
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorInfo:
+    """What is known of a calibrated detector.
+
+    Attributes:
+        layers: Runs of layers that it judges, in their order.
+        flops: Share of a pass's FLOPs that has run at the end of each of these.
+        nbytes: Memory of its profile.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    flops: tuple[float, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceCoverageBaseline:
+    """What a worker found out before the first trial.
+
+    Attributes:
+        samples: Of each evaluation batch.
+        clean_trials, clean_samples: Trials and samples of each of `CLEAN_TARGETS`.
+        golden_seconds: That a trial takes at most, with all of its tries.
+        model_bytes: Parameters and buffers.
+        parity_bytes: Checksums and parity of the rung ``repair``.
+    """
+
+    campaign: str
+    fingerprint: Mapping[str, str]
+    name: str
+    targets: tuple[ErrorModel, ...]
+    detectors: tuple[DetectorInfo, ...]
+    samples: tuple[int, ...]
+    clean_trials: Mapping[str, int]
+    clean_samples: Mapping[str, int]
+    golden_seconds: float
+    parameters: int
+    model_bytes: int
+    parity_bytes: int
+    judge: str
+    info: Mapping[str, Any]
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InferenceCoverageRow(StoredRow):
+    """A fault that changed answers, what detectors and mitigations make of it; or clean samples; or what detectors cost.
+
+    Attributes:
+        end: One of `ENDS`.
+        batch: That the fault acts in.
+        faults: JSON list of the injected faults, or its digest where that is very long.
+        layer: Layer whose own operation was corrupted; empty where it is none.
+        tried, masked, benign, due: Faults that were drawn, and how those before the one that was found ended.
+        samples: Of the batch, or clean ones.
+        changed: Samples whose answer the fault changed.
+        flags: uint8[samples], which these are.
+        margins: float32; of a fault [layers of all detectors, changed]; of clean samples the largest, [detectors, samples].
+        restored: uint8[rungs, changed], whether the answer is that of golden again, for each of `RUNGS`.
+        rung_seconds: float64[rungs], CPU time.
+        times: float64[1 + detectors, 2], CPU seconds of a pass alone and with each detector, of `TIMED_BATCHES`.
+        error: What was raised.
+        seconds, worker: Cost of the trial; not compared between stores.
+    """
+
+    trial: TrialId
+    end: str
+    batch: Annotated[int, Ge(0)]
+    faults: Annotated[str, FAULTS_JSON]
+    layer: str
+    tried: Annotated[int, Ge(0)]
+    masked: Annotated[int, Ge(0)]
+    benign: Annotated[int, Ge(0)]
+    due: Annotated[int, Ge(0)]
+    samples: Annotated[int, Ge(0)]
+    changed: Annotated[int, Ge(0)]
+    flags: npt.NDArray[np.uint8]
+    margins: npt.NDArray[np.float32]
+    restored: npt.NDArray[np.uint8]
+    rung_seconds: Annotated[npt.NDArray[np.float64], RUN_SPECIFIC]
+    times: Annotated[npt.NDArray[np.float64], RUN_SPECIFIC]
+    error: str = ""
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    worker: Annotated[int, RUN_SPECIFIC] = 0
+
+
+@dataclass(frozen=True)
+class InferenceCoverageBudget(Budget):
+    """How many trials."""
+
+    trials: Annotated[int, Option("Faults of each error model that change an answer.", PRECISION_PANEL)] = 200
+    shard: Annotated[tuple[int, int], SHARD] = (1, 1)
+
+
+@dataclass(frozen=True)
+class InferenceCoverageOptions(AnalysisOptions):
+    """How a store is read."""
+
+    rate: Annotated[float, Option(
+        "False alarms per sample at which detectors are compared.", PRECISION_PANEL)] = 0.01  # fmt: skip
+
+    def __post_init__(self) -> None:
+        AnalysisOptions.__post_init__(self)
+        if not 0 < self.rate < 1:
+            raise UsageError(f"rate is {self.rate}; expected a share of samples between 0 and 1, like 0.01")
+
+
+def make_inference_spec(asked: OptionValues) -> InferenceCoverageSpec:
+    """What was asked, checked as far as that is possible without the workload; raises ``UsageError``."""
+    from unsilent.faults import fault_model
+
+    check_count("--tries", asked["tries"], 1, MOST_TRIES)
+    check_count("--seed", asked["seed"], 0, LARGEST)
+    check_count("--profile-samples", asked["profile_samples"], 10, MOST_CLEAN)
+    check_count("--clean-samples", asked["clean_samples"], 1, MOST_CLEAN)
+    if not 0 < asked["flip_rate"] <= 1:
+        raise UsageError(f"--flip-rate is {asked['flip_rate']}; expected a share of bits above 0, like 1e-6")
+    for glob in asked["only"]:
+        if not any(fnmatchcase(name, glob) for name in ERROR_MODELS):
+            raise unknown_name_error("error model", glob, ERROR_MODELS)
+    names = asked["detectors"]
+    if len(set(names)) < len(names) or not names:
+        raise UsageError(f"--detector is {' '.join(names) or 'empty'}; expected each detector once, at least one")
+    if stateful := [name for name in names if "slices=" in name or "every=" in name]:
+        raise UsageError(
+            f"--detector {stateful[0]} acts in some calls only, so that trials would depend on each other; leave out slices "
+            "and every"
+        )
+    for text in (asked["output_flip"], *asked["bursts"]):
+        fault_model(text)
+    if not asked["bursts"]:
+        raise UsageError("--burst is empty; expected at least one fault model, like random")
+    device = known_device(asked["device"])
+    if device != "cpu":
+        asked.given_values["device"] = device  # a command for another machine has to name it
+    return replace(asked.make_dataclass(InferenceCoverageSpec), device=device)

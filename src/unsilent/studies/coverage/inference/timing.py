@@ -1,0 +1,95 @@
+"""Measures what detectors cost: CPU time of a pass alone and protected by each, and FLOPs that have run after each layer."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from unsilent.nested import map_tensors
+from unsilent.protection.detector import InferenceDetector
+from unsilent.protection.layer_watch import LayerRun, LayerWatch
+from unsilent.protection.profile import Profile, dtypes_of, model_fingerprint
+from unsilent.protection.protect import ProtectedModel
+from unsilent.protection.recorded_pass import count_samples
+from unsilent.studies.coverage.inference.spec import TIMED_BATCHES
+
+Run = Callable[[Any, Any], Any]
+ROUNDS, LEAST_REPEATS, MOST_REPEATS, SECONDS = 3, 2, 12, 0.05
+"""Rounds over all detectors, repetitions in a round, and after how many seconds they may end."""
+
+
+def resized(batch: Any, samples: int) -> Any:
+    """A batch of so many samples, those of another batch, some of them several times where it has fewer."""
+    count = count_samples(batch)
+
+    def take(path: tuple[str, ...], tensor: Tensor) -> Tensor:
+        if not tensor.ndim or len(tensor) != count:
+            return tensor
+        return tensor[torch.arange(samples, device=tensor.device) % count]
+
+    return map_tensors(batch, take)
+
+
+def seconds_of_detectors(
+    model: nn.Module, run: Run, batch: Any, detectors: Sequence[InferenceDetector]
+) -> NDArray[np.float64]:
+    """CPU seconds of a pass, float64[1 + detectors, `TIMED_BATCHES`]: alone, then protected by each detector.
+
+    NaN where a protected model cannot be run like the model, or takes no other batch.
+    """
+    fingerprint, dtypes = model_fingerprint(model), dtypes_of(model)
+    profiles = [Profile(one, (), 0.5, 0, 0, fingerprint, dtypes, math.inf) for one in detectors]
+    columns = [_medians(model, run, batch, samples, profiles) for samples in TIMED_BATCHES]
+    return np.array(columns).T
+
+
+def _medians(model: nn.Module, run: Run, batch: Any, samples: int, profiles: Sequence[Profile]) -> NDArray[np.float64]:
+    """Median CPU seconds, float64[1 + profiles]. All take turns, so that a slower time of the machine meets all of them."""
+    taken: list[list[float]] = [[] for _ in range(1 + len(profiles))]
+    try:
+        some = resized(batch, samples)
+        for _ in range(ROUNDS):
+            taken[0] += _seconds(partial(run, model, some))
+            for seconds, profile in zip(taken[1:], profiles, strict=True):
+                with ProtectedModel(model, profile) as guarded:
+                    seconds += _seconds(partial(run, guarded, some))
+    except Exception:  # of a model of the user's, which may take no other batch
+        return np.full(1 + len(profiles), np.nan)
+    return np.array([statistics.median(one) for one in taken])
+
+
+def _seconds(call: Callable[[], Any]) -> list[float]:
+    """CPU seconds of some calls after a first one."""
+    call()
+    result: list[float] = []
+    while len(result) < LEAST_REPEATS or (len(result) < MOST_REPEATS and sum(result) < SECONDS):
+        before = time.process_time()
+        call()
+        result.append(time.process_time() - before)
+    return result
+
+
+def flops_by_layer(model: nn.Module, run: Run, batch: Any) -> dict[str, float]:
+    """Share of the FLOPs of a pass that has run at the end of each run of a layer, by name; of layers where none are counted."""
+    done: dict[str, int] = {}
+    counter = FlopCounterMode(display=False)
+
+    def note(layer: LayerRun) -> None:
+        done[layer.name] = counter.get_total_flops()
+
+    with LayerWatch(model, functions=True) as watch, torch.no_grad(), watch.listening(note), counter:
+        run(model, batch)
+    total = counter.get_total_flops()
+    if not total:
+        return {name: (number + 1) / len(done) for number, name in enumerate(done)}
+    return {name: count / total for name, count in done.items()}

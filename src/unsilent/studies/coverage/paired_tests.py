@@ -1,0 +1,49 @@
+"""Two detectors on the same faults: the difference of the shares that they detect, and an exact test of its sign."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtr
+
+from unsilent.interval import Interval
+from unsilent.statistics.comparing import holm, paired
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """One detector minus another.
+
+    Attributes:
+        difference: Of the shares of detected faults.
+        only_one, only_other: Faults of which one of both detected more.
+        p_value: Of McNemar's exact test, adjusted by Holm over all comparisons.
+    """
+
+    difference: Interval
+    only_one: int
+    only_other: int
+    p_value: float
+
+
+def paired_differences(gaps: Sequence[NDArray[Any]], confidence: float) -> list[PairedDifference]:
+    """Of each comparison, from what one detector detects of each fault minus what the other does, each from -1 to 1."""
+    counts = [(int((one > 0).sum()), int((one < 0).sum())) for one in gaps]
+    adjusted = holm([mcnemar_p_value(*pair) for pair in counts])
+    return [
+        PairedDifference(paired(np.asarray(one), confidence), *pair, p)
+        for one, pair, p in zip(gaps, counts, adjusted, strict=True)
+    ]
+
+
+def mcnemar_p_value(one: int, other: int) -> float:
+    """Two-sided, exact: how likely two counts that are equal on average differ that much.
+
+    >>> mcnemar_p_value(5, 0)
+    0.0625
+    """
+    return min(1.0, 2 * float(bdtr(min(one, other), one + other, 0.5)))

@@ -1,0 +1,413 @@
+"""``unsilent coverage`` of inference: a campaign of a tiny model against obvious loops, wrong input, and a small campaign."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from campaigns.faulty_loop import write_loop
+from conftest import in_process
+from hostile_stores import mutants
+from studies.clean_inference import write_clean
+from unsilent.campaigns.codec import row_codec
+from unsilent.campaigns.export import canonical_lines
+from unsilent.campaigns.inline import InlineExecutor
+from unsilent.campaigns.merging import merge_stores
+from unsilent.campaigns.spec import TrialId, WorkerSettings
+from unsilent.cli.main import run as cli
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.faults import Fault
+from unsilent.report.model import Report
+from unsilent.sites import inject
+from unsilent.studies.coverage.inference.analysis import ALL, LADDER, LAYER, analyse, analyse_together
+from unsilent.studies.coverage.inference.fault_search import FaultSearch
+from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
+from unsilent.studies.coverage.inference.report import report
+from unsilent.studies.coverage.inference.runner import InferenceCoverageRunner, fixed_rows
+from unsilent.studies.coverage.inference.scoring import clean_samples_needed
+from unsilent.studies.coverage.inference.spec import (
+    ERROR_MODELS,
+    FOUND,
+    IN_WEIGHTS,
+    RUNGS,
+    WEIGHT_RATE,
+    InferenceCoverageBudget,
+    InferenceCoverageOptions,
+    InferenceCoverageSpec,
+)
+from unsilent.studies.coverage.inference.study import run_inference_coverage
+from unsilent.studies.coverage.inference.timing import flops_by_layer, resized
+from unsilent.workloads import load
+from unsilent.workloads.base import call_model
+from unsilent.workloads.task import INFERENCE, TRAINING, find_task
+
+DETECTORS = ("ranger", "abft", "weight-integrity", "dr-dna+weight-integrity")
+OPTIONS = InferenceCoverageOptions(rate=0.05)
+ASKED = [word for name in DETECTORS for word in ("--detector", name)]
+
+
+def make_spec(folder, **more):
+    values = {
+        "detectors": DETECTORS,
+        "flip_rate": 1e-3,
+        "tries": 200,
+        "profile_samples": 100,
+        "clean_samples": 400,
+    } | more
+    return InferenceCoverageSpec(f"{folder}/clean.py:make", **values)
+
+
+def run(spec, path, trials, engine="auto", shard=(1, 1)):
+    with (
+        InlineExecutor(spec, worker_settings=WorkerSettings(engine)) as executor,
+        InferenceCoverageStore(path, write=True) as store,
+    ):
+        return run_inference_coverage(spec, InferenceCoverageBudget(trials, shard), executor, store, OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inference")
+    write_clean(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def campaign(folder):
+    run(make_spec(folder), folder / "a.sqlite", 2)
+    result = run(make_spec(folder), folder / "a.sqlite", 5)  # the same campaign, extended
+    with InferenceCoverageStore(folder / "a.sqlite") as store:
+        yield store, result
+
+
+@pytest.fixture(scope="module")
+def rows(campaign):
+    """All rows as an export has them."""
+    return [row_codec(type(row)).row_as_json(row) for row in campaign[0].rows()]
+
+
+def faults_of(rows, target=None):
+    return [row for row in rows if row["end"] == FOUND and target in (None, row["target"])]
+
+
+def layers_before(store, detector):
+    """Rows of margins before those of a detector, and its own."""
+    before = 0
+    for one in store.baseline.detectors:
+        if one.name == detector:
+            return before, len(one.layers)
+        before += len(one.layers)
+    raise AssertionError(detector)
+
+
+def clean_margins(store, rows, part, detector):
+    number = [one.name for one in store.baseline.detectors].index(detector)
+    chunks = sorted((row for row in rows if row["target"] == part), key=lambda row: row["k"])
+    return [value for row in chunks for value in row["margins"][number]]
+
+
+def threshold_of(values, rate):
+    return sorted(values)[math.ceil((len(values) + 1) * (1 - rate) - 1e-9) - 1]
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+@pytest.mark.parametrize("rate", [0.05, 0.1])
+def test_shares_follow_from_exported_rows(campaign, rows, detector, rate):
+    store = campaign[0]
+    result = analyse(store, InferenceCoverageOptions(rate=rate))
+    limit = threshold_of(clean_margins(store, rows, "calibration", detector), rate)
+    before, layers = layers_before(store, detector)
+    for errors in (*ERROR_MODELS, ALL):
+        shares, depths = [], []
+        for row in faults_of(rows, None if errors == ALL else errors):
+            own = row["margins"][before : before + layers]
+            crossed = [[n for n in range(layers) if own[n][sample] > limit] for sample in range(row["changed"])]
+            shares.append(sum(map(bool, crossed)) / row["changed"])
+            firsts = [(some[0] + 1) / layers for some in crossed if some]
+            depths += [sum(firsts) / len(firsts)] if firsts else []
+        one = next(d for d in result.detections if (d.detector, d.errors, d.rate) == (detector, errors, rate))
+        assert one.share.n == len(shares)
+        assert one.share.estimate == pytest.approx(np.mean(shares))
+        assert one.share.low <= one.share.estimate <= one.share.high
+        assert one.layers.n == len(depths)
+        assert one.layers.estimate == (pytest.approx(np.mean(depths)) if depths else None)
+    alarms = next(a for a in result.false_alarms if (a.detector, a.rate) == (detector, rate))
+    assert alarms.count == sum(value > limit for value in clean_margins(store, rows, "test", detector))
+    shifted = clean_margins(store, rows, "shifted", detector)
+    assert alarms.shifted.estimate == pytest.approx(sum(value > limit for value in shifted) / len(shifted))
+
+
+def test_faults_change_the_answers_that_are_flagged(campaign, rows, folder):
+    workload = load(f"{folder}/clean.py:make")
+    model, found = workload.model(), faults_of(rows)
+    assert {row["target"] for row in found} == set(ERROR_MODELS)
+    for row in found:
+        batch = workload.batches()[row["batch"]]
+        faults = [Fault.from_json({**one, "step": None}) for one in row["faults"]]
+        with torch.no_grad():
+            golden = model(batch).argmax(1)
+            with inject(model, faults):
+                output = model(batch)
+        changed = (output.argmax(1) != golden) & output.isfinite().all(1)
+        assert row["flags"] == changed.int().tolist()
+        assert row["changed"] == sum(row["flags"]) > 0
+        assert row["masked"] + row["benign"] + row["due"] == row["tried"] - 1
+        assert (row["layer"] in ("first", "second", "last")) or row["target"] in IN_WEIGHTS or row["layer"] == ""
+
+
+def test_trials_end_as_all_of_their_faults_do(campaign, folder):
+    """Every fault that was tried, each alone on the plain engine."""
+    runner = InferenceCoverageRunner(make_spec(folder), worker_settings=WorkerSettings("plain"))
+    seed = 12345
+    found = runner._search.find("output-flip", seed)
+    search = FaultSearch(runner.engine, runner.spec)
+    for number in range(found.tries.total()):
+        batch, faults = search.draw("output-flip", np.random.default_rng([seed, number]))
+        changed = (runner.engine.trial(faults).codes == 2).any()
+        assert changed == (number == found.tries.total() - 1)
+    assert (batch, faults[0].to_json()) == (found.batch, found.faults[0].to_json())
+
+
+def test_the_plain_engine_makes_the_same_store(campaign, folder, tmp_path):
+    run(make_spec(folder), tmp_path / "b.sqlite", 5, "plain")
+    with InferenceCoverageStore(tmp_path / "b.sqlite") as store:
+        assert list(canonical_lines(store)) == list(canonical_lines(campaign[0]))
+
+
+def test_rungs_bring_answers_back(campaign, rows, folder):
+    """Limits of layers by a loop over their outputs; faults in weights alone, which stay."""
+    workload = load(f"{folder}/clean.py:make")
+    model = workload.model()
+    names = ("first", "second", "last")
+    values = {name: [] for name in names}
+    hooks = [getattr(model, n).register_forward_hook(lambda m, i, o, n=n: values[n].append(o)) for n in names]
+    with torch.no_grad():
+        for batch in workload.clean_batches("calibration", 600)[:5]:  # 100 samples
+            model(batch)
+    for hook in hooks:
+        hook.remove()
+    ranges = {name: (float(torch.cat(v).min()), float(torch.cat(v).max())) for name, v in values.items()}
+
+    def answers(batch, zero):
+        x = batch
+        for name in names:
+            low, high = ranges[name]
+            x = getattr(model, name)(x)
+            inside = (x >= low) & (x <= high)
+            x = torch.where(inside, x, torch.zeros_like(x) if zero else x.nan_to_num(nan=0.0).clamp(low, high))
+            x = x.relu() if name != "last" else x
+        return x.argmax(1)
+
+    for row in faults_of(rows, "weight-flip"):
+        batch = workload.batches()[row["batch"]]
+        faults = [Fault.from_json({**one, "step": None}) for one in row["faults"]]
+        where = torch.tensor(row["flags"], dtype=torch.bool)
+        with torch.no_grad():
+            golden = model(batch).argmax(1)
+            with inject(model, faults):
+                for rung, zero in (("clamp", False), ("zero", True)):
+                    back = (answers(batch, zero) == golden)[where].int().tolist()
+                    assert row["restored"][RUNGS.index(rung)] == back
+        by_rung = dict(zip(RUNGS, row["restored"], strict=True))
+        assert not any(by_rung["rerun"])
+        assert all(by_rung["repair"])  # one bad block
+        assert all(by_rung["golden"])
+    for row in faults_of(rows, "output-flip"):
+        assert all(dict(zip(RUNGS, row["restored"], strict=True))["rerun"])
+
+
+def test_what_is_restored_of_detected_answers(campaign, rows):
+    store, result = campaign
+    limit = threshold_of(clean_margins(store, rows, "calibration", "ranger"), OPTIONS.rate)
+    layers, ladders = [], []
+    for row in faults_of(rows):
+        by_rung = dict(zip(RUNGS, row["restored"], strict=True))
+        by_layer, by_ladder = [], []
+        for sample in range(row["changed"]):
+            crossed = [n for n in range(3) if row["margins"][n][sample] > limit]
+            if crossed:
+                own = row["layer"] == ("first", "second", "last")[crossed[0]]
+                by_layer.append(own)
+                by_ladder.append(own or any(by_rung[rung][sample] for rung in ("rerun", "repair", "clamp")))
+        if by_layer:
+            layers.append(np.mean(by_layer))
+            ladders.append(np.mean(by_ladder))
+    known = {(one.rung, one.errors): one for one in result.restored}
+    assert known[LAYER, ALL].of_detected.estimate == pytest.approx(np.mean(layers))
+    assert known[LADDER, ALL].of_detected.estimate == pytest.approx(np.mean(ladders))
+    assert known["golden", ALL].of_changed.estimate == 1
+
+
+def test_weights_are_checked_while_the_fault_is_there(rows, campaign):
+    before, _ = layers_before(campaign[0], "weight-integrity")
+    for row in faults_of(rows):
+        bad = max(row["margins"][before])
+        assert (bad > 0) == (row["target"] in IN_WEIGHTS)
+
+
+def test_a_report_has_all_parts(campaign):
+    store, result = campaign
+    shown = report(result)
+    assert isinstance(shown, Report)
+    assert {one.title for one in shown.sections} >= {
+        "Detection",
+        "Trade-offs",
+        "How early",
+        "False alarms",
+        "Comparisons",
+    }
+    assert {one.detector for one in result.comparisons} == set(DETECTORS[1:])
+    for points in result.roc.values():
+        assert [y for _, y in points] == sorted(y for _, y in points)
+        assert points[-1] == (1.0, pytest.approx(1.0))
+    assert result.unreported == {0.001: 10_000, 0.01: 1000}
+    assert any("need 10,000 clean samples" in one for one in shown.findings)
+    assert all(np.isfinite(one.ratios).all() for one in result.costs)
+    twice = analyse_together([store, store], OPTIONS)
+    own, both = ({(d.detector, d.errors, d.rate): d.share for d in one.detections} for one in (result, twice))
+    assert {key: 2 * one.n for key, one in own.items()} == {key: one.n for key, one in both.items()}
+    assert all(both[key].estimate == pytest.approx(one.estimate) for key, one in own.items())
+
+
+def test_too_few_clean_samples_are_refused(campaign):
+    assert clean_samples_needed(0.01) == 1000
+    with pytest.raises(
+        UsageError, match="there are 400 clean samples for a rate .* of 0.01; expected 1,000 or more: raise"
+    ):
+        analyse(campaign[0], InferenceCoverageOptions())
+
+
+def test_damaged_stores_are_refused_or_read(campaign, folder, tmp_path):
+    for _, path in mutants(folder / "a.sqlite", tmp_path, 5, 8):
+        with contextlib.suppress(UnsilentError), InferenceCoverageStore(path) as store:
+            report(store.analyse(rate=0.05))
+
+
+def test_a_fault_that_raises_counts_as_due(folder):
+    runner = InferenceCoverageRunner(make_spec(folder, flip_rate=0.05, tries=20))
+    row = runner.run(TrialId(WEIGHT_RATE, None, 0))
+    assert row.due + row.benign + row.masked + (row.end == FOUND) == row.tried
+    runner.verify_restored_state()
+
+
+@pytest.mark.parametrize("rows_", [1, 2, 3, 5])
+def test_margins_of_a_pass_that_took_another_way(rows_):
+    margins = np.arange(8.0).reshape(2, 4)[::-1]
+    fixed = fixed_rows(margins, rows_)
+    assert fixed.shape == (rows_, 4)
+    assert np.array_equal(fixed.max(0), margins.max(0))
+
+
+def test_flops_are_those_of_products(folder):
+    workload = load(f"{folder}/clean.py:make")
+    sizes = {"first": 6 * 16, "second": 16 * 16, "last": 16 * 4}
+    total, done = sum(sizes.values()), 0
+    found = flops_by_layer(workload.model(), call_model, workload.batches()[0])
+    for name, size in sizes.items():
+        done += size
+        assert found[name] == pytest.approx(done / total)
+
+
+def test_batches_of_another_size():
+    batch = {"x": torch.arange(6).reshape(3, 2), "scale": torch.tensor(2.0)}
+    assert resized(batch, 1)["x"].tolist() == [[0, 1]]
+    assert resized(batch, 4)["x"].tolist() == [[0, 1], [2, 3], [4, 5], [0, 1]]
+    assert resized(batch, 4)["scale"] == 2
+
+
+# -- the verb --------------------------------------------------------------------------------------------------------------
+
+FEW = ("--profile-samples", 100, "--clean-samples", 400, "--rate", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("digits-cnn", "--detector", "dr-dma"), "did you mean 'dr-dna'"),
+        (("digits-cnn", "--only", "weight-flop"), "unknown error model 'weight-flop'"),
+        (("digits-cnn", "--clean-samples", 500), "there are 500 clean samples for a rate of false alarms of 0.01; expected"),
+        (("digits-cnn", "--flip-rate", 0), "--flip-rate is 0.0; expected a share of bits above 0"),
+        (("digits-cnn", "--detector", "golden-test:every=2"), "so that trials would depend on each other; leave out slices"),
+        (("digits-cnn", "--burst", "rundom"), "unknown fault model 'rundom'"),
+        (("digits-cnn", "--clean-runs", 2), "a workload of inference, which these options are not for: leave out --clean-runs"),
+        (("train-resnet", "--detector", "abft"), "is a training, which these options are not for: leave out --detector"),
+        (("digits-cn",), "did you mean 'digits-cnn'"),
+        (("clean.py:without", *FEW, "--detector", "abft"), "workload 'without' has no clean inputs 'calibration'; give"),
+        ((), "no workload was named; give one like digits-cnn"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line(folder, words, said):
+    done = in_process("coverage", *words, "--quiet", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert said in done.stderr
+
+
+def test_the_verb_tells_tasks_apart(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert find_task("train-resnet") == TRAINING
+    assert find_task("hf:some/folder") == find_task("model.pt2") == find_task("digits-vit") == INFERENCE
+    assert find_task("clean.py:make") == INFERENCE
+
+
+@pytest.mark.slow
+def test_a_task_that_cannot_be_told(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    write_loop(folder)
+    assert find_task("clean.py:nothing") is None
+    assert find_task("faulty_loop.py:make") == TRAINING
+
+
+def test_a_campaign_of_the_command_line(folder):
+    asked = ("coverage", "clean.py:make", *FEW, *ASKED, "--tries", 100, "--trials", 2, "--only", "output-burst")
+    done = in_process(*asked, "--store", "c.sqlite", "--json", "--quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["schema"], found["reference"]) == ("unsilent/inference-coverage/1", "ranger")
+    assert {row["unit"] for row in found["results"]} == {"fault", "clean sample"}
+    assert all({"estimate", "low", "high", "confidence", "n"} <= row.keys() for row in found["results"])
+    shown = in_process("replay", "c.sqlite", "output-burst/x/1", "--workload", "clean.py:make", cwd=folder)
+    assert "as stored" in shown.stdout, shown.stderr
+    assert "2 of 2 trials, complete" in in_process("status", "c.sqlite", cwd=folder).stdout
+    assert in_process("report", "c.sqlite", "--rate", "0.1", cwd=folder).returncode == 0
+
+
+def test_shards_are_merged_into_the_whole(campaign, folder, tmp_path):
+    store, _ = campaign
+    parts = [run(make_spec(folder), tmp_path / f"{part}.sqlite", 5, shard=(part, 2)) and tmp_path / f"{part}.sqlite"
+             for part in (1, 2)]  # fmt: skip
+    merge_stores(tmp_path / "out.sqlite", parts, store.kind)
+    with InferenceCoverageStore(tmp_path / "out.sqlite") as merged:
+        assert list(canonical_lines(merged)) == list(canonical_lines(store))
+
+
+@pytest.mark.slow
+def test_a_campaign_of_a_built_in_workload(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        "coverage",
+        "digits-cnn",
+        "--quiet",
+        "--json",
+        "--store",
+        "s.sqlite",
+        "--clean-samples",
+        "1000",
+        "--jobs",
+        "2",
+    ]
+    assert cli([*asked, "--trials", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    shares = {
+        (row["detector"], row["errors"]): row["estimate"]
+        for row in found["results"]
+        if row["measure"] == "detected" and row["rate"] == "0.01"
+    }
+    assert shares["duplication", "all"] == 1
+    assert shares["weight-integrity", "weight-flip"] == 1
+    assert shares["weight-integrity", "output-flip"] == 0
+    assert "Detected answers against false alarms" in (tmp_path / "s.html").read_text()
