@@ -97,6 +97,11 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         from unsilent.cli.run import HELP, OPTION_CLASSES, run
 
         verbs["run"] = make_typer_function(OPTION_CLASSES, run, HELP)
+    about["profile"] = "Write the profile of a model's clean activations that unsilent.protect needs."
+    if asked == "profile":
+        from unsilent.cli import profile
+
+        verbs["profile"] = make_typer_function((profile.ProfileOptions,), profile.profile, profile.HELP)
     for name, text in about.items():
         function = verbs[asked] if name == asked else root
         app.command(name, short_help=text.partition("\n")[0], cls=Panels)(function)
