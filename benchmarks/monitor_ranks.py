@@ -131,7 +131,7 @@ def build(strategy: str) -> tuple[torch.nn.Module, torch.nn.Module]:
 
 def batches_of(rank: int) -> Iterator[torch.Tensor]:
     """Other batches of text in each rank."""
-    from unsilent.workloads.chargpt import CONTEXT, load_help_texts
+    from unsilent.workloads.help_texts import CONTEXT, load_help_texts
 
     text = load_help_texts().train
     generator = torch.Generator().manual_seed(rank)

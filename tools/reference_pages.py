@@ -256,7 +256,8 @@ READING = """\
   `next-token`: by how much the softmax probability of the golden class or token fell. `topk`: share of the golden set that was
   lost. `threshold`: difference of the score from that of the golden run.
   `exact-sequence`: share of positions that differ. `tolerance`: largest relative
-  difference.
+  difference. `segmentation`: 1 - intersection over union of the two label maps. `detections`: share of detections, of both
+  runs, without a partner in the other run.
 - **Looks.** A campaign with `--ci` or `--rel` runs in rounds: a pilot, then looks 0, 1, 2 and so on. No estimate uses a
   trial with `look` -1. A row for one target uses its other trials. A row for several targets uses the trials up to the last look
   that all of these targets have reached. The `.json` format has what each round decided in `rounds`, the last one last, and so

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unsilent.studies.checkpoint.study import checkpoint_study
     from unsilent.studies.coverage.study import coverage
     from unsilent.studies.noise.study import noise
+    from unsilent.studies.plan.study import plan
     from unsilent.studies.pvf.records import PvfResult
     from unsilent.studies.pvf.study import pvf
     from unsilent.studies.training.study import training
@@ -40,6 +41,7 @@ _LAZY = {
     "checkpoint_study": "unsilent.studies.checkpoint.study",
     "coverage": "unsilent.studies.coverage.study",
     "noise": "unsilent.studies.noise.study",
+    "plan": "unsilent.studies.plan.study",
     "protect": "unsilent.protection.protect",
     "pvf": "unsilent.studies.pvf.study",
     "training": "unsilent.studies.training.study",
@@ -66,6 +68,7 @@ __all__ = [
     "judge_by_decision",
     "load",
     "noise",
+    "plan",
     "protect",
     "pvf",
     "training",

@@ -213,7 +213,7 @@ def test_importing_is_light():
     )
     help_code = (
         "import sys, unsilent.cli.main as m; assert not m.run(['--help']);"
-        "verbs = 'pvf training noise report replay export merge status watch workloads faults detectors checkpoint'.split();"
+        "verbs = 'pvf training noise report replay export merge plan status watch workloads faults detectors checkpoint'.split();"
         "[m.run([v, '--help']) for v in verbs];"
         "heavy = {'torch', 'numpy', 'scipy', 'plotly', 'sklearn', 'rich'} & set(sys.modules);"
         "assert not heavy, heavy"
@@ -226,7 +226,7 @@ def test_importing_is_light():
 def test_help_names_every_verb():
     done = in_process("--help")
     assert done.returncode == 0
-    for verb in ("pvf", "report", "replay", "export", "merge", "workloads", "faults", "detectors"):
+    for verb in ("pvf", "report", "replay", "export", "merge", "plan", "workloads", "faults", "detectors"):
         assert verb in done.stdout
     assert in_process("--version").stdout.startswith("unsilent ")
 

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from unsilent.monitor.signals import layers
+from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.layers import Reader, hook_input_gradient
 
 
@@ -44,7 +46,7 @@ class Block(nn.Module):
 
 
 def reader(reported):
-    return Reader(lambda: True, reported.append, reported.append, lambda hook: hook)
+    return Reader(lambda: True, reported.append, lambda *parts: reported.append(sum(parts)), lambda hook: hook)
 
 
 def gradients(make, stored, hooked, dtype):
@@ -91,3 +93,16 @@ def test_an_input_without_gradient_and_a_layer_that_leaves_the_graph():
     leaf = torch.randn(2, 4, requires_grad=True)
     norm(leaf).square().sum().backward()
     assert torch.equal(reported[0], leaf.grad)
+
+
+def test_an_error_in_adding_up_a_gradient_is_no_error_of_the_backward_pass(monkeypatch):
+    model, errors = nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4)), []
+
+    def unequal(layer_input, others, outputs, report):
+        outputs[0].register_hook(lambda gradient: report(torch.ones(3), torch.ones(4)))
+
+    monkeypatch.setattr(layers, "read_input_gradient", unequal)
+    with SignalCollector(model, [torch.optim.SGD(model.parameters())], on_error=errors.append):
+        model(torch.ones(2, 4)).sum().backward()
+    assert model[0].weight.grad is not None
+    assert [type(error) for error in errors] == [RuntimeError]

@@ -127,6 +127,14 @@ NOTED = [
 ]
 
 
+@pytest.mark.parametrize("text", ["enable:True", "garbage", "strikes_num:4"])
+def test_a_configuration_that_does_not_say_enable_says_so(text):
+    resolved = resolve_settings({}, None, {CONFIG: text})
+    assert resolved.settings is None
+    (note,) = resolved.notes
+    assert note.startswith(f"{CONFIG}={text}, without enable:true, switches the detection off")
+
+
 @pytest.mark.parametrize(("arguments", "variables", "named", "expected"), NOTED)
 def test_what_is_malformed_overruled_or_ignored_is_noted_once(arguments, variables, named, expected):
     resolved = resolve_settings(arguments, None, variables)

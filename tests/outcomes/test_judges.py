@@ -99,7 +99,17 @@ def test_no_judge_stumbles_over_nonfinite_values(text, value):
     assert not np.isnan(severity).any()
 
 
-@pytest.mark.parametrize("text", ["top1", "topk:k=2", "threshold:at=0.3,logits=true", "tolerance:rtol=0.1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "top1",
+        "topk:k=2",
+        "threshold:at=0.3,logits=true",
+        "tolerance:rtol=0.1",
+        "segmentation:background=0",
+        "detections:score=0.4",
+    ],
+)
 def test_repr_recreates_a_judge(text):
     from unsilent.outcomes import judges
 

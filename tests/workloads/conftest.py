@@ -9,13 +9,36 @@ import numpy as np
 import pytest
 import torch
 
-from unsilent.workloads import load
+from unsilent.workloads import ZOO, load
 from unsilent.workloads.cifar_resnet import CifarResNet
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 """Real data beside the repository; tests that use it skip where it is absent."""
-TRAINED = {"digits-cnn": 0.97, "digits-vit": 0.95, "chargpt": 0.45, "dlrm": 0.78}
+TRAINED = {
+    "digits-cnn": 0.97,
+    "digits-vit": 0.95,
+    "digits-efficientnet": 0.95,
+    "digits-mobilenet": 0.95,
+    "chargpt": 0.45,
+    "llama-chars": 0.3,
+    "dlrm": 0.78,
+    "scenes-unet": 0.70,
+    "scenes-segformer": 0.70,
+    "scenes-detector": 0.60,
+}
 """Workloads that are trained here, with their floors."""
+
+_SLOW = (
+    "chargpt",
+    "llama-chars",
+    "digits-vit",
+    "digits-mobilenet",
+    "scenes-unet",
+    "scenes-segformer",
+    "scenes-detector",
+)
+QUICK = [name for name in ZOO if name not in _SLOW]
+"""Workloads that the fast tier loads; the others take longer to train."""
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,16 @@ import torch
 
 from conftest import few
 from unsilent.errors import UsageError
+from unsilent.outcomes.tensors import leaves
 from unsilent.workloads import HF, ZOO, InferenceWorkload, load
 from unsilent.workloads.base import call_model
 from unsilent.workloads.registry import PASSED
 
-from .conftest import TRAINED, fresh
+from .conftest import QUICK, TRAINED, fresh
 
-NAMES = few(
-    sorted(ZOO), *(name for name in ZOO if name not in ("chargpt", "digits-vit"))
-)  # those take a minute to train
+NAMES = few(sorted(ZOO), *QUICK)
+OWN_RUN = ("scenes-segformer", "scenes-detector")
+"""Workloads whose output is computed from that of the model."""
 
 
 def _equal(a, b):
@@ -43,12 +44,12 @@ def test_contract(zoo, name):
     with torch.no_grad():
         for batch in workload.batches():
             output = workload.run(model, batch)
-            assert torch.isfinite(output).all()
-            assert torch.equal(output, call_model(model, batch))
+            assert all(torch.isfinite(leaf).all() for leaf in leaves(output))
+            assert name in OWN_RUN or all(map(torch.equal, leaves(output), leaves(call_model(model, batch))))
             verdict = workload.judge(output, output, batch)
             assert not verdict.incorrect.any()
             assert (verdict.severity == 0).all()
-            assert len(verdict.incorrect) == len(output)
+            assert {len(leaf) for leaf in leaves(output)} == {len(verdict.incorrect)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,7 +118,7 @@ def test_fewer_samples_are_the_same_model(zoo):
 
 def test_listing_imports_no_torch():
     code = (
-        "import sys; from unsilent.workloads import ZOO; assert len(ZOO) == 8;"
+        "import sys; from unsilent.workloads import ZOO; assert len(ZOO) == 14;"
         "assert not {'torch', 'numpy', 'sklearn'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -92,6 +92,11 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         app.add_typer(make_checkpoint_app(**settings), name="checkpoint", help=CHECKPOINT_HELP)
     else:
         about["checkpoint"] = CHECKPOINT_HELP
+    about["plan"] = "Choose which parameters to protect with a given amount of memory."
+    if asked == "plan":
+        from unsilent.cli import plan
+
+        verbs["plan"] = make_typer_function(plan.OPTION_CLASSES, plan.plan, plan.HELP)
     about["run"] = "Run a training script under the monitor, without changing it."
     if asked == "run":
         from unsilent.cli.run import HELP, OPTION_CLASSES, run

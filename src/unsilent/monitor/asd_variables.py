@@ -97,7 +97,9 @@ def read_asd_variables(environment: Mapping[str, str], preset: str | None) -> As
     if level == "0":
         request.switched_off_by = f"{ENABLE}={level}"
     elif configuration and not enabled and generation in (None, COMBINED):
-        request.switched_off_by = f"{configuration}={variables[configuration]}"
+        text = variables[configuration]
+        is_said = dict(_items(text)).get("enable") == "false"
+        request.switched_off_by = f"{configuration}={text}" + ("" if is_said else ", without enable:true,")
     if generation is not None or not request.switched_off_by:
         why = f"has no meaning for preset {generation}" if generation else f"has no effect without {ENABLE}"
         request.notes += [f"{name} {why}, and is ignored" for name in variables if name not in used]

@@ -17,6 +17,7 @@ from torch import Tensor
 from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge, JudgeVerdict
+from unsilent.outcomes.detections import DetectionSet
 from unsilent.outcomes.tensors import array_of, float8_as_float32, leaves, rows_of
 
 Doubles = NDArray[np.float64]
@@ -209,6 +210,41 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class Segmentation:
+    """The map of pixel labels changed too much; severity: 1 - intersection over union of the golden and the faulty map.
+
+    Output: class scores [n, classes, height, width], or whole-number labels [n, height, width]. A map is taken as the set of its
+    pairs (pixel, label), without pairs of the label ``background``; an answer is incorrect if the intersection over union of the
+    two sets is below ``iou``. With ``iou=1`` a single pixel makes it incorrect.
+    """
+
+    iou: float = 0.95
+    background: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.iou <= 1:
+            raise UsageError(f"segmentation: iou is {self.iou}; expected a value above 0, at most 1")
+
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
+        g, f = (self._labels(x) for x in _pair(golden, faulty, self, 3))
+        counted = [np.ones_like(m, bool) if self.background is None else m != self.background for m in (g, f)]
+        both = ((g == f) & counted[0]).sum(1, dtype=np.float64)
+        either = sum(c.sum(1, dtype=np.float64) for c in counted) - both
+        overlap = np.where(either > 0, both / np.maximum(either, 1), 1.0)
+        return _verdict(overlap < self.iou, 1 - overlap)
+
+    def _labels(self, output: Tensor) -> NDArray[np.int64]:
+        """One row of labels per sample: [n, height * width]."""
+        scores = output.dtype.is_floating_point
+        if output.ndim != (4 if scores else 3):
+            raise UsageError(
+                f"{self!r} does not fit an output {output.dtype} of shape {tuple(output.shape)}; it needs class scores "
+                "[n, classes, height, width] or whole-number labels [n, height, width]"
+            )
+        return rows_of(float8_as_float32(output).argmax(1) if scores else output).long().cpu().numpy()
+
+
+@dataclass(frozen=True)
 class Function:
     """A user's own rule: ``function(golden, faulty, batch) -> (incorrect bool[n], severity float[n])`` or incorrect alone."""
 
@@ -228,6 +264,8 @@ JUDGES: dict[str, Callable[..., Judge]] = {
     "next-token": NextToken,
     "exact-sequence": ExactSequence,
     "tolerance": Tolerance,
+    "segmentation": Segmentation,
+    "detections": DetectionSet,
 }
 
 

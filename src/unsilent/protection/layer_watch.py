@@ -217,6 +217,6 @@ def reject_compiled(model: nn.Module) -> None:
     compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
     if compiled or isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
-            f"the model is compiled ({type(model).__name__}), so that its layers cannot be watched; protect the model that is not "
-            "compiled"
+            f"the model is compiled ({type(model).__name__}), so that its layers cannot be watched; protect the model "
+            "that is not compiled"
         )

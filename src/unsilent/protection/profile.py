@@ -98,8 +98,8 @@ class Profile:
             text["parts"].append(_part_as_json(part, f"{number}/", arrays))
         try:
             save_file(arrays, str(path), metadata={"profile": json.dumps(text)})
-        except OSError as error:
-            raise UsageError(f"cannot write the profile {path}: {error.strerror or error}; give another file") from None
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"cannot write the profile {path} ({error}); give another file") from None
         except TypeError as error:
             raise UsageError(
                 f"the stored input of golden-test cannot be written as JSON ({error}); leave golden-test out"

@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from unsilent.error_origin import call_user_code, calls_user_code
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.nested import tensors_in
 from unsilent.outcomes.base import Judge
 
 
@@ -43,6 +44,10 @@ class InferenceWorkload(Protocol):
 
 CALIBRATION, TEST, SHIFTED = CLEAN_PARTS = ("calibration", "test", "shifted")
 """Clean samples that a detector is calibrated with, those that its false alarms are counted on, and unusual but correct ones."""
+
+
+CleanSource = Callable[[str, int], Iterable[Any]] | Mapping[str, Iterable[Any]]
+"""Where a `Workload` gets its clean inputs from."""
 
 
 @runtime_checkable
@@ -85,6 +90,8 @@ class Workload:
             Default: the top-level children of the model.
         run: ``run(model, batch) -> output``; default one call of the model.
         info: JSON values for the report.
+        clean: Clean inputs for detectors, besides ``batches``: a dict from part (see `CLEAN_PARTS`) to an iterable of
+            batches, or a function ``clean(part, samples) -> batches``. See `CalibratedWorkload.clean_batches`.
     """
 
     def __init__(
@@ -98,6 +105,7 @@ class Workload:
         labelled: bool = False,
         name: str = "custom",
         info: Mapping[str, Any] | None = None,
+        clean: CleanSource | None = None,
     ) -> None:
         from unsilent.outcomes import judge as make_judge
 
@@ -117,6 +125,16 @@ class Workload:
         self._run = run
         self._source = batches
         self._labelled = labelled
+        if isinstance(clean, Mapping):
+            for part in clean:
+                _check_part(part)
+        elif clean is not None and not callable(clean):
+            raise UsageError(
+                f"clean is a {type(clean).__name__}; expected a dict like {{'calibration': batches, 'test': batches}}, "
+                "or a function clean(part, samples) -> batches"
+            )
+        self._clean = clean
+        self._clean_parts: dict[str, list[Any]] = {}
         self._batches: list[Any] | None = None
         self._training: list[nn.Module] | None = None
 
@@ -141,10 +159,37 @@ class Workload:
     def batches(self) -> Sequence[Any]:
         """The batches, read once from the iterable and kept."""
         if self._batches is None:
-            self._batches = [_inputs(b) if self._labelled else b for b in call_user_code(list, self._source)]
+            self._batches = self._unlabelled(call_user_code(list, self._source))
             if not self._batches:
                 raise UsageError(f"workload {self.name!r} has no batches; give at least one")
         return self._batches
+
+    def clean_batches(self, part: str, samples: int) -> Sequence[Any]:
+        """Clean batches from ``clean``; see `CalibratedWorkload`. From a dict of batches: whole ones, up to the number wanted.
+
+        Raises:
+            UsageError: the workload has no clean inputs of that part.
+        """
+        _check_part(part)
+        if self._clean is None or (isinstance(self._clean, Mapping) and part not in self._clean):
+            raise UsageError(
+                f"workload {self.name!r} has no clean inputs {part!r}; give them as Workload(…, clean={{{part!r}: batches}})"
+            )
+        if not isinstance(self._clean, Mapping):
+            return self._unlabelled(call_user_code(list, call_user_code(self._clean, part, samples)))
+        if part not in self._clean_parts:
+            self._clean_parts[part] = self._unlabelled(call_user_code(list, self._clean[part]))
+        result: list[Any] = []
+        for batch in self._clean_parts[part]:
+            if samples <= 0:
+                break
+            result.append(batch)
+            samples -= next((len(tensor) for tensor in tensors_in(batch)), 1)
+        return result
+
+    def _unlabelled(self, batches: Iterable[Any]) -> list[Any]:
+        """Batches as the model takes them."""
+        return [_inputs(batch) if self._labelled else batch for batch in batches]
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """One evaluation of one batch."""
@@ -159,3 +204,9 @@ def _inputs(batch: Any) -> Any:
             "give tuples like (inputs, labels), or leave out labelled=True"
         )
     return batch[0] if len(batch) == 2 else tuple(batch[:-1])
+
+
+def _check_part(part: str) -> None:
+    """Raise ``UsageError`` unless ``part`` is one of `CLEAN_PARTS`."""
+    if part not in CLEAN_PARTS:
+        raise unknown_name_error("part of clean inputs", part, CLEAN_PARTS)

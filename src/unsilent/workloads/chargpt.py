@@ -1,25 +1,28 @@
-"""`chargpt`: a small character-level GPT on the Python language reference.
+"""`chargpt`: a small character-level GPT on the help texts that ship with Python; see `help_texts`.
 
 A decoder-only transformer after Radford et al. (2019): causal scaled dot-product attention, pre-norm, learned
-positions, and an output head tied to the token embedding. Text: ``pydoc_data.topics``, the help texts that ship with
-Python, so nothing is downloaded; it differs between Python versions, and its hash is part of the cache key.
+positions, and an output head tied to the token embedding.
 
-Invariants: no evaluated paragraph occurs in the training text; a later token never changes the output
-at an earlier position; unknown characters share one token.
+Invariant: a later token never changes the output at an earlier position.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import NamedTuple
-
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from unsilent.workloads.base import Workload
-from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
+from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
+from unsilent.workloads.help_texts import (
+    ALPHABET,
+    CITATION,
+    CONTEXT,
+    DESCRIPTION,
+    clean_contexts,
+    fit_to_help_texts,
+    held_out_contexts,
+    load_help_texts,
+)
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.model_fitting import (
     Goal,
@@ -27,7 +30,6 @@ from unsilent.workloads.model_fitting import (
     Schedule,
     accuracy_of,
     check_option_range,
-    fit,
     no_progress,
     outputs,
     parameter_count,
@@ -35,41 +37,8 @@ from unsilent.workloads.model_fitting import (
 
 VERSION = 1
 GOAL = Goal("next-character accuracy", 0.45)
-CONTEXT = 64
 STEPS = 1600
 SCHEDULE = Schedule(epochs=1, batch=8, rate=0.003, decay=0.05)
-ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
-"""Known characters; all others are token ``len(ALPHABET)``. Fixed, so that the model's shape is, too."""
-
-
-class Text(NamedTuple):
-    """Token ids int64, for training and held out."""
-
-    train: Tensor
-    test: Tensor
-    hash: str
-
-
-@cache
-def load_help_texts() -> Text:
-    """The help texts as token ids; read once per process, never to be written to.
-
-    Topics quote each other, so paragraphs are taken once each; every tenth is held out.
-    """
-    from pydoc_data.topics import topics
-
-    everything = (p.strip("\n") for name in sorted(topics) for p in topics[name].split("\n\n"))
-    paragraphs = list(dict.fromkeys(filter(None, everything)))
-    known = [p for i, p in enumerate(paragraphs) if i % 10 != 5]
-    train, test = encode("\n\n".join(known)), encode("\n\n".join(paragraphs[5::10]))
-    return Text(train, test, digest_of_parts(train.numpy().tobytes(), test.numpy().tobytes()))
-
-
-def encode(characters: str) -> Tensor:
-    """Token ids int64 [len(characters)]."""
-    table = np.full(0x110000, len(ALPHABET), np.int64)
-    table[[ord(c) for c in ALPHABET]] = np.arange(len(ALPHABET))
-    return torch.from_numpy(table[np.frombuffer(characters.encode("utf-32-le"), np.uint32)])
 
 
 class CharGpt(nn.Module):
@@ -99,56 +68,32 @@ COMPONENTS = {
 }
 
 
-def loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy over all positions; scores [n, t, 97], target int64 [n, t]."""
-    return cross_entropy(scores.flatten(0, 1), target.flatten())
-
-
 def chargpt(*, eval: int = 32, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
     """The trained model on ``eval`` held-out contexts [eval, 64]; its answer is the most likely next character."""
     name = "chargpt"
-    data = load_help_texts()
-    windows = data.test[: (len(data.test) - 1) // CONTEXT * CONTEXT].view(-1, CONTEXT)
+    windows, following = held_out_contexts()
     check_option_range(name, "eval", eval, len(windows), "held-out contexts")
-    offsets = torch.arange(CONTEXT + 1)
-
-    def sample(rows: Tensor) -> tuple[Tensor, Tensor]:
-        window = data.train[rows[:, None] + offsets]
-        return window[:, :-1], window[:, 1:]
 
     def train(model: nn.Module) -> float:
-        # One "epoch" over a seeded choice of starting points: the text holds far more than are needed.
-        starts = torch.randperm(len(data.train) - CONTEXT, generator=torch.Generator().manual_seed(seed))
-        fit(
-            model,
-            lambda rows: sample(starts[rows]),
-            STEPS * SCHEDULE.batch,
-            loss,
-            SCHEDULE,
-            seed=seed,
-            description=f"training {name}",
-            progress=progress,
-        )
-        scores = outputs(model, list(windows.split(64)))
-        following = data.test[1 : windows.numel() + 1].view(-1, CONTEXT)
-        return accuracy_of(scores.argmax(2), following)
+        fit_to_help_texts(model, STEPS, SCHEDULE, name=name, seed=seed, progress=progress)
+        return accuracy_of(outputs(model, list(windows.split(64))).argmax(2), following)
 
-    model, accuracy = load_or_train(
-        TrainedWeightsRecipe(name, VERSION, {"seed": seed}, data.hash), CharGpt, train, GOAL, seed=seed
-    )
-    picks = torch.linspace(0, len(windows) - 1, eval).long()
+    recipe = TrainedWeightsRecipe(name, VERSION, {"seed": seed}, load_help_texts().hash)
+    model, accuracy = load_or_train(recipe, CharGpt, train, GOAL, seed=seed)
+    evaluated = windows[torch.linspace(0, len(windows) - 1, eval).long()]
     return Workload(
         model,
-        [windows[picks].clone()],
+        [evaluated],
         judge="next-token",
         name=name,
         components=COMPONENTS,
+        clean=clean_contexts(name, evaluated),
         info={
             "description": "character GPT, tied embedding and head, contexts of 64 characters",
-            "data": "help topics of this Python version (pydoc_data.topics), every tenth paragraph held out",
+            "data": DESCRIPTION,
             "accuracy": {"name": GOAL.metric, "value": accuracy},
             "parameters": parameter_count(model),
             "samples": eval,
-            "citation": "Python Software Foundation, The Python Language Reference (PSF licence)",
+            "citation": CITATION,
         },
     )

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from unsilent.errors import UsageError
-from unsilent.workloads.base import Workload
+from unsilent.workloads.base import SHIFTED, Workload
 from unsilent.workloads.cifar_files import read_images, read_weights
+from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altered_copies, split_originals
 from unsilent.workloads.model_fitting import (
     Goal,
     accuracy_of,
@@ -34,6 +35,9 @@ from unsilent.workloads.saved_files import state_dict_misfit
 
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
+LEVELS = 255
+CLEAN = ImageAlteration(rotation=4, shift=1.5, brightness=0.1, noise=0.005, mirrored=True)
+UNUSUAL = ImageAlteration(rotation=10, shift=3, brightness=0.3, noise=0.03, mirrored=True)
 CITATION = "He, Zhang, Ren & Sun, Deep Residual Learning for Image Recognition, CVPR 2016"
 
 
@@ -123,7 +127,15 @@ def cifar_resnet(
         f"check that {weights} was trained for {data}, or skip this check with the option min_accuracy=0",
         UsageError,
     ).check(name, accuracy)
-    picks = torch.from_numpy(np.random.default_rng(0).permutation(len(images))[:eval])
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(images)))
+    picks, originals = order[:eval], split_originals(order[eval:])
+
+    def clean_copies(part: str, original: int, copies: int) -> Tensor:
+        image, shifted = images[original].permute(2, 0, 1).float() / LEVELS, part == SHIFTED
+        how = UNUSUAL if shifted else CLEAN
+        altered = altered_copies(image, copies, how, LEVELS, [2, original], plain_first=not shifted)
+        return normalised((altered * LEVELS).round().to(torch.uint8).permute(0, 2, 3, 1))
+
     return Workload(
         model,
         list(normalised(images[picks]).split(batch)),
@@ -131,6 +143,7 @@ def cifar_resnet(
         name=name,
         components={part: f"{part}.*" for part in ("layer1", "layer2", "layer3")}
         | {"stem": ("conv1.*", "bn1.*"), "linear": "linear.*"},
+        clean=CleanInputs(name, originals.__getitem__, clean_copies, batch),
         info={
             "description": f"CIFAR ResNet-{depth}, option-A shortcuts",
             "data": f"{Path(data).name}, {len(images):,} images",

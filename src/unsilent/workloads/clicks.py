@@ -7,7 +7,8 @@ something to learn: with labels independent of the features every small deviatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch import Tensor
 from unsilent.workloads.cache import digest_of_parts
 
 DENSE, SPARSE = 13, 26
+POPULARITY = 1.3
+"""Exponent of Zipf's law for the categories."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Clicks:
     tables: tuple[int, ...]
     description: str
     hash: str
+    by_popularity: tuple[NDArray[np.int64], ...] = ()
+    """Synthetic: the categories of each table, most popular first."""
 
     @property
     def training_row_count(self) -> int:
@@ -49,24 +54,46 @@ def synthetic_clicks(rows: int = 80_000) -> Clicks:
     dense = rng.standard_normal((rows, DENSE))
     sparse = np.empty((rows, SPARSE), np.int64)
     logit = dense @ rng.normal(0, 0.3, DENSE) + 0.5 * dense[:, 0] * dense[:, 1]
-    hidden = []
+    hidden, by_popularity = [], []
     for i, size in enumerate(tables):
-        share = 1 / np.arange(1, size + 1) ** 1.3
         # Popular categories get arbitrary indices, as hashing would give them.
-        sparse[:, i] = rng.permutation(size)[rng.choice(size, rows, p=share / share.sum())]
+        by_popularity.append(rng.permutation(size))
+        sparse[:, i] = by_popularity[i][_popularity_ranks(rng, size, rows, POPULARITY)]
         hidden.append(rng.standard_normal((size, 2))[sparse[:, i]])
         logit += 0.3 * hidden[-1][:, 0]
     for i in range(0, SPARSE, 2):
         logit += 0.3 * hidden[i][:, 1] * hidden[i + 1][:, 1]
     logit = 2.5 * (logit - np.median(logit)) / logit.std()
     labels = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
-    return clicks(
+    result = clicks(
         dense.astype(np.float32),
         sparse,
         labels,
         tables,
         f"synthetic clicks with a random teacher, Criteo schema, {rows:,} rows, a fifth held out",
     )
+    return replace(result, by_popularity=tuple(by_popularity))
+
+
+def more_synthetic_requests(
+    seed: Sequence[int], rows: int, *, popularity: float = POPULARITY, spread: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Further requests to the model of `synthetic_clicks`, without labels: dense [rows, 13] and sparse [rows, 26].
+
+    Args:
+        popularity: Exponent of Zipf's law; smaller: rare categories are less rare.
+        spread: Standard deviation of the dense features.
+    """
+    rng, data = np.random.default_rng(seed), synthetic_clicks()
+    dense = (spread * rng.standard_normal((rows, DENSE))).astype(np.float32)
+    sparse = [names[_popularity_ranks(rng, len(names), rows, popularity)] for names in data.by_popularity]
+    return torch.from_numpy(dense), torch.from_numpy(np.stack(sparse, 1))
+
+
+def _popularity_ranks(rng: np.random.Generator, size: int, rows: int, exponent: float) -> NDArray[np.int64]:
+    """Ranks 0 … size - 1 after Zipf's law, int64 [rows]."""
+    share = 1 / np.arange(1, size + 1) ** exponent
+    return rng.choice(size, rows, p=share / share.sum())
 
 
 def clicks(

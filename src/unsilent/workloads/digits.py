@@ -1,11 +1,11 @@
-"""`digits-cnn` and `digits-vit`: two small classifiers of scikit-learn's handwritten digits, which are split once and for all.
+"""`digits-cnn`, `digits-vit`, `digits-efficientnet` and `digits-mobilenet`: small classifiers of scikit-learn's digits.
 
 Source of the data: the 1,797 8x8 images that ship with scikit-learn (UCI "Optical Recognition of Handwritten Digits", test part).
-Invariant: the split depends on nothing but the data.
+Invariant: the split into training and held-out images depends on nothing but the data.
 
 `DigitsCnn` is the quickest workload there is: convolution, batch norm, ReLU and residual blocks as in He et al. (CVPR 2016),
 scaled down to 8x8 images. `DigitsVit` has patches, class token, pre-norm blocks with scaled dot-product attention and GELU MLPs,
-after Dosovitskiy et al. (ICLR 2021), in 2x2 patches.
+after Dosovitskiy et al. (ICLR 2021), in 2x2 patches. The other two are in `inverted_residuals`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.workloads.base import Workload
+from unsilent.workloads.base import SHIFTED, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
+from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altered_copies, split_originals
+from unsilent.workloads.inverted_residuals import DigitsEfficientNet, DigitsMobileNet
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.model_fitting import (
     Goal,
@@ -35,6 +37,10 @@ from unsilent.workloads.model_fitting import (
 )
 
 DESCRIPTION = "scikit-learn digits (UCI handwritten digits, 8x8 grey), 1,347 training and 450 held-out images"
+LEVELS = 16
+"""Steps of grey between black and white."""
+CLEAN = ImageAlteration(rotation=5, shift=0.25, brightness=0.05, noise=0.02)
+UNUSUAL = ImageAlteration(rotation=12, shift=0.6, brightness=0.2, noise=0.08)
 CITATION = "Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"
 
 
@@ -130,6 +136,10 @@ class DigitsClassifierSpec:
     components: Mapping[str, str | Sequence[str]]
 
 
+INVERTED_RESIDUAL_COMPONENTS: dict[str, str | Sequence[str]] = {
+    **{part: f"{part}.*" for part in ("stem", "features", "head")},
+    **{part: f"blocks.*.{part}.*" for part in ("expand", "depthwise", "project")},
+}
 CLASSIFIERS = {
     "digits-cnn": DigitsClassifierSpec(
         version=1,
@@ -153,7 +163,30 @@ CLASSIFIERS = {
             "head": ("head.*",),
         },
     ),
+    "digits-efficientnet": DigitsClassifierSpec(
+        version=1,
+        description="small EfficientNet (squeeze-and-excitation, SiLU) on handwritten digits",
+        build=DigitsEfficientNet,
+        schedule=Schedule(epochs=12, batch=64, rate=0.01),
+        goal=Goal("accuracy", 0.95),
+        components=INVERTED_RESIDUAL_COMPONENTS | {"excite": "blocks.*.excite.*"},
+    ),
+    "digits-mobilenet": DigitsClassifierSpec(
+        version=1,
+        description="small MobileNetV2 (depthwise convolutions, ReLU6) on handwritten digits",
+        build=DigitsMobileNet,
+        schedule=Schedule(epochs=12, batch=64, rate=0.01),
+        goal=Goal("accuracy", 0.95),
+        components=INVERTED_RESIDUAL_COMPONENTS,
+    ),
 }
+
+
+def clean_copies(part: str, original: int, copies: int) -> Tensor:
+    """Copies of a held-out image [copies, 1, 8, 8], the first unaltered; of the part `SHIFTED`: all strongly altered."""
+    image, shifted = (digits().test[original] + 1) / 2, part == SHIFTED
+    how = UNUSUAL if shifted else CLEAN
+    return 2 * altered_copies(image, copies, how, LEVELS, [1, original], plain_first=not shifted) - 1
 
 
 def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
@@ -182,6 +215,7 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
         judge="top1",
         name=name,
         components=one.components,
+        clean=CleanInputs(name, split_originals(range(eval, len(data.test))).__getitem__, clean_copies, batch=128),
         info={
             "description": one.description,
             "data": DESCRIPTION,

@@ -18,6 +18,7 @@ from torch.nn.functional import binary_cross_entropy
 from unsilent.errors import UsageError
 from unsilent.workloads.base import Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
+from unsilent.workloads.clean_clicks import clean_requests
 from unsilent.workloads.click_csv import ROOM, from_csv
 from unsilent.workloads.clicks import Clicks, synthetic_clicks
 from unsilent.workloads.dlrm_model import COMPONENTS, Dlrm
@@ -100,6 +101,7 @@ def dlrm(
         judge=f"threshold:at={at:g}",
         name=NAME,
         components=COMPONENTS,
+        clean=clean_requests(NAME, clicks, held_out.stop),
         info={
             "description": "DLRM click prediction, dot interaction",
             "data": clicks.description,

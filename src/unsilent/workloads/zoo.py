@@ -34,25 +34,33 @@ _HERE = "unsilent.workloads."
 
 
 def _zoo() -> dict[str, WorkloadEntry]:
+    classifiers = {
+        "digits-cnn": "small residual CNN with batch norm",
+        "digits-vit": "small vision transformer",
+        "digits-efficientnet": "small EfficientNet with squeeze-and-excitation and SiLU",
+        "digits-mobilenet": "small MobileNetV2 with depthwise convolutions and ReLU6",
+    }
     entries = [
-        WorkloadEntry(
-            "digits-cnn",
-            _HERE + "digits:classifier",
-            "small residual CNN with batch norm on scikit-learn's 8x8 handwritten digits",
-            {"eval": "held-out images per evaluation (128)", **_SEED},
-            fixed_options={"name": "digits-cnn"},
-        ),
-        WorkloadEntry(
-            "digits-vit",
-            _HERE + "digits:classifier",
-            "small vision transformer on scikit-learn's 8x8 handwritten digits",
-            {"eval": "held-out images per evaluation (128)", **_SEED},
-            fixed_options={"name": "digits-vit"},
+        *(
+            WorkloadEntry(
+                name,
+                _HERE + "digits:classifier",
+                f"{what} on scikit-learn's 8x8 handwritten digits",
+                {"eval": "held-out images per evaluation (128)", **_SEED},
+                fixed_options={"name": name},
+            )
+            for name, what in classifiers.items()
         ),
         WorkloadEntry(
             "chargpt",
             _HERE + "chargpt:chargpt",
             "small character GPT on the Python reference that ships with Python",
+            {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
+        ),
+        WorkloadEntry(
+            "llama-chars",
+            _HERE + "llama_chars:llama_chars",
+            "small character Llama of transformers on the Python reference that ships with Python",
             {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
         ),
         WorkloadEntry(
@@ -70,6 +78,29 @@ def _zoo() -> dict[str, WorkloadEntry]:
                 **_SEED,
             },
             data="optional",
+        ),
+    ]
+    scenes = {"eval": "scenes of held-out digits per evaluation (64)", **_SEED}
+    entries += [
+        WorkloadEntry(
+            "scenes-unet",
+            _HERE + "scenes.segmentation:segmenter",
+            "small U-Net with batch norm that labels the pixels of scenes of scikit-learn's digits",
+            scenes,
+            fixed_options={"name": "scenes-unet"},
+        ),
+        WorkloadEntry(
+            "scenes-segformer",
+            _HERE + "scenes.segmentation:segmenter",
+            "small SegFormer of transformers that labels the pixels of scenes of scikit-learn's digits",
+            scenes,
+            fixed_options={"name": "scenes-segformer"},
+        ),
+        WorkloadEntry(
+            "scenes-detector",
+            _HERE + "scenes.detection:detector",
+            "small one-stage detector that finds scikit-learn's digits in scenes",
+            scenes,
         ),
     ]
     entries += [

@@ -13,8 +13,8 @@ from torch import nn
 from conftest import in_process
 from unsilent.errors import UsageError
 from unsilent.workloads import TRAININGS, ZOO, load_training
-from unsilent.workloads.chargpt import encode
 from unsilent.workloads.clicks import synthetic_clicks
+from unsilent.workloads.help_texts import encode
 from unsilent.workloads.trainings import Seeds
 from unsilent.workloads.trainings.clicking import RARE
 from unsilent.workloads.trainings.dropout import ChosenRows, RowDropout, rows_chosen_by

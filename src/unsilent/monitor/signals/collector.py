@@ -321,9 +321,9 @@ class SignalCollector:
             return
         self._end_row(self._ends.has_made_step(id(optimizer)))
         self._has_stepped = True
-        group = self._groups[id(optimizer)]
-        bind_to_this_thread(self)
         with self._timed("state"):
+            bind_to_this_thread(self)
+            group = self._groups[id(optimizer)]
             if self._ends.is_in_pass:  # a step for each gradient that arrives
                 self._has_gradient = self._has_gradient or any(
                     one.parameter.grad is not None for one in group.parameters
@@ -395,15 +395,15 @@ class SignalCollector:
         row = self._next_row if step > self.step and self._next_row is not None else self._row
         row.add((slot, slot + 1), norms_and_largest([local_tensor(value)]))
 
-    def _gradient_arrived(self, key: tuple[str, str], gradient: Tensor) -> None:
-        """Read one gradient now; what is called from a hook raises nothing. Those of torch.autograd.grad are left out."""
+    def _gradient_arrived(self, key: tuple[str, str], *parts: Tensor) -> None:
+        """Read one gradient, the sum of its parts; raises nothing, as it is a hook. Leaves out those of torch.autograd.grad."""
         if _is_transformed() or self.is_off or not self._ends.is_in_pass:
             return
         with self._timed("gradients" if key[0] == GRADIENT else "values"):
             slot = self._slots[key]
             if key[0] != GRADIENT:
                 self._values.note(key, self.step)
-            self._put((slot, slot + 1), norms_and_largest([local_tensor(gradient)]))
+            self._put((slot, slot + 1), norms_and_largest([local_tensor(sum(parts[1:], parts[0]))]))
 
     def _put_loss(self, loss: Tensor) -> None:
         """One that a loss scaler has multiplied may be infinite by that alone; then it is left out."""
@@ -411,7 +411,10 @@ class SignalCollector:
         if self._scale is not None:
             scale = self._scale.to(value.device)
             largest = torch.finfo(loss.dtype).max / scale
-            infinite = torch.where(largest < LARGEST_LOSS, -torch.inf, torch.inf)
+            infinity = value.new_full(
+                (), torch.inf
+            )  # a number of Python would be sent to the device, which waits for it
+            infinite = torch.where(largest < LARGEST_LOSS, -infinity, infinity)
             value = torch.where(value.isinf(), infinite, value / scale)
             self._row.leave_out_minus_infinity(self._loss)
         self._arrived.append(((self._loss,), value))

@@ -29,10 +29,10 @@ COUNTERS = "step counters"
 
 @torch.no_grad()
 def bit_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """Fingerprints of n tensors, int64[n] on the device of the first."""
+    """Fingerprints of n tensors, int64[n] on their device; where some are on the host (step counters), on that of the others."""
     if not tensors:
         return torch.zeros(0, dtype=torch.int64)
-    device = tensors[0].device
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
     large: list[int] = []
     small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, tensor in enumerate(tensors):
@@ -40,13 +40,14 @@ def bit_sums(tensors: Sequence[Tensor]) -> Tensor:
             small.setdefault((tensor.dtype, tensor.device), []).append(place)
         else:
             large.append(place)
-    parts = [torch.stack([_bit_sum(tensors[place]).to(device) for place in large])] if large else []
+    parts = [torch.stack([_bit_sum(tensors[place]).to(device, non_blocking=True) for place in large])] if large else []
     for (dtype, _), places in small.items():
-        parts.append(_small_bit_sums([tensors[place] for place in places], _WORDS[dtype]).to(device))
+        sums = _small_bit_sums([tensors[place] for place in places], _WORDS[dtype])
+        parts.append(sums.to(device, non_blocking=True))
     if len(parts) == 1:
         return parts[0]
     order = torch.tensor([*large, *(place for places in small.values() for place in places)])
-    return torch.cat(parts)[order.argsort().to(device)]
+    return torch.cat(parts)[order.argsort().to(device, non_blocking=True)]
 
 
 def _small_bit_sums(tensors: Sequence[Tensor], word: torch.dtype) -> Tensor:

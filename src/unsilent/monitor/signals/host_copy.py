@@ -29,7 +29,7 @@ class HostCopy:
     def read(self) -> Tensor:
         """The copy; waits for the device where it has not come so far."""
         begun = time.perf_counter()
-        if self._event is not None:
+        if self._event is not None and not self._event.query():
             self._event.synchronize()
         result = self._tensor.cpu()
         self.seconds_waited += time.perf_counter() - begun

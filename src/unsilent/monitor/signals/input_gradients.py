@@ -25,15 +25,15 @@ class _Consumer(NamedTuple):
 
 
 def read_input_gradient(
-    layer_input: Tensor, others: Sequence[Tensor], outputs: Sequence[Tensor], report: Callable[[Tensor], None],
+    layer_input: Tensor, others: Sequence[Tensor], outputs: Sequence[Tensor], report: Callable[..., None],
 ) -> None:  # fmt: skip
-    """Have the gradient of a layer's input reported in the backward pass, once it is complete.
+    """Have the gradient of a layer's input reported in the backward pass, once it is complete: what is to be added up for it.
 
     Args:
         layer_input: That requires a gradient.
         others: Further inputs; what flows through them is not part of the layer.
         outputs: Of the layer.
-        report: Is called with the gradient.
+        report: Is called with the parts, one or more, whose sum is the gradient; raises nothing.
     """
     consumers = _consumers(layer_input, others, outputs)
     parts: list[Tensor] = []
@@ -46,7 +46,7 @@ def read_input_gradient(
         if missing:
             return
         if parts:
-            report(sum(parts[1:], parts[0]))
+            report(*parts)
         parts.clear()
         missing = count
 

@@ -20,6 +20,8 @@ PARTS = (INPUT, OUTPUT, GRADIENT_OF_OUTPUT)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm)
 Report = Callable[[Tensor], None]
 """Is called with a tensor when it is known."""
+ReportGradient = Callable[..., None]
+"""Is called with the parts, one or more, whose sum is a gradient."""
 
 
 def is_norm_layer(module: nn.Module) -> bool:
@@ -63,7 +65,7 @@ class Reader(NamedTuple):
 
     is_wanted: Callable[[], bool]
     report: Report
-    report_gradient: Report
+    report_gradient: ReportGradient
     protect: Callable[[Callable[..., None]], Callable[..., None]]
 
 

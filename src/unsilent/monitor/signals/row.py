@@ -129,7 +129,7 @@ class SignalRow:
         values = torch.cat([part.to(device, torch.float64) for part in self._parts])
         unique, places = torch.unique(slots, return_inverse=True)
         largest = torch.full((len(unique),), -torch.inf, dtype=torch.float64, device=device)
-        self._parts = [largest.scatter_reduce(0, places.to(device), values, "amax")]
+        self._parts = [largest.scatter_reduce(0, places.to(device, non_blocking=True), values, "amax")]
         self._slots = [unique.tolist()]
 
     def _merge_comparisons(self) -> None:
@@ -139,5 +139,6 @@ class SignalRow:
         device = self._compared[0].device
         changed = torch.cat([part.to(device, torch.int64) for part in self._compared])
         counts = torch.zeros(len(places), dtype=torch.int64, device=device)
-        self._compared = [counts.index_add(0, torch.tensor(order, device=device), changed) > 0]
+        index = torch.tensor(order).to(device, non_blocking=True)
+        self._compared = [counts.index_add(0, index, changed) > 0]
         self._compared_names = [list(places)]

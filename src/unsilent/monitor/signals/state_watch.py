@@ -132,7 +132,7 @@ class StateWatch:
         state.sums = bit_sums([entry.bits() for entry in state.chosen])
         replicas = [place for place, entry in enumerate(state.chosen) if entry.is_parameter]
         if replicas and self._has_replicas:
-            row.add_replicas([state.chosen[place].name for place in replicas], state.sums[replicas])
+            row.add_replicas([state.chosen[place].name for place in replicas], _chosen(state.sums, replicas))
 
     @torch.no_grad()
     def compare(self, row: SignalRow, optimizer: Optimizer) -> None:
@@ -147,5 +147,14 @@ class StateWatch:
             if entry.versions() == versions
         ]
         entries = [state.chosen[place] for place in same]
-        changed = bit_sums([entry.bits() for entry in entries]).to(sums.device) != sums[same]
+        changed = bit_sums([entry.bits() for entry in entries]).to(sums.device, non_blocking=True) != _chosen(
+            sums, same
+        )
         row.add_comparison([entry.name for entry in entries], changed)
+
+
+def _chosen(sums: Tensor, places: Sequence[int]) -> Tensor:
+    """The elements at these places, in ascending order; nothing waits for the device, as it would for a list as an index."""
+    if len(places) == len(sums):
+        return sums
+    return sums[torch.tensor(places, dtype=torch.int64).to(sums.device, non_blocking=True)]

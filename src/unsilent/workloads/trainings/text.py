@@ -1,4 +1,4 @@
-"""`train-chargpt` and `train-llama`: language models on the help texts that ship with Python; see `workloads.chargpt`.
+"""`train-chargpt` and `train-llama`: language models on the help texts that ship with Python; see `workloads.help_texts`.
 
 A row is a piece of 64 characters from a random place, so the order of the data is the choice of the places. Its answer at every
 position is the most likely next character.
@@ -6,7 +6,6 @@ position is the most likely next character.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,9 @@ from torch import Tensor, nn
 
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.workloads.base import call_model
-from unsilent.workloads.chargpt import ALPHABET, CONTEXT, CharGpt, load_help_texts, loss
+from unsilent.workloads.chargpt import CharGpt
+from unsilent.workloads.help_texts import ALPHABET, CITATION, CONTEXT, DESCRIPTION, load_help_texts, loss
+from unsilent.workloads.llama_chars import HEADS, character_llama
 from unsilent.workloads.model_fitting import check_option_range
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
 from unsilent.workloads.trainings.evaluating import make_evaluation
@@ -25,7 +26,6 @@ from unsilent.workloads.trainings.recipes import BuiltInTrainingOptions, add_dro
 
 EVALUATED = 32
 """Held-out contexts, spread over the text."""
-HEADS = 4
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -77,18 +77,9 @@ def train_llama(
     check_size(name, width, depth)
     if dtype not in DTYPES:
         raise unknown_name_error(f"dtype of workload {name!r}", dtype, DTYPES)
-    try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError:
-        raise UsageError(f"workload {name!r} needs transformers; pip install 'unsilent[transformers]'") from None
-    config = transformers.LlamaConfig(
-        vocab_size=len(ALPHABET) + 1, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=depth,
-        num_attention_heads=HEADS, max_position_embeddings=CONTEXT, use_cache=False, attn_implementation="sdpa",
-        pad_token_id=None, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
 
     def build() -> nn.Module:
-        model: nn.Module = transformers.LlamaForCausalLM(config)
+        model = character_llama(name, width, depth)
         for parameter in model.parameters():  # not the frequencies of the rotary positions
             parameter.data = parameter.data.to(DTYPES[dtype])
         return model
@@ -153,8 +144,8 @@ def text_training(
         evaluate=evaluate,
         info={
             "description": description,
-            "data": "help topics of this Python version (pydoc_data.topics), every tenth paragraph held out",
-            "citation": "Python Software Foundation, The Python Language Reference (PSF licence)",
+            "data": DESCRIPTION,
+            "citation": CITATION,
         },
     )
 

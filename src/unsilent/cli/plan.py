@@ -1,0 +1,84 @@
+"""``unsilent plan STORE``: what to protect with a given amount of memory; the list of it as a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unsilent.errors import UsageError
+from unsilent.options import OptionValues
+from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
+
+HELP = """Choose which parameters to put into protected memory, or to duplicate, and predict the failure rate that remains.
+
+Reads the store of a campaign of unsilent pvf --per tensor. With --validate, a second campaign checks the prediction.
+"""
+OPTION_CLASSES = (PlanOptions, PlanOutputOptions)
+ENDINGS = (".json", ".toml")
+
+
+def plan(given: dict[str, Any], script: Sequence[str] = ()) -> int:
+    """Plan, print the report and write the page; ``given``: options by field."""
+    from unsilent.cli.paths import report_path, writable_page
+    from unsilent.cli.progress import make_observer
+    from unsilent.cli.report_output import show_report
+    from unsilent.studies.campaign_kinds import kind_of_store
+    from unsilent.studies.plan.report import report
+    from unsilent.studies.plan.study import make_plan, protected_list
+    from unsilent.studies.pvf.kind import PVF
+
+    asked = OptionValues(OPTION_CLASSES, given)
+    options, shown = asked.make_dataclass(PlanOptions), asked.make_dataclass(PlanOutputOptions)
+    check_output(shown.output, options)
+    for store in filter(None, (options.store, options.truth)):
+        if (kind := kind_of_store(store)) is not PVF:
+            raise UsageError(
+                f"{store} is a store of unsilent {kind.command_words}; a plan needs one of unsilent pvf --per tensor"
+            )
+    page = report_path(options.store, shown.page or options.store.with_suffix(".plan.html"))
+    page_path = writable_page(page, shown.page)
+    command = asked.command_line("plan", PlanOptions)
+    with make_observer(quiet=shown.quiet, plain=shown.plain or shown.as_json) as observer:
+        result = make_plan(options, command, observer)
+    if shown.output is not None:
+        write_list(protected_list(result), shown.output)
+    files = {"List": shown.output, "Validation store": result.validation_store}
+    show_report(report(result), page_path, shown.as_json, shown.plain, files)
+    return 0
+
+
+def check_output(output: Path | None, options: PlanOptions) -> None:
+    """Raise ``UsageError`` for a list that cannot be written there, before anything runs."""
+    if output is None:
+        return
+    if output.suffix not in ENDINGS:
+        raise UsageError(f"--output is {str(output)!r}; expected a name that ends in {' or '.join(ENDINGS)}")
+    inputs = [path for path in (options.store, options.truth, options.blocks) if path is not None]
+    if os.path.realpath(output) in map(os.path.realpath, inputs):
+        raise UsageError(f"the list would overwrite {output}; give another --output")
+    if not output.parent.is_dir() or output.is_dir():
+        raise UsageError(
+            f"cannot write the list {output}: its folder does not exist, or a folder has that name; give another --output"
+        )
+
+
+def write_list(values: Mapping[str, Any], path: Path) -> None:
+    """Write the list of protected parameters as JSON or TOML."""
+    from unsilent.render.pages import write_file
+
+    text = json.dumps(values, indent=2) + "\n" if path.suffix == ".json" else toml_text(values)
+    write_file(text.encode(), path, "the list")
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """The list as TOML; its strings are written as in JSON, which are valid basic strings of TOML."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items() if name != "budget"]
+    for budget in values["budget"]:
+        lines += ["", "[[budget]]", f"name = {json.dumps(budget['name'])}"]
+        for table in ("bytes", "blocks"):
+            lines += ["", f"[budget.{table}]"]
+            lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in budget[table].items()]
+    return "\n".join(lines) + "\n"

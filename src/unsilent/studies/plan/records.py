@@ -1,0 +1,126 @@
+"""Results of ``unsilent plan``: what is protected with each budget, and the failure rates that remain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unsilent.interval import Interval
+
+BASELINES = ("random", "smallest first", "largest first")
+"""Assignments that do not look at failure rates: the mean of many random orders, and orders by size."""
+HALF = 0.5
+"""The part of a baseline's failure rate that a plan is compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedItem:
+    """A part of the parameters in a plan.
+
+    Attributes:
+        name: Of the tensor, or tensor and class of bits.
+        bytes: That it takes.
+        share: Probability that a fault hits it.
+        rate: Its contribution to the failure rate if it is not protected, from all trials.
+        blocks: The block that it is assigned to, by the name of the budget.
+    """
+
+    name: str
+    bytes: float
+    share: float
+    rate: float
+    blocks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What the second campaign says of one budget.
+
+    Attributes:
+        rate: The failure rate that remains, with limits that hold for all budgets together.
+        difference: Prediction minus ``rate``, with such limits.
+        differs: Whether a difference is shown, with Holm's correction for the number of budgets.
+    """
+
+    rate: Interval
+    difference: Interval
+    differs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBudget:
+    """One budget, or the blocks of a file. Failure rates are shares of single faults that make an output incorrect.
+
+    Attributes:
+        name: As it was given.
+        capacity: Bytes of protected memory; None for blocks of a file.
+        used: Bytes in each block, by its name.
+        optimal: Whether the solver proved that no other assignment is better, by the selecting half of the trials.
+        predicted: Failure rate that remains, from the other half; its limits hold for all budgets together.
+        baselines: The same of `BASELINES`; missing where that order does not fit into the blocks.
+        gains: Remaining rate minus `HALF` of that of each baseline, with joint limits: of the second campaign where there is
+            one, else predicted. An upper limit below 0 shows that at most half remains.
+        oracle, plan_by_truth: The lowest rate that any plan reaches by the truth (see `PlanResult`), and that of this one.
+        trials_factor: How many times more trials would predict to within 20 %; None where that cannot be foreseen.
+        latency: Mean over all bytes; energy: of all bytes; None for budgets.
+    """
+
+    name: str
+    capacity: float | None
+    used: Mapping[str, float]
+    optimal: bool
+    predicted: Interval
+    baselines: Mapping[str, Interval]
+    gains: Mapping[str, Interval]
+    oracle: float
+    plan_by_truth: float
+    trials_factor: float | None
+    latency: float | None = None
+    energy: float | None = None
+    validation: Validation | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanResult:
+    """Plans for some budgets.
+
+    Attributes:
+        bytes: Of all parameters.
+        unprotected: Failure rate without protection, from the predicting half of the trials.
+        truth: What the oracle goes by: a store that is taken for the truth, or all trials of the campaign, which makes its rate a
+            lower bound on average.
+        items: All parts of the parameters, those that contribute most first.
+        curve: Bytes protected and the rate predicted to remain, where parts are protected one after the other, those with the
+            highest rate per byte by the selecting half first.
+    """
+
+    workload: str
+    store: str
+    fault: str
+    law: str
+    granularity: str
+    unit: str
+    confidence: float
+    bytes: float
+    trials: int
+    unprotected: Interval
+    truth: str
+    budgets: tuple[PlannedBudget, ...]
+    items: tuple[PlannedItem, ...]
+    curve: tuple[tuple[float, float], ...]
+    command: str
+    validation_store: str = ""
+    validation_seed: int | None = None
+    validation_trials: int = 0
+
+    def __str__(self) -> str:
+        def text(rate: Interval) -> str:
+            value = "no trial" if rate.estimate is None else f"{rate.estimate:.3g}"
+            return f"{value} [{rate.low:.3g}, {rate.high:.3g}]"
+
+        lines = [f"plan for {self.workload}: failure rate {text(self.unprotected)} without protection"]
+        lines += [f"  {budget.name}: {text(budget.predicted)} remains" for budget in self.budgets]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<PlanResult {self.workload!r}, {len(self.budgets)} budgets, {len(self.items)} items; print() shows it>"

@@ -1,0 +1,289 @@
+"""The report of ``unsilent plan``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from unsilent.interval import Interval
+from unsilent.report.estimates import Dots, axis_bottom, difference_cell, dot_traces
+from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextCell, estimates_table
+from unsilent.report.text import count_text, estimate_text, number_text
+from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_label, percent_ticks
+from unsilent.sizes import human_bytes
+from unsilent.studies.plan.records import BASELINES, PlannedBudget, PlanResult
+
+_SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0}
+_LEAST_AXIS = 1e-7
+MOST_ITEMS = 20
+"""Parts of the parameters that a terminal lists."""
+METHOD = (
+    "The remaining failure rate is the probability that one fault, drawn over all parameters by the law of the campaign, "
+    "makes an output incorrect although the faults in protected memory are corrected. Trials with even numbers select what is "
+    "protected, those with odd numbers predict the rate, so a prediction does not know which trials made the selection. The "
+    "selection is the optimum of the knapsack problem (HiGHS). Limits of all budgets hold together (Bonferroni); whether "
+    "prediction and second campaign differ is decided with Holm's correction."
+)
+
+
+def report(result: PlanResult) -> Report:
+    """What is shown of a plan."""
+    before = _percent(result.unprotected)
+    best = result.budgets[-1]
+    headline = (
+        f"Protecting {_budget_text(best, result)} of the parameters of {result.workload} lowers the failure rate per fault from "
+        f"{before} to {_percent(best.predicted)}."
+    )
+    return Report(
+        "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline, _machine_table(result),
+        findings=tuple(_findings(result)),
+        sections=tuple(_sections(result)),
+        facts=tuple(_facts(result)),
+        notes=tuple(_notes(result)),
+        repeat_command=result.command,
+        method=METHOD,
+        further_json=_further(result),
+    )  # fmt: skip
+
+
+def _percent(rate: Interval) -> str:
+    text = estimate_text(rate.estimate, rate.low, rate.high)
+    return f"{text.estimate} %{text.limits_in_sentence}"
+
+
+def _budget_text(budget: PlannedBudget, result: PlanResult) -> str:
+    if budget.capacity is None:
+        return f"memory blocks ({budget.name})"
+    return (
+        budget.name if budget.name.endswith("%") else f"{budget.name} ({percent_label(budget.capacity / result.bytes)})"
+    )
+
+
+def _machine_table(result: PlanResult) -> Table:
+    rows: list[tuple[Cell, ...]] = [("", "unprotected", result.unprotected)]
+    for budget in result.budgets:
+        rows.append((budget.name, "plan", budget.predicted))
+        rows += [(budget.name, name, rate) for name, rate in budget.baselines.items()]
+        rows += [(budget.name, f"plan minus half of {name}", gain) for name, gain in budget.gains.items()]
+        if budget.validation:
+            rows.append((budget.name, "validation", budget.validation.rate))
+            rows.append((budget.name, "plan minus validation", budget.validation.difference))
+    return estimates_table(("budget", "assignment", ""), rows)
+
+
+def _findings(result: PlanResult) -> Iterator[str]:
+    source = "in the second campaign" if result.validation_store else "by prediction"
+    for name in BASELINES:
+        shown = [b.name for b in result.budgets if name in b.gains and b.gains[name].high < 0]
+        estimated = [
+            b.name for b in result.budgets
+            if name in b.gains and (b.gains[name].estimate or 0.0) <= 0 and b.gains[name].estimate is not None
+        ]  # fmt: skip
+        noun = (
+            f"the {name} assignment"
+            if name == "random"
+            else f"an assignment of {name.replace(' first', ' parts first')}"
+        )
+        if estimated:
+            certain = f"shown with joint limits at {', '.join(shown)}" if shown else "not shown with joint limits"
+            yield f"at most half the failure rate of {noun} remains {source} at {', '.join(estimated)}; {certain}"
+        else:
+            yield f"more than half the failure rate of {noun} remains {source} at every budget"
+    checked = [b for b in result.budgets if b.validation]
+    wrong = [b.name for b in checked if b.validation and b.validation.differs]
+    if wrong:
+        yield f"prediction and second campaign differ at {', '.join(wrong)} (Holm)"
+    elif checked:
+        count = count_text(len(checked), "budget")
+        yield f"no difference between prediction and second campaign was shown at any of {count} (Holm)"
+    vague = [b for b in result.budgets if b.trials_factor is not None and b.trials_factor > 1]
+    if vague:
+        factors = ", ".join(f"{number_text(b.trials_factor or 0)} times at {b.name}" for b in vague)
+        yield f"to predict the rate to within 20 %, --trials of the campaign would have to be larger: {factors}"
+
+
+def _sections(result: PlanResult) -> Iterator[Section]:
+    yield Section(
+        "Remaining failure rate",
+        "Failure rate per fault that remains with each budget, by the half of the trials that did not select.",
+        (
+            _budget_table(result),
+            Plot("pareto", "Remaining failure rate against protected bytes", pareto_figure(result)),
+        ),
+    )
+    if any(budget.validation for budget in result.budgets):
+        yield Section(
+            "Validation",
+            f"A second campaign of {count_text(result.validation_trials, 'trial')} with seed {result.validation_seed}, in which "
+            "faults in protected memory are corrected.",
+            (_validation_table(result),),
+        )
+    if any(budget.capacity is None for budget in result.budgets):
+        yield Section("Blocks", "Bytes in each block of memory, latency and energy.", (_blocks_table(result),))
+    yield Section(
+        "What is protected",
+        f"Parts of the parameters ({result.granularity}) with the highest failure rates, and where each budget puts them.",
+        (_items_table(result),),
+    )
+
+
+def _budget_table(result: PlanResult) -> Table:
+    heads = (
+        Column("budget"), Column("protected", unit="%", kind="number", scale=100.0, digits=".3g", priority=2),
+        Column("remains", **_SHARE), *(Column(name, **_SHARE, priority=1) for name in BASELINES),
+        Column("oracle", kind="number", unit="%", scale=100.0, digits=".2g"),
+        Column("plan by the oracle's trials", kind="number", unit="%", scale=100.0, digits=".2g", priority=2),
+    )  # fmt: skip
+    rows = [
+        TableRow((
+            b.name, _protected_bytes(b) / result.bytes, b.predicted,
+            *(b.baselines.get(name) for name in BASELINES), b.oracle, b.plan_by_truth,
+        ))
+        for b in result.budgets
+    ]  # fmt: skip
+    return Table(heads, tuple(rows))
+
+
+def _protected_bytes(budget: PlannedBudget) -> float:
+    return sum(n for name, n in budget.used.items() if name != "unprotected")
+
+
+def _validation_table(result: PlanResult) -> Table:
+    heads = (
+        Column("budget"), Column("predicted", **_SHARE), Column("second campaign", **_SHARE),
+        Column("difference (points)"), Column("differs (Holm)"),
+    )  # fmt: skip
+    rows = [
+        TableRow((
+            b.name, b.predicted, b.validation.rate, difference_cell(b.validation.difference),
+            "yes" if b.validation.differs else "not shown",
+        ))
+        for b in result.budgets if b.validation
+    ]  # fmt: skip
+    return Table(heads, tuple(rows))
+
+
+def _blocks_table(result: PlanResult) -> Table:
+    heads = (Column("block"), Column("bytes", kind="number"), Column("share", kind="number", unit="%", scale=100.0))
+    rows = []
+    for budget in result.budgets:
+        rows += [TableRow((name, round(n), n / result.bytes)) for name, n in budget.used.items()]
+        rows.append(TableRow(("mean latency", _number_cell(budget.latency), None)))
+        rows.append(TableRow(("energy of all bytes", _number_cell(budget.energy), None)))
+    return Table(heads, tuple(rows))
+
+
+def _number_cell(value: float | None) -> TextCell:
+    return TextCell(number_text(value or 0.0), value)
+
+
+def _items_table(result: PlanResult) -> Table:
+    heads = (
+        Column("part", left_aligned=True), Column("size"), Column("faults", kind="number", unit="%", scale=100.0, digits=".3g"),
+        Column("failure rate", kind="number", unit="%", scale=100.0, digits=".3g"),
+        *(Column(b.name, priority=1 + (b is not result.budgets[0])) for b in result.budgets),
+    )  # fmt: skip
+    rows = [
+        TableRow((
+            item.name, human_bytes(math.ceil(item.bytes)), item.share, item.rate,
+            *("–" if item.blocks[b.name] == "unprotected" else item.blocks[b.name] for b in result.budgets),
+        ))
+        for item in result.items
+    ]  # fmt: skip
+    return Table(heads, tuple(rows), terminal_rows=MOST_ITEMS, sortable=True)
+
+
+def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
+    yield "store", result.store
+    yield "trials", f"{result.trials:,}, half of them for the selection and half for the prediction"
+    yield (
+        "parameters",
+        f"{human_bytes(int(result.bytes))} in {count_text(len(result.items), 'part')} ({result.granularity})",
+    )
+    yield "fault", f"{result.fault}, one in a trial, {result.law}"
+    yield "unit, confidence", f"{result.unit}, {100 * result.confidence:g} %"
+    yield "oracle", result.truth
+    if result.validation_store:
+        yield (
+            "second campaign",
+            f"{result.validation_store}, seed {result.validation_seed}, {result.validation_trials:,} trials",
+        )
+
+
+def _notes(result: PlanResult) -> Iterator[str]:
+    yield "remains and the baselines: predicted from the half of the trials that did not select, with joint limits"
+    yield "smallest first and largest first: assignments by size; random: mean of 100 random orders"
+    if result.truth.startswith("all trials"):
+        yield (
+            "oracle: the best plan for all trials of the campaign, evaluated on the same trials; on average, no plan is better"
+        )
+    else:
+        yield f"oracle: the best plan for the trials of {result.truth}, evaluated on the same trials"
+    if any(not budget.optimal for budget in result.budgets):
+        names = ", ".join(budget.name for budget in result.budgets if not budget.optimal)
+        yield f"the solver reached its time limit, so a slightly better selection may exist: {names}"
+
+
+def _further(result: PlanResult) -> dict[str, Any]:
+    values = asdict(replace(result, budgets=(), items=(), curve=()))
+    for name in ("budgets", "items", "curve"):
+        values.pop(name)
+    budgets = [
+        {
+            "name": b.name, "capacity_bytes": b.capacity, "bytes": dict(b.used), "optimal": b.optimal, "oracle": b.oracle,
+            "plan_by_truth": b.plan_by_truth, "trials_factor": b.trials_factor, "latency": b.latency, "energy": b.energy,
+            "differs": b.validation.differs if b.validation else None,
+        }
+        for b in result.budgets
+    ]  # fmt: skip
+    curve = [{"bytes": x, "rate": y} for x, y in result.curve]
+    return {**values, "budgets": budgets, "items": [asdict(item) for item in result.items], "pareto": curve}
+
+
+# -- figure ------------------------------------------------------------------------------------------------------------
+
+
+def pareto_figure(result: PlanResult) -> Figure:
+    """Remaining failure rate against the share of bytes that is protected, both logarithmic."""
+    budgets = result.budgets
+    rates = [rate for b in budgets for rate in (b.predicted, *b.baselines.values())]
+    bottom = max(axis_bottom([r for r in rates if r.estimate]), _LEAST_AXIS)
+    places = [_protected_bytes(b) / result.bytes for b in budgets]
+    left = min([p for p in places if p > 0], default=0.01) / 3
+    curve = [(x / result.bytes, y) for x, y in result.curve if x / result.bytes >= left and y >= bottom]
+    traces: list[Figure] = [
+        {
+            "type": "scatter", "mode": "lines", "name": "one part after the other", "line": {"color": GREY, "width": 2},
+            "x": [x for x, _ in curve], "y": [y for _, y in curve], "hoverinfo": "skip",
+        }
+    ]  # fmt: skip
+    series: list[tuple[str, Sequence[Interval | None]]] = [("plan", [b.predicted for b in budgets])]
+    series += [(name, [b.baselines.get(name) for b in budgets]) for name in BASELINES]
+    if result.validation_store:
+        series.append(("second campaign", [b.validation.rate if b.validation else None for b in budgets]))
+    for number, (name, shown) in enumerate(series):
+        rows = [
+            (place, rate, f"{name}, {b.name}: {_percent(rate)}")
+            for place, rate, b in zip(places, shown, budgets, strict=True)
+            if rate is not None
+        ]
+        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
+        traces += dot_traces(Dots(name, colour, MARKERS[number % len(MARKERS)], rows), bottom, along="y")
+    oracle = [(x, b.oracle) for x, b in zip(places, budgets, strict=True) if b.oracle >= bottom]
+    marker = {"color": INK, "symbol": "line-ew-open", "size": 14}
+    traces.append(
+        {
+            "type": "scatter", "mode": "markers", "name": "oracle", "marker": marker, "x": [x for x, _ in oracle],
+            "y": [y for _, y in oracle], "hoverinfo": "text", "hovertext": [f"oracle: {100 * y:.2g} %" for _, y in oracle],
+        }
+    )  # fmt: skip
+    ticks = percent_ticks(10.0 ** math.floor(math.log10(left)))
+    return figure(
+        traces,
+        420,
+        xaxis={"type": "log", "range": [math.log10(left), 0.02], "title": {"text": "protected bytes"}, **ticks},
+        yaxis={"type": "log", "range": [math.log10(bottom), 0.08], "title": {"text": "remaining failure rate per fault"},
+               **percent_ticks(bottom)},
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""What may be asked of ``unsilent plan``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import (
+    CONFIDENCE,
+    EXECUTION_PANEL,
+    OUTPUT_PANEL,
+    PRECISION_PANEL,
+    WORKLOAD_PANEL,
+    Option,
+    check_count,
+)
+from unsilent.outcomes.pvf_options import UNITS
+
+GRANULARITIES = ("tensor", "tensor-bits")
+MEMORY_PANEL, VALIDATION_PANEL = "Protected memory", "Validation"
+DEFAULT_BUDGETS = ("1%", "2%", "5%", "10%", "20%")
+_CONFIRMED = "{} of the campaign, if it is not built in. Only with --validate."
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What is planned for, and how the plan is validated.
+
+    Attributes:
+        validation_seed: None: that of the stored campaign plus 1.
+        validation_trials: Per component; None: as many in all as the store has.
+    """
+
+    store: Annotated[Path, Option(
+        "The store of a campaign of unsilent pvf --per tensor.", MEMORY_PANEL,
+        missing_error="no store was named; give the store of a campaign of unsilent pvf --per tensor")]  # fmt: skip
+    budget: Annotated[tuple[str, ...], Option(
+        "Protected memory: a share of the parameters like 5%, or a size like 64kB. Repeat for more.", MEMORY_PANEL,
+        default_text=" ".join(DEFAULT_BUDGETS), unset_value=None, is_repeatable=True)] = DEFAULT_BUDGETS  # fmt: skip
+    blocks: Annotated[Path | None, Option(
+        "Instead of budgets, a TOML file of memory blocks with capacity, residual fault rate, latency and energy.",
+        MEMORY_PANEL)] = None  # fmt: skip
+    granularity: Annotated[str, Option(
+        "What is protected as a whole: tensor, or tensor-bits (one class of bits of a tensor).",
+        MEMORY_PANEL)] = "tensor"  # fmt: skip
+    unit: Annotated[str, Option("Unit in which incorrect outputs are counted: sample or batch.", PRECISION_PANEL)] = (
+        "sample"
+    )
+    confidence: Annotated[float, CONFIDENCE] = 0.95
+    truth: Annotated[Path | None, Option(
+        "A store of the same campaign that is taken for the truth, such as an exhaustive one, for the oracle.",
+        PRECISION_PANEL)] = None  # fmt: skip
+    validate: Annotated[bool, Option(
+        "Run a second campaign with another seed, correct the faults in protected memory, and compare.",
+        VALIDATION_PANEL)] = False  # fmt: skip
+    validation_trials: Annotated[int | None, Option(
+        "Trials per component of the second campaign.", VALIDATION_PANEL,
+        default_text="as many in all as the store has")] = None  # fmt: skip
+    validation_store: Annotated[Path | None, Option(
+        "File that stores the trials of the second campaign.", VALIDATION_PANEL,
+        default_text="STORE.validation.sqlite")] = None  # fmt: skip
+    validation_seed: Annotated[int | None, Option(
+        "Seed of the second campaign.", VALIDATION_PANEL, default_text="that of the store plus 1")] = None  # fmt: skip
+    workload: Annotated[str | None, Option(_CONFIRMED.format("The workload"), WORKLOAD_PANEL)] = None
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
+    data: Annotated[str | None, DATA] = None
+    weights: Annotated[str | None, Option(_CONFIRMED.format("The weights file"), WORKLOAD_PANEL)] = None
+    jobs: Annotated[int, Option("Number of worker processes.", EXECUTION_PANEL)] = 1
+
+    def __post_init__(self) -> None:
+        """Raise ``UsageError`` for what does not exist or would be ignored."""
+        if self.granularity not in GRANULARITIES:
+            raise unknown_name_error("--granularity", self.granularity, GRANULARITIES)
+        if self.unit not in UNITS:
+            raise unknown_name_error("--unit", self.unit, UNITS)
+        if not 0.5 <= self.confidence < 1:
+            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
+        check_count("--jobs", self.jobs, 1, 1024)
+        if self.validation_trials is not None:
+            check_count("--validation-trials", self.validation_trials, 2, 10**9)
+        if len(set(self.budget)) != len(self.budget) or not self.budget:
+            raise UsageError(f"--budget is given as {' '.join(self.budget)}; expected each budget once, like 1% 5%")
+        ignored = {
+            "--validation-trials": self.validation_trials, "--validation-store": self.validation_store,
+            "--validation-seed": self.validation_seed,
+            "--workload": self.workload, "--with": self.options or None, "--data": self.data, "--weights": self.weights,
+        }  # fmt: skip
+        given = [name for name, value in ignored.items() if value is not None]
+        if given and not self.validate:
+            raise UsageError(
+                f"{given[0]} is only used with --validate; add --validate, or leave out {', '.join(given)}"
+            )
+
+
+@dataclass(frozen=True)
+class PlanOutputOptions:
+    """Where a plan goes."""
+
+    output: Annotated[Path | None, Option(
+        "Write the list of protected parameters to this file, .json or .toml.", OUTPUT_PANEL, short_flag="o")] = None  # fmt: skip
+    page: Annotated[Path | None, Option(
+        "Where to write the HTML page.", OUTPUT_PANEL, default_text="STORE.plan.html")] = None  # fmt: skip
+    as_json: Annotated[bool, Option("Print one JSON object on stdout, and nothing else.", OUTPUT_PANEL, "json")] = False
+    plain: Annotated[bool, Option("Print without colours and boxes, for pipes and logs.", OUTPUT_PANEL)] = False
+    quiet: Annotated[bool, Option("Do not show progress.", OUTPUT_PANEL)] = False

@@ -1,0 +1,143 @@
+"""A one-stage detector without anchors, as FCOS (Tian et al., ICCV 2019): cells of a coarse grid give class scores and a box.
+
+Each cell of 4x4 pixels says which digit's centre is near, how far that centre is from its own and how large the box is. Training
+compares the cells near a digit's centre with that digit (`target_of`, `detection_loss`). `detect` turns what the cells say into
+detections: the highest scores, without those whose box overlaps a better one (non-maximum suppression).
+
+Invariants: `detect` returns tensors of a fixed size and reads nothing back to the host; a value that is not finite stays visible.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot, smooth_l1_loss
+
+STRIDE = 4
+"""Height and width in pixels of the cell of one prediction."""
+CLASSES = 10
+CANDIDATES = 32
+"""Cells with the highest scores, from which overlapping ones are removed."""
+OVERLAP = 0.5
+"""Intersection over union from which two boxes are taken for the same object."""
+BOX_WEIGHT = 2.0
+PRIOR = -4.0
+"""Class scores (before the sigmoid) of an untrained detector: nearly all cells have no object."""
+
+
+class Detector(nn.Module):
+    """Images [n, 1, h, w] -> cells [n, 14, h / 4, w / 4]: ten class scores before the sigmoid, then the box as in `boxes_of`."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(*_layer(1, width), *_layer(width, 2 * width, 2))
+        self.body = nn.Sequential(*_layer(2 * width, 4 * width, 2), *_layer(4 * width, 4 * width))
+        self.tower = nn.Sequential(*_layer(4 * width, 4 * width), *_layer(4 * width, 4 * width))
+        self.classes = nn.Conv2d(4 * width, CLASSES, 1)
+        self.boxes = nn.Conv2d(4 * width, 4, 1)
+        nn.init.constant_(self.classes.bias, PRIOR)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.tower(self.body(self.stem(x)))
+        return torch.cat([self.classes(features), self.boxes(features)], 1)
+
+
+def _layer(c_in: int, c_out: int, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(c_in, c_out, 3, stride, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU()]
+
+
+def cell_centres(height: int, width: int, like: Tensor) -> Tensor:
+    """Centres of the cells in pixels, x and y: [2, height, width]."""
+    y, x = (torch.arange(size, device=like.device, dtype=like.dtype) for size in (height, width))
+    return (torch.stack([x.expand(height, width), y[:, None].expand(height, width)]) + 0.5) * STRIDE
+
+
+def boxes_of(cells: Tensor) -> Tensor:
+    """Boxes [n, 4, h, w] (left, top, right, bottom in pixels) from what the cells say.
+
+    Args:
+        cells: [n, 4, h, w]: distance of the box's centre from the cell's, x and y; logarithms of width and height; all in cells.
+    """
+    centre = cell_centres(cells.shape[2], cells.shape[3], cells) + STRIDE * cells[:, :2]
+    half = STRIDE / 2 * cells[:, 2:].exp()
+    return torch.cat([centre - half, centre + half], 1)
+
+
+def target_of(boxes: Tensor, digits: Tensor, height: int, width: int) -> Tensor:
+    """What the cells should say: [n, 5, height, width], the digit (-1: none) and the box as `boxes_of` takes it.
+
+    A cell stands for the nearest digit whose centre is less than one cell away from its own, in both directions.
+
+    Args:
+        boxes: float32 [n, k, 4].
+        digits: int64 [n, k], -1 where there is none.
+    """
+    centre = (boxes[..., :2] + boxes[..., 2:]) / 2
+    distance = centre[..., None, None] - cell_centres(height, width, boxes)  # [n, k, 2, height, width]
+    furthest = distance.abs().amax(2).masked_fill((digits < 0)[..., None, None], torch.inf)
+    nearest = furthest.argmin(1, keepdim=True)  # [n, 1, height, width]
+    found = furthest.gather(1, nearest) < STRIDE
+    size = ((boxes[..., 2:] - boxes[..., :2]).clamp(min=1) / STRIDE).log()
+    whole = torch.cat([digits[..., None], size], 2)[..., None, None].expand(-1, -1, -1, height, width)
+    every = torch.cat([whole[:, :, :1], distance / STRIDE, whole[:, :, 1:]], 2)  # [n, k, 5, height, width]
+    target = every.gather(1, nearest[:, :, None].expand(-1, -1, 5, -1, -1))[:, 0]
+    return torch.cat([torch.where(found, target[:, :1], -1), torch.where(found, target[:, 1:], 0)], 1)
+
+
+def detection_loss(cells: Tensor, target: Tensor) -> Tensor:
+    """Focal loss of the class scores (Lin et al., ICCV 2017) and smooth L1 loss of the boxes, per cell that has a digit.
+
+    Args:
+        cells: [n, 14, h, w] as from `Detector`.
+        target: [n, 5, h, w] as from `target_of`.
+    """
+    found = target[:, 0] >= 0
+    wanted = one_hot(target[:, 0].long() + 1, CLASSES + 1)[..., 1:].to(cells.dtype)
+    scores = cells[:, :CLASSES].movedim(1, -1)
+    plain = binary_cross_entropy_with_logits(scores, wanted, reduction="none")
+    missed = (wanted - scores.sigmoid()).abs()
+    distance = smooth_l1_loss(cells[:, CLASSES:], target[:, 1:], reduction="none", beta=0.1).sum(1)
+    return ((plain * missed**2).sum() + BOX_WEIGHT * (distance * found).sum()) / found.sum().clamp(min=1)
+
+
+class Detections(NamedTuple):
+    """Detections of each image, best first; a removed one is zero in every field.
+
+    Attributes:
+        boxes: float [n, 32, 4]: left, top, right, bottom in pixels.
+        scores: float [n, 32], 0 … 1.
+        labels: int64 [n, 32]: which digit.
+    """
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+
+def detect(cells: Tensor) -> Detections:
+    """The detections that the cells [n, 14, h, w] of a `Detector` give."""
+    scores, labels = cells[:, :CLASSES].sigmoid().flatten(2).max(1)
+    best, which = scores.topk(min(CANDIDATES, scores.shape[1]), 1)  # NaN counts as the highest score
+    labels = labels.gather(1, which)
+    boxes = boxes_of(cells[:, CLASSES:]).flatten(2).gather(2, which[:, None].expand(-1, 4, -1)).transpose(1, 2)
+    kept = not_overlapped(boxes)
+    return Detections(boxes.masked_fill(~kept[..., None], 0), best.masked_fill(~kept, 0), labels.masked_fill(~kept, 0))
+
+
+def not_overlapped(boxes: Tensor) -> Tensor:
+    """Which boxes [n, k, 4], best first, overlap no better one that is kept itself: bool [n, k]."""
+    overlapping = intersection_over_union(boxes, boxes) > OVERLAP
+    kept = torch.ones(boxes.shape[:2], dtype=torch.bool, device=boxes.device)
+    for row in range(1, boxes.shape[1]):
+        kept[:, row] = ~(overlapping[:, row, :row] & kept[:, :row]).any(1)
+    return kept
+
+
+def intersection_over_union(first: Tensor, second: Tensor) -> Tensor:
+    """Of boxes [n, j, 4] and [n, k, 4]: [n, j, k]; 0 for two empty boxes."""
+    a, b = first[:, :, None], second[:, None]
+    both = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
+    area = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1)
+    return both / (area - both).clamp(min=torch.finfo(area.dtype).tiny)
