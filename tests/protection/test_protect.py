@@ -9,6 +9,7 @@ import unsilent
 from unsilent.errors import UsageError
 from unsilent.protection.profile import load_profile, make_profile
 from unsilent.protection.protect import ProtectedModel, protect
+from unsilent.protection.recovery_ladder import CorruptedAnswer
 
 RULES = ["dr-dna", "ranger", "clip-act", "quantiles", "symptom", "abft", "nonfinite", "dr-dna+abft"]
 
@@ -23,6 +24,13 @@ def small():
 
 def inputs(samples, seed=0):
     return torch.randn(samples, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+class NoTensor(nn.Module):
+    """Returns text."""
+
+    def forward(self, x):
+        return {"text": "none"}
 
 
 CALIBRATION = [inputs(100, seed) for seed in range(6)]
@@ -116,6 +124,68 @@ def test_corrupted_weights_are_repaired_bit_for_bit():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_weights_are_restored_from_a_golden_copy_where_parity_cannot():
+    model, batch = small(), inputs(4, 99)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with protect(model, CALIBRATION, recovery=("repair", "golden")) as guarded, torch.no_grad():
+        clean = model(batch)
+        model[0].weight.data[0] = 1e8
+        model[5].weight.data[0] = 1e8  # a second block of the same group
+        assert torch.equal(guarded(batch), clean)
+    assert (guarded.verdict.action, guarded.verdict.recovered) == ("golden", True)
+    assert guarded.golden_bytes == sum(value.numel() * value.element_size() for value in before.values())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_two_bad_blocks_of_a_group_are_not_repaired_and_the_answer_is_withheld():
+    model = small()
+    with protect(model, CALIBRATION, recovery=("repair", "abstain")) as guarded, torch.no_grad():
+        model[0].weight.data[0] = 1e8
+        model[5].weight.data[0] = 1e8
+        after = [bytes(p.detach().numpy().tobytes()) for p in model.parameters()]
+        with pytest.raises(CorruptedAnswer, match="the answer is withheld"):
+            guarded(inputs(4, 99))
+        assert [bytes(p.detach().numpy().tobytes()) for p in model.parameters()] == after
+    assert (guarded.verdict.action, guarded.verdict.recovered) == ("abstain", False)
+
+
+@pytest.mark.parametrize("elsewhere", ["cpu", "function"])
+def test_the_answer_of_another_device_is_taken(elsewhere):
+    model, batch, twin = small(), inputs(4, 99), small()
+    run = twin if elsewhere == "function" else "cpu"
+    with protect(model, CALIBRATION, recovery="elsewhere", elsewhere=run) as guarded, torch.no_grad():
+        clean = model(batch)
+        model[0].weight.data[0] = 1e8
+        assert torch.equal(guarded(batch), clean)
+    assert (guarded.verdict.action, guarded.verdict.recovered) == ("elsewhere", True)
+
+
+@pytest.mark.parametrize("mode", ["end", "early"])
+def test_detectors_of_weights_work_with_rules(mode):
+    model, batch = small(), CALIBRATION[0][:4]
+    detector = "dr-dna+weight-integrity:slices=2+golden-test+duplication"
+    with protect(model, CALIBRATION, detector, mode=mode, recovery="repair") as guarded, torch.no_grad():
+        clean = model(batch)
+        assert torch.equal(guarded(batch), clean)
+        assert not guarded.verdict.flagged.any()
+        model[0].weight.data.view(torch.int32).view(-1)[3] ^= 1
+        assert torch.equal(guarded(batch), clean)
+    assert guarded.verdict.flagged.all()
+    assert (guarded.verdict.action, guarded.verdict.recovered) == ("repair", True)
+
+
+def test_values_out_of_range_become_zero():
+    model, batch = small(), CALIBRATION[0][:4]
+    with protect(model, CALIBRATION, "ranger", recovery=("zero",)) as guarded, torch.no_grad():
+        fault = Transient(model[0], runs=10, value=1e6)
+        output = guarded(batch)
+        fault.hook.remove()
+        changed = model[0](batch)
+        changed[1].view(-1)[2] = 0
+        torch.testing.assert_close(output, model[1:](changed))
+    assert (guarded.verdict.action, guarded.verdict.recovered) == ("zero", True)
+
+
 def test_outputs_are_limited_to_the_range_of_clean_samples():
     model, batch = small(), inputs(4, 99)
     with protect(model, CALIBRATION, "ranger", recovery=("clamp",)) as guarded, torch.no_grad():
@@ -166,14 +236,28 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ProtectedModel(model, profile, "end", ("pray",))
     with pytest.raises(UsageError, match="needs mode 'early'"):
         ProtectedModel(model, profile, "end", ("layer",))
-    with pytest.raises(UsageError, match="600 clean samples in 6 batches for a rate of false alarms of 0.0001; expected about 24,99"):
+    with pytest.raises(
+        UsageError, match="600 clean samples in 6 batches for a rate of false alarms of 0.0001; expected about 24,99"
+    ):
         make_profile(model, CALIBRATION, rate=1e-4)
     with pytest.raises(UsageError, match="unknown layer 'head'"):
         make_profile(model, CALIBRATION, layers=("head",))
     with pytest.raises(UsageError, match="layer 0 gives values that are not finite"):
         make_profile(model, [*CALIBRATION, torch.full((2, 1, 8, 8), torch.nan)])
-    with pytest.raises(UsageError, match="no layer of the model can be read"):
-        make_profile(nn.Identity(), [torch.zeros(5, dtype=torch.int64)])
+    with pytest.raises(UsageError, match="can read no layer of the model"):
+        make_profile(nn.Identity(), [torch.zeros(200, dtype=torch.int64)] * 3)
+    with pytest.raises(UsageError, match="returned dict without any tensor"):
+        make_profile(NoTensor(), CALIBRATION)
+    with pytest.raises(UsageError, match=r"is compiled \(OptimizedModule\)"):
+        make_profile(torch.compile(model, backend="eager"), CALIBRATION)
+    with pytest.raises(UsageError, match="unknown detector 'dr-who'.*did you mean"):
+        make_profile(model, CALIBRATION, "dr-who")
+    with pytest.raises(UsageError, match="needs somewhere to run"):
+        ProtectedModel(model, profile, recovery="elsewhere")
+    with pytest.raises(UsageError, match="knows nothing of decoding"):
+        ProtectedModel(model, profile).generate()
+    with pytest.raises(UsageError, match="need ranges of layers"):
+        protect(model, CALIBRATION, "weight-integrity", recovery="clamp")
     (tmp_path / "x").write_bytes(b"no profile")
     with pytest.raises(UsageError, match="is not an activation profile"):
         load_profile(tmp_path / "x", model)

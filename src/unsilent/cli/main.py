@@ -97,12 +97,17 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     if asked == "plan":
         from unsilent.cli import plan
 
-        verbs["plan"] = make_typer_function(plan.OPTION_CLASSES, plan.plan, plan.HELP)
+        verbs["plan"] = make_typer_function(options_of(*plan.OPTION_CLASSES), plan.plan, plan.HELP)
     about["run"] = "Run a training script under the monitor, without changing it."
     if asked == "run":
         from unsilent.cli.run import HELP, OPTION_CLASSES, run
 
         verbs["run"] = make_typer_function(options_of(*OPTION_CLASSES), run, HELP)
+    about["profile"] = "Write the profile of a model's clean activations that unsilent.protect needs."
+    if asked == "profile":
+        from unsilent.cli import profile
+
+        verbs["profile"] = make_typer_function(options_of(profile.ProfileOptions), profile.profile, profile.HELP)
     for name, text in about.items():
         function = verbs[asked] if name == asked else root
         app.command(name, short_help=text.partition("\n")[0], cls=Panels)(function)

@@ -20,7 +20,7 @@ from unsilent.detectors.activations.rules import make_activation_rule
 from unsilent.errors import UsageError
 from unsilent.protection.layer_readers import ChosenLayers, LayerCosts, LayerReaders
 from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch
-from unsilent.protection.recorded_pass import RecordedPass, count_samples
+from unsilent.protection.recorded_pass import RecordedPass, check_output, count_samples
 from unsilent.sites.modules import named_tensors
 from unsilent.workloads.base import call_model
 
@@ -100,9 +100,7 @@ class ActivationDetector:
                 )
             for values in (learnt, held_out):
                 if not np.isfinite(values).all():
-                    raise UsageError(
-                        f"layer {name} gives values that are not finite for a clean sample; leave such samples out"
-                    )
+                    raise not_finite_error(name)
             self.layers[name] = self.rule.fit(learnt, held_out)
             self.widths[name] = learnt.shape[1]
         if not self.layers:
@@ -171,9 +169,14 @@ class ActivationDetector:
             for batch in batches:
                 samples, passes = count_samples(batch), {}
                 with watch.listening(note):
-                    run(model, batch)
+                    check_output(run(model, batch))
                 calls.append(list(passes.values()))
         return calls, ranges
+
+
+def not_finite_error(layer: str) -> UsageError:
+    """The error for NaN or infinity in a clean sample."""
+    return UsageError(f"layer {layer} gives values that are not finite for a clean sample; leave such samples out")
 
 
 def _choose_layers(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any], Any]) -> ChosenLayers:

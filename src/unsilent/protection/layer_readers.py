@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unsilent.detectors.activations.rule import CHECKSUM, QUANTILES, RANGE, SITES
+from unsilent.detectors.activations.rule import CHECKSUM, RANGE, SITES
 from unsilent.protection.layer_watch import LayerRun, module_name
 from unsilent.sites.modules import named_modules
 
@@ -156,7 +156,7 @@ def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1) -> R
     if kind == CHECKSUM:
         compute = layer.compute
         return _copied(checksum_reader(compute) if isinstance(compute, nn.Module) else read_product)
-    return _copied({RANGE: _read_range, QUANTILES: _read_quantiles}[kind])
+    return _copied(_read_range if kind == RANGE else _read_quantiles)
 
 
 def _copied(read: Callable[[LayerRun], Tensor]) -> Reader:
@@ -248,7 +248,7 @@ def read_product(layer: LayerRun) -> Tensor:
     return torch.as_tensor(residual / unit).flatten(1).amax(1, keepdim=True).float()
 
 
-def checksum_reader(module: nn.Module) -> Reader:
+def checksum_reader(module: nn.Module) -> Callable[[LayerRun], Tensor]:
     """The largest residual of a sample, in rounding errors: of the sum over output channels, with the weights of now.
 
     |sum of outputs - (input applied to the summed weights)| / (epsilon * input magnitudes applied to summed weight magnitudes)

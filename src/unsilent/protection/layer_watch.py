@@ -214,8 +214,9 @@ class _FunctionWatch(TorchFunctionMode):
 
 def reject_compiled(model: nn.Module) -> None:
     """Raise ``UsageError`` for a model that torch.compile or torch.jit made: no hook of its layers runs."""
-    if isinstance(model, (torch._dynamo.OptimizedModule, torch.jit.ScriptModule)):
+    compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+    if compiled or isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
-            f"the model is a {type(model).__name__}, whose layers cannot be watched while they run; protect the model that is "
-            "not compiled"
+            f"the model is compiled ({type(model).__name__}), so that its layers cannot be watched; protect the model "
+            "that is not compiled"
         )

@@ -23,7 +23,7 @@ from unsilent.detectors.activations.rule import Floats
 from unsilent.engine.digests import tensors_hasher
 from unsilent.errors import UsageError
 from unsilent.nested import map_tensors
-from unsilent.protection.activation_detector import ActivationDetector
+from unsilent.protection.activation_detector import ActivationDetector, not_finite_error
 from unsilent.protection.combination import Combination
 from unsilent.protection.detector import InferenceDetector, largest_margins, make_detector
 from unsilent.protection.golden_test import GoldenTest
@@ -67,6 +67,13 @@ class Profile:
         """The detectors of a combination, or the one detector."""
         return self.detector.parts if isinstance(self.detector, Combination) else (self.detector,)
 
+    @property
+    def layer_names(self) -> list[str]:
+        """Runs of layers that rules on activations read."""
+        return list(
+            dict.fromkeys(n for part in self.parts if isinstance(part, ActivationDetector) for n in part.layers)
+        )
+
     def check_model(self, model: nn.Module) -> None:
         """Raise ``UsageError`` for a model with other weights or another dtype."""
         if (dtypes := dtypes_of(model)) != self.dtypes:
@@ -91,8 +98,8 @@ class Profile:
             text["parts"].append(_part_as_json(part, f"{number}/", arrays))
         try:
             save_file(arrays, str(path), metadata={"profile": json.dumps(text)})
-        except OSError as error:
-            raise UsageError(f"cannot write the profile {path}: {error.strerror or error}; give another file") from None
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"cannot write the profile {path} ({error}); give another file") from None
         except TypeError as error:
             raise UsageError(
                 f"the stored input of golden-test cannot be written as JSON ({error}); leave golden-test out"
@@ -137,7 +144,7 @@ def load_profile(path: str | Path, model: nn.Module) -> Profile:
                 raise ValueError("its header has no profile of this version")
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
         detector = make_detector(text["detector"], text["layers"], text["seed"])
-        plain = {name: tuple(v) if isinstance(v := text[name], list) else v for name in _PLAIN}
+        plain: dict[str, Any] = {name: tuple(v) if isinstance(v := text[name], list) else v for name in _PLAIN}
         profile = Profile(detector, **plain)
         profile.check_model(model)
         if isinstance(detector, Combination):
@@ -190,7 +197,7 @@ def _restore_part(
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """32 hex digits of names, dtypes, shapes and bits of all parameters and buffers."""
+    """16 hex digits of names, dtypes, shapes and bits of all parameters and buffers."""
     tensors = named_tensors(model)
     hasher = tensors_hasher(tensors.values())
     hasher.update(json.dumps([(n, str(t.dtype), list(t.shape)) for n, t in tensors.items()]).encode())
@@ -232,16 +239,23 @@ def make_profile(
     made = make_detector(detector, layers, seed)
     learnt, others = _divide(list(batches), samples_needed(rate), rate)
     made.calibrate(model, learnt, run)
-    final = np.concatenate([largest_margins(made, record_pass(model, run, one, made.needs_layers)) for one in others])
+    final = []
+    for batch in others:
+        recorded = record_pass(model, run, batch, made.needs_layers)
+        for layer in recorded.layers:
+            if not layer.output.isfinite().all():
+                raise not_finite_error(layer.name)
+        final.append(largest_margins(made, recorded))
+    margins = np.concatenate(final)
     return Profile(
         made,
         tuple(layers),
         rate,
         seed,
-        len(final),
+        len(margins),
         model_fingerprint(model),
         dtypes_of(model),
-        conformal_threshold(final, rate),
+        conformal_threshold(margins, rate),
     )
 
 

@@ -1,0 +1,99 @@
+"""``unsilent profile WORKLOAD``: what a model computes for clean inputs, written to a file for `unsilent.protect`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from unsilent.errors import UsageError
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Option, OptionValues
+
+HELP = "Write the profile of a model's clean activations that unsilent.protect needs."
+NO_WORKLOAD = "no workload was given; expected unsilent profile WORKLOAD, such as digits-cnn (see unsilent workloads)"
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What is profiled, and where the profile goes."""
+
+    workload: Annotated[
+        str | None,
+        Option("The workload: built in, file.py:name, package.module:name or hf:DIR.", "", missing_error=NO_WORKLOAD),
+    ] = None
+    workload_options: Annotated[
+        tuple[str, ...], Option("An option of the workload: key=value.", EXECUTION_PANEL, "with", is_repeatable=True)
+    ] = ()
+    data: Annotated[str | None, Option("Data for a workload that takes some.", EXECUTION_PANEL)] = None
+    weights: Annotated[str | None, Option("Weights for a workload that takes some.", EXECUTION_PANEL)] = None
+    detector: Annotated[
+        str, Option("The detector, or several joined by +, like dr-dna+weight-integrity+abft.", EXECUTION_PANEL)
+    ] = "dr-dna"
+    rate: Annotated[float, Option("Rate of false alarms per sample and call.", EXECUTION_PANEL)] = 0.01
+    samples: Annotated[int, Option("Clean samples that are used at most.", EXECUTION_PANEL)] = 1000
+    layers: Annotated[
+        tuple[str, ...],
+        Option(
+            "Layers that are read, as a glob over names of modules; may be repeated.", EXECUTION_PANEL, "layer",
+            default_text="a choice that keeps the cost low", is_repeatable=True,
+        ),
+    ] = ()  # fmt: skip
+    seed: Annotated[int, Option("Seed of the choice of sites.", EXECUTION_PANEL)] = 0
+    device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
+    output: Annotated[
+        Path | None,
+        Option("Where to write the profile.", OUTPUT_PANEL, default_text="WORKLOAD.profile", short_flag="o"),
+    ] = None
+    as_json: Annotated[bool, Option("Print one JSON object on stdout, and nothing else.", OUTPUT_PANEL, "json")] = False
+    plain: Annotated[bool, Option("Print without colours and boxes, for pipes and logs.", OUTPUT_PANEL)] = False
+
+
+def profile(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> int:
+    """Make a profile, write it, and print what it is of."""
+    asked = OptionValues((ProfileOptions,), given).make_dataclass(ProfileOptions)
+    if asked.workload is None:
+        raise UsageError(NO_WORKLOAD)
+    if asked.samples < 1:
+        raise UsageError(f"--samples is {asked.samples}; expected 1 or more")
+    from unsilent.campaigns.options import read_pairs
+    from unsilent.engine.device_placement import place, place_model, resolve_device
+    from unsilent.protection.profile import make_profile
+    from unsilent.workloads import load
+    from unsilent.workloads.base import CALIBRATION, CalibratedWorkload
+
+    start = time.perf_counter(), time.process_time()
+    workload = load(asked.workload, dict(read_pairs(asked.workload_options)), data=asked.data, weights=asked.weights)
+    if not isinstance(workload, CalibratedWorkload):
+        raise UsageError(
+            f"workload {workload.name!r} has no clean inputs; expected a method clean_batches(part, samples), or call "
+            "unsilent.protect(model, batches) with batches of your own"
+        )
+    device = resolve_device(asked.device)
+    model = place_model(workload.model(), device, None)
+    batches = [place(batch, device, None) for batch in workload.clean_batches(CALIBRATION, asked.samples)]
+    made = make_profile(
+        model, batches, asked.detector, rate=asked.rate, layers=asked.layers, run=workload.run, seed=asked.seed
+    )
+    path = asked.output or Path(f"{workload.name}.profile")
+    made.save(path)
+    values = {
+        "workload": asked.workload, "detector": made.detector.name, "rate": made.rate, "threshold": made.threshold,
+        "threshold_samples": made.samples, "layers": made.layer_names, "detector_bytes": made.detector.nbytes,
+        "model": made.model, "profile": str(path),
+    }  # fmt: skip
+    if asked.as_json:
+        seconds = {"seconds": time.perf_counter() - start[0], "cpu_seconds": time.process_time() - start[1]}
+        head = {"schema": "unsilent/profile/1", "command": "profile", "seed": asked.seed, **seconds}
+        print(json.dumps({**head, "results": [values]}, indent=2))
+        return 0
+    from unsilent.cli.tables import show_lines
+
+    show_lines(
+        f"Detector: {made.detector.name}, {len(made.layer_names)} layers, {made.detector.nbytes:,} bytes",
+        f"Threshold: {made.threshold:.4g}, {made.rate:g} false alarms per sample and call, from {made.samples:,} samples",
+        f"Profile: {path}",
+    )
+    return 0
