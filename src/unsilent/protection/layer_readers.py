@@ -44,7 +44,7 @@ OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER, OPERATIONS_OF_SCORE = 60, 8_000_000, 6
 """Multiplications in products that take as long as reading a value, as the calls that read a layer, and as scoring all: measured
 on one core of a CPU, where 6.8 billion multiplications of a Llama took 108 ms."""
 BYTES_OF_LAYER = 6500
-_NOT_PRODUCTS = (nn.Embedding, nn.EmbeddingBag)
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 class ChosenLayers(NamedTuple):
@@ -62,34 +62,42 @@ class ChosenLayers(NamedTuple):
 class LayerCosts:
     """Chooses the layers that are read by default.
 
-    These are products at equal distances in the order in which they run, with the last one: as many as can be read within a share
-    of the time that all products take. Of these layers every position is read, or every second one and so on.
+    These are all embedding tables, whose corrupted values norms hide from later layers, and products at equal distances in the
+    order in which they run, with the last one: as many as can be read within a share of the time that all products take. Of
+    these layers every position is read, or every second one and so on.
     """
 
     def __init__(self) -> None:
         self._runs: dict[str, list[int]] = {}
+        self._tables: set[str] = set()
 
     def add(self, layer: LayerRun) -> None:
         """Note a run of a layer."""
         module = layer.compute
         weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(module, _NOT_PRODUCTS):
+        if not isinstance(weight, Tensor) or weight.ndim < 2:
             return
+        is_table = isinstance(module, _TABLES)
         channels, values = layer.output.shape[channel_axis(layer)], layer.output.numel()
         planes = channel_axis(layer) == 1 and layer.output.ndim > 2
         known = self._runs.setdefault(layer.module_name, [0, 0, 0])
-        known[0] += weight.numel() // max(1, channels) * values
+        if is_table:
+            self._tables.add(layer.module_name)
+        else:
+            known[0] += weight.numel() // max(1, channels) * values
         known[1] += values * min(SITES_OF_LAYER, channels) // channels if planes else values
         known[2] += 1
 
     def choose(self, weight_bytes: int) -> ChosenLayers:
         """The layers; none where no layer is a product."""
-        names, every = list(self._runs), sum(multiplications for multiplications, _, _ in self._runs.values())
+        every = sum(multiplications for multiplications, _, _ in self._runs.values())
+        tables = tuple(name for name in self._runs if name in self._tables)
+        names = [name for name in self._runs if name not in self._tables]
         if every < SMALL:
-            return ChosenLayers(tuple(names[-MOST_LAYERS_OF_SMALL:]))
+            return ChosenLayers(tables + tuple(names[-MOST_LAYERS_OF_SMALL:]))
         most = min(len(names), max(FEWEST_LAYERS, int(MEMORY_SHARE * weight_bytes / BYTES_OF_LAYER)))
         for count in range(most, FEWEST_LAYERS, -1):
-            modules = _spread(names, count)
+            modules = tables + _spread(names, count)
             for stride in STRIDES:
                 costs = (
                     OPERATIONS_OF_VALUE * values / stride + OPERATIONS_OF_LAYER * runs
@@ -97,7 +105,7 @@ class LayerCosts:
                 )
                 if OPERATIONS_OF_SCORE + sum(costs) <= READING_SHARE * every:
                     return ChosenLayers(modules, stride)
-        return ChosenLayers(_spread(names, FEWEST_LAYERS), STRIDES[-1])
+        return ChosenLayers(tables + _spread(names, FEWEST_LAYERS), STRIDES[-1])
 
 
 def _spread(names: list[str], count: int) -> tuple[str, ...]:
