@@ -58,8 +58,10 @@ def test_with_a_stride_some_positions_are_read():
     ends = sorted(float(read("sites", layer, inputs, output, seed=s, stride=2)[:, -1].max()) for s in (0, 64))
     assert ends == sorted(float(output[:, start::2].max()) for start in (0, 1))
     layer, inputs, output = computed("convolution")  # of planes, the channels of the means alone
-    seen = output[:, :: output.shape[1] // SITES_OF_LAYER, ::2][:, :SITES_OF_LAYER]
-    assert torch.equal(read("sites", layer, inputs, output, stride=2)[:, -1], seen.amax((1, 2, 3)))
+    every = output.shape[1] // SITES_OF_LAYER
+    seen = [output[:, first::every, start::2].amax((1, 2, 3)) for first in range(every) for start in (0, 1)]
+    largest = read("sites", layer, inputs, output, stride=2)[:, -1]
+    assert any(torch.equal(largest, one) for one in seen)
     layer, inputs, output = computed("linear")
     assert torch.equal(read("sites", layer, inputs, output, stride=2), read("sites", layer, inputs, output))
 
