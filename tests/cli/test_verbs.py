@@ -191,7 +191,16 @@ def test_listings():
     assert {"digits-cnn", "digits-vit", "chargpt", "dlrm", "cifar-resnet32"} <= {w["name"] for w in workloads}
     faults = json.loads(in_process("faults", "--json").stdout)
     assert {"bitflip", "burst", "stuck", "zero"} <= {f["name"] for f in faults}
-    detectors = {entry["name"]: entry for entry in json.loads(in_process("detectors", "--json").stdout)}
+    listed = json.loads(in_process("detectors", "--json").stdout)
+    detectors = {entry["name"]: entry for entry in listed if entry["kind"] != "inference"}
+    for_inference = {entry["name"]: entry for entry in listed if entry["kind"] == "inference"}
+    assert {"dr-dna", "ranger", "abft", "nonfinite", "weight-integrity", "golden-test", "duplication"} <= set(
+        for_inference
+    )
+    assert for_inference["duplication"]["parameters"] == {"layers": "", "share": 1.0}
+    assert all(entry["description"] for entry in for_inference.values())
+    plain = in_process("detectors").stdout
+    assert plain.index("training: rule") < plain.index("training: preset") < plain.index("inference: detector")
     assert detectors["megatron-large"]["parameters"] == {"factor": 10.0, "samples": 100}
     assert detectors["megatron"]["rules"] == ["megatron-large", "nonfinite"]
     for verb in ("workloads", "faults", "detectors"):

@@ -7,8 +7,10 @@ from torch import nn
 
 import unsilent
 from unsilent.errors import UsageError
+from unsilent.protection.duplication import Duplication
 from unsilent.protection.profile import load_profile, make_profile
 from unsilent.protection.protect import ProtectedModel, protect
+from unsilent.protection.recorded_pass import record_pass
 from unsilent.protection.recovery_ladder import CorruptedAnswer
 
 RULES = ["dr-dna", "ranger", "clip-act", "quantiles", "symptom", "abft", "nonfinite", "dr-dna+abft"]
@@ -160,6 +162,62 @@ def test_the_answer_of_another_device_is_taken(elsewhere):
     assert (guarded.verdict.action, guarded.verdict.recovered) == ("elsewhere", True)
 
 
+class Decoder(nn.Module):
+    """Its ``generate`` gives two numbers in the place of ten."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = small()
+
+    def forward(self, x):
+        return self.body(x)
+
+    def generate(self, x):
+        return torch.stack([self(x).amax(1), self(x + 1).amax(1)], 1)
+
+
+@pytest.mark.parametrize("elsewhere", ["cpu", "model", "function"])
+def test_after_generate_the_copy_generates(elsewhere):
+    model, batch, twin = Decoder().eval(), inputs(4, 99), Decoder().eval()
+    run = {"cpu": "cpu", "model": twin, "function": lambda x: twin.generate(x)}[elsewhere]
+    made = {"run": lambda model, batch: model.generate(batch), "recovery": "elsewhere", "elsewhere": run}
+    with torch.no_grad(), protect(model, CALIBRATION, **made) as guarded:
+        clean = model.generate(batch)
+        model.body[0].weight.data[0] = 1e8
+        assert torch.equal(guarded.generate(batch), clean)
+    assert (guarded.verdict.action, guarded.verdict.recovered) == ("elsewhere", True)
+
+
+def test_the_memory_of_checksums_counts_summed_weights(tmp_path):
+    model = small()
+    profile = make_profile(model, CALIBRATION, "abft")
+    convolution, linear, largest = 2 * 9 + 2, 2 * 128 + 2, 2  # weights and biases with their magnitudes; one limit each
+    assert profile.detector.nbytes == 4 * (convolution + linear) + 8 * largest
+    profile.save(tmp_path / "p")
+    assert load_profile(tmp_path / "p", model).detector.nbytes == profile.detector.nbytes
+
+
+def test_duplication_takes_layers_in_the_order_of_their_scores():
+    model, batch = small(), inputs(4, 99)  # parameters: 80 of the convolution, 16 of the norm, 1290 of the linear layer
+    cases = [
+        (Duplication(share=0.05), {"1"}),  # 69 parameters
+        (Duplication(share=0.1), {"0", "1"}),
+        (Duplication(share=0.06, scores={"0": 0.9, "1": 0.1}), {"0"}),  # 83 parameters
+        (Duplication(share=0.1, scores={"5": 0.9, "0": 0.5, "1": 0.1}), {"0", "1"}),  # the linear layer does not fit
+        (Duplication(layers="0|5"), {"0", "5"}),
+    ]
+    for detector, expected in cases:
+        detector.calibrate(model)
+        found = set()
+        for name in ("0", "1", "5"):
+            fault = Transient(model[int(name)])
+            found |= {name} if detector.margins(record_pass(model, batch=batch)).any() else set()
+            fault.hook.remove()
+        assert found == expected, detector.name
+    with pytest.raises(UsageError, match=r"share is 0.01, but the smallest layer has 0.012 of the parameters"):
+        Duplication(share=0.01).calibrate(model)
+
+
 @pytest.mark.parametrize("mode", ["end", "early"])
 def test_detectors_of_weights_work_with_rules(mode):
     model, batch = small(), CALIBRATION[0][:4]
@@ -252,6 +310,15 @@ def test_what_does_not_fit_is_refused(tmp_path):
         make_profile(torch.compile(model, backend="eager"), CALIBRATION)
     with pytest.raises(UsageError, match="unknown detector 'dr-who'.*did you mean"):
         make_profile(model, CALIBRATION, "dr-who")
+    for no_batches in (None, "model.profile", CALIBRATION[0]):
+        with pytest.raises(UsageError, match=r"expected a list of batches of clean inputs, or a profile"):
+            protect(model, no_batches)
+    with pytest.raises(UsageError, match="unknown layer 'head'"):
+        protect(model, CALIBRATION, "weight-integrity", layers="head")
+    with pytest.raises(UsageError, match="is of type function; expected a torch.nn.Module"):
+        protect(lambda x: x, CALIBRATION)
+    with pytest.raises(UsageError, match="device 'cuda9'"):
+        ProtectedModel(model, profile, recovery="elsewhere", elsewhere="cuda9")
     with pytest.raises(UsageError, match="needs somewhere to run"):
         ProtectedModel(model, profile, recovery="elsewhere")
     with pytest.raises(UsageError, match="knows nothing of decoding"):
@@ -261,6 +328,19 @@ def test_what_does_not_fit_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"no profile")
     with pytest.raises(UsageError, match="is not an activation profile"):
         load_profile(tmp_path / "x", model)
+
+
+def test_a_model_that_is_protected_already_can_be_copied():
+    model, batch = small(), inputs(4, 99)
+    with protect(model, CALIBRATION) as first, torch.no_grad():
+        with protect(model, CALIBRATION, "duplication", recovery="elsewhere", elsewhere="cpu") as second:
+            clean = model(batch)
+            fault = Transient(model[0])
+            assert torch.equal(second(batch), clean)
+            assert second.verdict.flagged.any()
+            fault.hook.remove()
+        assert torch.equal(first(batch), clean)
+        assert not first.verdict.flagged.any()
 
 
 def test_attributes_are_those_of_the_model():

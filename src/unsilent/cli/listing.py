@@ -112,24 +112,42 @@ _PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile")
 
 
 def detectors(as_json: o.Json = False) -> int:
-    """List the rules that find faults in a running training, and the presets that combine them."""
+    """List the rules that find faults in a running training, the presets that combine them, and the detectors for inference."""
+    from unsilent.detectors.activations.rules import ACTIVATION_RULES
     from unsilent.detectors.rules import PRESETS, RULES, make_rule, rule_thresholds
+    from unsilent.protection.detector import DETECTORS
 
     thresholds = {name: rule_thresholds(make_rule(name)) for name in RULES}
     presets = [{"name": name, "kind": "preset", "rules": list(texts)} for name, texts in PRESETS.items()]
+    inference = [
+        {
+            "name": name,
+            "kind": "inference",
+            "description": inspect.cleandoc(made_by.__doc__ or "").splitlines()[0].rstrip("."),
+            "parameters": {
+                p.name: p.default for p in inspect.signature(made_by).parameters.values() if p.default is not None
+            },
+        }
+        for name, made_by in {**DETECTORS, **ACTIVATION_RULES}.items()
+    ]
     if as_json:
         rules = [
             {"name": name, "kind": "rule", "description": entry.description, "parameters": thresholds[name]}
             for name, entry in RULES.items()
         ]
-        print(json.dumps([*rules, *presets], indent=2))
+        print(json.dumps([*rules, *presets, *inference], indent=2))
         return 0
     show_table(
         [(name, entry.description, _defaults(thresholds[name])) for name, entry in RULES.items()],
-        ("rule", "what it compares", "thresholds with defaults (name:key=value,…)"),
+        ("training: rule", "what it compares", "thresholds with defaults (name:key=value,…)"),
     )
     show_lines("")
-    show_table([(name, ", ".join(texts)) for name, texts in PRESETS.items()], ("preset", "rules"))
+    show_table([(name, ", ".join(texts)) for name, texts in PRESETS.items()], ("training: preset", "rules"))
+    show_lines("")
+    show_table(
+        [(one["name"], one["description"], _defaults(one["parameters"])) for one in inference],
+        ("inference: detector", "what it compares", "parameters with defaults (name:key=value,…)"),
+    )
     return 0
 
 

@@ -25,13 +25,17 @@ from unsilent.workloads.base import call_model
 
 
 class Duplication:
-    """Computes layers twice.
+    """Computes layers or the whole model twice, and compares bits.
 
     Args:
-        layers: A glob over names of modules; empty: the whole model, or by ``share``.
-        share: Of the parameters, 0 … 1, whose layers are computed twice, those with the highest scores first.
-        scores: How vulnerable each layer is, by name of the module (such as a PVF of a campaign); by default per parameter the
-            inverse of a layer's size, which takes small layers first.
+        layers: Globs over names of modules, joined by ``|``; empty: the whole model, or by ``share``.
+        share: Of the parameters of these layers, 0 … 1, that are computed twice, those with the highest scores first. A layer
+            that does not fit in what is left is passed over.
+        scores: How vulnerable each layer is, by name of the module or a part of it (such as a PVF of a campaign); by default the
+            smallest layers are first, and of equal ones those that are first in the model.
+
+    Raises:
+        UsageError: a share that is not above 0 and at most 1.
     """
 
     kind: ClassVar[str] = "duplication"
@@ -58,11 +62,11 @@ class Duplication:
     def calibrate(
         self, model: nn.Module, batches: Iterable[Any] = (), run: Callable[[nn.Module, Any], Any] = call_model
     ) -> None:
-        """Copy the model or its layers. Raises ``UsageError`` for a glob that matches no layer."""
+        """Copy the model or its layers. Raises ``UsageError`` for a glob that matches no layer, or a share that fits none."""
         if not self.needs_layers:
             self._copy = copy.deepcopy(model)
             return
-        layers = find_layers(model, (self._glob,) if self._glob else ("*",))
+        layers = find_layers(model, self._glob.split("|") if self._glob else ("*",))
         sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in layers.items()}
         scores = self._scores or {name: 1 / max(1, size) for name, size in sizes.items()}
         left = self._share * sum(sizes.values())
@@ -71,6 +75,12 @@ class Duplication:
             if sizes[name] <= left:
                 self._copies[name] = copy.deepcopy(layers[name])
                 left -= sizes[name]
+        if any(sizes.values()) and not any(sizes[name] for name in self._copies):
+            smallest = min(size for size in sizes.values() if size) / sum(sizes.values())
+            raise UsageError(
+                f"duplication: share is {self._share:g}, but the smallest layer has {smallest:.2g} of the parameters; "
+                "give a higher share"
+            )
 
     def margins(self, recorded: RecordedPass) -> Floats:
         """1 where any bit differs, otherwise 0: float64[layers computed twice, samples], or one row for the whole model."""

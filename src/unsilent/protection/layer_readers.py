@@ -146,8 +146,12 @@ class LayerReaders:
     def __init__(self, kind: str, seed: int, stride: int = 1) -> None:
         self._kind, self._seed, self.stride = kind, seed, stride
         self._readers: dict[str, Reader] = {}
-        self.nbytes = 0
+        self._summed: dict[str, SummedWeights] = {}
+
+    @property
+    def nbytes(self) -> int:
         """Memory of summed weights."""
+        return sum(t.numel() * t.element_size() for sums in self._summed.values() for t in sums if t is not None)
 
     def can_read(self, layer: LayerRun) -> bool:
         """Whether a run of a layer has what is read: a dimension besides that of samples, weights for a checksum."""
@@ -163,13 +167,23 @@ class LayerReaders:
         for run in runs if self._kind == CHECKSUM else ():
             module = modules.get(module_name(run))
             if isinstance(module, _WITH_CHECKSUM):
-                self._readers[run] = _copied(checksum_reader(module))
+                self._readers[run] = self._checksum_reader(run, module)
 
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
         """float32[samples, numbers], written to ``memory`` if that is given."""
         if layer.name not in self._readers:
-            self._readers[layer.name] = make_reader(self._kind, layer, self._seed, self.stride)
+            if self._kind == CHECKSUM and isinstance(layer.compute, nn.Module):
+                self._readers[layer.name] = self._checksum_reader(layer.name, layer.compute)
+            else:
+                self._readers[layer.name] = make_reader(self._kind, layer, self._seed, self.stride)
         return self._readers[layer.name](layer, memory)
+
+    def _checksum_reader(self, run: str, module: nn.Module) -> Reader:
+        """What reads a run of a layer with weights that are summed; all runs of a module share the sums."""
+        name = module_name(run)
+        if name not in self._summed:
+            self._summed[name] = sum_weights(module)
+        return _copied(checksum_reader(module, self._summed[name]))
 
 
 def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1) -> Reader:
@@ -184,7 +198,9 @@ def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1) -> R
         return _site_reader(layer, seed + crc32(layer.module_name.encode()), stride)
     if kind == CHECKSUM:
         compute = layer.compute
-        return _copied(checksum_reader(compute) if isinstance(compute, nn.Module) else read_product)
+        return _copied(
+            checksum_reader(compute, sum_weights(compute)) if isinstance(compute, nn.Module) else read_product
+        )
     return _copied(_read_range if kind == RANGE else _read_quantiles)
 
 
@@ -282,19 +298,41 @@ def read_product(layer: LayerRun) -> Tensor:
     return torch.as_tensor(residual / unit).flatten(1).amax(1, keepdim=True).float()
 
 
-def checksum_reader(module: nn.Module) -> Callable[[LayerRun], Tensor]:
-    """The largest residual of a sample, in rounding errors: of the sum over output channels, with the weights of now.
+class SummedWeights(NamedTuple):
+    """Sums over output channels of the weights of a linear layer or a convolution, for each group of channels.
+
+    Attributes:
+        weights: [groups, inputs, ...], in float32 or float64.
+        magnitudes: The same of absolute values.
+        biases: [groups]; None without biases.
+        bias_magnitudes: The same of absolute values.
+    """
+
+    weights: Tensor
+    magnitudes: Tensor
+    biases: Tensor | None
+    bias_magnitudes: Tensor | None
+
+
+def sum_weights(module: nn.Module) -> SummedWeights:
+    """The sums of the weights of now."""
+    assert isinstance(module, _WITH_CHECKSUM)
+    weight, groups = module.weight.detach(), getattr(module, "groups", 1)
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    by_group = weight.unflatten(0, (groups, -1)).to(dtype)
+    if module.bias is None:
+        return SummedWeights(by_group.sum(1), by_group.abs().sum(1), None, None)
+    bias = module.bias.detach().to(dtype).unflatten(0, (groups, -1))
+    return SummedWeights(by_group.sum(1), by_group.abs().sum(1), bias.sum(1), bias.abs().sum(1))
+
+
+def checksum_reader(module: nn.Module, summed: SummedWeights) -> Callable[[LayerRun], Tensor]:
+    """The largest residual of a sample, in rounding errors: of the sum over output channels, with weights that were right.
 
     |sum of outputs - (input applied to the summed weights)| / (epsilon * input magnitudes applied to summed weight magnitudes)
     """
     assert isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    weight, groups = module.weight.detach(), getattr(module, "groups", 1)
-    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    by_group = weight.unflatten(0, (groups, -1)).to(dtype)
-    sums, magnitudes = by_group.sum(1), by_group.abs().sum(1)
-    bias = None if module.bias is None else module.bias.detach().to(dtype).unflatten(0, (groups, -1))
-    offset = None if bias is None else bias.sum(1)
-    epsilon = torch.finfo(weight.dtype).eps
+    groups, dtype, epsilon = getattr(module, "groups", 1), summed.weights.dtype, torch.finfo(module.weight.dtype).eps
 
     def apply(inputs: Tensor, to: Tensor, add: Tensor | None) -> Tensor:
         if isinstance(module, nn.Linear):
@@ -313,12 +351,9 @@ def checksum_reader(module: nn.Module) -> Callable[[LayerRun], Tensor]:
         given, value = layer.inputs[0].to(dtype), layer.output
         axis = value.ndim - 1 if isinstance(module, nn.Linear) else 1
         total = value.to(dtype).unflatten(axis, (groups, -1)).sum(axis + 1)
-        size = (
-            apply(given.abs(), magnitudes, None) if bias is None else apply(given.abs(), magnitudes, bias.abs().sum(1))
-        )
-        residual: Tensor = (total - apply(given, sums, offset)).abs() / (epsilon * size).clamp_min(
-            torch.finfo(dtype).tiny
-        )
+        size = apply(given.abs(), summed.magnitudes, summed.bias_magnitudes)
+        expected = apply(given, summed.weights, summed.biases)
+        residual: Tensor = (total - expected).abs() / (epsilon * size).clamp_min(torch.finfo(dtype).tiny)
         # NaN and infinity of inputs are found where they arise; here they would hide what this layer adds.
         return residual.flatten(1).amax(1, keepdim=True).float()
 

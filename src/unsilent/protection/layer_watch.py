@@ -152,6 +152,9 @@ class LayerWatch:
         finally:
             self._listener = None
 
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # so that a copy of the model does not copy what listens to the model
+
     def close(self) -> None:
         """Remove all hooks."""
         for hook in self._hooks:
@@ -213,7 +216,9 @@ class _FunctionWatch(TorchFunctionMode):
 
 
 def reject_compiled(model: nn.Module) -> None:
-    """Raise ``UsageError`` for a model that torch.compile or torch.jit made: no hook of its layers runs."""
+    """Raise ``UsageError`` for no module, and for a model of torch.compile or torch.jit: no hook of its layers runs."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is of type {type(model).__name__}; expected a torch.nn.Module")
     compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
     if compiled or isinstance(model, torch.jit.ScriptModule):
         raise UsageError(

@@ -27,7 +27,7 @@ from unsilent.protection.activation_detector import ActivationDetector, not_fini
 from unsilent.protection.combination import Combination
 from unsilent.protection.detector import InferenceDetector, largest_margins, make_detector
 from unsilent.protection.golden_test import GoldenTest
-from unsilent.protection.layer_watch import reject_compiled
+from unsilent.protection.layer_watch import find_layers, reject_compiled
 from unsilent.protection.recorded_pass import count_samples, record_pass
 from unsilent.sites.modules import named_tensors
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
@@ -236,6 +236,8 @@ def make_profile(
         UsageError: too few samples for the rate, values that are not finite, no layer that can be read, a compiled model.
     """
     reject_compiled(model)
+    layers = (layers,) if isinstance(layers, str) else tuple(layers)
+    find_layers(model, layers)
     made = make_detector(detector, layers, seed)
     learnt, others = _divide(list(batches), samples_needed(rate), rate)
     made.calibrate(model, learnt, run)
@@ -249,7 +251,7 @@ def make_profile(
     margins = np.concatenate(final)
     return Profile(
         made,
-        tuple(layers),
+        layers,
         rate,
         seed,
         len(margins),

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
@@ -72,6 +73,7 @@ class ProtectedModel:
         mode: ``end`` or ``early``, see the module.
         recovery: Rungs of the ladder, of `unsilent.protection.recovery_ladder.RUNGS`.
         elsewhere: For the rung of that name: a function that is called as the model is, or a device for a copy of the model.
+            After `generate`, the ``generate`` of either is called, if it has one.
 
     Raises:
         UsageError: another model, an unknown mode or rung, a rung that the mode or detector has no use for.
@@ -163,7 +165,8 @@ class ProtectedModel:
             verdict = replace(verdict, action=rung)
             if rung == "elsewhere":
                 assert self._elsewhere is not None
-                output, verdict = self._elsewhere(*args, **kwargs), replace(verdict, recovered=True)
+                generates = call is not self._model
+                output, verdict = self._elsewhere(generates, args, kwargs), replace(verdict, recovered=True)
                 break
             if rung == "repair" and self._repair.repair().refused:
                 if output is None and not ladder:  # stopped early
@@ -313,5 +316,10 @@ def protect(
     """
     profile = calibration
     if not isinstance(profile, Profile):
+        if isinstance(profile, (str, Path, Tensor)) or not isinstance(profile, Iterable):
+            raise UsageError(
+                f"calibration is of type {type(profile).__name__}; expected a list of batches of clean inputs, or a profile "
+                "(from a file: load_profile(path, model))"
+            )
         profile = make_profile(model, profile, detector, rate=rate, layers=layers, run=run, seed=seed)
     return ProtectedModel(model, profile, mode, recovery, elsewhere)

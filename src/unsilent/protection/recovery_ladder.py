@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.engine.device_placement import resolve_device
 from unsilent.errors import UnsilentError, UsageError, unknown_name_error
 from unsilent.nested import map_tensors
 from unsilent.protection.weight_integrity import Repair, WeightIntegrity
@@ -75,8 +76,14 @@ class WeightRepair:
                 tensor.data.copy_(self._copy[name])
 
 
-def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, model: nn.Module) -> Callable[..., Any]:
-    """A function that answers in the place of the model: the one that is given, or a copy of the model on a device.
+Elsewhere = Callable[[bool, tuple[Any, ...], dict[str, Any]], Any]
+"""Answers in the place of the model: takes whether ``generate`` was called, and what it was called with."""
+
+
+def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, model: nn.Module) -> Elsewhere:
+    """What answers in the place of the model: the function that is given, or a copy of the model on a device.
+
+    After ``generate``, it is the ``generate`` of either; a function that has none is called itself.
 
     Raises:
         UsageError: neither is given.
@@ -86,17 +93,23 @@ def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, mo
             "recovery 'elsewhere' needs somewhere to run: give elsewhere=FUNCTION, or elsewhere='cuda:1' for a copy of the model"
         )
     if not isinstance(elsewhere, (str, torch.device)):
-        return elsewhere
-    device = torch.device(elsewhere)
+        return lambda generates, args, kwargs: _method(elsewhere, generates)(*args, **kwargs)
+    device = resolve_device(str(elsewhere))
     twin = copy.deepcopy(model).to(device)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(generates: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         origin = next((tensor.device for tensor in named_tensors(model).values()), torch.device("cpu"))
         moved = map_tensors((args, kwargs), lambda _, tensor: tensor.to(device))
-        output = twin(*moved[0], **moved[1])
+        output = _method(twin, generates)(*moved[0], **moved[1])
         return output if origin == device else _moved(output, origin)
 
     return run
+
+
+def _method(model: Any, generates: bool) -> Callable[..., Any]:
+    """The ``generate`` of a model or function that has one, if that is wanted; otherwise itself."""
+    method: Callable[..., Any] = getattr(model, "generate", model) if generates else model
+    return method
 
 
 def _moved(output: Any, device: torch.device) -> Any:

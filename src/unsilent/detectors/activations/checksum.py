@@ -23,7 +23,7 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True)
 class Checksum:
-    """The residual of a checksum over the largest one of clean samples."""
+    """The residual of a product's checksum over the largest one of clean samples."""
 
     name: ClassVar[str] = "abft"
     reads: ClassVar[str] = CHECKSUM

@@ -40,7 +40,9 @@ _FAR = 1e60
 
 @dataclass(frozen=True)
 class DrDna:
-    """Surprise, distance and location, see the module.
+    """Surprise, distance and location of a layer's activations, compared with clean ones.
+
+    The module has the formulas.
 
     Attributes:
         bins: Cells of a site between its smallest and largest clean value.

@@ -21,7 +21,7 @@ _LEAST = 1e-12
 
 @dataclass(frozen=True)
 class QuantileMonitor:
-    """Standardised quantiles."""
+    """Quantiles of a layer, standardised by clean ones."""
 
     name: ClassVar[str] = "quantiles"
     reads: ClassVar[str] = QUANTILES
