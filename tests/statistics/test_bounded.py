@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, effective_size, importance, stratified
+from unsilent.statistics import (
+    Stratum,
+    bounded_mean,
+    clopper_pearson,
+    effective_size,
+    importance,
+    ratio_of_means,
+    stratified,
+)
 from unsilent.statistics.dirichlet import dirichlet_mean_quantile, probability_above
 
 SHARES = st.lists(st.integers(0, 8).map(lambda k: k / 8), min_size=1, max_size=40)
@@ -221,3 +229,38 @@ def test_one_event_among_many_trials_is_told_exactly(n, q):
 
     found = dirichlet_mean_quantile(np.array([0.0, 1e-15, 1.0]), np.array([n - 1.0, 1.0, 1.0]), q)
     assert found == pytest.approx(beta.ppf(q, 1, n), abs=1e-6 * beta.std(1, n))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 8), st.integers(1, 8)).map(lambda pair: (min(pair), pair[1])), min_size=1, max_size=20
+    )
+)
+def test_ratios_of_equal_clusters_are_means(clusters):
+    parts, wholes = np.array(clusters, float).T
+    found = ratio_of_means(parts, wholes, 8)
+    assert 0 <= found.low <= found.estimate <= found.high <= 1
+    assert found.estimate == pytest.approx(parts.sum() / wholes.sum())
+    assert found.n == len(clusters)
+    equal, mean = ratio_of_means(parts, np.full(len(parts), 8.0), 8), bounded_mean(parts / 8)
+    assert (equal.low, equal.high) == pytest.approx((mean.low, mean.high), abs=1e-4)
+
+
+def test_impossible_ratios_are_refused():
+    assert ratio_of_means([], [], 4).estimate is None
+    for parts, wholes in (([1], [0]), ([2], [1]), ([-1], [1]), ([1], [5]), ([1, 1], [1])):
+        with pytest.raises(ValueError, match="expected parts"):
+            ratio_of_means(parts, wholes, 4)
+
+
+@pytest.mark.slow
+def test_coverage_of_ratios_of_clusters_of_very_different_sizes():
+    """Large clusters are nearly always detected, small ones seldom: few of 400 repeats may miss."""
+    rng, sizes, chances = np.random.default_rng(8), np.array([1, 2, 64]), np.array([0.3, 0.5, 0.98])
+    shares = np.array([0.7, 0.2, 0.1])
+    truth, missed = float((shares * sizes * chances).sum() / (shares * sizes).sum()), 0
+    for _ in range(400):
+        kind = rng.choice(3, 100, p=shares)
+        found = ratio_of_means(rng.binomial(sizes[kind], chances[kind]), sizes[kind], 64)
+        missed += not found.low <= truth <= found.high
+    assert missed <= 31

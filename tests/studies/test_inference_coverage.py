@@ -123,17 +123,21 @@ def test_shares_follow_from_exported_rows(campaign, rows, detector, rate):
     limit = threshold_of(clean_margins(store, rows, "calibration", detector), rate)
     before, layers = layers_before(store, detector)
     for errors in (*ERROR_MODELS, ALL):
-        shares, depths = [], []
+        shares, depths, detected, changed = [], [], 0, 0
         for row in faults_of(rows, None if errors == ALL else errors):
             own = row["margins"][before : before + layers]
             crossed = [[n for n in range(layers) if own[n][sample] > limit] for sample in range(row["changed"])]
             shares.append(sum(map(bool, crossed)) / row["changed"])
+            detected, changed = detected + sum(map(bool, crossed)), changed + row["changed"]
             firsts = [(some[0] + 1) / layers for some in crossed if some]
             depths += [sum(firsts) / len(firsts)] if firsts else []
         one = next(d for d in result.detections if (d.detector, d.errors, d.rate) == (detector, errors, rate))
         assert one.share.n == len(shares)
         assert one.share.estimate == pytest.approx(np.mean(shares))
         assert one.share.low <= one.share.estimate <= one.share.high
+        assert one.answers.n == len(shares)
+        assert one.answers.estimate == pytest.approx(detected / changed)
+        assert one.answers.low <= one.answers.estimate <= one.answers.high
         assert one.layers.n == len(depths)
         assert one.layers.estimate == (pytest.approx(np.mean(depths)) if depths else None)
     alarms = next(a for a in result.false_alarms if (a.detector, a.rate) == (detector, rate))
@@ -405,7 +409,7 @@ def test_a_campaign_of_a_built_in_workload(tmp_path, monkeypatch, capsys):
     shares = {
         (row["detector"], row["errors"]): row["estimate"]
         for row in found["results"]
-        if row["measure"] == "detected" and row["rate"] == "0.01"
+        if row["measure"] == "detected by fault" and row["rate"] == "0.01"
     }
     assert shares["duplication", "all"] == 1
     assert shares["weight-integrity", "weight-flip"] == 1

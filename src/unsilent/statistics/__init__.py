@@ -1,6 +1,6 @@
 """Arrays in, numbers out: intervals for what campaigns counted. Runs without torch."""
 
-from unsilent.statistics.bounded import Stratum, bounded_mean, effective_size, importance, stratified
+from unsilent.statistics.bounded import Stratum, bounded_mean, effective_size, importance, ratio_of_means, stratified
 from unsilent.statistics.intervals import Interval, clopper_pearson, wilson
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "clopper_pearson",
     "effective_size",
     "importance",
+    "ratio_of_means",
     "stratified",
     "wilson",
 ]

@@ -80,6 +80,45 @@ def bounded_mean(outcomes: NDArray[Any] | Sequence[float], confidence: float = 0
     return stratified([Stratum.of(outcomes)], confidence)
 
 
+def ratio_of_means(
+    parts: NDArray[Any] | Sequence[float], wholes: NDArray[Any] | Sequence[float], most: float, confidence: float = 0.95
+) -> Interval:
+    """The expected part over the expected whole of independent clusters of different sizes, such as samples of faults.
+
+    A share ``p`` is in the interval if it is in that of the mean of ``part / most + p (1 - whole / most)``, which is ``p`` where
+    ``p`` is the ratio, and lies in [0, 1]. The reported ``n`` counts clusters.
+
+    Args:
+        parts: Of each cluster, float64[n], from 0 to its whole.
+        wholes: float64[n], above 0 and at most ``most``.
+        most: The greatest whole that there can be.
+        confidence: Between 0 and 1.
+
+    Raises:
+        ValueError: a part or a whole is out of these limits.
+
+    >>> ratio_of_means([0, 2], [2, 2], most=2).estimate
+    0.5
+    """
+    part, whole = np.asarray(parts, np.float64), np.asarray(wholes, np.float64)
+    if part.shape != whole.shape or not bool(np.all((part >= 0) & (part <= whole) & (whole > 0) & (whole <= most))):
+        raise ValueError("expected parts from 0 to their wholes, and wholes above 0 and at most the greatest one")
+    label = "Gaffke, ratio"
+    if not part.size:
+        return Interval(None, 0.0, 1.0, confidence, 0, label)
+
+    from scipy.optimize import brentq  # slow to load
+
+    def at(p: float) -> Interval:
+        return bounded_mean(np.clip(part / most + p * (1 - whole / most), 0, 1), confidence)
+
+    low, high = at(0.0).low, at(1.0).high
+    low = brentq(lambda p: at(p).low - p, 0, 1, xtol=1e-5) if low > 0 else 0.0
+    high = brentq(lambda p: at(p).high - p, 0, 1, xtol=1e-5) if high < 1 else 1.0
+    estimate = float(part.sum() / whole.sum())
+    return Interval(estimate, min(low, estimate), max(high, estimate), confidence, part.size, label)
+
+
 def stratified(strata: Iterable[Stratum], confidence: float = 0.95) -> Interval:
     """``sum W_h p_h`` from trials of each stratum; the weights are not negative and sum to 1.
 

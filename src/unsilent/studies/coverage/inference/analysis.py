@@ -1,7 +1,8 @@
 """Reads campaigns: detection of changed answers at equal false alarms, how early, what repairs them, comparisons and costs.
 
-A fault changes the answers of one or several samples of a batch. What is estimated is the share of changed answers, of each fault
-first and then over faults, since the samples of one fault are not independent.
+A fault changes the answers of one or several samples of a batch. Two shares are estimated: of all changed answers, where a fault
+that changes many counts as often; and the mean over faults of the share of their answers, where each fault counts once. Intervals
+of both go by fault, since the samples of one fault are not independent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
-from unsilent.statistics.bounded import bounded_mean
+from unsilent.statistics.bounded import bounded_mean, ratio_of_means
 from unsilent.statistics.conformal import expected_false_alarms
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.coverage.inference.scoring import (
@@ -57,6 +58,7 @@ class Detection:
     Attributes:
         errors: Error model, or `ALL`.
         rate: Of false alarms, per sample.
+        answers: Share of all changed answers.
         share: Of changed answers, mean over faults.
         layers, flops: Share of layers and of FLOPs that have run at the first alarm.
     """
@@ -64,6 +66,7 @@ class Detection:
     detector: str
     errors: str
     rate: float
+    answers: Interval
     share: Interval
     layers: Interval
     flops: Interval
@@ -208,7 +211,7 @@ def analyse_together(
         rates=reported,
         unreported={rate: clean_samples_needed(rate) for rate in rates if rate not in reported},
         tries=tuple(_tries(parts)),
-        detections=tuple(_detections(found, groups, options.confidence)),
+        detections=tuple(_detections(found, groups, max(max(part.store.baseline.samples) for part in parts), options.confidence)),
         false_alarms=tuple(_false_alarms(parts, names, reported, options.confidence)),
         restored=tuple(_restored(parts, found[names[0], options.rate], groups, options.confidence)),
         comparisons=tuple(_comparisons(found, names, groups, options)),
@@ -246,12 +249,14 @@ def _share(values: Floats, confidence: float) -> Interval:
 
 
 def _detections(
-    found: Mapping[tuple[str, float], Detected], groups: Mapping[str, NDArray[np.bool_]], confidence: float
+    found: Mapping[tuple[str, float], Detected], groups: Mapping[str, NDArray[np.bool_]], most: int, confidence: float
 ) -> Iterator[Detection]:
+    """``most``: answers that a fault can change."""
     for (name, rate), one in found.items():
         for errors, own in groups.items():
+            answers = ratio_of_means((one.share * one.changed)[own], one.changed[own], most, confidence)
             shares = [_share(values[own], confidence) for values in (one.share, one.layers, one.flops)]
-            yield Detection(name, errors, rate, *shares)
+            yield Detection(name, errors, rate, answers, *shares)
 
 
 def _false_alarms(
@@ -319,10 +324,9 @@ def _costs(parts: Sequence[ScoredStore], names: Sequence[str]) -> Iterator[Cost]
 
 
 def _roc(parts: Sequence[ScoredStore], name: str) -> tuple[tuple[float, float], ...]:
-    """False alarms, and the mean over faults of the share of changed answers that are detected then."""
+    """False alarms, and the share of all changed answers that are detected then."""
     reached = [one for part in parts for one in part.false_alarm_shares(name)]
     samples = min(len(part.clean[TEST][name]) for part in parts)
-    weights = np.concatenate([np.full(len(one), 1 / (len(one) * len(reached))) for one in reached])
     values = np.concatenate(reached)
     places = [0.0, *np.geomspace(1 / samples, 1, ROC_POINTS).tolist()]
-    return tuple((place, float(weights[values <= place + 1e-12].sum())) for place in places)
+    return tuple((place, float((values <= place + 1e-12).mean())) for place in places)

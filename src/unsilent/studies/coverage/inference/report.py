@@ -26,8 +26,8 @@ ERROR_TEXTS = {
 METHOD = (
     "Each trial draws independent faults of its error model until one changes the answer of a sample; estimates hold for such "
     "faults. A changed answer is detected where the margin of a layer is above the threshold, which is taken of clean "
-    "samples (split conformal prediction). Shares are means over faults of the share of the answers that a fault changed; the "
-    "intervals are Gaffke's, by fault. False alarms are counted on further clean samples, with the interval of Clopper and "
+    "samples (split conformal prediction). Of changed answers: detected answers over all changed answers. By fault, and all other "
+    "shares: the mean over faults of the share of the answers that a fault changed. Intervals are Gaffke's, by fault. False alarms are counted on further clean samples, with the interval of Clopper and "
     "Pearson. No sample is used twice."
 )
 
@@ -64,7 +64,8 @@ def _machine_table(result: InferenceCoverageResult) -> Table:
     for one in result.detections:
         where = (one.detector, one.errors, f"{one.rate:g}")
         rows += [
-            (*where, "detected", fault, one.share), (*where, "layers run", fault, one.layers),
+            (*where, "detected answers", "changed answer", one.answers), (*where, "detected by fault", fault, one.share),
+            (*where, "layers run", fault, one.layers),
             (*where, "flops run", fault, one.flops),
         ]  # fmt: skip
     for alarms in result.false_alarms:
@@ -87,11 +88,11 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
     for errors in (*ERROR_MODELS, ALL):
         own = [one for one in _at_rate(result) if one.errors == errors and one.share.n]
         if own:
-            best = max(own, key=lambda one: one.share.low)
+            best = max(own, key=lambda one: one.answers.low)
             mine = next(one for one in own if one.detector == result.reference)
             yield (
-                f"{ERROR_TEXTS[errors]}: {result.reference} detects {_text(mine.share)} of changed answers at {rate} false alarms"
-                + (f"; most by {best.detector}, {_text(best.share)}" if best is not mine else ", the most of all")
+                f"{ERROR_TEXTS[errors]}: {result.reference} detects {_text(mine.answers)} of changed answers at {rate} false alarms"
+                + (f"; most by {best.detector}, {_text(best.answers)}" if best is not mine else ", the most of all")
             )
     for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.of_detected.n):
         yield f"the ladder brings {_text(one.of_detected)} of the answers that {result.reference} finds back to golden"
@@ -122,8 +123,13 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
     groups = [one.errors for one in result.tries if one.found]
     if groups:
         yield Section(
-            "Detection", "Share of changed answers that a detector notices, at the same share of false alarms for all.",
-            tuple(_detection_table(_at_rate(result, rate), [*groups, ALL], rate, result) for rate in result.rates),
+            "Detection", "Share of changed answers that a detector notices, at the same share of false alarms for all. A fault that "
+            "changes many answers counts as often in the first table; in the second one each fault counts once, so that most of it "
+            "is decided by faults that change the one answer that was nearly another one anyway.",
+            tuple(
+                _detection_table(_at_rate(result, rate), [*groups, ALL], rate, result, by_fault)
+                for rate in result.rates for by_fault in (False, True)
+            ),
         )  # fmt: skip
         curves = Plot("coverage-roc", "Detected answers against false alarms, for each detector", _roc(result))
         yield Section("Trade-offs", "Over all error models.", (curves, *_cost_plot(result)))
@@ -141,14 +147,14 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
 
 
 def _detection_table(
-    rows: Sequence[Detection], groups: list[str], rate: float, result: InferenceCoverageResult
+    rows: Sequence[Detection], groups: list[str], rate: float, result: InferenceCoverageResult, by_fault: bool
 ) -> Table:
-    cells = {(one.detector, one.errors): one.share for one in rows}
+    cells = {(one.detector, one.errors): one.share if by_fault else one.answers for one in rows}
     names = list(dict.fromkeys(one.detector for one in rows))
     return Table(
         (Column("detector", left_aligned=True), *(Column(name, **SHARE, priority=n) for n, name in enumerate(groups))),
         tuple(TableRow((name, *(cells[name, group] for group in groups)), name == result.reference) for name in names),
-        f"Detected at {rate_text(rate)} false alarms",
+        f"Detected {'by fault' if by_fault else 'answers'} at {rate_text(rate)} false alarms",
         terminal_rows=40 if rate == result.options.rate else 0,
     )
 
@@ -167,7 +173,7 @@ def _roc(result: InferenceCoverageResult) -> Figure:
 
 def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
     """Detection against CPU time of batches of 32."""
-    shares = {one.detector: one.share for one in _at_rate(result) if one.errors == ALL}
+    shares = {one.detector: one.answers for one in _at_rate(result) if one.errors == ALL}
     costs = [one for one in result.costs if math.isfinite(one.ratios[-1])]
     if not costs:
         return

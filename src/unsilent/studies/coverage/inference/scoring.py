@@ -56,6 +56,7 @@ class Detected(NamedTuple):
     """What one detector detects of each fault at one rate, float64[faults] each.
 
     Attributes:
+        changed: Answers that the fault changed.
         share: Of the changed answers.
         layers, flops: Mean share of layers and of FLOPs that have run at the first alarm; NaN without one.
         by_layer: Share of the changed answers that running a layer again at the first alarm brings back.
@@ -63,6 +64,7 @@ class Detected(NamedTuple):
         by_rung: float64[faults, rungs], share of the detected answers that each rung brings back; NaN where none is detected.
     """
 
+    changed: Floats
     share: Floats
     layers: Floats
     flops: Floats
@@ -125,13 +127,13 @@ class ScoredStore:
             ladder = found & (again | back[[RUNGS.index(rung) for rung in (RERUN, REPAIR, CLAMP)]].any(0))
             values.append(
                 [
-                    found.mean(), _mean((first + 1)[found] / len(info.layers)), _mean(flops[first][found]), again.mean(),
+                    row.changed, found.mean(), _mean((first + 1)[found] / len(info.layers)), _mean(flops[first][found]), again.mean(),
                     ladder.mean(), *(_mean(one[found]) for one in back),
                 ]
             )  # fmt: skip
-        table = np.array(values, np.float64).reshape(-1, 5 + len(RUNGS))
-        share, layers, flops_run, by_layer, by_ladder = table[:, :5].T
-        return Detected(share, layers, flops_run, by_layer, by_ladder, table[:, 5:])
+        table = np.array(values, np.float64).reshape(-1, 6 + len(RUNGS))
+        changed, share, layers, flops_run, by_layer, by_ladder = table[:, :6].T
+        return Detected(changed, share, layers, flops_run, by_layer, by_ladder, table[:, 6:])
 
     def false_alarm_shares(self, detector: str) -> list[Floats]:
         """Of each changed answer of each fault, the share of clean test samples whose margin is as large."""
