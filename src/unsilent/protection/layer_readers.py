@@ -8,6 +8,7 @@ that it sees, and with the weights that are right.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
 
@@ -35,9 +36,9 @@ _WITH_CHECKSUM = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 READING_SHARE, MEMORY_SHARE = 0.008, 0.003
 """Shares of a model's computing time and of its weights' memory that reading sites may take."""
-FEWEST_LAYERS, MOST_LAYERS_OF_SMALL, SMALL = 8, 32, 10**9
-"""Layers that are read whatever it costs; those of a small model, of fewer multiplications in a clean batch: its time is that of
-Python, so that no choice keeps to the share."""
+FEWEST_LAYERS, MOST_LAYERS_OF_SMALL, SMALL = 8, 128, 10**8
+"""Layers that are read whatever it costs; those of a small model, of fewer multiplications for a sample: it computes quickly
+whatever is read, so that finding more is worth more than keeping to the share."""
 STRIDES = (1, 2, 4, 8, 16)
 """Of the positions that are read: every one, every second one …"""
 OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER, OPERATIONS_OF_SCORE = 60, 8_000_000, 60_000_000
@@ -64,53 +65,73 @@ class LayerCosts:
 
     These are all embedding tables, whose corrupted values norms hide from later layers, and products at equal distances in the
     order in which they run, with the last one: as many as can be read within a share of the time that all products take. Of
-    these layers every position is read, or every second one and so on.
+    these layers every position is read, or every second one and so on. Of a small model all layers are read.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[str, list[int]] = {}
-        self._tables: set[str] = set()
+        self._runs: dict[str, _Cost] = {}
+        self._every: dict[str, None] = {}
+        self._samples = 1
 
     def add(self, layer: LayerRun) -> None:
         """Note a run of a layer."""
-        module = layer.compute
-        weight = getattr(module, "weight", None)
+        if layer.output.ndim < 2 or not isinstance(layer.compute, nn.Module):
+            return
+        self._every[layer.module_name] = None
+        self._samples = max(self._samples, len(layer.output))
+        weight = getattr(layer.compute, "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim < 2:
             return
-        is_table = isinstance(module, _TABLES)
         channels, values = layer.output.shape[channel_axis(layer)], layer.output.numel()
-        planes = channel_axis(layer) == 1 and layer.output.ndim > 2
-        known = self._runs.setdefault(layer.module_name, [0, 0, 0])
-        if is_table:
-            self._tables.add(layer.module_name)
-        else:
-            known[0] += weight.numel() // max(1, channels) * values
-        known[1] += values * min(SITES_OF_LAYER, channels) // channels if planes else values
-        known[2] += 1
+        known = self._runs.setdefault(layer.module_name, _Cost(isinstance(layer.compute, _TABLES)))
+        known.runs += 1
+        known.values += values
+        known.values_of_sites += values * min(SITES_OF_LAYER, channels) // channels if _has_planes(layer) else values
+        if not known.is_table:
+            known.multiplications += weight.numel() // max(1, channels) * values
 
     def choose(self, weight_bytes: int) -> ChosenLayers:
         """The layers; none where no layer is a product."""
-        every = sum(multiplications for multiplications, _, _ in self._runs.values())
-        tables = tuple(name for name in self._runs if name in self._tables)
-        names = [name for name in self._runs if name not in self._tables]
-        if every < SMALL:
-            return ChosenLayers(tables + tuple(names[-MOST_LAYERS_OF_SMALL:]))
+        every = sum(one.multiplications for one in self._runs.values())
+        if every < SMALL * self._samples:
+            return ChosenLayers(_spread(list(self._every), MOST_LAYERS_OF_SMALL))
+        tables = tuple(name for name, one in self._runs.items() if one.is_table)
+        names = [name for name, one in self._runs.items() if not one.is_table]
         most = min(len(names), max(FEWEST_LAYERS, int(MEMORY_SHARE * weight_bytes / BYTES_OF_LAYER)))
         for count in range(most, FEWEST_LAYERS, -1):
             modules = tables + _spread(names, count)
             for stride in STRIDES:
-                costs = (
-                    OPERATIONS_OF_VALUE * values / stride + OPERATIONS_OF_LAYER * runs
-                    for _, values, runs in (self._runs[name] for name in modules)
-                )
-                if OPERATIONS_OF_SCORE + sum(costs) <= READING_SHARE * every:
+                cost = sum(self._runs[name].reading(stride) for name in modules)
+                if OPERATIONS_OF_SCORE + cost <= READING_SHARE * every:
                     return ChosenLayers(modules, stride)
         return ChosenLayers(tables + _spread(names, FEWEST_LAYERS), STRIDES[-1])
 
 
-def _spread(names: list[str], count: int) -> tuple[str, ...]:
-    """This many of the names, equally far apart, with the last one."""
-    return tuple(names[(number + 1) * len(names) // count - 1] for number in range(min(count, len(names))))
+@dataclass
+class _Cost:
+    """What the runs of a layer in one pass compute and give.
+
+    Attributes:
+        is_table: Whether it looks up values instead of multiplying.
+        values, values_of_sites: All that it gives, and those of the channels that are read with a stride.
+    """
+
+    is_table: bool
+    multiplications: int = 0
+    values: int = 0
+    values_of_sites: int = 0
+    runs: int = 0
+
+    def reading(self, stride: int) -> float:
+        """Multiplications that take as long as reading it."""
+        values = self.values if stride == 1 else self.values_of_sites / stride
+        return OPERATIONS_OF_VALUE * values + OPERATIONS_OF_LAYER * self.runs
+
+
+def _spread(names: list[str], most: int) -> tuple[str, ...]:
+    """This many of the names at most, equally far apart, with the last one."""
+    count = min(most, len(names))
+    return tuple(names[(number + 1) * len(names) // count - 1] for number in range(count))
 
 
 class LayerReaders:
@@ -192,19 +213,24 @@ def channel_axis(layer: LayerRun) -> int:
     return 1 if isinstance(layer.compute, _CHANNELS_SECOND) else layer.output.ndim - 1
 
 
+def _has_planes(layer: LayerRun) -> bool:
+    """Whether the values of a channel lie next to one another."""
+    return channel_axis(layer) == 1 and layer.output.ndim > 2
+
+
 def _site_reader(layer: LayerRun, seed: int, stride: int) -> Reader:
     """The means over positions of some channels, and the smallest and largest value.
 
     Channels are equally far apart, and so are positions along their first dimension; both begin at places that the seed chooses,
-    so that layers read different positions. The smallest and the largest value are those of all channels where these lie next to
-    one another, and of the same channels as the means where planes of positions do, as that is what is quick to read.
+    so that layers read different positions. The smallest and the largest value are those of all channels, but with a stride only
+    of the same channels as the means where the values of a channel lie next to one another, as that is what is quick to read.
     """
     axis, ndim = channel_axis(layer), layer.output.ndim
     channels = layer.output.shape[axis]
     every = max(1, channels // SITES_OF_LAYER)
     first, first_position = seed % every, seed // 64 % stride
     sites = len(range(first, channels, every)[:SITES_OF_LAYER])
-    planes = axis == 1 and ndim > 2
+    reads_sites_alone = stride > 1 and _has_planes(layer)
     positions = [dim for dim in range(1, ndim) if dim != axis]
     where = [slice(None)] * ndim
     where[axis] = slice(first, first + every * sites, every)
@@ -228,7 +254,7 @@ def _site_reader(layer: LayerRun, seed: int, stride: int) -> Reader:
             torch.mean(chosen, positions, out=last[1])
         else:
             last[1].copy_(chosen)
-        whole = chosen if planes else value
+        whole = chosen if reads_sites_alone else value
         torch.amin(whole, others, out=last[2])
         torch.amax(whole, others, out=last[3])
         return memory

@@ -55,8 +55,8 @@ CLAMP, ZERO, RERUN, REPAIR, GOLDEN = RUNGS = ("clamp", "zero", "rerun", "repair"
 TIMED_BATCHES = (1, 32)
 """Samples of the batches whose time is measured."""
 DEFAULT_DETECTORS = (
-    "dr-dna", "ranger", "quantiles", "abft", "nonfinite", "weight-integrity", "golden-test", "duplication",
-    "dr-dna+weight-integrity",
+    "dr-dna", "ranger", "clip-act", "quantiles", "symptom", "nonfinite", "abft", "weight-integrity", "golden-test",
+    "duplication:share=0.5", "duplication", "dr-dna+weight-integrity", "dr-dna+weight-integrity+abft",
 )  # fmt: skip
 DEFAULT_BURSTS = ("random", "random:count=8,stride=16")
 MOST_TRIES, MOST_CLEAN = 10**6, 10**7
