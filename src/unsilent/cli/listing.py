@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from unsilent.cli import accelerators
 from unsilent.cli import typer_options as o
@@ -119,16 +120,17 @@ def detectors(as_json: o.Json = False) -> int:
 
     thresholds = {name: rule_thresholds(make_rule(name)) for name in RULES}
     presets = [{"name": name, "kind": "preset", "rules": list(texts)} for name, texts in PRESETS.items()]
-    inference = [
+    made_by: dict[str, Callable[..., Any]] = {**DETECTORS, **ACTIVATION_RULES}
+    inference: list[dict[str, Any]] = [
         {
             "name": name,
             "kind": "inference",
-            "description": inspect.cleandoc(made_by.__doc__ or "").splitlines()[0].rstrip("."),
+            "description": inspect.cleandoc(made.__doc__ or "").splitlines()[0].rstrip("."),
             "parameters": {
-                p.name: p.default for p in inspect.signature(made_by).parameters.values() if p.default is not None
+                p.name: p.default for p in inspect.signature(made).parameters.values() if p.default is not None
             },
         }
-        for name, made_by in {**DETECTORS, **ACTIVATION_RULES}.items()
+        for name, made in made_by.items()
     ]
     if as_json:
         rules = [

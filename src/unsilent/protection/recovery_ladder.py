@@ -94,7 +94,7 @@ def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, mo
         )
     if not isinstance(elsewhere, (str, torch.device)):
         return lambda generates, args, kwargs: _method(elsewhere, generates)(*args, **kwargs)
-    device = resolve_device(str(elsewhere))
+    device = torch.device(resolve_device(str(elsewhere)))
     twin = copy.deepcopy(model).to(device)
 
     def run(generates: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
