@@ -26,9 +26,9 @@ ERROR_TEXTS = {
 METHOD = (
     "Each trial draws independent faults of its error model until one changes the answer of a sample; estimates hold for such "
     "faults. A changed answer is detected where the margin of a layer is above the threshold, which is taken of clean "
-    "samples (split conformal prediction). Of changed answers: detected answers over all changed answers. By fault, and all other "
-    "shares: the mean over faults of the share of the answers that a fault changed. Intervals are Gaffke's, by fault. False alarms are counted on further clean samples, with the interval of Clopper and "
-    "Pearson. No sample is used twice."
+    "samples (split conformal prediction). Of changed answers: detected answers over all changed answers. By fault, and all "
+    "other shares: the mean over faults of the share of the answers that a fault changed. Intervals are Gaffke's, by fault. "
+    "False alarms are counted on further clean samples, with the interval of Clopper and Pearson. No sample is used twice."
 )
 
 
@@ -91,7 +91,8 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
             best = max(own, key=lambda one: one.answers.low)
             mine = next(one for one in own if one.detector == result.reference)
             yield (
-                f"{ERROR_TEXTS[errors]}: {result.reference} detects {_text(mine.answers)} of changed answers at {rate} false alarms"
+                f"{ERROR_TEXTS[errors]}: {result.reference} detects {_text(mine.answers)} of changed answers at {rate} false "
+                "alarms"
                 + (f"; most by {best.detector}, {_text(best.answers)}" if best is not mine else ", the most of all")
             )
     for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.of_detected.n):
@@ -123,9 +124,8 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
     groups = [one.errors for one in result.tries if one.found]
     if groups:
         yield Section(
-            "Detection", "Share of changed answers that a detector notices, at the same share of false alarms for all. A fault that "
-            "changes many answers counts as often in the first table; in the second one each fault counts once, so that most of it "
-            "is decided by faults that change the one answer that was nearly another one anyway.",
+            "Detection", "Share of changed answers that a detector notices, at the same share of false alarms for all. In the table "
+            "of answers, a fault that changes many answers counts as often; in the table by fault, each fault counts once.",
             tuple(
                 _detection_table(_at_rate(result, rate), [*groups, ALL], rate, result, by_fault)
                 for rate in result.rates for by_fault in (False, True)

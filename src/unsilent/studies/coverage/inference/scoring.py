@@ -127,8 +127,8 @@ class ScoredStore:
             ladder = found & (again | back[[RUNGS.index(rung) for rung in (RERUN, REPAIR, CLAMP)]].any(0))
             values.append(
                 [
-                    row.changed, found.mean(), _mean((first + 1)[found] / len(info.layers)), _mean(flops[first][found]), again.mean(),
-                    ladder.mean(), *(_mean(one[found]) for one in back),
+                    row.changed, found.mean(), _mean((first + 1)[found] / len(info.layers)), _mean(flops[first][found]),
+                    again.mean(), ladder.mean(), *(_mean(one[found]) for one in back),
                 ]
             )  # fmt: skip
         table = np.array(values, np.float64).reshape(-1, 6 + len(RUNGS))
