@@ -124,8 +124,8 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
     groups = [one.errors for one in result.tries if one.found]
     if groups:
         yield Section(
-            "Detection", "Share of changed answers that a detector notices, at the same share of false alarms for all. In the table "
-            "of answers, a fault that changes many answers counts as often; in the table by fault, each fault counts once.",
+            "Detection", "Share of changed answers that a detector notices, at the same share of false alarms for all. In tables "
+            "of answers, a fault that changes many answers counts as often; in tables by fault, each fault counts once.",
             tuple(
                 _detection_table(_at_rate(result, rate), [*groups, ALL], rate, result, by_fault)
                 for rate in result.rates for by_fault in (False, True)
