@@ -46,3 +46,9 @@ def test_what_cannot_be_calibrated_is_refused():
     with pytest.raises(UsageError, match="98 clean samples for a rate of 0.01; expected 99 or more"):
         conformal_threshold(np.zeros(98), 0.01)
     assert conformal_threshold([*range(98), np.inf], 0.01) == np.inf
+
+
+@pytest.mark.parametrize("rate", [0, 1, -0.1, float("nan"), "1%"])
+def test_a_rate_is_a_share(rate):
+    with pytest.raises(UsageError, match="expected a share of samples between 0 and 1"):
+        samples_needed(rate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -276,6 +277,17 @@ def test_a_report_has_all_parts(campaign):
     own, both = ({(d.detector, d.errors, d.rate): d.share for d in one.detections} for one in (result, twice))
     assert {key: 2 * one.n for key, one in own.items()} == {key: one.n for key, one in both.items()}
     assert all(both[key].estimate == pytest.approx(one.estimate) for key, one in own.items())
+
+
+def test_a_report_says_where_most_faults_change_the_same_answer(campaign, rows):
+    result = campaign[1]
+    for tries in result.tries:
+        alone = [(row["batch"], row["flags"].index(1)) for row in faults_of(rows, tries.errors) if row["changed"] == 1]
+        assert tries.same_answer == max((alone.count(one) for one in alone), default=0)
+    for same, said in ((2, True), (1, False)):
+        tries = replace(result.tries[0], found=10, same_answer=same)
+        findings = report(replace(result, tries=(tries,))).findings
+        assert any(f"{same} of 10 faults changed one and the same answer alone" in one for one in findings) is said
 
 
 def test_too_few_clean_samples_are_refused(campaign):

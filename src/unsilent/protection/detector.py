@@ -20,6 +20,7 @@ from torch import nn
 
 from unsilent.detectors.activations.rule import Floats
 from unsilent.detectors.activations.rules import ACTIVATION_RULES
+from unsilent.errors import UsageError
 from unsilent.name_and_parameters import build_named, parse_named
 from unsilent.protection.activation_detector import ActivationDetector
 from unsilent.protection.combination import Combination
@@ -87,6 +88,8 @@ def make_detector(text: str, layers: Iterable[str] = (), seed: int = 0) -> Infer
     >>> make_detector("dr-dna+weight-integrity:slices=8").name
     'dr-dna+weight-integrity:slices=8'
     """
+    if not isinstance(text, str):
+        raise UsageError(f"detector is of type {type(text).__name__}; expected a text, like 'dr-dna+weight-integrity'")
     parts = [_make_part(part.strip(), tuple(layers), seed) for part in text.split("+")]
     return parts[0] if len(parts) == 1 else Combination(parts)
 

@@ -140,6 +140,8 @@ class ProtectedModel:
         return self._guarded(cast(Any, self._model).generate, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if "_model" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
         return getattr(self.__dict__["_model"], name)
 
     def __enter__(self) -> Self:

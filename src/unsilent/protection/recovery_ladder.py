@@ -36,6 +36,10 @@ class CorruptedAnswer(UnsilentError):
 
 def sort_rungs(recovery: str | Sequence[str]) -> tuple[str, ...]:
     """The rungs of a ladder in their order. Raises ``UsageError`` for one that does not exist."""
+    if not isinstance(recovery, (str, Sequence)):
+        raise UsageError(
+            f"recovery is of type {type(recovery).__name__}; expected names like ('rerun', 'repair'), or ()"
+        )
     asked = [recovery] if isinstance(recovery, str) else list(recovery)
     for rung in asked:
         if rung not in RUNGS:

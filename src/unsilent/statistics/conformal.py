@@ -21,8 +21,19 @@ def samples_needed(rate: float) -> int:
 
     >>> samples_needed(0.01)
     99
+
+    Raises:
+        UsageError: the rate is not between 0 and 1.
     """
+    _check_rate(rate)
     return math.ceil(1 / rate - 1 - 1e-9)
+
+
+def _check_rate(rate: float) -> None:
+    if not isinstance(rate, (int, float)) or not 0 < rate < 1:
+        raise UsageError(
+            f"the rate of false alarms is {rate!r}; expected a share of samples between 0 and 1, like 0.01"
+        )
 
 
 def conformal_threshold(scores: Sequence[float] | NDArray[np.float64], rate: float) -> float:
@@ -39,10 +50,7 @@ def conformal_threshold(scores: Sequence[float] | NDArray[np.float64], rate: flo
     99.0
     """
     values = np.sort(np.asarray(scores, np.float64))
-    if not 0 < rate < 1:
-        raise UsageError(
-            f"the rate of false alarms is {rate:g}; expected a share of samples between 0 and 1, like 0.01"
-        )
+    _check_rate(rate)
     if np.isnan(values).any():
         raise UsageError("a score of a clean sample is NaN; give clean samples whose activations are finite")
     if len(values) < samples_needed(rate):

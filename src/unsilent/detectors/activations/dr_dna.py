@@ -27,7 +27,9 @@ from typing import ClassVar
 import numpy as np
 
 from unsilent.detectors.activations.rule import SITES, Floats, largest_so_far, limit_scores
+from unsilent.errors import UsageError
 
+_MOST_BINS = 10**6
 _LEAST = 1e-12
 """Stands for a spread of 0."""
 _LEAST_RELATIVE = 1e-6
@@ -59,6 +61,10 @@ class DrDna:
     surprise: float = 0.25
     distance: float = 1.0
     location: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bins <= _MOST_BINS:
+            raise UsageError(f"dr-dna: bins is {self.bins}; expected a number from 1 to {_MOST_BINS:,}")
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
         """Edges and costs of cells, the whitening, places of extremes, and how terms of clean samples are distributed."""

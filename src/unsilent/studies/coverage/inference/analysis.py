@@ -7,6 +7,7 @@ of both go by fault, since the samples of one fault are not independent.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -134,7 +135,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """Faults of one error model: that were drawn, how they ended, and the answers that those found changed."""
+    """Faults of one error model: that were drawn, how they ended, and the answers that those found changed.
+
+    Attributes:
+        same_answer: The most faults that changed one and the same answer and no other.
+    """
 
     errors: str
     drawn: int
@@ -144,6 +149,7 @@ class Tries:
     found: int
     trials: int
     answers: int
+    same_answer: int
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -233,14 +239,18 @@ def _joined(parts: Sequence[Detected]) -> Detected:
 
 
 def _tries(parts: Sequence[ScoredStore]) -> Iterator[Tries]:
-    rows = [row for part in parts for row in part.rows]
     for name in ERROR_MODELS:
-        own = [row for row in rows if row.trial.target == name]
+        own, alone = [], Counter[tuple[int, int, int]]()
+        for number, part in enumerate(parts):
+            rows = [row for row in part.rows if row.trial.target == name]
+            own += rows
+            alone.update((number, row.batch, int(row.flags.argmax())) for row in rows if row.changed == 1)
         if own:
             drawn, masked, benign, due, answers = (
                 sum(getattr(row, key) for row in own) for key in ("tried", "masked", "benign", "due", "changed")
             )
-            yield Tries(name, drawn, masked, benign, due, sum(row.end == FOUND for row in own), len(own), answers)
+            found = sum(row.end == FOUND for row in own)
+            yield Tries(name, drawn, masked, benign, due, found, len(own), answers, max(alone.values(), default=0))
 
 
 def _share(values: Floats, confidence: float) -> Interval:

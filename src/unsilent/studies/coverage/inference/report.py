@@ -23,6 +23,8 @@ ERROR_TEXTS = {
     "output-burst": "random values or a burst in an operation's output",
     ALL: "all error models",
 }
+LEAST_FAULTS, MOST_OF_ONE_ANSWER = 10, 0.2
+"""Faults, and the share of them that change one and the same answer alone, from which on the report says so."""
 METHOD = (
     "Each trial draws independent faults of its error model until one changes the answer of a sample; estimates hold for such "
     "faults. A changed answer is detected where the margin of a layer is above the threshold, which is taken of clean "
@@ -104,6 +106,13 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
             yield f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most were promised"
     for needed, count in result.unreported.items():
         yield f"nothing is said of {rate_text(needed)} false alarms, which need {count:,} clean samples (--clean-samples)"
+    for tries in result.tries:
+        if tries.found >= LEAST_FAULTS and tries.same_answer >= MOST_OF_ONE_ANSWER * tries.found:
+            yield (
+                f"{tries.errors}: {tries.same_answer:,} of {count_text(tries.found, 'fault')} changed one and the same answer "
+                "alone; shares by fault depend on how that sample is judged, and intervals do not include this: raise eval or "
+                "take other samples"
+            )
     for tries in (one for one in result.tries if one.found < one.trials):
         yield (
             f"{tries.errors}: in {count_text(tries.trials - tries.found, 'trial')} of {tries.trials:,} no fault changed an answer"
