@@ -317,6 +317,18 @@ def test_what_does_not_fit_is_refused(tmp_path):
         protect(model, CALIBRATION, "weight-integrity", layers="head")
     with pytest.raises(UsageError, match="is of type function; expected a torch.nn.Module"):
         protect(lambda x: x, CALIBRATION)
+    for wrong in (["dr-dna"], None):
+        with pytest.raises(UsageError, match="detector is of type .*; expected a text"):
+            protect(model, CALIBRATION, wrong)
+    with pytest.raises(UsageError, match="bins is -3; expected a number from 1"):
+        protect(model, CALIBRATION, "dr-dna:bins=-3")
+    for rate in (0, float("nan")):
+        with pytest.raises(UsageError, match="expected a share of samples between 0 and 1"):
+            protect(model, CALIBRATION, rate=rate)
+    with pytest.raises(UsageError, match="recovery is of type NoneType"):
+        protect(model, CALIBRATION, recovery=None)
+    with pytest.raises(UsageError, match=r"module '1' \(BatchNorm2d\) is in training mode; call model.eval\(\) first"):
+        protect(small().train(), CALIBRATION)
     with pytest.raises(UsageError, match="device 'cuda9'"):
         ProtectedModel(model, profile, recovery="elsewhere", elsewhere="cuda9")
     with pytest.raises(UsageError, match="needs somewhere to run"):

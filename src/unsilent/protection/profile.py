@@ -18,6 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from unsilent.detectors.activations.rule import Floats
 from unsilent.engine.digests import tensors_hasher
@@ -233,9 +235,11 @@ def make_profile(
         seed: Of the choice of sites.
 
     Raises:
-        UsageError: too few samples for the rate, values that are not finite, no layer that can be read, a compiled model.
+        UsageError: too few samples for the rate, values that are not finite, no layer that can be read, a compiled model, or
+            dropout or batch norm in training mode.
     """
     reject_compiled(model)
+    _reject_training(model)
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     find_layers(model, layers)
     made = make_detector(detector, layers, seed)
@@ -259,6 +263,13 @@ def make_profile(
         dtypes_of(model),
         conformal_threshold(margins, rate),
     )
+
+
+def _reject_training(model: nn.Module) -> None:
+    """Raise ``UsageError`` for a model whose answers are random, or depend on the other samples, as in training."""
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, (_DropoutNd, _BatchNorm)):
+            raise UsageError(f"module {name!r} ({type(module).__name__}) is in training mode; call model.eval() first")
 
 
 def _divide(batches: Sequence[Any], needed: int, rate: float) -> tuple[Sequence[Any], Sequence[Any]]:
