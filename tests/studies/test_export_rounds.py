@@ -22,10 +22,31 @@ from unsilent.studies.pvf.kind import PvfStore
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("rounds")
     (found / "tiny.py").write_text(TINY)
-    words = ("tiny.py:make", "--at", "first.weight", "--at", "last.bias", "--seed", 2, "--quiet", "--store", "s.sqlite")
-    for precision in ("14%", "12%"):  # some targets come to later looks than others
-        done = in_process("pvf", *words, "--ci", precision, cwd=found)
-        assert done.returncode == 0, done.stderr
+    for seed in range(2, 12):  # whose draws let some targets come to later looks than others
+        store = f"{seed}.sqlite"
+        words = (
+            "tiny.py:make",
+            "--at",
+            "first.weight",
+            "--at",
+            "last.bias",
+            "--seed",
+            seed,
+            "--quiet",
+            "--store",
+            store,
+        )
+        for precision in ("14%", "12%"):
+            done = in_process("pvf", *words, "--ci", precision, cwd=found)
+            assert done.returncode == 0, done.stderr
+        assert in_process("export", store, "-o", f"{seed}.json", cwd=found).returncode == 0
+        exported = json.loads((found / f"{seed}.json").read_text())
+        if (
+            len({plan["look"] for plan in {p["group"]: p for decided in exported["rounds"] for p in decided}.values()})
+            > 1
+        ):
+            break
+    (found / store).rename(found / "s.sqlite")
     for ending in ("json", "csv"):
         assert in_process("export", "s.sqlite", "-o", f"s.{ending}", cwd=found).returncode == 0
     return found
