@@ -49,6 +49,18 @@ def test_quantiles_against_random_weights(q):
     assert probability_above(values, counts, found) == pytest.approx(1 - q, abs=1e-7)
 
 
+@pytest.mark.parametrize("values", [[0.0, 3e-100, 6e-92], [0.0, 1e-200, 1.0], [0.0, 0.5, 1.0], [-1.0, 0.0, 1e-250]])
+@pytest.mark.parametrize("scale", [1e-200, 1e-60, 1.0])
+@pytest.mark.parametrize("q", [0.025, 0.5, 0.975])
+def test_values_may_be_of_any_size(values, scale, q):
+    """As random weights tell, in units of the greatest value: powers of small numbers are 0, and of their inverses infinite."""
+    values, counts = np.array(values) * scale, np.array([3.0, 1.0, 2.0])
+    span = values.max() - values.min()
+    draws = np.random.default_rng(3).dirichlet(counts, 100_000) @ ((values - values.min()) / span)
+    found = (dirichlet_mean_quantile(values, counts, q) - values.min()) / span
+    assert (draws <= found).mean() == pytest.approx(q, abs=5 * math.sqrt(q * (1 - q) / draws.size))
+
+
 @given(counts=st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_right_or_wrong_is_clopper_pearson(counts):
     events, n = counts

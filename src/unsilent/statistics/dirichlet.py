@@ -21,6 +21,8 @@ _STEP, _FEW = 0.1, 20
 """Step of the rule; half of it with fewer trials than so many on either side, whose integrand is less smooth."""
 _NOTHING = 32.0
 """What has fallen by exp(-32) adds nothing any more."""
+_HUGE = 1e100
+"""One that is so many times the greatest decides alone."""
 _STEPS = 80
 """Newton steps to the saddle point at most; half a dozen are usual."""
 
@@ -45,8 +47,15 @@ def dirichlet_mean_quantile(values: Floats, counts: Floats, q: float) -> float:
     if values.size == 2:
         one = float(counts[values == high][0])
         return low + (high - low) * float(betaincinv(one, float(counts.sum()) - one, q))
+    # Squares of tiny values would be 0: the search goes on between 0 and 1.
+    return low + (high - low) * _unit_quantile((values - low) / (high - low), counts, q)
+
+
+def _unit_quantile(values: Floats, counts: Floats, q: float) -> float:
+    """`dirichlet_mean_quantile` of values that reach from 0 to 1."""
     from scipy.optimize import brentq  # slow to load, and no campaign needs it to start
 
+    low, high = 0.0, 1.0
     aim = 1 - q
     total = float(counts.sum())
     middle = float(counts @ values) / total
@@ -62,7 +71,7 @@ def dirichlet_mean_quantile(values: Floats, counts: Floats, q: float) -> float:
         inner, outer = outer, min(max(outer + step, low), high)
     if (excess(inner) > 0) != (step > 0):  # the middle is beyond it already
         inner, outer = inner - 2 * step, inner
-    edge = (high - low) * 1e-13
+    edge = 1e-13
     start, end = sorted((min(max(inner, low + edge), high - edge), min(max(outer, low + edge), high - edge)))
     if excess(end) > 0:  # nearer to the end than numbers tell
         return high
@@ -73,6 +82,7 @@ def dirichlet_mean_quantile(values: Floats, counts: Floats, q: float) -> float:
 
 def _tail(a: Floats, c: Floats) -> float:
     """P(sum c_j-gamma a_j > 0) where its mean is at most 0 and some a_j are above 0."""
+    a = np.maximum(a, -_HUGE * a.max()) / a.max()  # the scale does not matter, but powers must be finite
     s, curve = _saddle(a, c)
     scale = 1 / math.sqrt(curve)
     if min(c[a > 0].sum(), c[a < 0].sum()) >= _FEW:
