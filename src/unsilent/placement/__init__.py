@@ -1,0 +1,1 @@
+"""Placements of parallelism axes on a hierarchical machine, and reduction programs: synthesised, costed, executed."""
