@@ -1,0 +1,257 @@
+"""Reduction programs on torch.distributed: the same steps as in the program, in place, on real process groups.
+
+A program speaks of the devices ``0 .. k - 1`` that reduce; `ProgramRunner` maps them to ranks, creates the process groups
+and knows, from the program's states, which chunks of the payload each collective works on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.placement.programs import Program, State, Step, check, held_chunks, shares, states
+
+
+class WrongResult(UnsilentError):
+    """A program ran and its result is not that of `torch.distributed.all_reduce`."""
+
+
+class ProcessGroups:
+    """The process groups of this job, each created once: every rank must ask for the same groups in the same order.
+
+    Raises:
+        UsageError: torch.distributed is not initialised.
+    """
+
+    def __init__(self) -> None:
+        if not distributed.is_initialized():
+            raise UsageError("there is no process group; call torch.distributed.init_process_group first.")
+        everyone = tuple(range(distributed.get_world_size()))
+        self._groups: dict[tuple[int, ...], ProcessGroup | None] = {everyone: distributed.group.WORLD}
+
+    def of(self, ranks: Sequence[int]) -> ProcessGroup | None:
+        """The group of these ranks, whatever their order."""
+        key = tuple(sorted(ranks))
+        if key not in self._groups:
+            self._groups[key] = distributed.new_group(list(key))
+        return self._groups[key]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One collective of this rank: the chunks that go in and come out, in the order the group's ranks have in torch."""
+
+    collective: str
+    group: ProcessGroup | None
+    size: int
+    root: int
+    chunks_in: tuple[int, ...]
+    chunks_out: tuple[int, ...]
+
+
+class ProgramRunner:
+    """Runs a program in this rank; every rank of the job makes the same runner and calls it equally often.
+
+    Args:
+        program: What to run.
+        goal: One of `unsilent.placement.programs.GOALS`.
+        members: The ranks that play the program's devices, once per independent reduction: ``[[0, 2], [1, 3]]`` runs a
+            program of two devices twice at the same time. By default all ranks of the job, in order.
+        groups: Process groups to share with other runners.
+
+    Attributes:
+        chunks: The chunks of the payload that this rank holds at the end.
+
+    Raises:
+        UsageError: The program does not reach the goal, or its devices do not fit the ranks of the job.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        goal: str = "all-reduce",
+        members: Sequence[Sequence[int]] | None = None,
+        groups: ProcessGroups | None = None,
+    ) -> None:
+        check(program, goal)
+        groups = groups or ProcessGroups()
+        world = distributed.get_world_size()
+        if members is None:
+            members = [list(range(world))]
+        _check_members(program, members, world)
+        self._devices = program.devices
+        self._native_scatter = distributed.get_backend() != "gloo"
+        self._everyone: ProcessGroup | None = None
+        self._calls: list[_Call] = []
+        self.chunks = self._chunks_at_start = tuple(range(program.devices))
+        rank, trace = distributed.get_rank(), list(states(program, goal))
+        for ranks in members:
+            everyone = groups.of(ranks)
+            calls = [self._call(*move, ranks, groups) for move in zip(program.steps, trace, trace[1:], strict=False)]
+            if rank in ranks:
+                device = ranks.index(rank)
+                self._everyone = everyone
+                self._calls = [call for call in calls if call is not None]
+                self._chunks_at_start = held_chunks(trace[0][device], program.devices)
+                self.chunks = held_chunks(trace[-1][device], program.devices)
+
+    @staticmethod
+    def _call(step: Step, before: State, after: State, ranks: Sequence[int], groups: ProcessGroups) -> _Call | None:
+        """What this rank does in a step; creates the groups of all ranks."""
+        own, k = None, len(before)
+        for devices in step.groups:
+            group = groups.of([ranks[device] for device in devices])
+            if distributed.get_rank() not in [ranks[device] for device in devices]:
+                continue
+            device = ranks.index(distributed.get_rank())
+            torch_order = sorted(devices, key=lambda device: ranks[device])
+            held = {device: held_chunks(before[device], k) for device in devices}
+            if step.collective == "broadcast":
+                held[device] = held[devices[0]]
+            chunks_in = chunks_out = held[device]
+            if step.collective == "reduce-scatter":
+                kept = dict(zip(devices, shares(held[device], len(devices)), strict=True))
+                chunks_in = tuple(chunk for device in torch_order for chunk in kept[device])
+                chunks_out = kept[device]
+            elif step.collective == "all-gather":
+                chunks_out = tuple(chunk for device in torch_order for chunk in held[device])
+            own = _Call(step.collective, group, len(devices), ranks[devices[0]], chunks_in, chunks_out)
+        return own
+
+    def run(self, payload: Tensor, verify: bool = False) -> Tensor:
+        """Runs the program in place and returns the payload.
+
+        Chunks of the payload this rank does not hold at the end (see ``chunks``) are left with intermediate values; a
+        payload that the number of devices does not divide is padded with zeros for the duration of the run.
+
+        Args:
+            payload: What is reduced, of the same shape and dtype on all ranks.
+            verify: Compares the result with that of `torch.distributed.all_reduce`, which costs that much more.
+
+        Raises:
+            WrongResult: The result is another one than all_reduce's: any difference for integers, more than rounding
+                can explain for floating-point numbers.
+        """
+        if self._everyone is None:
+            return payload
+        reference = self._reference(payload) if verify else None
+        buffer = self._buffer(payload)
+        rows = buffer.view(self._devices, -1)
+        if rows.shape[1]:
+            for call in self._calls:
+                self._do(call, rows)
+        if buffer.data_ptr() != payload.data_ptr():
+            payload.copy_(buffer[: payload.numel()].view_as(payload))
+        if reference is not None:
+            self._compare(payload, *reference)
+        return payload
+
+    def _buffer(self, payload: Tensor) -> Tensor:
+        """The payload as one row whose length the number of devices divides: a view of it where that is possible."""
+        padding = -payload.numel() % self._devices
+        if not padding and payload.is_contiguous():
+            return payload.detach().view(-1)
+        return torch.cat([payload.detach().reshape(-1), payload.new_zeros(padding)])
+
+    def _do(self, call: _Call, rows: Tensor) -> None:
+        data = _select(rows, call.chunks_in)
+        if call.collective == "all-reduce":
+            distributed.all_reduce(data, group=call.group)
+        elif call.collective == "reduce":
+            distributed.reduce(data, dst=call.root, group=call.group)
+        elif call.collective == "broadcast":
+            distributed.broadcast(data, src=call.root, group=call.group)
+        elif call.collective == "all-gather":
+            gathered = data.new_empty(len(call.chunks_out), rows.shape[1])
+            distributed.all_gather_into_tensor(gathered, data.contiguous(), group=call.group)
+            data = gathered
+        else:
+            data = self._reduce_scatter(data, call)
+        _store(rows, call.chunks_out, data)
+
+    def _reduce_scatter(self, data: Tensor, call: _Call) -> Tensor:
+        """The share of this rank.
+
+        Torch's reduce_scatter is an all_reduce on gloo, which sends twice as much; there shares are exchanged and summed.
+        """
+        if self._native_scatter:
+            share = data.new_empty(len(call.chunks_out), data.shape[1])
+            distributed.reduce_scatter_tensor(share, data, group=call.group)
+            return share
+        received = torch.empty_like(data)
+        distributed.all_to_all_single(received, data, group=call.group)
+        return received.view(call.size, len(call.chunks_out), data.shape[1]).sum(0, dtype=data.dtype)
+
+    def _reference(self, payload: Tensor) -> tuple[Tensor, Tensor]:
+        """What all_reduce makes of the payload, and the sum of absolute values that bounds its rounding."""
+        chunk = -(-payload.numel() // self._devices)
+        own = torch.zeros_like(payload, memory_format=torch.contiguous_format).view(-1)
+        for number in self._chunks_at_start:
+            part = slice(number * chunk, (number + 1) * chunk)
+            own[part] = payload.detach().reshape(-1)[part]
+        size = own.abs()
+        distributed.all_reduce(own, group=self._everyone)
+        distributed.all_reduce(size, group=self._everyone)
+        return own, size
+
+    def _compare(self, payload: Tensor, expected: Tensor, size: Tensor) -> None:
+        """Raises where a chunk differs; numbers whose absolute values overflow have no sum to compare with."""
+        chunk = -(-payload.numel() // self._devices)
+        got = payload.detach().reshape(-1)
+        for number in self.chunks:
+            part = slice(number * chunk, (number + 1) * chunk)
+            wrong = got[part] != expected[part]
+            if payload.dtype.is_floating_point:
+                difference = (got[part].double() - expected[part].double()).abs()
+                allowed = _rounding(self._devices, payload.dtype) * size[part].double()
+                wrong &= size[part].isfinite() & ~(difference <= allowed)
+            if bool(wrong.any()):
+                at = number * chunk + int(wrong.nonzero()[0])
+                raise WrongResult(
+                    f"element {at} is {got[at].item()} on rank {distributed.get_rank()}, but all_reduce gives "
+                    f"{expected[at].item()}; the links or devices of this job do not compute right sums."
+                )
+
+
+def _check_members(program: Program, members: Sequence[Sequence[int]], world: int) -> None:
+    ranks = [rank for group in members for rank in group]
+    if len(members) == 1 and len(ranks) == world != program.devices:
+        raise UsageError(
+            f"the program is for {program.devices} devices, but the job has {world} ranks; "
+            f"start {program.devices} ranks or say which of them reduce together."
+        )
+    if any(len(group) != program.devices for group in members):
+        raise UsageError(f"every reduction needs {program.devices} ranks, one per device of the program: {members}.")
+    if len(set(ranks)) < len(ranks) or not all(0 <= rank < world for rank in ranks):
+        raise UsageError(f"the ranks that reduce must be different ones of 0 .. {world - 1}, not {members}.")
+
+
+def _rounding(devices: int, dtype: torch.dtype) -> float:
+    """How far two sums of the same numbers in different orders may differ, as a share of the sum of absolute values.
+
+    A sum of k numbers in any order errs by at most g = (k - 1) u / (1 - (k - 1) u) of it, u half the spacing at 1; the
+    sum of absolute values is itself computed, and may be too small by that much.
+    """
+    steps = (devices - 1) * torch.finfo(dtype).eps / 2
+    if steps >= 0.5:
+        return float("inf")
+    error = steps / (1 - steps)
+    return 2 * error / (1 - error) if error < 1 else float("inf")
+
+
+def _select(rows: Tensor, chunks: tuple[int, ...]) -> Tensor:
+    """These chunks, in order: a view where they are consecutive."""
+    if chunks == tuple(range(chunks[0], chunks[0] + len(chunks))):
+        return rows[chunks[0] : chunks[0] + len(chunks)]
+    return rows[list(chunks)]
+
+
+def _store(rows: Tensor, chunks: tuple[int, ...], data: Tensor) -> None:
+    """Puts chunks back where they are not views already."""
+    if data.data_ptr() != rows[chunks[0]].data_ptr():
+        rows[list(chunks)] = data
