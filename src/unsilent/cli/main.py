@@ -98,6 +98,13 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         from unsilent.cli import plan
 
         verbs["plan"] = make_typer_function(options_of(*plan.OPTION_CLASSES), plan.plan, plan.HELP)
+    about["placement"] = "Rank placements of parallelism axes and reduction programs on a machine."
+    if asked == "placement":
+        from unsilent.cli import placement
+
+        verbs["placement"] = make_typer_function(
+            options_of(*placement.OPTION_CLASSES), placement.placement, placement.HELP
+        )
     about["run"] = "Run a training script under the monitor, without changing it."
     if asked == "run":
         from unsilent.cli.run import HELP, OPTION_CLASSES, run

@@ -1,0 +1,289 @@
+"""The report of ``unsilent placement``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from unsilent.placement.code import script
+from unsilent.placement.drawing import MOST_DEVICES, bandwidth_text, hierarchy_figure
+from unsilent.placement.ranking import RankedPlacement, RankedProgram, RankedStep, Ranking, Reduction
+from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextBlock, TextCell
+from unsilent.report.text import count_text
+from unsilent.sizes import human_bytes
+
+METHOD = (
+    "Placements are all parallelism matrices: axes in rows, levels of the machine in columns. Programs are all valid "
+    "sequences of collectives over slices of the levels that a reduction spans, up to the length limit. "
+    "The predicted time of a step is that of its most loaded link, when all groups of the placement reduce at the same time; "
+    "the time of a program is the sum over its steps. The prediction is a ranking, not a measurement."
+)
+
+
+def report(ranking: Ranking, command: str = "", seconds: float | None = None, top: int = 10) -> Report:
+    """What is shown of a ranking; ``seconds``: of the whole command."""
+    best = ranking.placements[0]
+    taken = ranking.search_seconds if seconds is None else seconds
+    return Report(
+        "unsilent/placement/1", "placement", f"Placements on {ranking.system.name}", _headline(ranking), _estimates(ranking, top),
+        numbers=(
+            ("devices", f"{ranking.system.devices:,}", " x ".join(map(str, ranking.system.counts))),
+            ("placements", f"{len(ranking.placements):,}", ""),
+            ("pairs of placement and program", f"{ranking.candidates:,}", ""),
+            ("search time", time_text(ranking.search_seconds), ""),
+        ),
+        findings=tuple(_findings(ranking)),
+        sections=tuple(_sections(ranking, best, top)),
+        facts=(
+            ("machine", f"{ranking.system.name}: {ranking.system.source}"),
+            ("cost model", ranking.model),
+            ("longest program", count_text(ranking.limit, "step")),
+            ("time of the search", f"{time_text(ranking.search_seconds)} of {time_text(taken)}"),
+        ),
+        notes=tuple(_notes(ranking)),
+        repeat_command=command,
+        method=METHOD,
+        further_json=ranking_json(ranking, command, taken, top),
+    )  # fmt: skip
+
+
+def time_text(seconds: float) -> str:
+    """Three digits and a unit: ``15.2 ms``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _seconds(seconds: float) -> TextCell:
+    return TextCell(time_text(seconds), seconds)
+
+
+def reduction_text(reduction: Reduction) -> str:
+    """``all-reduce of 2 GiB over data``, with its weight."""
+    times = f", {reduction.weight:g} times" if reduction.weight != 1 else ""
+    return f"{reduction.goal} of {human_bytes(round(reduction.payload))} over {', '.join(reduction.axes)}{times}"
+
+
+def _headline(ranking: Ranking) -> str:
+    best, worst = ranking.placements[0], ranking.placements[-1]
+    what = "; ".join(map(reduction_text, ranking.reductions))
+    text = f"{what}: placement {best.placement} takes {time_text(best.seconds)} by prediction"
+    if len(ranking.placements) > 1 and best.seconds:
+        ratio = worst.seconds / best.seconds
+        text += f", the slowest of {len(ranking.placements):,} placements {ratio:.3g} times as long"
+    return text + "."
+
+
+def _findings(ranking: Ranking) -> Iterator[str]:
+    named = [("fastest", ranking.placements[0])]
+    if len(ranking.placements) > 1:
+        named.append(("slowest", ranking.placements[-1]))
+    for name, placement in named:
+        for reduction, programs in zip(ranking.reductions, placement.programs, strict=True):
+            ranked = programs[0]
+            over = ", ".join(reduction.axes)
+            if ranked.bottleneck is None:
+                yield f"{name} placement {placement.placement}, {over}: nothing to reduce"
+                continue
+            gain = f"{ranked.ratio:.3g} times as fast as" if ranked.ratio > 1 else "which is"
+            yield (
+                f"{name} placement {placement.placement}, {over}: {ranked.text(ranking.system)}; {gain} one flat "
+                f"{reduction.goal}; {explanation(ranking, ranked, ranked.bottleneck)}"
+            )
+
+
+def explanation(ranking: Ranking, ranked: RankedProgram, step: RankedStep) -> str:
+    """Which link decides the time of a step, and how many groups share it."""
+    level = ranking.system.levels[step.cost.level]
+    share = 100 * step.cost.seconds / ranked.seconds
+    groups = count_text(step.cost.flows, "group")
+    uses = "shares" if step.cost.flows == 1 else "share"
+    return (
+        f"in step {ranked.steps.index(step) + 1} ({step.statement.collective}, {human_bytes(round(step.payload))}) {groups} "
+        f"{uses if step.cost.flows > 1 else 'uses'} the link out of a {level.name} ({bandwidth_text(level.bandwidth)}), "
+        f"{share:.0f} % of the time"
+    )
+
+
+def _notes(ranking: Ranking) -> Iterator[str]:
+    yield "flat: one collective over all devices of the reduction, on the same placement"
+    yield "a placement is a matrix: a row per axis, a column per level, outermost first"
+    yield f"bandwidth and latency are {ranking.system.source}"
+
+
+# -- tables --------------------------------------------------------------------------------------------------------------
+
+
+def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Section]:
+    yield Section(
+        "Placements", "Every placement with the best program of each reduction.", (_placement_table(ranking, top),)
+    )
+    for number, (reduction, programs) in enumerate(zip(ranking.reductions, best.programs, strict=True)):
+        yield Section(
+            f"Programs: {reduction_text(reduction)}",
+            f"The fastest programs on placement {best.placement}, and the steps of the first one.",
+            (_program_table(ranking, programs), _step_table(ranking, programs[0])),
+        )
+        yield Section(
+            f"Machine: {', '.join(reduction.axes)}",
+            f"Devices of one colour reduce together (colours repeat after seven groups); each shows its coordinates on the "
+            f"axes {', '.join(best.placement.axes)}.",
+            (Plot(f"hierarchy{number}", _alt_text(ranking, best), hierarchy_figure(ranking.system, best.placement, reduction)),),
+        )  # fmt: skip
+    tables: list[Table] = [_level_table(ranking)]
+    if ranking.system.devices <= MOST_DEVICES:
+        tables.append(_grid_table(best))
+    yield Section("Levels", "What the prediction assumes, and where each coordinate lies.", tuple(tables))
+    text = script(best.placement, ranking.reductions, [programs[0] for programs in best.programs])
+    lines = tuple((None, f"`{line}`") for line in text.split("\n") if line)
+    yield Section("Code", "Mesh and programs of the fastest placement, for torch.", (TextBlock(lines),))
+
+
+def _alt_text(ranking: Ranking, best: RankedPlacement) -> str:
+    return f"Hierarchy of {ranking.system.name} with placement {best.placement}"
+
+
+def _placement_table(ranking: Ranking, top: int) -> Table:
+    several = len(ranking.reductions) > 1
+    heads = (
+        Column("placement"), Column("predicted"), Column("flat / best", kind="number", digits=".3g"),
+        *(Column(f"program, {', '.join(r.axes)}", left_aligned=True) for r in ranking.reductions),
+        *(Column(f"time, {', '.join(r.axes)}", priority=1) for r in ranking.reductions if several),
+        *(Column(f"most shared link{', ' + ', '.join(r.axes) if several else ''}", priority=2, left_aligned=True)
+          for r in ranking.reductions),
+    )  # fmt: skip
+    rows = []
+    for one in ranking.placements:
+        programs = [p[0] for p in one.programs]
+        cells: list[Cell] = [str(one.placement), _seconds(one.seconds), one.flat_seconds / one.seconds if one.seconds else 1.0]
+        cells += [p.text(ranking.system) for p in programs]
+        cells += [_seconds(p.seconds) for p in programs if several]
+        cells += [_link(ranking, p) for p in programs]
+        rows.append(TableRow(tuple(cells), emphasised=one is ranking.placements[0]))
+    return Table(heads, tuple(rows), terminal_rows=top, sortable=True)
+
+
+def _link(ranking: Ranking, ranked: RankedProgram) -> str:
+    step = ranked.bottleneck
+    return f"{ranking.system.levels[step.cost.level].name} by {step.cost.flows}" if step else "none"
+
+
+def _program_table(ranking: Ranking, programs: tuple[RankedProgram, ...]) -> Table:
+    heads = (
+        Column("program", left_aligned=True), Column("predicted"), Column("flat / this", kind="number", digits=".3g"),
+        Column("most shared link", priority=1, left_aligned=True),
+    )  # fmt: skip
+    rows = (TableRow((p.text(ranking.system), _seconds(p.seconds), p.ratio, _link(ranking, p))) for p in programs)
+    return Table(heads, tuple(rows), title="fastest programs")
+
+
+def _step_table(ranking: Ranking, ranked: RankedProgram) -> Table:
+    heads = (
+        Column("step", left_aligned=True), Column("bytes per group"), Column("predicted"), Column("link", left_aligned=True),
+        Column("groups on it", kind="number"), Column("algorithm", priority=1),
+    )  # fmt: skip
+    single = ranked.text(ranking.system).split("; ")
+    rows = [
+        TableRow((
+            text, human_bytes(round(s.payload)), _seconds(s.cost.seconds), ranking.system.levels[s.cost.level].name,
+            s.cost.flows, s.cost.algorithm,
+        ))
+        for text, s in zip(single, ranked.steps, strict=False)
+    ]  # fmt: skip
+    return Table(heads, tuple(rows), title="steps of the fastest program", terminal_rows=0)
+
+
+def _level_table(ranking: Ranking) -> Table:
+    heads = (
+        Column("level"), Column("count", kind="number"), Column("bandwidth of a link"), Column("latency"),
+        Column("devices on a link", kind="number"), Column("kind", left_aligned=True),
+    )  # fmt: skip
+    rows = (
+        TableRow((one.name, one.count, bandwidth_text(one.bandwidth), _seconds(one.latency), ranking.system.sharing(at), one.link))
+        for at, one in enumerate(ranking.system.levels)
+    )  # fmt: skip
+    return Table(heads, tuple(rows), title="machine")
+
+
+def _grid_table(best: RankedPlacement) -> Table:
+    grid, axes = best.placement.grid(), best.placement.axes
+    last = grid.shape[-1]
+    heads = (
+        Column(" ".join(axes[:-1]) or "device"),
+        *(Column(f"{axes[-1]} {at}", kind="number") for at in range(last)),
+    )
+    rows = tuple(
+        TableRow((" ".join(map(str, place)), *map(int, grid[place])))
+        for place in product(*(range(size) for size in grid.shape[:-1]))
+    )
+    return Table(heads, rows, title=f"devices of placement {best.placement}", terminal_rows=16)
+
+
+def _estimates(ranking: Ranking, top: int) -> Table:
+    heads = (
+        Column("rank", kind="number"), Column("placement"), Column("reduction"), Column("program"), Column("seconds"),
+        Column("flat_seconds"),
+    )  # fmt: skip
+    rows = [
+        TableRow((rank, str(one.placement), ",".join(r.axes), p[0].text(ranking.system), p[0].seconds, p[0].flat_seconds))
+        for rank, one in enumerate(ranking.placements[:top], 1)
+        for r, p in zip(ranking.reductions, one.programs, strict=True)
+    ]
+    return Table(heads, tuple(rows))
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------------------
+
+
+def ranking_json(ranking: Ranking, command: str, seconds: float, top: int) -> dict[str, Any]:
+    """The fields of the JSON object; ``results`` has one row per placement."""
+    system = ranking.system
+    return {
+        "command": command,
+        "seconds": seconds,
+        "search_seconds": ranking.search_seconds,
+        "system": {
+            "name": system.name, "source": system.source, "devices": system.devices,
+            "levels": [
+                {"name": one.name, "count": one.count, "bandwidth": one.bandwidth, "latency": one.latency,
+                 "devices_per_link": system.sharing(at), "link": one.link}
+                for at, one in enumerate(system.levels)
+            ],
+        },
+        "axes": dict(ranking.axes),
+        "reductions": [
+            {"axes": list(r.axes), "bytes": r.payload, "weight": r.weight, "goal": r.goal} for r in ranking.reductions
+        ],
+        "cost_model": ranking.model,
+        "max_steps": ranking.limit,
+        "placements": len(ranking.placements),
+        "candidates": ranking.candidates,
+        "results": [_placement_json(ranking, rank, one) for rank, one in enumerate(ranking.placements[:top], 1)],
+    }  # fmt: skip
+
+
+def _placement_json(ranking: Ranking, rank: int, one: RankedPlacement) -> dict[str, Any]:
+    best = [programs[0] for programs in one.programs]
+    return {
+        "rank": rank, "matrix": [list(row) for row in one.placement.matrix], "seconds": one.seconds,
+        "flat_seconds": one.flat_seconds, "python": script(one.placement, ranking.reductions, best),
+        "reductions": [[_program_json(ranking, program) for program in programs] for programs in one.programs],
+    }  # fmt: skip
+
+
+def _program_json(ranking: Ranking, ranked: RankedProgram) -> dict[str, Any]:
+    levels = ranking.system.levels
+    return {
+        "program": ranked.text(ranking.system), "hierarchy": list(ranked.hierarchy), "seconds": ranked.seconds,
+        "flat_seconds": ranked.flat_seconds, "ratio": ranked.ratio,
+        "steps": [
+            {
+                "collective": s.statement.collective, "form": s.statement.grouping.form, "level": s.statement.grouping.level,
+                "ancestor": s.statement.grouping.ancestor, "bytes": s.payload, "seconds": s.cost.seconds,
+                "link": levels[s.cost.level].name, "groups_on_link": s.cost.flows, "algorithm": s.cost.algorithm,
+            }
+            for s in ranked.steps
+        ],
+    }  # fmt: skip
