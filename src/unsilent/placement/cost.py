@@ -1,0 +1,177 @@
+"""Predicted time of collectives on a machine whose links are shared: latency plus bytes over the bandwidth left.
+
+All groups of a step run at the same time. The *flows* of a link are the hops of rings (or chains) of all groups that
+pass it; a step takes as long as its most loaded link. A ring visits the devices of a group in the order of the machine,
+so it enters and leaves each component once.
+
+==============================  ===========================================  ==================
+collective of n devices         bytes over each hop, of B bytes              hops in turn
+==============================  ===========================================  ==================
+all-reduce                      2 (n - 1) / n B                              2 (n - 1)
+reduce-scatter, all-gather      (n - 1) / n B (B: of the whole)              n - 1
+reduce, broadcast (pipelined)   B, along a chain                             n - 1
+all-reduce by trees             min(2, m / 2) B over each of m components    2 (n_in - 1 + log2 m …)
+==============================  ===========================================  ==================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from unsilent.placement.system import System
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+ROOTED = ("reduce", "broadcast")
+ALGORITHMS = ("auto", "ring", "tree")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Predicted time of one collective, run by all its groups at once.
+
+    Attributes:
+        seconds: From the start of the first to the end of the last group.
+        level: Number of the level whose link takes longest.
+        flows: Groups that share one link there.
+        algorithm: How the collective is done.
+    """
+
+    seconds: float
+    level: int
+    flows: int
+    algorithm: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the groups of a step put on the links of a machine.
+
+    Attributes:
+        size: Devices of one group.
+        members: Components per level that a group has in each component of the level outside.
+        ring: Most flows over one link of each level, of closed rings.
+        chain: The same of chains.
+        trees: Most load of one link of each level by double trees, as a multiple of the payload.
+        ring_latency: Mean latency of the hops of a ring, seconds.
+        chain_latency: The same of a chain.
+        tree_latency: Latency from the leaves of a tree to its root, seconds.
+    """
+
+    size: int
+    members: tuple[int, ...]
+    ring: tuple[int, ...]
+    chain: tuple[int, ...]
+    trees: tuple[float, ...]
+    ring_latency: float
+    chain_latency: float
+    tree_latency: float
+
+
+class CostModel(Protocol):
+    """Predicts the time of collectives."""
+
+    name: str
+
+    def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
+        """Time of a collective whose whole result or input is ``payload`` bytes per group."""
+
+
+def traffic(system: System, groups: NDArray[np.int64]) -> Traffic:
+    """Counts the flows of all groups, int64[groups, devices of one], ascending within each."""
+    import numpy as np
+
+    levels = range(len(system.levels))
+    after = np.roll(groups, -1, axis=1)
+    crosses = np.stack([groups // system.inside(at) != after // system.inside(at) for at in levels])
+    ring, chain = [], []
+    for at in levels:
+        sharing = system.sharing(at)
+        for flows, hops in ((ring, crosses[at]), (chain, crosses[at][:, :-1])):
+            width = hops.shape[1]
+            flows.append(max(_most(side[:, :width][hops] // sharing) for side in (groups, after)))
+    latencies = np.array([level.latency for level in system.levels])[crosses.argmax(axis=0)]
+    members = _members(system, groups[0])
+    return Traffic(
+        groups.shape[1], members, tuple(ring), tuple(chain), tuple(_tree_loads(system, groups, members)),
+        float(latencies.mean(axis=1).max()), float(latencies[:, :-1].mean(axis=1).max()), _tree_latency(system, members),
+    )  # fmt: skip
+
+
+def _most(links: NDArray[np.int64]) -> int:
+    """The largest number of flows over one link."""
+    import numpy as np
+
+    return int(np.bincount(links).max()) if links.size else 0
+
+
+def _members(system: System, group: NDArray[np.int64]) -> tuple[int, ...]:
+    """Components of each level per component of the level outside that hold devices of a group."""
+    counts = [1, *(len(set((group // system.inside(at)).tolist())) for at in range(len(system.levels)))]
+    return tuple(math.ceil(inner / outer) for outer, inner in zip(counts, counts[1:], strict=False))
+
+
+def _tree_loads(system: System, groups: NDArray[np.int64], members: Sequence[int]) -> list[float]:
+    """Load of the links by double trees over the components of each level; the first device of each stands for it."""
+    import numpy as np
+
+    loads = [np.zeros(system.devices // system.sharing(at)) for at in range(len(system.levels))]
+    for at, count in enumerate(members):
+        if count < 2:
+            continue
+        components = groups // system.inside(at)
+        first = np.ones(groups.shape, bool)
+        first[:, 1:] = components[:, 1:] != components[:, :-1]
+        devices = groups[first]
+        for passed in range(at, len(loads)):
+            links = devices // system.sharing(passed)
+            loads[passed] += min(2.0, count / 2) * np.bincount(links, minlength=len(loads[passed]))
+    return [float(load.max()) for load in loads]
+
+
+def _tree_latency(system: System, members: Sequence[int]) -> float:
+    """A chain over the innermost components, binary trees over the others."""
+    *outer, (inner, level) = zip(members, system.levels, strict=True)
+    return (inner - 1) * level.latency + sum(math.ceil(math.log2(count)) * one.latency for count, one in outer)
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """Latency of the hops plus bytes over the bandwidth that is left of the most loaded link.
+
+    Attributes:
+        algorithm: ``ring``, ``tree`` (for all-reduce; the others have none), or ``auto``: the faster one.
+    """
+
+    system: System
+    algorithm: str = "ring"
+
+    @property
+    def name(self) -> str:
+        """For reports."""
+        return f"alpha-beta, {self.algorithm}"
+
+    def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
+        """See `CostModel`."""
+        n = traffic.size
+        if collective in ROOTED:
+            return self._cost("chain", traffic.chain, traffic.chain, payload, (n - 1) * traffic.chain_latency)
+        rounds = 2 if collective == "all-reduce" else 1
+        share = rounds * (n - 1) / n * payload
+        ring = self._cost("ring", traffic.ring, traffic.ring, share, rounds * (n - 1) * traffic.ring_latency)
+        if collective != "all-reduce" or self.algorithm == "ring":
+            return ring
+        tree = self._cost("tree", traffic.trees, traffic.ring, payload, 2 * traffic.tree_latency)
+        return tree if self.algorithm == "tree" or tree.seconds < ring.seconds else ring
+
+    def _cost(
+        self, algorithm: str, loads: Sequence[float], flows: Sequence[int], volume: float, latency: float
+    ) -> StepCost:
+        times = [load * volume / level.bandwidth for load, level in zip(loads, self.system.levels, strict=True)]
+        level = max(range(len(times)), key=times.__getitem__)
+        return StepCost(latency + times[level], level, flows[level], algorithm)

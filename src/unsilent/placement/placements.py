@@ -1,0 +1,140 @@
+"""Placements of parallelism axes: parallelism matrices, the grid of devices they mean, and code that makes it.
+
+A parallelism matrix has a row per axis and a column per level of the machine. Its entry is how many ways the axis is
+split over the components of that level: rows multiply to the sizes of the axes, columns to the counts of the levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from unsilent.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Matrix = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the axes of parallelism lie on a machine.
+
+    Attributes:
+        axes: Names of the axes, in the order of the matrix' rows.
+        matrix: The parallelism matrix, int[axes, levels].
+    """
+
+    axes: tuple[str, ...]
+    matrix: Matrix
+
+    def __str__(self) -> str:
+        return "[" + " ".join(f"[{' '.join(map(str, row))}]" for row in self.matrix) + "]"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Size of each axis."""
+        return tuple(map(prod, self.matrix))
+
+    def factors(self, reduce: Sequence[str]) -> tuple[int, ...]:
+        """Per level, how many components of it one reduction over these axes spans."""
+        rows = [self.matrix[self.axes.index(name)] for name in reduce]
+        return tuple(prod(column) for column in zip(*rows, strict=True))
+
+    def _order(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape of the device numbers by level and axis, and the permutation of it to axis and level."""
+        rows, levels = len(self.axes), len(self.matrix[0])
+        shape = tuple(self.matrix[row][level] for level in range(levels) for row in range(rows))
+        return shape, tuple(level * rows + row for row in range(rows) for level in range(levels))
+
+    def grid(self) -> NDArray[np.int64]:
+        """Numbers of the devices, int64[sizes of the axes]: where each coordinate of the axes lies."""
+        import numpy as np
+
+        shape, order = self._order()
+        return np.arange(prod(shape)).reshape(shape).transpose(order).reshape(self.sizes)
+
+    def reduction_groups(self, reduce: Sequence[str]) -> NDArray[np.int64]:
+        """int64[groups, devices of one]: the devices that reduce together, in ascending order within each group."""
+        import numpy as np
+
+        at = [self.axes.index(name) for name in reduce]
+        grid = np.moveaxis(self.grid(), at, range(-len(at), 0))
+        return np.sort(grid.reshape(-1, prod(self.sizes[i] for i in at)), axis=1)
+
+    def mesh_code(self, device_type: str = "cuda") -> str:
+        """Python that makes the mesh with torch, to be pasted into a training script."""
+        shape, order = self._order()
+        kept = [at for at in order if shape[at] > 1]
+        names = f"mesh_dim_names={self.axes!r}"
+        if kept == sorted(kept):
+            return (
+                "from torch.distributed.device_mesh import init_device_mesh\n\n"
+                f'mesh = init_device_mesh("{device_type}", {self.sizes!r}, {names})'
+            )
+        rank = {at: number for number, at in enumerate(sorted(kept))}
+        small, permuted = tuple(shape[at] for at in sorted(kept)), tuple(rank[at] for at in kept)
+        return (
+            "import torch\nfrom torch.distributed.device_mesh import DeviceMesh\n\n"
+            f"ranks = torch.arange({prod(shape)}).reshape{small}.permute{permuted}.reshape{self._reshape()}\n"
+            f'mesh = DeviceMesh("{device_type}", ranks, {names})'
+        )
+
+    def _reshape(self) -> str:
+        return str(self.sizes) if len(self.sizes) > 1 else f"({self.sizes[0]})"
+
+
+def placements(counts: Sequence[int], axes: Mapping[str, int]) -> Iterator[Placement]:
+    """All placements of the axes on the levels of a machine.
+
+    Args:
+        counts: Components per level, outermost first.
+        axes: Sizes of the axes by name.
+
+    Raises:
+        UsageError: The sizes do not multiply to the number of devices, or one is below 1.
+    """
+    if not axes:
+        raise UsageError("no axes were given; expected sizes by name, like data=8,tensor=4")
+    for name, size in axes.items():
+        if size < 1:
+            raise UsageError(f"axis {name} has size {size}; expected 1 or more")
+    for level, count in enumerate(counts):
+        if count < 1:
+            raise UsageError(f"level {level} of the system has size {count}; expected 1 or more")
+    if prod(axes.values()) != prod(counts):
+        product = " x ".join(map(str, axes.values()))
+        raise UsageError(
+            f"the axes multiply to {prod(axes.values()):,} ({product}), but the system has {prod(counts):,} devices; "
+            "change an axis or the system"
+        )
+    for matrix in _matrices(tuple(axes.values()), tuple(counts)):
+        yield Placement(tuple(axes), matrix)
+
+
+def _matrices(sizes: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[Matrix]:
+    """Matrices whose rows multiply to ``sizes`` and columns to ``counts``, by the first row."""
+    if not sizes:
+        if all(count == 1 for count in counts):
+            yield ()
+        return
+    for row in _rows(sizes[0], counts):
+        left = tuple(count // factor for count, factor in zip(counts, row, strict=True))
+        for rest in _matrices(sizes[1:], left):
+            yield (row, *rest)
+
+
+def _rows(size: int, counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Factors of ``size``, each a divisor of the count of its level."""
+    if not counts:
+        if size == 1:
+            yield ()
+        return
+    for factor in range(1, min(size, counts[0]) + 1):
+        if size % factor == 0 and counts[0] % factor == 0:
+            for rest in _rows(size // factor, counts[1:]):
+                yield (factor, *rest)

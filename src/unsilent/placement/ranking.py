@@ -1,0 +1,311 @@
+"""Ranks placements and reduction programs of a machine by predicted time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.placement.cost import AlphaBeta, CostModel, StepCost, traffic
+from unsilent.placement.placements import Placement, placements
+from unsilent.placement.programs import Program
+from unsilent.placement.synthesis import MOST_STEPS, Grouping, Statement, Statements, statements
+from unsilent.placement.system import System
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Divisors = tuple[int, ...]
+"""How often a payload was divided by each factor of the hierarchy."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What is reduced.
+
+    Attributes:
+        axes: Names of the axes over which devices reduce together.
+        payload: Bytes of the whole input (of an all-gather: the whole result) of each device.
+        weight: How often it happens, or how much it counts, compared with the other reductions.
+        goal: One of `unsilent.placement.programs.GOALS`.
+    """
+
+    axes: tuple[str, ...]
+    payload: float
+    weight: float = 1.0
+    goal: str = "all-reduce"
+
+
+@dataclass(frozen=True)
+class RankedStep:
+    """A statement of a program and its predicted time; ``payload`` in bytes per group."""
+
+    statement: Statement
+    payload: float
+    cost: StepCost
+
+
+@dataclass(frozen=True)
+class RankedProgram:
+    """A program on a placement.
+
+    Attributes:
+        levels: Numbers of the machine's levels that the hierarchy of the reduction has.
+        hierarchy: Its factors.
+        seconds: Predicted time.
+        flat_seconds: That of one collective over all devices of the reduction.
+        steps: The program's steps; empty where there is nothing to reduce.
+    """
+
+    levels: tuple[int, ...]
+    hierarchy: tuple[int, ...]
+    seconds: float
+    flat_seconds: float
+    steps: tuple[RankedStep, ...]
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long the flat collective takes."""
+        return self.flat_seconds / self.seconds if self.seconds else 1.0
+
+    @property
+    def bottleneck(self) -> RankedStep | None:
+        """The step that takes longest."""
+        return max(self.steps, key=lambda step: step.cost.seconds, default=None)
+
+    def program(self) -> Program:
+        """The program over ranks 0 .. k - 1 of the reducing devices."""
+        k = 1
+        for factor in self.hierarchy:
+            k *= factor
+        return Program(k, tuple(step.statement.step(self.hierarchy) for step in self.steps))
+
+    def text(self, system: System) -> str:
+        """The program in words, with the names of the machine's levels."""
+        names = [system.levels[at].name for at in self.levels]
+        return "; ".join(statement_text(step.statement, names) for step in self.steps) or "nothing to reduce"
+
+
+@dataclass(frozen=True)
+class RankedPlacement:
+    """A placement with the best program of each reduction, and the best few of each, fastest first."""
+
+    placement: Placement
+    seconds: float
+    flat_seconds: float
+    programs: tuple[tuple[RankedProgram, ...], ...]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Placements, fastest first.
+
+    Attributes:
+        candidates: Number of pairs of a placement and a program that were compared, over all reductions.
+        search_seconds: Time of the search.
+    """
+
+    system: System
+    axes: Mapping[str, int]
+    reductions: tuple[Reduction, ...]
+    model: str
+    limit: int
+    placements: tuple[RankedPlacement, ...]
+    candidates: int
+    search_seconds: float
+
+
+def rank_placements(
+    system: System,
+    axes: Mapping[str, int],
+    reductions: Sequence[Reduction],
+    model: CostModel | None = None,
+    *,
+    limit: int = MOST_STEPS,
+    top: int = 10,
+) -> Ranking:
+    """Every placement with its best programs, the fastest first.
+
+    Args:
+        system: The machine.
+        axes: Sizes of the axes of parallelism by name; they multiply to the number of devices.
+        reductions: What is reduced; times are added up with their weights.
+        model: Predicts times; None: `AlphaBeta` with rings.
+        limit: Most steps of a program.
+        top: Programs that are kept of each placement and reduction.
+
+    Raises:
+        UsageError: Axes and machine do not fit, or a reduction names an axis that is not there.
+    """
+    start = time.perf_counter()
+    model = model or AlphaBeta(system)
+    if not reductions:
+        raise UsageError("nothing is reduced; expected the names of one or more axes, like data")
+    for reduction in reductions:
+        _check(reduction, axes)
+    ranked, candidates = [], 0
+    for placement in placements(system.counts, axes):
+        sets = [_ProgramSet(system, placement, reduction, model, limit) for reduction in reductions]
+        candidates += sum(len(one.seconds) for one in sets)
+        best = tuple(one.best(top) for one in sets)
+        total, flat = (
+            sum(r.weight * value for r, value in zip(reductions, values, strict=True))
+            for values in ([p[0].seconds for p in best], [p[0].flat_seconds for p in best])
+        )
+        ranked.append(RankedPlacement(placement, total, flat, best))
+    ranked.sort(key=lambda one: one.seconds)
+    return Ranking(
+        system, dict(axes), tuple(reductions), model.name, limit, tuple(ranked), candidates,
+        time.perf_counter() - start,
+    )  # fmt: skip
+
+
+def _check(reduction: Reduction, axes: Mapping[str, int]) -> None:
+    if not reduction.axes:
+        raise UsageError("a reduction names no axis; expected one or more, like data")
+    for name in reduction.axes:
+        if name not in axes:
+            raise unknown_name_error("axis", name, axes)
+    if len(set(reduction.axes)) < len(reduction.axes):
+        raise UsageError(f"the reduction {','.join(reduction.axes)} names an axis twice; name each once")
+    if reduction.payload <= 0 or reduction.weight <= 0:
+        raise UsageError(
+            f"the reduction over {','.join(reduction.axes)} has {reduction.payload:g} bytes and weight {reduction.weight:g}; "
+            "expected more than 0 of both"
+        )
+
+
+class _ProgramSet:
+    """All programs of one reduction on one placement, with their times."""
+
+    def __init__(
+        self, system: System, placement: Placement, reduction: Reduction, model: CostModel, limit: int
+    ) -> None:
+        factors = placement.factors(reduction.axes)
+        self.levels = tuple(at for at, factor in enumerate(factors) if factor > 1)
+        self.hierarchy = tuple(factors[at] for at in self.levels)
+        self._plans = plans(len(self.levels), reduction.goal, limit)
+        self._model, self._payload, self._system = model, reduction.payload, system
+        self._groups = placement.reduction_groups(reduction.axes)
+        self._traffic: dict[Grouping, object] = {}
+
+    @cached_property
+    def costs(self) -> list[RankedStep]:
+        """The different steps of all programs, with their costs."""
+        return [self._step(statement, divisors) for statement, divisors in self._plans.steps]
+
+    @cached_property
+    def seconds(self) -> NDArray[np.float64]:
+        """Predicted time of each program."""
+        import numpy as np
+
+        times = np.array([*(step.cost.seconds for step in self.costs), 0.0])
+        result: NDArray[np.float64] = times[self._plans.table].sum(axis=1)
+        return result
+
+    def _step(self, statement: Statement, divisors: frozenset[Divisors]) -> RankedStep:
+        import numpy as np
+
+        share = max(1 / np.prod([f**e for f, e in zip(self.hierarchy, one, strict=True)]) for one in divisors)
+        found = self._traffic.get(statement.grouping)
+        if found is None:
+            local = np.array(statement.grouping.groups(self.hierarchy))
+            groups = self._groups[:, local].reshape(-1, local.shape[1])
+            found = self._traffic[statement.grouping] = traffic(self._system, groups)
+        payload = float(share * self._payload)
+        return RankedStep(statement, payload, self._model.cost(statement.collective, found, payload))
+
+    def best(self, top: int) -> tuple[RankedProgram, ...]:
+        """The fastest programs; of equally fast ones the shorter."""
+        import numpy as np
+
+        flat = float(self.seconds[0])
+        order = np.argsort(np.round(self.seconds / (flat or 1.0), 9), kind="stable")[:top]
+        return tuple(
+            RankedProgram(
+                self.levels, self.hierarchy, float(self.seconds[number]), flat,
+                tuple(self.costs[at] for at in self._plans.table[number] if at < len(self.costs)),
+            )
+            for number in order
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plans:
+    """All programs of a number of levels.
+
+    Attributes:
+        steps: The different steps that they have: a statement, and how its groups' payloads were divided before.
+        table: Numbers of the steps of each program, int[programs, limit]; ``len(steps)`` where a program has ended.
+    """
+
+    steps: tuple[tuple[Statement, frozenset[Divisors]], ...]
+    table: NDArray[np.int64]
+
+
+@lru_cache(maxsize=64)
+def plans(depth: int, goal: str, limit: int) -> Plans:
+    """The programs as steps whose payloads are known; the first one is the flat collective."""
+    import numpy as np
+
+    programs = statements(depth, goal, limit)
+    numbers: dict[tuple[Statement, frozenset[Divisors]], int] = {}
+    rows = [[numbers.setdefault(step, len(numbers)) for step in divided(p, depth, goal)] for p in programs]
+    table = np.full((len(rows), limit), len(numbers))
+    for row, steps in zip(table, rows, strict=True):
+        row[: len(steps)] = steps
+    return Plans(tuple(numbers), table)
+
+
+def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[tuple[Statement, frozenset[Divisors]]]:
+    """Each statement with how often the payload of its groups is divided by each factor of the hierarchy.
+
+    The payload is the input of a collective, of an all-gather the result. Groups of a step may differ; the cost takes
+    the largest.
+    """
+    small = (2,) * depth
+    first: Divisors = (int(goal == "all-gather"),) * depth
+    held = dict.fromkeys(range(2**depth), first)
+    result = []
+    for statement in program:
+        groups = _groups(statement.grouping, small)
+        spans = _spans(statement.grouping, depth)
+        sign = {"reduce-scatter": 1, "all-gather": -1}.get(statement.collective, 0)
+        before = {group: held[group[0]] for group in groups}
+        after = {g: tuple(e + sign * s for e, s in zip(b, spans, strict=True)) for g, b in before.items()}
+        result.append((statement, frozenset((after if sign < 0 else before).values())))
+        for group in groups:
+            for rank in group:
+                held[rank] = after[group]
+    return result
+
+
+@lru_cache(maxsize=1024)
+def _groups(grouping: Grouping, hierarchy: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return grouping.groups(hierarchy)
+
+
+@lru_cache(maxsize=1024)
+def _spans(grouping: Grouping, depth: int) -> tuple[int, ...]:
+    """1 for each level over which a group extends."""
+    last = depth if grouping.form == "inside" else grouping.level
+    return tuple(int(grouping.ancestor <= at < last) for at in range(depth))
+
+
+def statement_text(statement: Statement, names: Sequence[str]) -> str:
+    """A statement in words; ``names`` are those of the levels of its hierarchy."""
+    grouping, depth = statement.grouping, len(names)
+    if grouping.form == "inside":
+        where = "over all devices" if grouping.level == 0 else f"inside each {names[grouping.level - 1]}"
+    else:
+        what = f"the {names[grouping.level - 1]}s" if grouping.level < depth else "the devices"
+        where = f"across {what}" if grouping.form == "parallel" else f"across the first devices of {what}"
+        if grouping.ancestor:
+            where += f" of each {names[grouping.ancestor - 1]}"
+    return f"{statement.collective} {where}"
+
+

@@ -1,0 +1,199 @@
+"""Hierarchical machines: levels of components, the links out of them, and where their description comes from.
+
+A machine is a list of levels, outermost first: ``count`` components in each component of the level outside. A message
+between two components of a level leaves the one through its link and enters the other through its link, and passes the
+links of all levels inside on the way. Bandwidths are bytes per second in one direction, latencies seconds per message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from unsilent.errors import UsageError, first_line, unknown_name_error
+from unsilent.plainfiles import read_plain
+
+MOST_BYTES = 2**20
+"""Of a TOML file or a saved topology."""
+MOST_DEVICES = 2**16
+LINKS = ("nvlink", "pci", "network")
+"""Kinds of links that NCCL's tuning model tells apart."""
+GPUS = ("v100", "a100", "h100")
+"""GPUs that NCCL's tuning model tells apart."""
+_BANDWIDTHS = {f"{p}{b}/s": scale * size
+               for p, scale in {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}.items()
+               for b, size in {"B": 1.0, "b": 0.125}.items()}  # fmt: skip
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_QUANTITY = re.compile(r"(\d+\.?\d*(?:e[+-]?\d+)?)\s*([A-Za-zµ/]*)", re.ASCII | re.IGNORECASE)
+_KEYS = ("name", "source", "gpu", "level")
+_LEVEL_KEYS = ("name", "count", "bandwidth", "latency", "shared_by", "link")
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a machine.
+
+    Attributes:
+        name: Of one component, like ``node``.
+        count: Components in each component of the level outside.
+        bandwidth: Of one link out of a component, bytes per second in each direction.
+        latency: Of one message between two components, seconds.
+        shared_by: Devices of a component that share one of its links; 0: all of them (one NIC for a node).
+        link: One of `LINKS`, for NCCL's tuning model.
+    """
+
+    name: str
+    count: int
+    bandwidth: float
+    latency: float
+    shared_by: int = 0
+    link: str = "network"
+
+
+@dataclass(frozen=True)
+class System:
+    """A machine.
+
+    Attributes:
+        levels: Outermost first.
+        source: Where the figures come from.
+        gpu: One of `GPUS` or empty, for NCCL's tuning model.
+    """
+
+    name: str
+    levels: tuple[Level, ...]
+    source: str = ""
+    gpu: str = ""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Components per level."""
+        return tuple(level.count for level in self.levels)
+
+    @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return prod(self.counts)
+
+    def inside(self, level: int) -> int:
+        """Devices in one component of a level."""
+        return prod(self.counts[level + 1 :])
+
+    def sharing(self, level: int) -> int:
+        """Devices that share one link out of a component of a level."""
+        return self.levels[level].shared_by or self.inside(level)
+
+
+_NET = Level("node", 2, 12.5e9, 9.6e-6)
+_ASSUMED = "assumed figures (of the kind of hardware, not of a measurement); measure your own with unsilent placement measure"
+PRESETS = {
+    "a100": System("a100", (_NET, Level("gpu", 16, 270e9, 3.4e-6, link="nvlink")), _ASSUMED, "a100"),
+    "v100": System("v100", (_NET, Level("gpu", 8, 135e9, 3.4e-6, link="nvlink")), _ASSUMED, "v100"),
+    "h100-nvl": System("h100-nvl", (
+        replace(_NET, bandwidth=50e9), Level("pair", 4, 50e9, 5.7e-6, shared_by=1, link="pci"),
+        Level("gpu", 2, 300e9, 3.4e-6, link="nvlink")), _ASSUMED, "h100"),
+}  # fmt: skip
+"""Nodes by name: 16 A100 on NVSwitch, 8 V100 on NVLink, 4 pairs of H100 NVL with a bridge; ``a100:4`` is four of them."""
+
+
+def load_system(which: str) -> System:
+    """A machine by name, file or from this computer.
+
+    Args:
+        which: ``a100``, ``v100`` or ``h100-nvl``, with ``:N`` for N nodes; ``here`` for this machine; a ``.toml`` file;
+            or a ``.txt`` file with the output of ``nvidia-smi topo -m``.
+
+    Raises:
+        UsageError: There is no such machine, or its description is wrong.
+    """
+    if which == "here":
+        from unsilent.placement.topology import this_machine
+
+        return this_machine()
+    if which.endswith(".toml"):
+        return parse_system(read_plain(which, MOST_BYTES, f"the system {which!r}"), which)
+    if which.endswith(".txt"):
+        from unsilent.placement.topology import parse_topology
+
+        return parse_topology(read_plain(which, MOST_BYTES, f"the topology {which!r}").decode(errors="replace"), which)
+    name, colon, nodes = which.partition(":")
+    if name not in PRESETS:
+        if os.sep in which or os.path.exists(which):
+            raise UsageError(f"{which} does not end in .toml or .txt; expected a description of a system in such a file")
+        raise unknown_name_error("system", which[:60], [*PRESETS, "here", "FILE.toml", "FILE.txt"])
+    if not colon:
+        return PRESETS[name]
+    if not nodes.isascii() or not nodes.isdigit() or not 1 <= len(nodes) <= 5 or int(nodes) < 1:
+        raise UsageError(f"{which!r} asks for {nodes!r} nodes; expected a whole number of 1 or more, like {name}:4")
+    outer, *inner = PRESETS[name].levels
+    return _checked(replace(PRESETS[name], name=which, levels=(replace(outer, count=int(nodes)), *inner)))
+
+
+def parse_system(content: bytes, where: str) -> System:
+    """The machine that a TOML text describes; ``where`` names it in the one-line ``UsageError``."""
+    try:
+        record = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"cannot read {where} as TOML: {first_line(error)}") from None
+    for key in record:
+        if key not in _KEYS:
+            raise unknown_name_error(f"key in {where}:", key, _KEYS)
+    rows = record.get("level")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{where} has no levels; expected at least one table [[level]], outermost first")
+    levels = [_level(row, f"{where}: level {number}", number == len(rows)) for number, row in enumerate(rows, 1)]
+    name, source, gpu = record.get("name", where), record.get("source", "figures of the file"), record.get("gpu", "")
+    if gpu and gpu not in GPUS:
+        raise unknown_name_error(f"gpu in {where}:", str(gpu), GPUS)
+    return _checked(System(str(name), tuple(levels), str(source), gpu), f"{where}: ")
+
+
+def _level(row: Mapping[str, Any], where: str, innermost: bool) -> Level:
+    for key in row:
+        if key not in _LEVEL_KEYS:
+            raise unknown_name_error(f"key in {where}:", key, _LEVEL_KEYS)
+    if missing := [key for key in ("name", "count", "bandwidth") if key not in row]:
+        raise UsageError(f"{where} has no {missing[0]}; expected name, count and bandwidth")
+    name, count, shared = row["name"], row["count"], row.get("shared_by", 0)
+    for key, value, least in (("count", count, 1), ("shared_by", shared, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UsageError(f"{where} ({name}): {key} is {value!r}; expected a whole number of {max(1, least)} or more")
+    link = row.get("link", "nvlink" if innermost else "network")
+    if link not in LINKS:
+        raise unknown_name_error(f"link in {where}:", str(link), LINKS)
+    bandwidth = _quantity(row["bandwidth"], _BANDWIDTHS, f"{where} ({name}): bandwidth", "25GB/s or 200Gb/s")
+    latency = _quantity(row.get("latency", "0us"), _TIMES, f"{where} ({name}): latency", "5us")
+    if bandwidth <= 0:
+        raise UsageError(f"{where} ({name}): bandwidth is {row['bandwidth']!r}; expected more than 0")
+    return Level(str(name), count, bandwidth, latency, shared, link)
+
+
+def _quantity(given: object, units: Mapping[str, float], name: str, example: str) -> float:
+    match = _QUANTITY.fullmatch(given.strip()) if isinstance(given, str) else None
+    if match is None:
+        raise UsageError(f"{name} is {given!r}; expected a number with its unit, like {example}")
+    if match[2] not in units:
+        raise UsageError(f"{name} has the unknown unit {match[2]!r}; expected one of {', '.join(units)}, like {example}")
+    return float(match[1]) * units[match[2]]
+
+
+def _checked(system: System, where: str = "") -> System:
+    """The machine itself; raises ``UsageError`` where its levels do not fit together."""
+    names = [level.name for level in system.levels]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{where}two levels have the same name: {', '.join(names)}; give each its own")
+    if system.devices > MOST_DEVICES:
+        raise UsageError(f"{where}the system has {system.devices:,} devices; expected at most {MOST_DEVICES:,}")
+    for number, level in enumerate(system.levels):
+        inside = system.inside(number)
+        if level.shared_by and inside % level.shared_by:
+            raise UsageError(
+                f"{where}level {level.name}: shared_by is {level.shared_by}, which does not divide the {inside} devices of "
+                "one component"
+            )
+    return system
