@@ -126,7 +126,7 @@ def all_programs(hierarchy, goal, limit):
 
 def matrices(sizes, counts):
     """All matrices of positive whole numbers with these products of rows and columns, by trying all."""
-    cells = [[f for f in range(1, min(p, h) + 1)] for p in sizes for h in counts]
+    cells = [list(range(1, min(p, h) + 1)) for p in sizes for h in counts]
     shape = (len(sizes), len(counts))
     for flat in product(*cells):
         matrix = np.array(flat).reshape(shape)

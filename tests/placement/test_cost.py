@@ -25,7 +25,10 @@ def machine(counts, bandwidths=(12.5e9, 270e9), gpu="", latency=0.0):
 
 @pytest.mark.parametrize("shared", [(0, 0, 0), (0, 2, 1), (2, 1, 1)])
 def test_flows_are_the_hops_over_each_link(shared):
-    levels = [Level(f"l{at}", count, 1e9, 0.0, shared_by=s) for at, (count, s) in enumerate(zip((2, 3, 4), shared, strict=True))]
+    levels = [
+        Level(f"l{at}", count, 1e9, 0.0, shared_by=s)
+        for at, (count, s) in enumerate(zip((2, 3, 4), shared, strict=True))
+    ]
     system = System("x", tuple(levels))
     for one in placements(system.counts, {"a": 6, "b": 2, "c": 2}):
         for axes in (("a",), ("b",), ("a", "c"), ("a", "b", "c")):
@@ -92,7 +95,12 @@ def nccl(version, counts, algorithm, protocol, payload, collective="all-reduce",
     system = machine(counts, gpu=gpu)
     n = int(np.prod(counts))
     flows = traffic(system, np.arange(n).reshape(1, n))
-    times = {name: t for t, name in Nccl(system, version)._times(collective, flows, payload, min(12.5 if counts[0] > 1 else 270, 270))}
+    times = {
+        name: t
+        for t, name in Nccl(system, version)._times(
+            collective, flows, payload, min(12.5 if counts[0] > 1 else 270, 270)
+        )
+    }
     return times[f"{algorithm} {protocol}"]
 
 
@@ -128,9 +136,7 @@ def test_several_reductions_are_ranked_by_their_weighted_sum():
     axes = {"data": 2, "tensor": 4}
     both = [Reduction(("data",), 2**28), Reduction(("tensor",), 2**24, 48.0)]
     ranking = rank_placements(system, axes, both)
-    alone = [
-        {p.placement.matrix: p.seconds for p in rank_placements(system, axes, [one]).placements} for one in both
-    ]
+    alone = [{p.placement.matrix: p.seconds for p in rank_placements(system, axes, [one]).placements} for one in both]
     for one in ranking.placements:
         assert one.seconds == pytest.approx(alone[0][one.placement.matrix] + alone[1][one.placement.matrix])
     assert [one.seconds for one in ranking.placements] == sorted(one.seconds for one in ranking.placements)

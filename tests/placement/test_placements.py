@@ -38,7 +38,14 @@ def test_counts_of_placements(counts, sizes, number):
 
 @pytest.mark.parametrize(
     ("counts", "sizes"),
-    [((1, 2, 2, 4), (4, 4)), ((2, 6), (3, 4)), ((4, 4), (2, 8)), ((2, 2, 2), (2, 2, 2)), ((3, 4), (12,)), ((6,), (1, 6))],
+    [
+        ((1, 2, 2, 4), (4, 4)),
+        ((2, 6), (3, 4)),
+        ((4, 4), (2, 8)),
+        ((2, 2, 2), (2, 2, 2)),
+        ((3, 4), (12,)),
+        ((6,), (1, 6)),
+    ],
 )
 def test_placements_are_all_matrices_each_once(counts, sizes):
     found = [one.matrix for one in placements(counts, named(sizes))]

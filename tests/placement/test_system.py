@@ -79,7 +79,9 @@ def test_a_level_without_a_bandwidth_is_refused():
         described('[[level]]\nname = "a"\ncount = 2\n')
 
 
-@pytest.mark.parametrize(("which", "counts"), [("a100", (2, 16)), ("a100:4", (4, 16)), ("v100:3", (3, 8)), ("h100-nvl:1", (1, 4, 2))])
+@pytest.mark.parametrize(
+    ("which", "counts"), [("a100", (2, 16)), ("a100:4", (4, 16)), ("v100:3", (3, 8)), ("h100-nvl:1", (1, 4, 2))]
+)
 def test_presets_have_as_many_nodes_as_asked(which, counts):
     assert load_system(which).counts == counts
 
@@ -104,7 +106,10 @@ def topology(*rows):
     """The output of ``nvidia-smi topo -m`` with a network card and its legend, as drivers of 2024 print it."""
     names = [f"GPU{at}" for at in range(len(rows))]
     head = "\t\x1b[4m" + "\t".join([*names, "NIC0", "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\x1b[0m"
-    lines = [f"{name}\t" + "\t".join([*row.split(), "NODE", "0-31", "0", "N/A"]) for name, row in zip(names, rows, strict=True)]
+    lines = [
+        f"{name}\t" + "\t".join([*row.split(), "NODE", "0-31", "0", "N/A"])
+        for name, row in zip(names, rows, strict=True)
+    ]
     card = "NIC0\t" + "\t".join(["NODE"] * len(rows) + [" X "])
     return "\n".join([head, *lines, card, "", "Legend:", "", "  X    = Self", "  SYS  = Connection traversing PCIe"])
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from unsilent.placement.system import System
@@ -76,7 +77,9 @@ class Traffic:
 class CostModel(Protocol):
     """Predicts the time of collectives."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For reports."""
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
         """Time of a collective whose whole result or input is ``payload`` bytes per group."""
@@ -89,7 +92,8 @@ def traffic(system: System, groups: NDArray[np.int64]) -> Traffic:
     levels = range(len(system.levels))
     after = np.roll(groups, -1, axis=1)
     crosses = np.stack([groups // system.inside(at) != after // system.inside(at) for at in levels])
-    ring, chain = [], []
+    ring: list[int] = []
+    chain: list[int] = []
     for at in levels:
         sharing = system.sharing(at)
         for flows, hops in ((ring, crosses[at]), (chain, crosses[at][:, :-1])):
@@ -113,7 +117,7 @@ def _most(links: NDArray[np.int64]) -> int:
 def _members(system: System, group: NDArray[np.int64]) -> tuple[int, ...]:
     """Components of each level per component of the level outside that hold devices of a group."""
     counts = [1, *(len(set((group // system.inside(at)).tolist())) for at in range(len(system.levels)))]
-    return tuple(math.ceil(inner / outer) for outer, inner in zip(counts, counts[1:], strict=False))
+    return tuple(math.ceil(inner / outer) for outer, inner in pairwise(counts))
 
 
 def _tree_loads(system: System, groups: NDArray[np.int64], members: Sequence[int]) -> list[float]:

@@ -20,9 +20,7 @@ from unsilent.sizes import parse_bytes
 SEARCH_PANEL = "Search"
 MODELS = ("alpha-beta", *(f"nccl-{version}" for version in VERSIONS))
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
-NO_SYSTEM = (
-    "no system was given; expected unsilent placement SYSTEM, such as a100:4, here or machine.toml, or unsilent placement measure"
-)
+NO_SYSTEM = "no system was given; expected unsilent placement SYSTEM, such as a100:4, here or machine.toml"
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,9 @@ class PlacementOptions:
     def _reduction(self, text: str) -> Reduction:
         names, *more = text.split(":")
         if len(more) > 2:
-            raise UsageError(f"--reduce is {text!r}; expected AXES, AXES:BYTES or AXES:BYTES:WEIGHT, like tensor:64MiB:48")
+            raise UsageError(
+                f"--reduce is {text!r}; expected AXES, AXES:BYTES or AXES:BYTES:WEIGHT, like tensor:64MiB:48"
+            )
         payload = parse_bytes(more[0] if more else self.bytes)
         try:
             weight = float(more[1]) if len(more) > 1 else 1.0

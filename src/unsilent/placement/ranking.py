@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.placement.cost import AlphaBeta, CostModel, StepCost, traffic
+from unsilent.placement.cost import AlphaBeta, CostModel, StepCost, Traffic, traffic
 from unsilent.placement.placements import Placement, placements
 from unsilent.placement.programs import Program
 from unsilent.placement.synthesis import MOST_STEPS, Grouping, Statement, Statements, statements
@@ -142,14 +142,14 @@ def rank_placements(
         UsageError: Axes and machine do not fit, or a reduction names an axis that is not there.
     """
     start = time.perf_counter()
-    model = model or AlphaBeta(system)
+    costs = AlphaBeta(system) if model is None else model
     if not reductions:
         raise UsageError("nothing is reduced; expected the names of one or more axes, like data")
     for reduction in reductions:
         _check(reduction, axes)
     ranked, candidates = [], 0
     for placement in placements(system.counts, axes):
-        sets = [_ProgramSet(system, placement, reduction, model, limit) for reduction in reductions]
+        sets = [_ProgramSet(system, placement, reduction, costs, limit) for reduction in reductions]
         candidates += sum(len(one.seconds) for one in sets)
         best = tuple(one.best(top) for one in sets)
         total, flat = (
@@ -159,7 +159,7 @@ def rank_placements(
         ranked.append(RankedPlacement(placement, total, flat, best))
     ranked.sort(key=lambda one: one.seconds)
     return Ranking(
-        system, dict(axes), tuple(reductions), model.name, limit, tuple(ranked), candidates,
+        system, dict(axes), tuple(reductions), costs.name, limit, tuple(ranked), candidates,
         time.perf_counter() - start,
     )  # fmt: skip
 
@@ -191,7 +191,7 @@ class _ProgramSet:
         self._plans = plans(len(self.levels), reduction.goal, limit)
         self._model, self._payload, self._system = model, reduction.payload, system
         self._groups = placement.reduction_groups(reduction.axes)
-        self._traffic: dict[Grouping, object] = {}
+        self._traffic: dict[Grouping, Traffic] = {}
 
     @cached_property
     def costs(self) -> list[RankedStep]:
@@ -307,5 +307,3 @@ def statement_text(statement: Statement, names: Sequence[str]) -> str:
         if grouping.ancestor:
             where += f" of each {names[grouping.ancestor - 1]}"
     return f"{statement.collective} {where}"
-
-

@@ -157,7 +157,11 @@ def _placement_table(ranking: Ranking, top: int) -> Table:
     rows = []
     for one in ranking.placements:
         programs = [p[0] for p in one.programs]
-        cells: list[Cell] = [str(one.placement), _seconds(one.seconds), one.flat_seconds / one.seconds if one.seconds else 1.0]
+        cells: list[Cell] = [
+            str(one.placement),
+            _seconds(one.seconds),
+            one.flat_seconds / one.seconds if one.seconds else 1.0,
+        ]
         cells += [p.text(ranking.system) for p in programs]
         cells += [_seconds(p.seconds) for p in programs if several]
         cells += [_link(ranking, p) for p in programs]
@@ -200,10 +204,13 @@ def _level_table(ranking: Ranking) -> Table:
         Column("level"), Column("count", kind="number"), Column("bandwidth of a link"), Column("latency"),
         Column("devices on a link", kind="number"), Column("kind", left_aligned=True),
     )  # fmt: skip
+    system = ranking.system
     rows = (
-        TableRow((one.name, one.count, bandwidth_text(one.bandwidth), _seconds(one.latency), ranking.system.sharing(at), one.link))
-        for at, one in enumerate(ranking.system.levels)
-    )  # fmt: skip
+        TableRow(
+            (one.name, one.count, bandwidth_text(one.bandwidth), _seconds(one.latency), system.sharing(at), one.link)
+        )
+        for at, one in enumerate(system.levels)
+    )
     return Table(heads, tuple(rows), title="machine")
 
 
@@ -227,7 +234,9 @@ def _estimates(ranking: Ranking, top: int) -> Table:
         Column("flat_seconds"),
     )  # fmt: skip
     rows = [
-        TableRow((rank, str(one.placement), ",".join(r.axes), p[0].text(ranking.system), p[0].seconds, p[0].flat_seconds))
+        TableRow(
+            (rank, str(one.placement), ",".join(r.axes), p[0].text(ranking.system), p[0].seconds, p[0].flat_seconds)
+        )
         for rank, one in enumerate(ranking.placements[:top], 1)
         for r, p in zip(ranking.reductions, one.programs, strict=True)
     ]

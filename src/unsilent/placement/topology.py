@@ -16,7 +16,13 @@ _NVLINK = 25e9
 """Bytes per second in each direction of one NVLink of generations 2 to 4."""
 _KINDS = {"NV": "group", "PIX": "switch", "PXB": "switches", "PHB": "bridge", "NODE": "numa", "SYS": "system"}
 """Kinds of paths, closest first, and the name of what such a path connects."""
-_PATHS = {"PIX": (25e9, 5.7e-6), "PXB": (25e9, 5.7e-6), "PHB": (20e9, 5.7e-6), "NODE": (16e9, 5.7e-6), "SYS": (10e9, 5.7e-6)}
+_PATHS = {
+    "PIX": (25e9, 5.7e-6),
+    "PXB": (25e9, 5.7e-6),
+    "PHB": (20e9, 5.7e-6),
+    "NODE": (16e9, 5.7e-6),
+    "SYS": (10e9, 5.7e-6),
+}
 """Assumed bandwidth and latency of paths over PCI; the latency is that of NCCL's tuning model."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _SOURCE = "paths of nvidia-smi topo -m with assumed figures; measure your own with unsilent placement measure"
@@ -56,13 +62,17 @@ def parse_topology(text: str, where: str) -> System:
         levels.append(_level(name, kind, len(finer) // len(components), paths))
         finer, name = components, _KINDS[kind]
     if len(finer) > 1:
-        raise UsageError(f"{where}: no path joins GPU{finer[0][0]} and GPU{finer[1][0]}; describe the system in a .toml file")
+        raise UsageError(
+            f"{where}: no path joins GPU{finer[0][0]} and GPU{finer[1][0]}; describe the system in a .toml file"
+        )
     return System("here", tuple(reversed(levels)), _SOURCE)
 
 
 def _matrix(text: str, where: str) -> list[list[str]]:
     """Paths between GPUs, by number."""
-    rows = [line.split() for line in _ESCAPES.sub("", text).splitlines() if re.match(r"\s*GPU\d+\s+(X|[A-Z]+\d*)\s", line)]
+    rows = [
+        line.split() for line in _ESCAPES.sub("", text).splitlines() if re.match(r"\s*GPU\d+\s+(X|[A-Z]+\d*)\s", line)
+    ]
     rows = [row[1:] for row in (row for row in rows if "X" in row[1:])]
     count = len(rows)
     if not count or any(len(row) < count or row[at] != "X" for at, row in enumerate(rows)):
@@ -96,7 +106,9 @@ def _components(paths: Sequence[Sequence[str]], kinds: Iterable[str]) -> list[li
 def _check_regular(components: Sequence[Sequence[int]], where: str) -> None:
     if len(set(map(len, components))) > 1:
         sizes = ", ".join(str(len(one)) for one in components)
-        raise UsageError(f"{where}: GPUs form components of {sizes}; expected equal sizes; describe the system in a .toml file")
+        raise UsageError(
+            f"{where}: GPUs form components of {sizes}; expected equal sizes; describe the system in a .toml file"
+        )
     if any(b - a != 1 for one in components for a, b in pairwise(one)):
         order = ",".join(str(gpu) for one in components for gpu in one)
         raise UsageError(
