@@ -307,5 +307,3 @@ def statement_text(statement: Statement, names: Sequence[str]) -> str:
         if grouping.ancestor:
             where += f" of each {names[grouping.ancestor - 1]}"
     return f"{statement.collective} {where}"
-
-

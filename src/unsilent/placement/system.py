@@ -90,7 +90,9 @@ class System:
 
 
 _NET = Level("node", 2, 12.5e9, 9.6e-6)
-_ASSUMED = "assumed figures (of the kind of hardware, not of a measurement); measure your own with unsilent placement measure"
+_ASSUMED = (
+    "assumed figures (of the kind of hardware, not of a measurement); measure your own with unsilent placement measure"
+)
 PRESETS = {
     "a100": System("a100", (_NET, Level("gpu", 16, 270e9, 3.4e-6, link="nvlink")), _ASSUMED, "a100"),
     "v100": System("v100", (_NET, Level("gpu", 8, 135e9, 3.4e-6, link="nvlink")), _ASSUMED, "v100"),
@@ -124,7 +126,9 @@ def load_system(which: str) -> System:
     name, colon, nodes = which.partition(":")
     if name not in PRESETS:
         if os.sep in which or os.path.exists(which):
-            raise UsageError(f"{which} does not end in .toml or .txt; expected a description of a system in such a file")
+            raise UsageError(
+                f"{which} does not end in .toml or .txt; expected a description of a system in such a file"
+            )
         raise unknown_name_error("system", which[:60], [*PRESETS, "here", "FILE.toml", "FILE.txt"])
     if not colon:
         return PRESETS[name]
@@ -162,7 +166,9 @@ def _level(row: Mapping[str, Any], where: str, innermost: bool) -> Level:
     name, count, shared = row["name"], row["count"], row.get("shared_by", 0)
     for key, value, least in (("count", count, 1), ("shared_by", shared, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{where} ({name}): {key} is {value!r}; expected a whole number of {max(1, least)} or more")
+            raise UsageError(
+                f"{where} ({name}): {key} is {value!r}; expected a whole number of {max(1, least)} or more"
+            )
     link = row.get("link", "nvlink" if innermost else "network")
     if link not in LINKS:
         raise unknown_name_error(f"link in {where}:", str(link), LINKS)
@@ -178,7 +184,9 @@ def _quantity(given: object, units: Mapping[str, float], name: str, example: str
     if match is None:
         raise UsageError(f"{name} is {given!r}; expected a number with its unit, like {example}")
     if match[2] not in units:
-        raise UsageError(f"{name} has the unknown unit {match[2]!r}; expected one of {', '.join(units)}, like {example}")
+        raise UsageError(
+            f"{name} has the unknown unit {match[2]!r}; expected one of {', '.join(units)}, like {example}"
+        )
     return float(match[1]) * units[match[2]]
 
 
