@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unsilent.errors import UnsilentError
+from unsilent.placement import execution
 from unsilent.placement.ddp_hook import program_hook
 from unsilent.placement.execution import ProcessGroups, ProgramRunner
 from unsilent.placement.programs import Program, Step
@@ -152,7 +153,7 @@ def refused():
 
 def corrupted():
     """A collective that returns one wrong element in one rank, for integers and for floating-point numbers."""
-    messages, runner, correct = [], ProgramRunner(BEST), dist.all_gather_into_tensor
+    messages, runner, correct = [], ProgramRunner(BEST), execution._all_gather
 
     def gather(output, *rest, **options):
         correct(output, *rest, **options)
@@ -161,13 +162,13 @@ def corrupted():
 
     for dtype in (torch.int64, torch.float32):
         payload = payloads(dist.get_rank(), dtype, 40)
-        dist.all_gather_into_tensor = gather
+        execution._all_gather = gather
         try:
             runner.run(payload, verify=True)
             messages.append("accepted")
         except UnsilentError as error:
             messages.append(f"{type(error).__name__}: {error}")
-        dist.all_gather_into_tensor = correct
+        execution._all_gather = correct
     return messages
 
 

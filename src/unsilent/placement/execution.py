@@ -16,6 +16,10 @@ from torch.distributed import ProcessGroup
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.placement.programs import Program, State, Step, check, held_chunks, shares, states
 
+# Named so from torch 2.13 on, where the names before are deprecated.
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+
 
 class WrongResult(UnsilentError):
     """A program ran and its result is not that of `torch.distributed.all_reduce`."""
@@ -43,8 +47,17 @@ class ProcessGroups:
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One collective of this rank: the chunks that go in and come out, in the order the group's ranks have in torch."""
+class Call:
+    """One collective of this rank.
+
+    Attributes:
+        collective: One of `unsilent.placement.programs.COLLECTIVES`.
+        group: The process group.
+        size: Its number of ranks.
+        root: The rank that is the root of a reduce or broadcast.
+        chunks_in: Chunks that go in, in the order torch has the ranks of the group.
+        chunks_out: Chunks that come out, in the same order.
+    """
 
     collective: str
     group: ProcessGroup | None
@@ -85,9 +98,8 @@ class ProgramRunner:
             members = [list(range(world))]
         _check_members(program, members, world)
         self._devices = program.devices
-        self._native_scatter = distributed.get_backend() != "gloo"
         self._everyone: ProcessGroup | None = None
-        self._calls: list[_Call] = []
+        self._calls: list[Call] = []
         self.chunks = self._chunks_at_start = tuple(range(program.devices))
         rank, trace = distributed.get_rank(), list(states(program, goal))
         for ranks in members:
@@ -101,7 +113,7 @@ class ProgramRunner:
                 self.chunks = held_chunks(trace[-1][device], program.devices)
 
     @staticmethod
-    def _call(step: Step, before: State, after: State, ranks: Sequence[int], groups: ProcessGroups) -> _Call | None:
+    def _call(step: Step, before: State, after: State, ranks: Sequence[int], groups: ProcessGroups) -> Call | None:
         """What this rank does in a step; creates the groups of all ranks."""
         own, k = None, len(before)
         for devices in step.groups:
@@ -120,7 +132,7 @@ class ProgramRunner:
                 chunks_out = kept[device]
             elif step.collective == "all-gather":
                 chunks_out = tuple(chunk for device in torch_order for chunk in held[device])
-            own = _Call(step.collective, group, len(devices), ranks[devices[0]], chunks_in, chunks_out)
+            own = Call(step.collective, group, len(devices), ranks[devices[0]], chunks_in, chunks_out)
         return own
 
     def run(self, payload: Tensor, verify: bool = False) -> Tensor:
@@ -144,7 +156,7 @@ class ProgramRunner:
         rows = buffer.view(self._devices, -1)
         if rows.shape[1]:
             for call in self._calls:
-                self._do(call, rows)
+                perform(call, rows)
         if buffer.data_ptr() != payload.data_ptr():
             payload.copy_(buffer[: payload.numel()].view_as(payload))
         if reference is not None:
@@ -157,35 +169,6 @@ class ProgramRunner:
         if not padding and payload.is_contiguous():
             return payload.detach().view(-1)
         return torch.cat([payload.detach().reshape(-1), payload.new_zeros(padding)])
-
-    def _do(self, call: _Call, rows: Tensor) -> None:
-        data = _select(rows, call.chunks_in)
-        if call.collective == "all-reduce":
-            distributed.all_reduce(data, group=call.group)
-        elif call.collective == "reduce":
-            distributed.reduce(data, dst=call.root, group=call.group)
-        elif call.collective == "broadcast":
-            distributed.broadcast(data, src=call.root, group=call.group)
-        elif call.collective == "all-gather":
-            gathered = data.new_empty(len(call.chunks_out), rows.shape[1])
-            distributed.all_gather_into_tensor(gathered, data.contiguous(), group=call.group)
-            data = gathered
-        else:
-            data = self._reduce_scatter(data, call)
-        _store(rows, call.chunks_out, data)
-
-    def _reduce_scatter(self, data: Tensor, call: _Call) -> Tensor:
-        """The share of this rank.
-
-        Torch's reduce_scatter is an all_reduce on gloo, which sends twice as much; there shares are exchanged and summed.
-        """
-        if self._native_scatter:
-            share = data.new_empty(len(call.chunks_out), data.shape[1])
-            distributed.reduce_scatter_tensor(share, data, group=call.group)
-            return share
-        received = torch.empty_like(data)
-        distributed.all_to_all_single(received, data, group=call.group)
-        return received.view(call.size, len(call.chunks_out), data.shape[1]).sum(0, dtype=data.dtype)
 
     def _reference(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """What all_reduce makes of the payload, and the sum of absolute values that bounds its rounding."""
@@ -216,6 +199,38 @@ class ProgramRunner:
                     f"element {at} is {got[at].item()} on rank {distributed.get_rank()}, but all_reduce gives "
                     f"{expected[at].item()}; the links or devices of this job do not compute right sums."
                 )
+
+
+def perform(call: Call, rows: Tensor) -> None:
+    """Runs one collective on the chunks of a payload, [chunks, elements of one], in place."""
+    data = _select(rows, call.chunks_in)
+    if call.collective == "all-reduce":
+        distributed.all_reduce(data, group=call.group)
+    elif call.collective == "reduce":
+        distributed.reduce(data, dst=call.root, group=call.group)
+    elif call.collective == "broadcast":
+        distributed.broadcast(data, src=call.root, group=call.group)
+    elif call.collective == "all-gather":
+        gathered = data.new_empty(len(call.chunks_out), rows.shape[1])
+        _all_gather(gathered, data.contiguous(), group=call.group)
+        data = gathered
+    else:
+        data = _reduce_scatter(data, call)
+    _store(rows, call.chunks_out, data)
+
+
+def _reduce_scatter(data: Tensor, call: Call) -> Tensor:
+    """The share of this rank.
+
+    On gloo, torch's reduce_scatter is an all_reduce, which sends twice as much: there shares are exchanged and summed.
+    """
+    if distributed.get_backend(call.group) != "gloo":
+        share = data.new_empty(len(call.chunks_out), data.shape[1])
+        _scatter(share, data, group=call.group)
+        return share
+    received = torch.empty_like(data)
+    distributed.all_to_all_single(received, data, group=call.group)
+    return received.view(call.size, len(call.chunks_out), data.shape[1]).sum(0, dtype=data.dtype)
 
 
 def _check_members(program: Program, members: Sequence[Sequence[int]], world: int) -> None:

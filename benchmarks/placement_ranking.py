@@ -1,0 +1,218 @@
+"""Whether the reduction program that is measured fastest is among those predicted fastest, on nodes with slow links.
+
+    python -m benchmarks.placement_ranking [--rates 50,200] [--payloads 128,512] [--rounds 5] [--save raw.json]
+    python -m benchmarks.placement_ranking --read raw.json
+
+Nodes are network namespaces whose links `tc` limits (`benchmarks.slow_network`); ranks are gloo processes. A configuration is
+a machine, the axis that is reduced and where it is placed, a rate of the links and a payload. All synthesised programs of each
+are run, interleaved and in random order. Predictions come from a sweep of single collectives (`unsilent placement measure`) at
+the same rate: from the fitted latency and bandwidth of both levels, and from the table of the sweep itself. The rate "none" is a
+control: gloo processes of one computer have no hierarchy.
+
+A program counts as fastest if its median is within the noise of the lowest one: two standard errors of a difference of medians,
+from the scatter of the rounds. The chance level is that of so many programs drawn at random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import distributed
+
+from benchmarks.slow_network import SlowNetwork
+from unsilent.placement.cost import AlphaBeta
+from unsilent.placement.execution import ProcessGroups, ProgramRunner
+from unsilent.placement.measure import MeasuredTable, Measurement, Sweep, fitted_system, measure
+from unsilent.placement.ranking import Reduction, rank_placements
+from unsilent.placement.system import Level, System
+
+MACHINES = (
+    ((2, 2), {"data": 4}),
+    ((2, 4), {"data": 8}),
+    ((2, 4), {"data": 4, "tensor": 2}),
+    ((4, 2), {"data": 8}),
+    ((4, 2), {"data": 4, "tensor": 2}),
+)
+SWEPT = (2**14, 2**17, 2**19)
+TOP = (1, 5, 10)
+
+
+def ranked(system, axes, payload, model=None):
+    """The placement whose reduction extends over nodes and devices, and its programs, predicted fastest first."""
+    ranking = rank_placements(system, axes, [Reduction(("data",), payload)], model, top=10**6)
+    return next((p.placement, p.programs[0]) for p in ranking.placements if len(p.programs[0][0].levels) == 2)
+
+
+def run_job(network, counts, axes_of_job, options, path):
+    """Forks the ranks of one machine, which measure all its configurations."""
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(math.prod(counts)):
+            child = os.fork()
+            if child == 0:
+                try:
+                    network.enter(rank // counts[1])
+                    rank_main(network, rank, counts, axes_of_job, options, Path(folder), path)
+                finally:
+                    sys.excepthook(*sys.exc_info())
+                    os._exit(1)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        if any(codes):
+            raise SystemExit("a rank failed; see above")
+
+
+def rank_main(network, rank, counts, axes_of_job, options, folder, path):
+    torch.set_num_threads(1)
+    meeting, world = f"file://{folder / 'meeting'}", math.prod(counts)
+    distributed.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=world, timeout=timedelta(seconds=300)
+    )
+    groups, rows = ProcessGroups(), []
+    for rate in options.rates:
+        distributed.barrier()
+        if rank == 0:
+            network.limit(rate)
+        distributed.barrier()
+        sweep = measure(counts, ("node", "device"), SWEPT, options.rounds)
+        for axes in axes_of_job:
+            for payload in options.payloads:
+                times = time_programs(counts, axes, payload, options.rounds, groups)
+                rows.append({"counts": counts, "axes": axes, "payload": payload, "rate": rate, "times": times})
+                rows[-1]["sweep"] = [(m.collective, m.groups, m.payload, m.seconds) for m in sweep.rows]
+                if rank == 0:
+                    best = min(times, key=lambda program: np.median(times[program]))
+                    print(f"# {counts} {axes} {payload >> 10} KiB at {rate}: {best}", file=sys.stderr, flush=True)
+    if rank == 0:
+        path.write_text(json.dumps(rows))
+    distributed.barrier()
+    os._exit(0)
+
+
+def time_programs(counts, axes, payload, rounds, groups):
+    """Seconds of the slowest rank by program, one per round; a first round is left out."""
+    levels = tuple(Level(name, count, 1e9, 0) for name, count in zip(("node", "device"), counts, strict=True))
+    placement, programs = ranked(System("any", levels), axes, payload)
+    members = placement.reduction_groups(("data",)).tolist()
+    runners = {str(p.program()): ProgramRunner(p.program(), members=members, groups=groups) for p in programs}
+    data, elapsed = torch.zeros(payload // 4), torch.zeros(1, dtype=torch.float64)
+    times = {name: [] for name in runners}
+    for number in range(rounds + 1):
+        order = sorted(runners)
+        random.Random(number).shuffle(order)
+        for name in order:
+            distributed.barrier()
+            start = time.perf_counter()
+            runners[name].run(data)
+            elapsed[0] = time.perf_counter() - start
+            distributed.all_reduce(elapsed, distributed.ReduceOp.MAX)
+            if number:
+                times[name].append(float(elapsed))
+    return times
+
+
+def judge(row):
+    """One configuration: which programs are fastest, and at which place each prediction has the first of them."""
+    counts, times = tuple(row["counts"]), row["times"]
+    found = tuple(Measurement(c, tuple(map(tuple, g)), payload, seconds) for c, g, payload, seconds in row["sweep"])
+    sweep = Sweep(("node", "device"), counts, "gloo", found)
+    system = fitted_system(sweep)
+    logs = np.log(np.array(list(times.values())))
+    medians = np.median(logs, axis=1)
+    scatter = math.sqrt(float(logs.var(axis=1, ddof=1).mean()))
+    margin = 2 * 1.2533 * scatter * math.sqrt(2 / logs.shape[1])
+    fastest = {name for name, value in zip(times, medians, strict=True) if value <= medians.min() + margin}
+    best = min(times, key=lambda name: np.median(times[name]))
+    places = {}
+    for name, model in {"alpha-beta": AlphaBeta(system), "table": MeasuredTable(system, sweep)}.items():
+        order = [str(p.program()) for p in ranked(system, row["axes"], row["payload"], model)[1]]
+        places[name] = (min(order.index(one) for one in fastest) + 1, order.index(best) + 1)
+    flat = next(name for name in times if name.startswith("all-reduce") and ";" not in name and name.count("{") == 1)
+    return {
+        "programs": len(times), "fastest": len(fastest), "best": best, "scatter": scatter, "places": places,
+        "seconds": float(np.median(times[best])), "ratio": float(np.median(times[flat]) / np.median(times[best])),
+        "spread": float(math.exp(medians.max() - medians.min())), "levels": system.levels,
+    }  # fmt: skip
+
+
+def show(rows):
+    """The table of configurations and the shares."""
+    print("| machine | axes | link, Mbit/s | payload, KiB | best, ms | flat / best | slowest / best | noise, % | ties | "
+          "place: alpha-beta | table | best program |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    judged = [(row, judge(row)) for row in rows]
+    for row, result in judged:
+        axes = ", ".join(f"{name}={size}" for name, size in row["axes"].items())
+        cells = [
+            str(list(row["counts"])), axes, row["rate"] or "none", row["payload"] >> 10, f"{1e3 * result['seconds']:.1f}",
+            f"{result['ratio']:.2f}", f"{result['spread']:.1f}", f"{100 * result['scatter']:.0f}",
+            f"{result['fastest']} of {result['programs']}",
+            *(f"{tied} ({strict})" for tied, strict in result["places"].values()), result["best"],
+        ]  # fmt: skip
+        print("| " + " | ".join(map(str, cells)) + " |")
+    for title, chosen in (
+        ("slow links", [result for row, result in judged if row["rate"]]),
+        ("no slow level (control)", [result for row, result in judged if not row["rate"]]),
+    ):
+        if chosen:
+            print(f"\n{title}: {len(chosen)} configurations")
+            summarise(chosen)
+
+
+def summarise(results):
+    print(
+        "| prediction | top | fastest within noise is in it | single fastest is in it | chance within noise | chance single |"
+    )
+    print("|---|---|---|---|---|---|")
+    for model in ("alpha-beta", "table"):
+        for top in TOP:
+            tied = np.mean([r["places"][model][0] <= top for r in results])
+            strict = np.mean([r["places"][model][1] <= top for r in results])
+            sizes = [(r["programs"], r["fastest"]) for r in results]
+            chance = np.mean([1 - comb(n - m, top) / comb(n, top) for n, m in sizes])
+            single = np.mean([top / n for n, _ in sizes])
+            print(f"| {model} | {top} | {tied:.0%} | {strict:.0%} | {chance:.0%} | {single:.0%} |")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rates", default="50,200", help="Mbit/s of a node's link; none: no limit")
+    parser.add_argument("--payloads", default="128,512", help="KiB")
+    parser.add_argument("--machines", default="2x2,2x4,4x2")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--read", type=Path, nargs="*")
+    options = parser.parse_args()
+    if options.read:
+        show([row for path in options.read for row in json.loads(path.read_text())])
+        return
+    options.rates = [None if rate == "none" else float(rate) for rate in options.rates.split(",")]
+    options.payloads = [int(size) << 10 for size in options.payloads.split(",")]
+    rows = []
+    for counts in [tuple(map(int, machine.split("x"))) for machine in options.machines.split(",")]:
+        network = SlowNetwork(counts[0])
+        try:
+            with tempfile.NamedTemporaryFile() as file:
+                run_job(network, counts, [a for c, a in MACHINES if c == counts], options, Path(file.name))
+                rows += json.loads(Path(file.name).read_text())
+        finally:
+            network.close()
+        if options.save:
+            options.save.write_text(json.dumps(rows))
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()

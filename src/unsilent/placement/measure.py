@@ -1,0 +1,323 @@
+"""Measures the collectives of a running job on every grouping of its ranks, and fits the levels of the machine to them.
+
+A sweep runs each collective over each grouping of a hierarchy of ranks (the groupings that reduction programs are made of,
+so also with several groups on one link at the same time) at several sizes. Two predictions come of it: `fitted_system`
+gives latency and bandwidth of each level, and `MeasuredTable` predicts a collective from the measurements of its own
+grouping where there are some.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import prod
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unsilent.errors import UsageError, first_line
+from unsilent.placement.cost import ROOTED, AlphaBeta, StepCost, Traffic, traffic
+from unsilent.placement.programs import COLLECTIVES
+from unsilent.placement.synthesis import groupings
+from unsilent.placement.system import Level, System
+from unsilent.plainfiles import read_plain
+
+if TYPE_CHECKING:
+    from unsilent.placement.execution import ProcessGroups
+
+SIZES = (2**14, 2**17, 2**20, 2**22)
+"""Bytes of the payload of one group."""
+MOST_BYTES = 2**24
+"""Of a sweep that is read."""
+MOST_LOCAL = 64
+"""Processes started on one computer."""
+_FIELDS = itemgetter("collective", "groups", "payload", "seconds")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Time of one collective, run by all groups of a grouping at once.
+
+    Attributes:
+        collective: One of `unsilent.placement.programs.COLLECTIVES`.
+        groups: The ranks of each group.
+        payload: Bytes of the whole input of each rank (of an all-gather: the whole result).
+        seconds: Median over repeats of the time of the slowest rank.
+    """
+
+    collective: str
+    groups: tuple[tuple[int, ...], ...]
+    payload: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All measurements of a job.
+
+    Attributes:
+        levels: Names of the levels, outermost first.
+        counts: Components per level; they multiply to the number of ranks.
+        backend: ``gloo`` or ``nccl``.
+        rows: The measurements.
+    """
+
+    levels: tuple[str, ...]
+    counts: tuple[int, ...]
+    backend: str
+    rows: tuple[Measurement, ...]
+
+    def save(self, path: str | Path) -> None:
+        """Writes the sweep as JSON."""
+        Path(path).write_text(json.dumps({"schema": "unsilent.placement.sweep/1", **asdict(self)}), "utf-8")
+
+
+def load_sweep(path: str) -> Sweep:
+    """Reads what `Sweep.save` wrote.
+
+    Raises:
+        UsageError: The file is not one.
+    """
+    content = read_plain(path, MOST_BYTES, f"the sweep {path!r}")
+    try:
+        record = json.loads(content)
+        if record["schema"] != "unsilent.placement.sweep/1":
+            raise ValueError(f"its schema is {record['schema']!r}")
+        rows = tuple(
+            Measurement(
+                str(collective), tuple(tuple(map(int, group)) for group in groups), int(payload), float(seconds)
+            )
+            for collective, groups, payload, seconds in map(_FIELDS, record["rows"])
+        )
+        sweep = Sweep(
+            tuple(map(str, record["levels"])), tuple(map(int, record["counts"])), str(record["backend"]), rows
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UsageError(f"{path} is not a sweep of unsilent placement measure: {first_line(error)}") from None
+    ranks = prod(sweep.counts)
+    for row in rows:
+        inside = all(0 <= rank < ranks for group in row.groups for rank in group)
+        whole = row.groups and len({len(group) for group in row.groups}) == 1 and len(row.groups[0]) > 1
+        if row.collective not in COLLECTIVES or not (inside and whole and row.payload > 0 and 0 < row.seconds < 1e9):
+            raise UsageError(f"{path} has a row that cannot be: {row.collective} of {row.groups} in {row.seconds} s")
+    if len(sweep.levels) != len(sweep.counts) or min(sweep.counts, default=0) < 1 or not rows:
+        raise UsageError(f"{path} has levels {sweep.levels} with counts {sweep.counts} and {len(rows)} rows")
+    return sweep
+
+
+def measure(counts: Sequence[int], levels: Sequence[str] = (), sizes: Sequence[int] = SIZES, repeats: int = 5) -> Sweep:
+    """Sweeps this job; every rank of it calls this, after ``torch.distributed.init_process_group``, and gets the result.
+
+    Args:
+        counts: Components per level of the machine, outermost first; ranks are numbered in this order.
+        levels: Names of the levels; by default ``level0``, ``level1`` …
+        sizes: Payloads in bytes.
+        repeats: Repetitions of each measurement, spread over the whole sweep.
+
+    Raises:
+        UsageError: The counts do not multiply to the number of ranks.
+    """
+    from torch import distributed
+
+    from unsilent.placement.execution import ProcessGroups
+
+    groups = ProcessGroups()
+    ranks = distributed.get_world_size()
+    if min(counts, default=0) < 1 or prod(counts) != ranks:
+        raise UsageError(f"the levels {list(counts)} have {prod(counts)} devices, but the job has {ranks} ranks")
+    names = tuple(levels) or tuple(f"level{number}" for number in range(len(counts)))
+    if len(names) != len(counts):
+        raise UsageError(f"{len(counts)} levels have {len(names)} names: {', '.join(names)}; expected one each")
+    keys = [
+        (collective, grouping.groups(counts), size)
+        for grouping in groupings(counts)
+        for collective in COLLECTIVES
+        for size in sizes
+    ]
+    samples: dict[tuple[str, tuple[tuple[int, ...], ...], int], list[float]] = {key: [] for key in keys}
+    for repeat in range(repeats + 1):
+        for key in keys:
+            seconds = _time(*key, groups)
+            if repeat:  # the first time connections are made and buffers allocated
+                samples[key].append(seconds)
+    rows = tuple(Measurement(*key, sorted(times)[len(times) // 2]) for key, times in samples.items())
+    return Sweep(names, tuple(counts), str(distributed.get_backend()), rows)
+
+
+def measure_here(
+    counts: Sequence[int], levels: Sequence[str] = (), sizes: Sequence[int] = SIZES, repeats: int = 5
+) -> Sweep | None:
+    """Sweeps the job that this process is a rank of, or processes started here; see `measure`.
+
+    Under torchrun every rank calls this, over NCCL where there is a GPU, else gloo; rank 0 gets the sweep and the others
+    None. Without torchrun as many processes as there are devices are started on this computer and meet over gloo.
+
+    Raises:
+        UsageError: As `measure`.
+    """
+    from torch import cuda, distributed
+
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
+        backend = "nccl" if cuda.is_available() and distributed.is_nccl_available() else "gloo"
+        if backend == "nccl":
+            cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        distributed.init_process_group(backend)
+        try:
+            sweep = measure(counts, levels, sizes, repeats)
+            return sweep if distributed.get_rank() == 0 else None
+        finally:
+            distributed.destroy_process_group()
+    devices = prod(counts)
+    if min(counts, default=0) < 1 or not 2 <= devices <= MOST_LOCAL:
+        raise UsageError(
+            f"the levels {list(counts)} have {devices} devices; expected 2 to {MOST_LOCAL} on one computer; start larger jobs "
+            "with torchrun"
+        )
+    from torch.multiprocessing.spawn import spawn
+
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_local_rank, (folder, tuple(counts), tuple(levels), tuple(sizes), repeats), devices)
+        return load_sweep(os.path.join(folder, "sweep.json"))
+
+
+def _local_rank(
+    rank: int, folder: str, counts: tuple[int, ...], levels: tuple[str, ...], sizes: tuple[int, ...], repeats: int
+) -> None:
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    meeting = f"file://{os.path.join(folder, 'meeting')}"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=prod(counts))
+    sweep = measure(counts, levels, sizes, repeats)
+    if rank == 0:
+        sweep.save(os.path.join(folder, "sweep.json"))
+    distributed.barrier()
+    os._exit(0)  # threads of gloo now and then end the process with an abort when it is torn down in order
+
+
+def _time(collective: str, groups: tuple[tuple[int, ...], ...], payload: int, pool: ProcessGroups) -> float:
+    """Seconds from a barrier to the end of the slowest rank."""
+    import torch
+    from torch import distributed
+
+    from unsilent.placement.execution import Call, perform
+
+    device = torch.device("cuda", torch.cuda.current_device()) if distributed.get_backend() == "nccl" else None
+    rank, mine = distributed.get_rank(), None
+    for group in groups:
+        handle = pool.of(group)
+        if rank in group:
+            whole, own = tuple(range(len(group))), (group.index(rank),)
+            given = own if collective == "all-gather" else whole
+            kept = own if collective == "reduce-scatter" else whole
+            mine = Call(collective, handle, len(group), group[0], given, kept)
+    rows = torch.zeros(len(groups[0]), max(1, payload // 4 // len(groups[0])), device=device)
+    elapsed = torch.zeros(1, dtype=torch.float64, device=device)
+    distributed.barrier()
+    start = time.perf_counter()
+    if mine is not None:
+        perform(mine, rows)
+    if device is not None:
+        torch.cuda.synchronize(device)
+    elapsed += time.perf_counter() - start
+    distributed.all_reduce(elapsed, distributed.ReduceOp.MAX)
+    return float(elapsed)
+
+
+def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int] = ()) -> System:
+    """The machine whose latencies and bandwidths fit the rings of a sweep best.
+
+    Each level is fitted to the all-reduces, reduce-scatters and all-gathers of the groups that extend over that level
+    alone: by non-negative least squares of relative errors on hops times latency plus flows times bytes over bandwidth.
+    Flows are counted as `unsilent.placement.cost` counts them, so that a link which several groups share is fitted as one.
+
+    Raises:
+        UsageError: A level has no measurement, or none whose time grows with the payload.
+    """
+    levels = tuple(
+        Level(level, count, 1.0, 0.0, shared_by[number] if shared_by else 0)
+        for number, (level, count) in enumerate(zip(sweep.levels, sweep.counts, strict=True))
+    )
+    unknown = System(name, levels, f"fitted to a sweep of {len(sweep.rows)} measurements over {sweep.backend}")
+    fits = tuple(_fit(unknown, at, sweep) for at in range(len(levels)))
+    return replace(unknown, levels=fits)
+
+
+def _fit(system: System, at: int, sweep: Sweep) -> Level:
+    import numpy as np
+    from scipy.optimize import nnls
+
+    level = system.levels[at]
+    if level.count == 1:
+        return replace(level, bandwidth=1e12)
+    terms = []
+    for row in sweep.rows:
+        load = _traffic(system, row.groups)
+        if row.collective in ROOTED or [n for n, size in enumerate(load.members) if size > 1] != [at]:
+            continue
+        rounds = 2 if row.collective == "all-reduce" else 1
+        hops = rounds * (load.size - 1)
+        terms.append((hops / row.seconds, load.ring[at] * hops / load.size * row.payload / row.seconds))
+    if not terms:
+        raise UsageError(f"the sweep has no group that extends over level {level.name} alone; measure it again")
+    solution, _ = nnls(np.array(terms) * (1, 1e-9), np.ones(len(terms)))
+    latency, per_gigabyte = map(float, solution)
+    if per_gigabyte <= 0:
+        raise UsageError(f"the times over level {level.name} do not grow with the payload; measure with larger sizes")
+    return replace(level, latency=latency, bandwidth=1e9 / per_gigabyte)
+
+
+def _traffic(system: System, groups: Sequence[Sequence[int]]) -> Traffic:
+    import numpy as np
+
+    return traffic(system, np.array(groups))
+
+
+Key = tuple[str, int, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """A cost model that looks a collective up in a sweep: latency plus payload over bandwidth, fitted per grouping.
+
+    A grouping that was not measured (of another number of devices, levels or groups per link) is predicted by the fitted
+    system's `AlphaBeta`.
+    """
+
+    system: System
+    sweep: Sweep
+    name: str = "measured table"
+
+    @cached_property
+    def _lines(self) -> dict[Key, tuple[float, float]]:
+        """Seconds, and seconds per byte, by collective and traffic."""
+        import numpy as np
+        from scipy.optimize import nnls
+
+        rows: dict[Key, list[Measurement]] = {}
+        for row in self.sweep.rows:
+            rows.setdefault(_key(row.collective, _traffic(self.system, row.groups)), []).append(row)
+        lines = {}
+        for key, found in rows.items():
+            terms = np.array([(1 / row.seconds, 1e-9 * row.payload / row.seconds) for row in found])
+            seconds, per_gigabyte = map(float, nnls(terms, np.ones(len(terms)))[0])
+            lines[key] = (seconds, per_gigabyte * 1e-9)
+        return lines
+
+    def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
+        """See `unsilent.placement.cost.CostModel`."""
+        modelled = AlphaBeta(self.system).cost(collective, traffic, payload)
+        line = self._lines.get(_key(collective, traffic))
+        return (
+            modelled if line is None else replace(modelled, seconds=line[0] + line[1] * payload, algorithm="measured")
+        )
+
+
+def _key(collective: str, traffic: Traffic) -> Key:
+    return (collective, traffic.size, traffic.members, traffic.ring)
