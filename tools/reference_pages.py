@@ -105,6 +105,8 @@ def options() -> Iterator[str]:
         command = typer.main.get_command(make_app([verb])).commands[verb]  # type: ignore[attr-defined]
         for name, part in getattr(command, "commands", {"": command}).items():
             yield from _verb(f"{verb} {name}".strip(), part)
+    measuring = typer.main.get_command(make_app(["placement", "measure"])).commands["placement"]  # type: ignore[attr-defined]
+    yield from _verb("placement measure", measuring.commands["measure"])
 
 
 def _verb(name: str, command: Any) -> Iterator[str]:

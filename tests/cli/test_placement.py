@@ -22,7 +22,7 @@ def test_the_fastest_placement_is_named_with_its_link(capsys):
     out = " ".join(answer(capsys, *ASKED).split())
     assert "placement [[1 8] [2 2]] takes" in out
     assert "the slowest of 2 placements" in out
-    assert "4 groups share the link out of a node (12.5 GB/s)" in out
+    assert "4 groups share the link out of each node (12.5 GB/s)" in out
 
 
 def test_json_has_placements_programs_and_the_time_it_took(capsys):
@@ -101,7 +101,7 @@ def test_an_axis_of_one_component_has_nothing_to_reduce(capsys):
         (("a100:2", "--reduce", "data"), "no axes were given"),
         (("a100:2", "--axes", "data=0,tensor=4", "--reduce", "data"), "axis data has size 0"),
         (("a100:2", "--axes", "data", "--reduce", "data"), "--axes has 'data'; expected a name and a size"),
-        (("a100:2", "--axes", "data=8,data=4", "--reduce", "data"), "the axis data twice"),
+        (("a100:2", "--axes", "data=8,data=4", "--reduce", "data"), "has data twice"),
         (("a100:2", "--axes", "data=32", "--reduce", "data", "--bytes", "2XB"), "cannot read '2XB' as a number of bytes"),
         (("a100:2", "--axes", "data=32", "--reduce", "data:0"), "expected more than 0 of both"),
         (("a100:2", "--axes", "data=32", "--reduce", "data:1GiB:x"), "has the weight 'x'"),

@@ -94,7 +94,7 @@ def test_presets_have_as_many_nodes_as_asked(which, counts):
         ("a100:x", "'x' nodes"),
         ("a100:99999", "expected at most 65,536"),
         ("missing.toml", "cannot read the system 'missing.toml'"),
-        ("some/folder", "does not end in .toml or .txt"),
+        ("some/folder", "does not end in .toml, .json or .txt"),
     ],
 )
 def test_an_unknown_machine_is_refused(which, message):

@@ -99,7 +99,11 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
 
         verbs["plan"] = make_typer_function(options_of(*plan.OPTION_CLASSES), plan.plan, plan.HELP)
     about["placement"] = "Rank placements of parallelism axes and reduction programs on a machine."
-    if asked == "placement":
+    if asked == "placement" and arguments[list(arguments).index(asked) + 1 :][:1] == ["measure"]:
+        from unsilent.cli.placement import make_measure_app
+
+        app.add_typer(make_measure_app(**settings), name=asked, help=about.pop(asked))
+    elif asked == "placement":
         from unsilent.cli import placement
 
         verbs["placement"] = make_typer_function(

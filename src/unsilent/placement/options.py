@@ -17,8 +17,8 @@ from unsilent.placement.synthesis import MOST_STEPS
 from unsilent.placement.system import System
 from unsilent.sizes import parse_bytes
 
-SEARCH_PANEL = "Search"
-MODELS = ("alpha-beta", *(f"nccl-{version}" for version in VERSIONS))
+SEARCH_PANEL, MEASURE_PANEL = "Search", "Measurement"
+MODELS = ("alpha-beta", *(f"nccl-{version}" for version in VERSIONS), "measured")
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
 NO_SYSTEM = "no system was given; expected unsilent placement SYSTEM, such as a100:4, here or machine.toml"
 
@@ -28,8 +28,8 @@ class PlacementOptions:
     """What is placed on which machine."""
 
     system: Annotated[str, Option(
-        "The machine: a100, v100 or h100-nvl with the number of nodes (a100:4), here, a .toml file, or a .txt file with the "
-        "output of nvidia-smi topo -m.", "", missing_error=NO_SYSTEM)]  # fmt: skip
+        "The machine: a100, v100 or h100-nvl with the number of nodes (a100:4), here, a .toml file, a .json file of unsilent "
+        "placement measure, or a .txt file with the output of nvidia-smi topo -m.", "", missing_error=NO_SYSTEM)]  # fmt: skip
     axes: Annotated[str, Option("Axes of parallelism with their sizes, like data=8,tensor=4.", SEARCH_PANEL)] = ""
     reduce: Annotated[tuple[str, ...], Option(
         "Axes over which devices reduce together: data, or data,tensor. Repeat for several reductions; each may have its own "
@@ -58,17 +58,9 @@ class PlacementOptions:
 
     def axis_sizes(self) -> dict[str, int]:
         """Sizes by name; raises ``UsageError``."""
-        sizes: dict[str, int] = {}
         if not self.axes:
             raise UsageError("no axes were given; add --axes with their sizes, like --axes data=8,tensor=4")
-        for part in self.axes.split(","):
-            name, _, size = (word.strip() for word in part.partition("="))
-            if not _AXIS.fullmatch(name) or not size.isascii() or not size.isdigit() or len(size) > 9:
-                raise UsageError(f"--axes has {part!r}; expected a name and a size, like data=8")
-            if name in sizes:
-                raise UsageError(f"--axes has the axis {name} twice; give each once")
-            sizes[name] = int(size)
-        return sizes
+        return _named_sizes(self.axes, "--axes", "data=8")
 
     def reductions(self) -> tuple[Reduction, ...]:
         """What is reduced; raises ``UsageError``."""
@@ -93,6 +85,60 @@ class PlacementOptions:
 
     def cost_model(self, system: System) -> CostModel:
         """The cost model that is asked for."""
+        if self.cost == "measured":
+            from unsilent.placement.measure import MeasuredTable, load_sweep
+
+            if not self.system.endswith(".json"):
+                raise UsageError(
+                    f"--cost measured needs the measurements of the system, but it is {self.system}; give the .json file of "
+                    "unsilent placement measure -o as SYSTEM"
+                )
+            return MeasuredTable(system, load_sweep(self.system))
         if self.cost == "alpha-beta":
             return AlphaBeta(system, self.algorithm)
         return Nccl(system, self.cost.removeprefix("nccl-"), self.algorithm)
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What is measured on which job."""
+
+    levels: Annotated[str, Option(
+        "Levels of the job's machine with their counts, outermost first, like node=2,gpu=4; ranks are numbered in this order.",
+        MEASURE_PANEL)] = ""  # fmt: skip
+    sizes: Annotated[str, Option("Payloads, separated by commas.", MEASURE_PANEL)] = "16KiB,128KiB,1MiB,4MiB"
+    repeats: Annotated[int, Option("Repetitions of each measurement; the median counts.", MEASURE_PANEL)] = 5
+    output: Annotated[Path | None, Option(
+        "Where to write all measurements as JSON; a SYSTEM for unsilent placement, also with --cost measured.", OUTPUT_PANEL,
+        short_flag="o")] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_count("--repeats", self.repeats, 1, 1000)
+        if self.output is not None and self.output.suffix != ".json":
+            raise UsageError(f"--output is {str(self.output)!r}; expected a name that ends in .json")
+
+    def level_counts(self) -> dict[str, int]:
+        """Counts by name; raises ``UsageError``."""
+        if not self.levels:
+            raise UsageError("no levels were given; add --levels with their counts, like --levels node=2,gpu=4")
+        return _named_sizes(self.levels, "--levels", "node=2")
+
+    def payloads(self) -> tuple[int, ...]:
+        """Bytes of the payloads; raises ``UsageError``."""
+        sizes = tuple(parse_bytes(text) for text in self.sizes.split(","))
+        if min(sizes) < 4 or len(set(sizes)) < 2:
+            raise UsageError(f"--sizes is {self.sizes!r}; expected at least two different sizes of 4 bytes or more")
+        return sizes
+
+
+def _named_sizes(given: str, option: str, example: str) -> dict[str, int]:
+    """What ``name=size,name=size`` says; raises ``UsageError``."""
+    sizes: dict[str, int] = {}
+    for part in given.split(","):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if not _AXIS.fullmatch(name) or not size.isascii() or not size.isdigit() or len(size) > 9:
+            raise UsageError(f"{option} has {part!r}; expected a name and a size, like {example}")
+        if name in sizes:
+            raise UsageError(f"{option} has {name} twice; give each once")
+        sizes[name] = int(size)
+    return sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -21,8 +21,10 @@ METHOD = (
 )
 
 
-def report(ranking: Ranking, command: str = "", seconds: float | None = None, top: int = 10) -> Report:
-    """What is shown of a ranking; ``seconds``: of the whole command."""
+def report(
+    ranking: Ranking, command: str = "", seconds: float | None = None, top: int = 10, notes: Sequence[str] = ()
+) -> Report:
+    """What is shown of a ranking; ``seconds``: of the whole command; ``notes``: further ones."""
     best = ranking.placements[0]
     taken = ranking.search_seconds if seconds is None else seconds
     return Report(
@@ -41,7 +43,7 @@ def report(ranking: Ranking, command: str = "", seconds: float | None = None, to
             ("longest program", count_text(ranking.limit, "step")),
             ("time of the search", f"{time_text(ranking.search_seconds)} of {time_text(taken)}"),
         ),
-        notes=tuple(_notes(ranking)),
+        notes=(*_notes(ranking), *notes),
         repeat_command=command,
         method=METHOD,
         further_json=ranking_json(ranking, command, taken, top),
@@ -87,10 +89,10 @@ def _findings(ranking: Ranking) -> Iterator[str]:
             if ranked.bottleneck is None:
                 yield f"{name} placement {placement.placement}, {over}: nothing to reduce"
                 continue
-            gain = f"{ranked.ratio:.3g} times as fast as" if ranked.ratio > 1 else "which is"
+            gain = f" ({ranked.ratio:.3g} times as fast as one flat {reduction.goal})" if len(ranked.steps) > 1 else ""
             yield (
-                f"{name} placement {placement.placement}, {over}: {ranked.text(ranking.system)}; {gain} one flat "
-                f"{reduction.goal}; {explanation(ranking, ranked, ranked.bottleneck)}"
+                f"{name} placement {placement.placement}, {over}: {ranked.text(ranking.system)}{gain}; "
+                f"{explanation(ranking, ranked, ranked.bottleneck)}"
             )
 
 
@@ -99,18 +101,18 @@ def explanation(ranking: Ranking, ranked: RankedProgram, step: RankedStep) -> st
     level = ranking.system.levels[step.cost.level]
     share = 100 * step.cost.seconds / ranked.seconds
     groups = count_text(step.cost.flows, "group")
-    uses = "shares" if step.cost.flows == 1 else "share"
+    number = ranked.steps.index(step) + 1
     return (
-        f"in step {ranked.steps.index(step) + 1} ({step.statement.collective}, {human_bytes(round(step.payload))}) {groups} "
-        f"{uses if step.cost.flows > 1 else 'uses'} the link out of a {level.name} ({bandwidth_text(level.bandwidth)}), "
-        f"{share:.0f} % of the time"
+        f"in step {number} ({step.statement.collective} of {human_bytes(round(step.payload))}), {share:.0f} % of the time, "
+        f"{groups} {'share' if step.cost.flows > 1 else 'uses'} the link out of each {level.name} "
+        f"({bandwidth_text(level.bandwidth)})"
     )
 
 
 def _notes(ranking: Ranking) -> Iterator[str]:
     yield "flat: one collective over all devices of the reduction, on the same placement"
     yield "a placement is a matrix: a row per axis, a column per level, outermost first"
-    yield f"bandwidth and latency are {ranking.system.source}"
+    yield f"bandwidth and latency: {ranking.system.source}"
 
 
 # -- tables --------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ links of all levels inside on the way. Bandwidths are bytes per second in one di
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -111,7 +112,7 @@ def load_system(which: str) -> System:
 
     Args:
         which: ``a100``, ``v100`` or ``h100-nvl``, with ``:N`` for N nodes; ``here`` for this machine; a ``.toml`` file;
-            or a ``.txt`` file with the output of ``nvidia-smi topo -m``.
+            a ``.json`` file of ``unsilent placement measure``; or a ``.txt`` file with the output of ``nvidia-smi topo -m``.
 
     Raises:
         UsageError: There is no such machine, or its description is wrong.
@@ -122,6 +123,10 @@ def load_system(which: str) -> System:
         return this_machine()
     if which.endswith(".toml"):
         return parse_system(read_plain(which, MOST_BYTES, f"the system {which!r}"), which)
+    if which.endswith(".json"):
+        from unsilent.placement.measure import fitted_system, load_sweep
+
+        return fitted_system(load_sweep(which), which)
     if which.endswith(".txt"):
         from unsilent.placement.topology import parse_topology
 
@@ -130,9 +135,9 @@ def load_system(which: str) -> System:
     if name not in PRESETS:
         if os.sep in which or os.path.exists(which):
             raise UsageError(
-                f"{which} does not end in .toml or .txt; expected a description of a system in such a file"
+                f"{which} does not end in .toml, .json or .txt; expected a description of a system in such a file"
             )
-        raise unknown_name_error("system", which[:60], [*PRESETS, "here", "FILE.toml", "FILE.txt"])
+        raise unknown_name_error("system", which[:60], [*PRESETS, "here", "FILE.toml", "FILE.json", "FILE.txt"])
     if not colon:
         return PRESETS[name]
     if not nodes.isascii() or not nodes.isdigit() or not 1 <= len(nodes) <= 5 or int(nodes) < 1:
@@ -208,3 +213,16 @@ def _checked(system: System, where: str = "") -> System:
                 "one component"
             )
     return system
+
+
+def system_toml(system: System) -> str:
+    """The description of a machine that `parse_system` reads."""
+    lines = [f"name = {json.dumps(system.name)}", f"source = {json.dumps(system.source)}"]
+    lines += [f"gpu = {json.dumps(system.gpu)}"] if system.gpu else []
+    for level in system.levels:
+        lines += [
+            "", "[[level]]", f"name = {json.dumps(level.name)}", f"count = {level.count}",
+            f'bandwidth = "{level.bandwidth / 1e9:.6g}GB/s"', f'latency = "{level.latency * 1e6:.6g}us"',
+            *([f"shared_by = {level.shared_by}"] if level.shared_by else []), f'link = "{level.link}"',
+        ]  # fmt: skip
+    return "\n".join(lines) + "\n"
