@@ -146,9 +146,15 @@ class ProgramRunner:
             verify: Compares the result with that of `torch.distributed.all_reduce`, which costs that much more.
 
         Raises:
+            UsageError: The payload is sparse, complex or Boolean.
             WrongResult: The result is another one than all_reduce's: any difference for integers, more than rounding
                 can explain for floating-point numbers.
         """
+        if payload.layout != torch.strided or payload.is_complex() or payload.dtype == torch.bool:
+            raise UsageError(
+                f"a payload of {payload.dtype} ({payload.layout}) cannot be reduced by a program; "
+                "expected a dense tensor of integers or real numbers"
+            )
         if self._everyone is None:
             return payload
         reference = self._reference(payload) if verify else None
@@ -158,7 +164,7 @@ class ProgramRunner:
             for call in self._calls:
                 perform(call, rows)
         if buffer.data_ptr() != payload.data_ptr():
-            payload.copy_(buffer[: payload.numel()].view_as(payload))
+            payload.detach().copy_(buffer[: payload.numel()].view_as(payload))
         if reference is not None:
             self._compare(payload, *reference)
         return payload
@@ -179,7 +185,8 @@ class ProgramRunner:
             own[part] = payload.detach().reshape(-1)[part]
         size = own.abs()
         distributed.all_reduce(own, group=self._everyone)
-        distributed.all_reduce(size, group=self._everyone)
+        if payload.is_floating_point():
+            distributed.all_reduce(size, group=self._everyone)
         return own, size
 
     def _compare(self, payload: Tensor, expected: Tensor, size: Tensor) -> None:
@@ -189,7 +196,7 @@ class ProgramRunner:
         for number in self.chunks:
             part = slice(number * chunk, (number + 1) * chunk)
             wrong = got[part] != expected[part]
-            if payload.dtype.is_floating_point:
+            if payload.is_floating_point():
                 difference = (got[part].double() - expected[part].double()).abs()
                 allowed = _rounding(self._devices, payload.dtype) * size[part].double()
                 wrong &= size[part].isfinite() & ~(difference <= allowed)
