@@ -32,6 +32,7 @@ MODULES = {
     "unsilent.replicas.floors": "Runs compared with a noise floor.",
     "unsilent.statistics.floor": "The test against a noise floor.",
     "unsilent.statistics.null_distribution": "What the test compares.",
+    "unsilent.placement": "Placements of parallelism axes, and reduction programs.",
 }
 NAMES = {
     "unsilent.faults.unresolved_fault": ["UnresolvedFault"],

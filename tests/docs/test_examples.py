@@ -155,7 +155,8 @@ def known_options() -> dict[str, set[str]]:
         patch.setattr(campaign_kinds, "KINDS", [*campaign_kinds.KINDS, PI])
         verbs = typer.main.get_command(make_app()).commands
         apps = {verb: typer.main.get_command(make_app([verb])).commands[verb] for verb in verbs}
-    return {
+        measuring = typer.main.get_command(make_app(["placement", "measure"])).commands["placement"].commands["measure"]
+    return {"placement measure": {"--help", *(o for p in measuring.params for o in p.opts)}} | {
         f"{verb} {name}".strip(): {"--help", *(o for p in part.params for o in p.opts)}
         for verb, app in apps.items()
         for name, part in (getattr(app, "commands", {}) | {"": app}).items()

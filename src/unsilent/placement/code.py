@@ -26,8 +26,7 @@ def reduction_code(placement: Placement, reduction: Reduction, ranked: RankedPro
     at = [placement.axes.index(axis) for axis in reduction.axes]
     devices = prod(placement.sizes[i] for i in at)
     lines = "\n".join(f"    {step.statement!r}," for step in ranked.steps)
-    return f"""from unsilent.placement.execution import ProgramRunner
-from unsilent.placement.programs import Program
+    return f"""from unsilent.placement import Program, ProgramRunner
 from unsilent.placement.synthesis import Grouping, Statement
 
 hierarchy = {ranked.hierarchy!r}
