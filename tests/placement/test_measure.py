@@ -123,14 +123,21 @@ def test_what_is_not_json_is_refused(tmp_path, content):
         load_sweep(str(path))
 
 
-def test_a_level_without_measurements_or_slope_is_refused():
+def test_a_level_without_measurements_is_refused():
     sweep = planted_sweep()
     with pytest.raises(UsageError, match="no group that extends over level node alone"):
         fitted_system(replace(sweep, rows=tuple(row for row in sweep.rows if row.seconds == 10)))
+
+
+def test_a_level_whose_times_do_not_grow_has_at_least_the_bandwidth_that_was_seen():
+    """Of 256 KiB in 1 ms, most bytes pass a node's link in all-reduces of 12 pairs."""
+    sweep = planted_sweep()
     constant = tuple(replace(row, seconds=1.0) for row in sweep.rows if row.payload == SIZES[0])
     flat = tuple(replace(row, payload=SIZES[1], seconds=1e-3) for row in constant)
-    with pytest.raises(UsageError, match="do not grow with the payload"):
-        fitted_system(replace(sweep, rows=constant + flat))
+    system = fitted_system(replace(sweep, rows=constant + flat))
+    assert system.levels[0].bandwidth == pytest.approx(2 * 12 * SIZES[1] / 2 / 1e-3)  # of an all-reduce: two rounds
+    assert "the bandwidth of node, socket, core is a lower bound" in system.source
+    assert "lower bound" not in fitted_system(sweep).source
 
 
 @pytest.mark.parametrize("counts", [(), (1,), (0, 4), (2, 64)], ids=str)

@@ -237,8 +237,11 @@ def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int]
     alone: by non-negative least squares of relative errors on hops times latency plus flows times bytes over bandwidth.
     Flows are counted as `unsilent.placement.cost` counts them, so that a link which several groups share is fitted as one.
 
+    A level whose times do not grow with the payload is too fast for the sizes of the sweep: its bandwidth is then the
+    largest number of bytes per second that was seen, a lower bound, and ``source`` says so.
+
     Raises:
-        UsageError: A level has no measurement, or none whose time grows with the payload.
+        UsageError: A level has no measurement.
     """
     levels = tuple(
         Level(level, count, 1.0, 0.0, shared_by[number] if shared_by else 0)
@@ -246,16 +249,20 @@ def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int]
     )
     unknown = System(name, levels, f"fitted to a sweep of {len(sweep.rows)} measurements over {sweep.backend}")
     fits = tuple(_fit(unknown, at, sweep) for at in range(len(levels)))
-    return replace(unknown, levels=fits)
+    bounds = [level.name for level, bounded in fits if bounded]
+    note = f"; the bandwidth of {', '.join(bounds)} is a lower bound, as times did not grow with the payload"
+    source = unknown.source + (note if bounds else "")
+    return replace(unknown, levels=tuple(level for level, _ in fits), source=source)
 
 
-def _fit(system: System, at: int, sweep: Sweep) -> Level:
+def _fit(system: System, at: int, sweep: Sweep) -> tuple[Level, bool]:
+    """The level with its figures, and whether its bandwidth is a lower bound."""
     import numpy as np
     from scipy.optimize import nnls
 
     level = system.levels[at]
     if level.count == 1:
-        return replace(level, bandwidth=1e12)
+        return replace(level, bandwidth=1e12), False
     terms = []
     for row in sweep.rows:
         load = _traffic(system, row.groups)
@@ -269,8 +276,8 @@ def _fit(system: System, at: int, sweep: Sweep) -> Level:
     solution, _ = nnls(np.array(terms) * (1, 1e-9), np.ones(len(terms)))
     latency, per_gigabyte = map(float, solution)
     if per_gigabyte <= 0:
-        raise UsageError(f"the times over level {level.name} do not grow with the payload; measure with larger sizes")
-    return replace(level, latency=latency, bandwidth=1e9 / per_gigabyte)
+        return replace(level, latency=latency, bandwidth=max(rate for _, rate in terms)), True
+    return replace(level, latency=latency, bandwidth=1e9 / per_gigabyte), False
 
 
 def _traffic(system: System, groups: Sequence[Sequence[int]]) -> Traffic:
