@@ -81,6 +81,7 @@ def rank_main(network, rank, counts, axes_of_job, options, folder, path):
         "gloo", init_method=meeting, rank=rank, world_size=world, timeout=timedelta(seconds=300)
     )
     groups, rows = ProcessGroups(), []
+    before = json.loads(path.read_text())
     for rate in options.rates:
         distributed.barrier()
         if rank == 0:
@@ -94,9 +95,8 @@ def rank_main(network, rank, counts, axes_of_job, options, folder, path):
                 rows[-1]["sweep"] = [(m.collective, m.groups, m.payload, m.seconds) for m in sweep.rows]
                 if rank == 0:
                     best = min(times, key=lambda program: np.median(times[program]))
+                    path.write_text(json.dumps(before + rows))
                     print(f"# {counts} {axes} {payload >> 10} KiB at {rate}: {best}", file=sys.stderr, flush=True)
-    if rank == 0:
-        path.write_text(json.dumps(rows))
     distributed.barrier()
     os._exit(0)
 
@@ -200,18 +200,15 @@ def main():
         return
     options.rates = [None if rate == "none" else float(rate) for rate in options.rates.split(",")]
     options.payloads = [int(size) << 10 for size in options.payloads.split(",")]
-    rows = []
+    path = options.save or Path(tempfile.mkdtemp(), "raw.json")
+    path.write_text("[]")
     for counts in [tuple(map(int, machine.split("x"))) for machine in options.machines.split(",")]:
         network = SlowNetwork(counts[0])
         try:
-            with tempfile.NamedTemporaryFile() as file:
-                run_job(network, counts, [a for c, a in MACHINES if c == counts], options, Path(file.name))
-                rows += json.loads(Path(file.name).read_text())
+            run_job(network, counts, [a for c, a in MACHINES if c == counts], options, path)
         finally:
             network.close()
-        if options.save:
-            options.save.write_text(json.dumps(rows))
-    show(rows)
+    show(json.loads(path.read_text()))
 
 
 if __name__ == "__main__":
