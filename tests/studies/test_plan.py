@@ -251,7 +251,8 @@ def test_a_campaign_by_components_is_planned_with(campaign):
     done = in_process("plan", "c.sqlite", "--budget", "10%", "--fit-per-bit", 0.01, "--json", cwd=campaign)
     values = json.loads(done.stdout)
     rates = {(row["budget"], row["assignment"]): row for row in values["results"]}
-    assert values["budgets"][0]["fit"]["high"] == pytest.approx(0.01 * 8 * 460 * rates["10%", "plan"]["high"])
+    for end in ("estimate", "low", "high"):
+        assert rates["10%", "plan FIT"][end] == pytest.approx(0.01 * 8 * 460 * rates["10%", "plan"][end])
 
 
 def test_blocks_of_a_file(campaign):

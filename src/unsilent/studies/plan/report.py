@@ -11,7 +11,7 @@ from unsilent.interval import Interval
 from unsilent.report.estimates import Dots, axis_bottom, difference_cell, dot_traces
 from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextCell, estimates_table
 from unsilent.report.text import count_text, escape_unprintable, estimate_text, number_text
-from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_label, percent_ticks
+from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_ticks
 from unsilent.sizes import human_bytes
 from unsilent.studies.plan.records import BASELINES, PlannedBudget, PlanResult
 
@@ -35,7 +35,7 @@ def report(result: PlanResult) -> Report:
     before = _percent(result.unprotected)
     best = result.budgets[-1]
     headline = (
-        f"{_budget_text(best, result)} of {result.workload} is predicted to lower the failure rate per fault from {before} to "
+        f"{_budget_text(best, result)} is predicted to lower the failure rate per fault from {before} to "
         f"{_percent(best.predicted)}."
     )
     return Report(
@@ -57,9 +57,17 @@ def _percent(rate: Interval) -> str:
 
 def _budget_text(budget: PlannedBudget, result: PlanResult) -> str:
     if budget.capacity is None:
-        return f"Assigning the parameters to the memory blocks of {escape_unprintable(budget.name)}"
-    share = "" if budget.name.endswith("%") else f" ({percent_label(budget.capacity / result.bytes)})"
-    return f"Protecting {budget.name}{share} of the parameters"
+        return (
+            f"Assigning the parameters of {result.workload} to the memory blocks of {escape_unprintable(budget.name)}"
+        )
+    return f"Protecting {_with_share(budget, result)} of the parameters of {result.workload}"
+
+
+def _with_share(budget: PlannedBudget, result: PlanResult) -> str:
+    """Its name, and the share of the parameters where that is a size."""
+    if budget.capacity is None or budget.name.endswith("%"):
+        return budget.name
+    return f"{budget.name} ({100 * budget.capacity / result.bytes:.3g} %)"
 
 
 def _machine_table(result: PlanResult) -> Table:
@@ -71,7 +79,15 @@ def _machine_table(result: PlanResult) -> Table:
         if budget.second_campaign:
             rows.append((budget.name, "validation", budget.second_campaign))
             rows.append((budget.name, "plan minus validation", budget.difference))
+    if result.raw_fit is not None:
+        rows.append(("", "unprotected FIT", _scaled(result.unprotected, result.raw_fit)))
+        rows += [(budget.name, "plan FIT", _scaled(budget.predicted, result.raw_fit)) for budget in result.budgets]
     return estimates_table(("budget", "assignment", ""), rows)
+
+
+def _scaled(rate: Interval, factor: float) -> Interval:
+    estimate = None if rate.estimate is None else factor * rate.estimate
+    return replace(rate, estimate=estimate, low=factor * rate.low, high=factor * rate.high)
 
 
 def _findings(result: PlanResult) -> Iterator[str]:
@@ -99,14 +115,15 @@ def _findings(result: PlanResult) -> Iterator[str]:
 
 
 def _sections(result: PlanResult) -> Iterator[Section]:
+    has_blocks = any(budget.capacity is None for budget in result.budgets)
+    plots = (
+        () if has_blocks else (Plot("pareto", "Remaining failure rate against protected bytes", pareto_figure(result)),)
+    )
     yield Section(
         "Remaining failure rate",
         "Failure rate per fault that remains with each budget, by the half of the trials that did not select, compared with "
         "assignments that do not use the trials and with the best that any plan could reach (oracle).",
-        (
-            _budget_table(result),
-            Plot("pareto", "Remaining failure rate against protected bytes", pareto_figure(result)),
-        ),
+        (_budget_table(result), *plots),
     )
     if result.validation_store:
         yield Section(
@@ -115,7 +132,7 @@ def _sections(result: PlanResult) -> Iterator[Section]:
             "faults in protected memory are corrected.",
             (_validation_table(result),),
         )
-    if any(budget.capacity is None for budget in result.budgets):
+    if has_blocks:
         yield Section("Blocks", "Bytes in each block of memory, latency and energy.", (_blocks_table(result),))
     yield Section(
         "What is protected",
@@ -128,23 +145,19 @@ def _sections(result: PlanResult) -> Iterator[Section]:
 def _budget_table(result: PlanResult) -> Table:
     fit = [] if result.raw_fit is None else [Column("remains, FIT", "estimate", scale=result.raw_fit)]
     heads = (
-        Column("budget"), Column("protected", unit="%", kind="number", scale=100.0, digits=".3g", priority=2),
-        Column("remains", **_SHARE), *fit, *(Column(name, **_SHARE, priority=1) for name in BASELINES),
-        Column("oracle", kind="number", unit="%", scale=100.0, digits=".2g"),
+        Column("budget"), Column("remains", **_SHARE), *fit,
+        *(Column(name, "number", "%", 100.0, ".3g", priority=1) for name in BASELINES),
+        Column("oracle", "number", "%", 100.0, ".2g"),
     )  # fmt: skip
-    rows = [("none", 0.0, *[result.unprotected] * (1 + len(fit)), *[None] * len(BASELINES), None)]
-    rows += [
-        (
-            b.name, _protected_bytes(b) / result.bytes, *[b.predicted] * (1 + len(fit)),
-            *(b.baselines.get(name) for name in BASELINES), b.oracle,
-        )
-        for b in result.budgets
-    ]  # fmt: skip
-    return Table(heads, tuple(map(TableRow, rows)))
 
+    def row(name: str, remains: Interval, *others: float | None) -> TableRow:
+        return TableRow((name, remains, *([remains] if fit else []), *others))
 
-def _protected_bytes(budget: PlannedBudget) -> float:
-    return sum(n for name, n in budget.used.items() if name != "unprotected")
+    rows = [row("none", result.unprotected, *[None] * (len(BASELINES) + 1))]
+    for b in result.budgets:
+        others = [b.baselines[name].estimate if name in b.baselines else None for name in BASELINES]
+        rows.append(row(_with_share(b, result), b.predicted, *others, b.oracle))
+    return Table(heads, tuple(rows))
 
 
 def _validation_table(result: PlanResult) -> Table:
@@ -162,7 +175,7 @@ def _validation_table(result: PlanResult) -> Table:
 
 
 def _blocks_table(result: PlanResult) -> Table:
-    heads = (Column("block"), Column("bytes", kind="number"), Column("share", kind="number", unit="%", scale=100.0))
+    heads = (Column("block"), Column("bytes", kind="number"), Column("share", "number", "%", 100.0, ".3g"))
     rows = []
     for budget in result.budgets:
         rows += [TableRow((name, round(n), n / result.bytes)) for name, n in budget.used.items()]
@@ -215,8 +228,8 @@ def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
 
 
 def _notes(result: PlanResult) -> Iterator[str]:
-    yield "remains and the baselines: predicted from the half of the trials that did not select, with joint limits"
-    yield "smallest first and largest first: assignments by size; random: mean of 100 random orders"
+    yield "all rates but oracle: predicted from the half that did not select; limits of remains hold for all budgets"
+    yield "smallest first and largest first: parts in order of their size; random: mean of 100 random orders"
     if result.truth.startswith("all trials"):
         yield (
             "oracle: the best plan for all trials of the campaign, evaluated on the same trials; on average, no plan is better"
@@ -236,23 +249,17 @@ def _further(result: PlanResult) -> dict[str, Any]:
         {
             "name": b.name, "capacity_bytes": b.capacity, "bytes": dict(b.used), "optimal": b.optimal, "oracle": b.oracle,
             "plan_by_truth": b.plan_by_truth, "trials_factor": b.trials_factor, "latency": b.latency, "energy": b.energy,
-            "differs": b.differs, "fit": _fit(b.predicted, result),
+            "differs": b.differs,
         }
         for b in result.budgets
     ]  # fmt: skip
-    values |= {"raw_fit": result.raw_fit, "unprotected_fit": _fit(result.unprotected, result)}
     curve = [{"bytes": x, "rate": y} for x, y in result.curve]
-    return {**values, "budgets": budgets, "items": [asdict(item) for item in result.items], "pareto": curve}
-
-
-def _fit(rate: Interval, result: PlanResult) -> dict[str, float | None] | None:
-    raw = result.raw_fit
-    if raw is None:
-        return None
     return {
-        "estimate": None if rate.estimate is None else raw * rate.estimate,
-        "low": raw * rate.low,
-        "high": raw * rate.high,
+        **values,
+        "raw_fit": result.raw_fit,
+        "budgets": budgets,
+        "items": [asdict(item) for item in result.items],
+        "pareto": curve,
     }
 
 
@@ -264,12 +271,12 @@ def pareto_figure(result: PlanResult) -> Figure:
     budgets = result.budgets
     rates = [rate for b in budgets for rate in (b.predicted, *b.baselines.values())]
     bottom = max(axis_bottom([r for r in rates if r.estimate]), _LEAST_AXIS)
-    places = [_protected_bytes(b) / result.bytes for b in budgets]
+    places = [b.used["protected"] / result.bytes for b in budgets]
     left = min([p for p in places if p > 0], default=0.01) / 2
     curve = [(x / result.bytes, y) for x, y in result.curve if x / result.bytes >= left and y >= bottom]
     traces: list[Figure] = [
         {
-            "type": "scatter", "mode": "lines", "name": "one part after the other", "line": {"color": GREY, "width": 2},
+            "type": "scatter", "mode": "lines", "name": "parts one by one", "line": {"color": GREY, "width": 2},
             "x": [x for x, _ in curve], "y": [y for _, y in curve], "hoverinfo": "skip",
         }
     ]  # fmt: skip
