@@ -20,8 +20,9 @@ from unsilent.options import options_of
 from unsilent.statistics import clopper_pearson
 from unsilent.studies.plan.assignment import Block, Memory, assign_in_order, optimal_assignment, protected_memory
 from unsilent.studies.plan.blocks_file import parse_capacity, read_memory
-from unsilent.studies.plan.items import Item, ItemTrials, ParameterItems, StratumTrials, read_items
+from unsilent.studies.plan.items import Item, ItemTrials, ParameterItems, StratumTrials
 from unsilent.studies.plan.spec import PlanOptions
+from unsilent.studies.plan.stored_items import read_items
 from unsilent.studies.pvf.kind import PvfStore
 
 # -- the optimum ---------------------------------------------------------------------------------------------------------

@@ -35,9 +35,10 @@ from unsilent.studies.plan.assignment import (
     protected_memory,
 )
 from unsilent.studies.plan.blocks_file import parse_capacity, read_memory
-from unsilent.studies.plan.items import ItemTrials, ParameterItems, read_items
+from unsilent.studies.plan.items import ItemTrials, ParameterItems
 from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlannedItem, PlanResult
 from unsilent.studies.plan.spec import DEFAULT_BUDGETS, PlanOptions
+from unsilent.studies.plan.stored_items import read_items
 from unsilent.studies.plan.validation import run_validation
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, ONE_WIDTH, check_rate
 from unsilent.studies.pvf.kind import PvfStore

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from unsilent.campaigns.confirmed_files import with_confirmed_files
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import StoreError, UsageError
-from unsilent.studies.plan.items import Item, ItemTrials, read_trials
+from unsilent.studies.plan.items import Item, ItemTrials
 from unsilent.studies.plan.spec import PlanOptions
+from unsilent.studies.plan.stored_items import read_trials
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.study import pvf
 
