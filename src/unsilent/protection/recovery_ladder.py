@@ -2,7 +2,7 @@
 
 ``layer``      run the layer again from its inputs (mode ``early``): undoes a transient fault in it
 ``rerun``      run the whole call again: undoes any transient fault
-``repair``     weights by checksums and parity, then the call again; two bad blocks of one parity group are left alone
+``repair``     weights by checksums and parity, then the call again; what cannot be restored for certain is left alone
 ``golden``     all weights from a copy in the memory of the host, then the call again
 ``clamp``      the call again, with outputs of layers limited to the range of clean samples
 ``zero``       the call again, with values outside of that range set to 0

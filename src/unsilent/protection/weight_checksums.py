@@ -34,16 +34,20 @@ class Correction(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def factors(words: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """F and g of blocks of this many words, int64[words] each; the same in every process."""
-    generator = torch.Generator().manual_seed(0)
+def factors(words: int, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The factors f and g of blocks of this many words, int64[words] each; the same in every process."""
+    generator = torch.Generator().manual_seed(seed)
     lower, upper = torch.randint(-(2**62), 2**62, (2, MOST_WORDS), generator=generator)[:, :words] * 2 + 1
     return lower.to(device), (upper - (lower << 32)).to(device)
 
 
-def checksums(words: Tensor) -> Tensor:
-    """Checksums of blocks, int64[blocks], of int64[blocks, words]."""
-    whole, upper = factors(words.shape[1], words.device)
+def checksums(words: Tensor, seed: int = 0) -> Tensor:
+    """Checksums of blocks, int64[blocks], of int64[blocks, words].
+
+    Args:
+        seed: Of the factors; those of 0 have the properties above.
+    """
+    whole, upper = factors(words.shape[1], words.device, seed)
     return (words * whole).addcmul_(words >> 32, upper).sum(1)
 
 

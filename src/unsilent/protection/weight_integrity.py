@@ -4,10 +4,11 @@ Parameters and buffers are divided into blocks with a checksum each (`unsilent.p
 are dealt to groups in turn, so that neighbours in memory are in different groups. The parity of a group is the XOR of its blocks.
 
 - The only bad block of a group is known bit for bit, whatever happened to it: the XOR of parity and all others.
-- Of several bad blocks, those with one or two flipped bits are corrected by their checksums. Parity is the witness: if it does
-  not agree with the corrected group, all of its bad blocks are left as they were.
-- If exactly one cannot be corrected so, parity gives it once the others are right. Its checksum is the witness, which proves less
-  than parity: the others must have one flipped bit each.
+- Of several bad blocks, those with one or two flipped bits are corrected by their checksums. Parity gives the one that cannot be
+  corrected so, if there is one.
+
+Each group has a digest besides, a sum of checksums with other factors. If the parity or the digest of a repaired group is not
+what it was, all of its bad blocks are left as they were.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MEMORY_SHARE = 0.01
 """Share of the weights' memory that checksums and parity may take."""
 BLOCK_SIZES = (512, 1024, 2048)
 """Bytes of a block; the fewer, the more flipped bits can be corrected."""
+_DIGEST_SEED = 1
 _CHUNK_BYTES = 2**20
 """Memory that is read together, so that little is needed besides."""
 
@@ -100,9 +102,9 @@ def choose_sizes(tensors: Iterable[int]) -> tuple[int, int]:
     sizes = list(tensors)
     allowed = MEMORY_SHARE * sum(sizes)
     checks = {size: 8 * sum(-(-one // size) for one in sizes) for size in BLOCK_SIZES}
-    fitting = [size for size in BLOCK_SIZES if checks[size] + size <= allowed]
+    fitting = [size for size in BLOCK_SIZES if checks[size] + size + 8 <= allowed]
     size = fitting[0] if fitting else min(BLOCK_SIZES, key=lambda size: checks[size] + size)
-    return size, max(1, int((allowed - checks[size]) / size))
+    return size, max(1, int((allowed - checks[size]) / (size + 8)))
 
 
 class _Device:
@@ -118,11 +120,12 @@ class _Device:
         self.groups = min(self.groups, self.blocks)
         self.checksums = torch.cat([checksums(self.words(n, m)) for n, m in self._chunks(range(self.blocks))])
         self.parity = self._parity()
+        self.digests = self._digests()
 
     @property
     def nbytes(self) -> int:
         """Of checksums and parity."""
-        return self.checksums.nbytes + self.parity.nbytes
+        return self.checksums.nbytes + self.parity.nbytes + self.digests.nbytes
 
     def words(self, first: int, last: int) -> Tensor:
         """Blocks of all tensors by their numbers, int64[n, words]."""
@@ -150,7 +153,7 @@ class _Device:
         for group, blocks in by_group.items():
             flips = {block: self._correct(block) for block in blocks} if len(blocks) > 1 else {blocks[0]: 0}
             left = [block for block in blocks if not flips[block]]
-            if len(left) > 1 or (left and max(flips.values()) > 1):
+            if len(left) > 1:
                 self._undo(blocks, before)
             else:
                 doubtful[group] = left
@@ -158,10 +161,18 @@ class _Device:
             return set()
         missing = self._parity() ^ self.parity
         for group, left in doubtful.items():
-            agrees = self._rebuild(left[0], before[left[0]] ^ missing[group]) if left else not missing[group].any()
-            if not agrees:
-                self._undo(by_group.pop(group), before)
-        return {block for group in doubtful for block in by_group.get(group, ())}
+            for block in left:
+                self._write(block, before[block] ^ missing[group])
+        as_before = (self._digests() == self.digests) & (self._parity() == self.parity).all(1)
+        right: set[int] = set()
+        for group in doubtful:
+            blocks = by_group[group]
+            fitting = [checksums(self.words(n, n + 1))[0] == self.checksums[n] for n in blocks]
+            if as_before[group] and all(fitting):
+                right.update(blocks)
+            else:
+                self._undo(blocks, before)
+        return right
 
     def part(self, block: int) -> _Part:
         """The tensor that a block is of."""
@@ -174,13 +185,6 @@ class _Device:
             return 0
         self._write(block, correction.words)
         return correction.flips
-
-    def _rebuild(self, block: int, words: Tensor) -> bool:
-        """Write a block if it has the right checksum, and say whether it has."""
-        if checksums(words[None])[0] != self.checksums[block]:
-            return False
-        self._write(block, words)
-        return True
 
     def _undo(self, blocks: Sequence[int], before: dict[int, Tensor]) -> None:
         for block in blocks:
@@ -203,6 +207,16 @@ class _Device:
                 parity[torch.arange(first, last, device=parity.device) % self.groups] ^= words
         return parity
 
+    def _digests(self) -> Tensor:
+        """Of each group the sum of checksums with other factors, each times an odd number of its block, int64[groups]."""
+        generator = torch.Generator().manual_seed(_DIGEST_SEED)
+        digests = torch.zeros_like(self.parity[:, 0])
+        for first, last in self._chunks(range(self.blocks)):
+            odd = torch.randint(-(2**62), 2**62, (last - first,), generator=generator).to(digests.device) * 2 + 1
+            groups = torch.arange(first, last, device=digests.device) % self.groups
+            digests.index_add_(0, groups, odd * checksums(self.words(first, last), _DIGEST_SEED))
+        return digests
+
     def _chunks(self, blocks: range, width: int = 0) -> Iterable[tuple[int, int]]:
         width = width or _CHUNK_BYTES // self.size
         return [(first, min(first + width, blocks.stop)) for first in range(blocks.start, blocks.stop, width)]
@@ -219,7 +233,7 @@ class WeightIntegrity:
 
     Attributes:
         nbytes: Memory that checksums and parity take: at most 1 % of the weights. Of weights of less than about 350 kB, or of
-            very many small tensors: at most 512 bytes, 1/64 of the weights and 8 bytes per tensor. Factors of checksums, which
+            very many small tensors: at most 520 bytes, 1/64 of the weights and 8 bytes per tensor. Factors of checksums, which
             are the same for all models (4 KiB at most), are not counted.
         model_bytes: Memory that is checked.
     """
@@ -261,8 +275,8 @@ class WeightIntegrity:
     def repair(self, bad: Sequence[Block] | None = None) -> Repair:
         """Put the bits of bad blocks back, of all that there are by default.
 
-        The blocks of a group are left alone, as they are, if two of them have more than two flipped bits, or if it is not certain
-        which bits were right.
+        The blocks of a group are left as they are if two of them have more than two flipped bits, or if it is not certain which
+        bits were right.
         """
         blocks = self.check() if bad is None else list(bad)
         of_device: dict[_Device, list[int]] = {}
