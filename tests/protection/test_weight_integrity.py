@@ -17,7 +17,7 @@ def large():
     """A model of several tensors and dtypes, one with other strides, of more blocks than a group has."""
     torch.manual_seed(0)
     model = nn.Module()
-    model.a = nn.Linear(700, 900)
+    model.a = nn.Linear(1400, 900)
     model.b = nn.Linear(3, 5, dtype=torch.float64)
     model.brain = nn.Parameter(torch.randn(41, 53).to(torch.bfloat16))
     model.turned = nn.Parameter(torch.randn(64, 48).T)
@@ -64,22 +64,24 @@ def test_the_large_model_has_several_groups():
 
 
 @pytest.mark.parametrize(
-    "sizes", [(360_000,), (500_000, 300), (10**6,) * 3 + (256,) * 20, (4 * 2048 * 2048,), (10**8,)]
+    "sizes", [(470_000,), (500_000, 300), (10**6,) * 3 + (256,) * 20, (4 * 2048 * 2048,), (10**8,)]
 )
-def test_checksums_and_parity_take_a_hundredth_of_the_memory(sizes):
+def test_checksums_and_parity_take_their_share_of_the_memory(sizes):
     size, groups = choose_sizes(sizes)
     taken = 8 * sum(-(-one // size) for one in sizes) + groups * (size + 8)
-    assert taken <= 0.01 * sum(sizes)
-    assert taken + size + 8 > 0.01 * sum(sizes)  # another group would be too many
+    assert taken <= 0.0085 * sum(sizes)
+    assert taken + size + 8 > 0.0085 * sum(sizes)  # another group would be too many
     assert all(
-        8 * sum(-(-one // less) for one in sizes) + less + 8 > 0.01 * sum(sizes) for less in BLOCK_SIZES if less < size
+        8 * sum(-(-one // less) for one in sizes) + less + 8 > 0.0085 * sum(sizes)
+        for less in BLOCK_SIZES
+        if less < size
     )
 
 
 def test_the_memory_is_counted():
     integrity = WeightIntegrity(nn.Linear(2048, 2048))
     assert integrity.model_bytes == 4 * 2048 * 2049
-    assert 0.005 * integrity.model_bytes < integrity.nbytes <= 0.01 * integrity.model_bytes
+    assert 0.005 * integrity.model_bytes < integrity.nbytes <= 0.0085 * integrity.model_bytes
     tiny = WeightIntegrity(nn.Linear(64, 80, bias=False))  # 20 KiB
     assert tiny.nbytes == 40 * 8 + 512 + 8
 

@@ -98,6 +98,10 @@ class ProtectedModel:
         self._ladder = sort_rungs(recovery)
         if "layer" in self._ladder and mode != "early":
             raise UsageError("recovery 'layer' needs mode 'early': in mode 'end' layers are judged after the pass")
+        if elsewhere is not None and "elsewhere" not in self._ladder:
+            raise UsageError(
+                f"elsewhere is given, but recovery is {self._ladder}; expected 'elsewhere' in it: add it, or leave elsewhere out"
+            )
         profile.check_model(model)
         self._model, self._profile, self._is_early = model, profile, mode == "early"
         rules = [part for part in profile.parts if isinstance(part, ActivationDetector)]

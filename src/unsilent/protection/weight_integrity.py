@@ -24,7 +24,7 @@ from unsilent.errors import UsageError
 from unsilent.protection.weight_checksums import checksums, correct, xor_of
 from unsilent.sites.modules import named_tensors
 
-MEMORY_SHARE = 0.01
+MEMORY_SHARE = 0.0085
 """Share of the weights' memory that checksums and parity may take."""
 BLOCK_SIZES = (512, 1024, 2048)
 """Bytes of a block; the fewer, the more flipped bits can be corrected."""
@@ -232,7 +232,7 @@ class WeightIntegrity:
         UsageError: the model has no parameters and no buffers.
 
     Attributes:
-        nbytes: Memory that checksums and parity take: at most 1 % of the weights. Of weights of less than about 350 kB, or of
+        nbytes: Memory that checksums and parity take: at most 0.85 % of the weights. Of weights of less than about 450 kB, or of
             very many small tensors: at most 520 bytes, 1/64 of the weights and 8 bytes per tensor. Factors of checksums, which
             are the same for all models (4 KiB at most), are not counted.
         model_bytes: Memory that is checked.
