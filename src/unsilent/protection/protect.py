@@ -5,10 +5,13 @@
     guarded.verdict.flagged        # bool[samples]
 
 Mode ``end``: margins are computed once after each forward pass, with one transfer to the host. Mode ``early``: after each layer,
-so that a faulty pass can end at the first layer whose margin is above the threshold. What an alarm leads to is a ladder of rungs
-(`unsilent.protection.recovery_ladder`). If an alarm stays, the last answer is returned, marked as not recovered.
+so that a faulty pass can end at the first layer whose margin is above the threshold. What is done about an alarm are
+steps in a fixed order, the rungs of a ladder (`unsilent.protection.recovery_ladder`). If an alarm stays, the last answer is
+returned, marked as not recovered.
 
 Only the rungs ``clamp`` and ``zero`` change an answer, and only after an alarm; everything else returns the model's own bits.
+One exception: detectors that read layers can turn the fused path of `torch.nn.MultiheadAttention` off, and ``abft``, which reads
+nothing of that module, always does. Answers of such a model can then differ by rounding.
 """
 
 from __future__ import annotations
@@ -308,7 +311,8 @@ def protect(
     Args:
         model: In eval mode, with the right weights.
         calibration: Batches of clean inputs, or a profile.
-        detector: Text of a detector or of several, like ``dr-dna+weight-integrity:slices=64``. A profile has its own.
+        detector: Text of a detector or of several, like ``dr-dna+weight-integrity:slices=64``. A profile has its own. ``abft``
+            does not see `torch.nn.MultiheadAttention`.
         recovery: What is done on an alarm: rungs of `unsilent.protection.recovery_ladder`.
         mode: When layers are judged: ``end`` of the pass or ``early``.
         rate: Of false alarms, per sample and call.
