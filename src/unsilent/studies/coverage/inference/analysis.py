@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -304,8 +305,8 @@ def _false_alarms(
 
 def _share_of_samples(groups: Sequence[NDArray[np.bool_]], confidence: float) -> Interval:
     """Of the samples of independent originals, bool[samples] each."""
-    wholes = [len(one) for one in groups]
-    return ratio_of_means([int(one.sum()) for one in groups], wholes, max(wholes), confidence)
+    wholes = tuple(len(one) for one in groups)
+    return _ratio(tuple(int(one.sum()) for one in groups), wholes, max(wholes), confidence)
 
 
 def _restored(
@@ -333,7 +334,13 @@ def _restored(
 def _share_of_answers(shares: Floats, wholes: Floats, most: int, confidence: float) -> Interval:
     """Of all answers, from the shares of those of each fault; of faults that have any."""
     some = ~np.isnan(shares)
-    return ratio_of_means((shares * wholes)[some], wholes[some], most, confidence)
+    return _ratio(tuple((shares * wholes)[some].tolist()), tuple(wholes[some].tolist()), most, confidence)
+
+
+@lru_cache(maxsize=10_000)
+def _ratio(parts: tuple[float, ...], wholes: tuple[float, ...], most: int, confidence: float) -> Interval:
+    """`ratio_of_means`, which takes long, once for detectors and rungs that do the same."""
+    return ratio_of_means(parts, wholes, most, confidence)
 
 
 def _comparisons(
