@@ -45,7 +45,7 @@ or a burst in an operation's output."""
 IN_WEIGHTS = (WEIGHT_FLIP, WEIGHT_RATE)
 CALIBRATION, TEST, SHIFTED = CLEAN_TARGETS = ("calibration", "test", "shifted")
 """Clean samples that thresholds are taken of; those that faults and false alarms are of; unusual but correct ones."""
-MOST_FAULT_BATCHES = 16
+MOST_FAULT_BATCHES = 8
 """Batches of test samples that faults act in."""
 TIMING = TrialId("timing", None, 0)
 """Measures what detectors cost."""
