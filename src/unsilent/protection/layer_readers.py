@@ -7,7 +7,7 @@ that it sees, and with the weights that are right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
@@ -169,6 +169,12 @@ class LayerReaders:
             module = modules.get(module_name(run))
             if isinstance(module, _WITH_CHECKSUM):
                 self._readers[run] = self._checksum_reader(run, module)
+
+    def key(self, layer: LayerRun) -> Hashable:
+        """Readers of which a run has equal keys read the same of it."""
+        sums = self._summed.get(layer.module_name)
+        content = () if sums is None else tuple(one.numpy(force=True).tobytes() for one in sums if one is not None)
+        return self._kind, self._seed, self.stride, layer.number, layer.name, content
 
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
         """float32[samples, numbers], written to ``memory`` if that is given."""
