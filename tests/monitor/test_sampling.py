@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from unsilent.errors import UsageError
 from unsilent.monitor.sampling import (
+    AIM,
     GRADIENT_SHARE,
     LONGEST,
     CostMeter,
@@ -21,7 +22,7 @@ from unsilent.monitor.sampling import (
     share_at,
 )
 from unsilent.monitor.settings import MonitorSettings
-from unsilent.monitor.signals.trained_parameters import in_turn
+from unsilent.monitor.signals.trained_parameters import in_turn, part_in_turn
 
 NEVER_LONGER = SampleIntervals(LONGEST, LONGEST, LONGEST)
 seconds = st.floats(0, 0.5)
@@ -44,14 +45,14 @@ def cost_with(now, costs, then):
 def test_the_budget_is_kept_wherever_that_is_possible(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
     assert all(1 <= one <= LONGEST for one in (then.gradients, then.values, then.state))
-    if then.longest < LONGEST:
-        assert cost_with(now, costs, then).own <= (costs.step - costs.own) * budget / 100 * (1 + 1e-9)
+    if then != NEVER_LONGER:
+        assert cost_with(now, costs, then).own <= (costs.step - costs.own) * AIM * budget / 100 * (1 + 1e-9)
 
 
 @given(intervals, costs, budgets)
 def test_gradients_come_first_and_take_no_more_than_their_share(now, costs, budget):
     then = fitting_intervals(now, costs, budget)
-    room = (costs.step - costs.own) * budget / 100 - costs.fixed
+    room = (costs.step - costs.own) * AIM * budget / 100 - costs.fixed
     if room > 0 and then.gradients < LONGEST:
         assert costs.gradients * now.gradients / then.gradients <= GRADIENT_SHARE * room * (1 + 1e-9)
 
@@ -87,9 +88,15 @@ def test_costs_are_looked_at_often_in_the_beginning():
 
 @given(st.integers(1, 200), st.integers(0, 10_000), st.integers(1, 70))
 def test_every_tensor_has_its_turn_once_in_an_interval(count, step, interval):
-    seen = [n for s in range(step, step + interval) for n in in_turn(range(count), s, interval)]
-    assert sorted(seen) == list(range(count))
+    for turns in (in_turn, part_in_turn):
+        seen = [n for s in range(step, step + interval) for n in turns(range(count), s, interval)]
+        assert sorted(seen) == list(range(count))
     assert in_turn(range(count), step, interval) == [n for n in range(count) if (n + step) % interval == 0]
+
+
+def test_parts_of_the_state_are_a_quarter_at_least():
+    assert [len(part_in_turn(range(64), step, 16)) for step in range(16)] == [16, 0, 0, 0] * 4
+    assert [len(part_in_turn(range(64), step, 4)) for step in range(4)] == [16] * 4
 
 
 @pytest.mark.parametrize("text", ["fixed:0", "fixed:", "fixed:-1", "fixed:5000", "always", "fixed:1.5", "fixed:²"])

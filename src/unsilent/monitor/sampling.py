@@ -17,9 +17,13 @@ LOOKS = (4, 10, 20, 40)
 FURTHER_LOOKS = 50
 GRADIENT_SHARE, VALUE_SHARE = 0.7, 0.5
 """Of what the budget leaves, the part of gradients, and then of values: a fault in one can be seen in its own step alone."""
+AIM = 0.9
+"""Share of the budget that intervals are chosen for: costs vary between two looks."""
 LONGEST = 16
 """Interval that no budget makes longer: where steps are so short that a monitor exceeds its budget whatever it reads, reading
 still less would save little, and rules that learn from some values of a tensor would judge later by this factor."""
+PARTS_OF_STATE = 4
+"""A part of the state is read at once, this fraction or more: an interval of 8 steps is that of a quarter every second step."""
 LEARNT = 20
 """Values of a series that rules such as robust-z learn before they judge it; for the warning alone."""
 TOLERANCE = 0.25
@@ -112,14 +116,18 @@ def fitting_intervals(now: SampleIntervals, costs: Costs, budget: float) -> Samp
 
     Gradients come first, then values. Intervals stay as they are where they fit and could not be much shorter.
     """
-    room = (costs.step - costs.own) * budget / 100 - costs.fixed
+    room = (costs.step - costs.own) * AIM * budget / 100 - costs.fixed
     if room <= 0:
         return SampleIntervals(LONGEST, LONGEST, LONGEST)
-    gradients = _shortest(now.gradients, costs.gradients, GRADIENT_SHARE * room)
+    least_values, least_state = costs.values * now.values / LONGEST, costs.state * now.state / LONGEST
+    gradients = _shortest(now.gradients, costs.gradients, min(GRADIENT_SHARE * room, room - least_values - least_state))
     room -= costs.gradients * now.gradients / gradients
-    values = _shortest(now.values, costs.values, VALUE_SHARE * room)
+    values = _shortest(now.values, costs.values, min(VALUE_SHARE * room, room - least_state))
     room -= costs.values * now.values / values
-    return SampleIntervals(gradients, values, _shortest(now.state, costs.state, room))
+    state = _shortest(now.state, costs.state, room)
+    if state > PARTS_OF_STATE:
+        state += -state % PARTS_OF_STATE
+    return SampleIntervals(gradients, values, state)
 
 
 def _shortest(now: int, cost: float, room: float) -> int:

@@ -13,7 +13,6 @@ model in the program) is no part of a step.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
@@ -30,7 +29,8 @@ from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GR
 from unsilent.monitor.backward_hooks import add_listener, bind_to_this_thread, remove_listener
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals import layers
-from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
+from unsilent.monitor.signals.forward_hook import ForwardHook, is_transformed
+from unsilent.monitor.signals.magnitudes import ReusedSum, local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.state_watch import StateWatch, UpdateSizes
 from unsilent.monitor.signals.step_ends import StepEnds
@@ -42,7 +42,6 @@ from unsilent.monitor.signals.trained_parameters import (
     unwrapped,
 )
 from unsilent.monitor.signals.turns import OptimizerTurns, TrainedParameter, ValueTurns
-from unsilent.monitor.torchscript import HiddenFromScript
 
 LARGEST_LOSS = 1e12
 """A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
@@ -65,7 +64,6 @@ class SignalCollector:
 
     Attributes:
         series: What is read; grows by names of `watch_gradient` and by parameters that are new.
-        intervals: Which part of it in each step.
         step: Number of the present row.
         backwards: Backward passes of this model so far.
         seconds: That were spent on ``gradients``, ``values`` and ``state``.
@@ -85,7 +83,7 @@ class SignalCollector:
     ) -> None:
         self.model = unwrapped(model)
         self.series: list[Series] = []
-        self.intervals = SampleIntervals(1, 1, 1)
+        self._intervals = SampleIntervals(1, 1, 1)
         self.step, self.backwards, self.is_off = 0, 0, False
         self.seconds = {"gradients": 0.0, "values": 0.0, "state": 0.0}
         self._on_error, self._on_end, self._is_timed = on_error, on_end, False
@@ -93,6 +91,7 @@ class SignalCollector:
         self._hooks: list[Any] = []
         self._slots: dict[tuple[str, str], int] = {}
         self._values = ValueTurns()
+        self._expected: frozenset[tuple[str, str]] = frozenset()
         self._scale: Tensor | None = None
         self._arrived: list[tuple[Sequence[int], Tensor]] = []
         self._gradients_before: list[tuple[int, int] | None] = []
@@ -109,7 +108,7 @@ class SignalCollector:
         parameters = [one.parameter for one in self._parameters]
         self._arrive_one_by_one = are_reduced(parameters)
         self._loss = self._add_series(Series(LOSS, "", NUMBER))
-        self._updates = UpdateSizes()
+        self._updates, self._sums = UpdateSizes(), ReusedSum()
         self._state = StateWatch(
             self._trained.of_optimizer if fingerprint else [[] for _ in optimizers],
             optimizers,
@@ -126,6 +125,7 @@ class SignalCollector:
         for optimizer in optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+        self._begin_row()
         add_listener(self, threading.get_ident())
         _collectors.add(self)
 
@@ -144,6 +144,20 @@ class SignalCollector:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @property
+    def intervals(self) -> SampleIntervals:
+        """Which part of the series is read in each step."""
+        return self._intervals
+
+    @intervals.setter
+    def intervals(self, intervals: SampleIntervals) -> None:
+        self._intervals = intervals
+        self._begin_row()
+
+    def _begin_row(self) -> None:
+        """A row begins, or is read otherwise: which forward hooks may have something to read."""
+        self._expected = self._values.may_come(self.step, self._intervals.values)
+
     # -- what is called on the way through a step ---------------------------------------------------------------
 
     def before_backward(self, tensors: Sequence[Tensor], scale: Tensor | None) -> None:
@@ -151,7 +165,7 @@ class SignalCollector:
         if self.is_off:
             return
         self._end_row(self._ends.is_over)
-        with self._timed("gradients"):
+        with self.timed("gradients"):
             self._ends.begin_pass()
             self._arrived, self._has_gradient = [], False
             self._gradients_before = [_version(one.parameter.grad) for one in self._parameters]
@@ -163,7 +177,7 @@ class SignalCollector:
         """It has ended; reads gradients unless they arrived one by one."""
         if self.is_off:
             return
-        with self._timed("gradients"):
+        with self.timed("gradients"):
             arrived, self._arrived = self._arrived, []
             is_own = self._has_gradient or self._has_new_gradient()
             self._ends.end_pass(is_own)
@@ -216,7 +230,7 @@ class SignalCollector:
 
     def hook_failed(self, error: Exception) -> None:
         """What is called around a backward pass raised an error."""
-        with self._timed("gradients"):
+        with self.timed("gradients"):
             raise error
 
     def start_at(self, step: int, steps_of_optimizers: Sequence[int]) -> None:
@@ -225,6 +239,7 @@ class SignalCollector:
         for group, steps in zip(self._groups.values(), steps_of_optimizers, strict=True):
             group.steps = steps
         self._values.go_back(step)
+        self._begin_row()
         self._row, self._next_row = SignalRow(step), None
         self._ends.begin_row()
         self._state.forget()
@@ -245,6 +260,7 @@ class SignalCollector:
         row.begin_copy()
         self.step += 1
         self._row, self._next_row = self._next_row or SignalRow(self.step), None
+        self._begin_row()
         self._ends.begin_row()
         return row
 
@@ -262,9 +278,9 @@ class SignalCollector:
 
     def watch(self, view: Tensor, name: str) -> None:
         """Read the gradient of this tensor as the value ``name``."""
-        if _is_transformed() or self.is_off:
+        if is_transformed() or self.is_off:
             return
-        with self._timed("values"):
+        with self.timed("values"):
             key = (VALUE, f"{name}:gradient")
             if key not in self._slots:
                 self._values.add(key)
@@ -321,7 +337,7 @@ class SignalCollector:
             return
         self._end_row(self._ends.has_made_step(id(optimizer)))
         self._has_stepped = True
-        with self._timed("state"):
+        with self.timed("state"):
             bind_to_this_thread(self)
             group = self._groups[id(optimizer)]
             if self._ends.is_in_pass:  # a step for each gradient that arrives
@@ -332,14 +348,14 @@ class SignalCollector:
                     self._read_gradients(group.due(self.intervals.gradients))
             self._state.compare(self._row, optimizer)
             self._add_new_parameters()
-            due = group.due(self.intervals.state)
+            due = group.due_part(self.intervals.state)
             self._updates.remember([(one.update, one.parameter) for one in due])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """It has made its step; reads updates and fingerprints."""
         if torch.compiler.is_compiling() or self.is_off:
             return
-        with self._timed("state"):
+        with self.timed("state"):
             slots, sizes = self._updates.take()
             if slots:
                 self._row.add(_pairs(slots), sizes)
@@ -357,7 +373,7 @@ class SignalCollector:
             is_wanted=lambda: self._is_due(*key),
             report=functools.partial(self._value_arrived, key),
             report_gradient=functools.partial(self._gradient_arrived, key),
-            protect=functools.partial(_ForwardHook, self),
+            protect=functools.partial(ForwardHook, self, is_expected=lambda: key in self._expected),
         )
         self._hooks.append(make(*where, reader))
 
@@ -378,7 +394,7 @@ class SignalCollector:
         for module in self.model.modules():
             sharded = {k: names[id(p)] for k, p in module._parameters.items() if id(p) in names and is_sharded(p)}
             if sharded:
-                pre_hook = _ForwardHook(self, _whole_parameters_hook(sharded, hook))
+                pre_hook = ForwardHook(self, _whole_parameters_hook(sharded, hook))
                 self._hooks.append(module.register_forward_pre_hook(pre_hook))
 
     def _parameter_gradient_arrived(self, key: tuple[str, str], gradient: Tensor) -> None:
@@ -397,13 +413,13 @@ class SignalCollector:
 
     def _gradient_arrived(self, key: tuple[str, str], *parts: Tensor) -> None:
         """Read one gradient, the sum of its parts; raises nothing, as it is a hook. Leaves out those of torch.autograd.grad."""
-        if _is_transformed() or self.is_off or not self._ends.is_in_pass:
+        if is_transformed() or self.is_off or not self._ends.is_in_pass:
             return
-        with self._timed("gradients" if key[0] == GRADIENT else "values"):
+        with self.timed("gradients" if key[0] == GRADIENT else "values"):
             slot = self._slots[key]
             if key[0] != GRADIENT:
                 self._values.note(key, self.step)
-            self._put((slot, slot + 1), norms_and_largest([local_tensor(sum(parts[1:], parts[0]))]))
+            self._put((slot, slot + 1), norms_and_largest([local_tensor(self._sums.take(parts))]))
 
     def _put_loss(self, loss: Tensor) -> None:
         """One that a loss scaler has multiplied may be infinite by that alone; then it is left out."""
@@ -424,7 +440,7 @@ class SignalCollector:
         self._arrived.append((slots, values if self._scale is None else values / self._scale.to(values.device)))
 
     @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
+    def timed(self, part: str) -> Iterator[None]:
         """Adds up the time of a block, unless it is part of another one, and passes on its errors."""
         begun, is_inner, self._is_timed = time.perf_counter(), self._is_timed, True
         try:
@@ -437,23 +453,6 @@ class SignalCollector:
             self._is_timed = is_inner
             if not is_inner:
                 self.seconds[part] += time.perf_counter() - begun
-
-
-class _ForwardHook(HiddenFromScript):
-    """A hook of a module that raises nothing. While tensors stand for others, and in copies of the module, it does nothing."""
-
-    def __init__(self, collector: SignalCollector, function: Callable[..., None]) -> None:
-        self._collector, self._function = collector, function
-
-    def __call__(self, *args: Any) -> None:
-        if _is_transformed() or self._collector.is_off:
-            return
-        with self._collector._timed("values"):
-            self._function(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A model that is saved whole, or copied, takes a function of the standard library along that returns None."""
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def watch_gradient(tensor: Tensor, name: str) -> Tensor:
@@ -472,11 +471,6 @@ def watch_gradient(tensor: Tensor, name: str) -> Tensor:
     for collector in list(_collectors):
         collector.watch(view, name)
     return view
-
-
-def _is_transformed() -> bool:
-    """Whether `torch.compile` traces or a function of `torch.func` runs: then tensors stand for others."""
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _version(gradient: Tensor | None) -> tuple[int, int] | None:

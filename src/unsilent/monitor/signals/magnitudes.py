@@ -64,6 +64,33 @@ def _small_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.from_numpy(np.sqrt(np.add.reduceat(np.square(flat, dtype=np.float64), starts)))
 
 
+class ReusedSum:
+    """Adds tensors up in memory that is used again: to have new memory cleared takes as long as to add."""
+
+    def __init__(self) -> None:
+        self._memory = torch.zeros(0)
+
+    @torch.no_grad()
+    def take(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum of the parts; it is good until the next one is taken."""
+        first = parts[0]
+        kinds = {(type(one), one.shape, one.dtype, one.device, one.layout) for one in parts}
+        if (
+            len(parts) == 1
+            or len(kinds) > 1
+            or type(first) is not Tensor
+            or first.device.type != "cpu"
+            or first.is_sparse
+        ):
+            return sum(parts[1:], first)
+        if self._memory.dtype != first.dtype or self._memory.numel() < first.numel():
+            self._memory = first.new_empty(first.numel())
+        result = torch.add(parts[0], parts[1], out=self._memory[: first.numel()].view(first.shape))
+        for one in parts[2:]:
+            result += one
+        return result
+
+
 @torch.no_grad()
 def largest_magnitudes(tensors: Sequence[Tensor], squares: Sequence[bool] = ()) -> Tensor:
     """The largest magnitude of each, float64[n] on the device of the first; NaN where there is one. One read of each tensor.

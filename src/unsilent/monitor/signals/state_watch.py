@@ -11,8 +11,10 @@ from torch.optim import Optimizer
 from unsilent.monitor.signals.fingerprints import StateEntry, bit_sums, state_entries
 from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
-from unsilent.monitor.signals.trained_parameters import in_turn
+from unsilent.monitor.signals.trained_parameters import part_in_turn
 
+ALIGNMENT = 64
+"""Elements; each tensor begins at a multiple of it, as torch would place it."""
 MOST_AGE = 1000
 """Steps after which the tensors of an optimizer are looked for again in any case."""
 
@@ -23,18 +25,29 @@ class UpdateSizes:
     def __init__(self) -> None:
         self._before: list[tuple[int, Tensor]] = []
         self._copies: list[Tensor] = []
-        self._copied: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self._memory: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     @torch.no_grad()
     def remember(self, parameters: Sequence[tuple[int, Tensor]]) -> None:
         """Copy these parameters, each with a number to know it by, except for those without a gradient."""
         self._before = [(n, local_tensor(p)) for n, p in parameters if p.grad is not None and p.numel()]
         self._before = [(n, t) for n, t in self._before if t.numel()]
-        kinds = [(t.shape, t.dtype, t.device) for _, t in self._before]
-        if kinds != self._copied:
-            self._copies, self._copied = [torch.empty_like(t) for _, t in self._before], kinds
         if self._before:
+            self._copies = self._room_for([t for _, t in self._before])
             torch._foreach_copy_(self._copies, [t for _, t in self._before])
+
+    def _room_for(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors like these, one behind the other in memory that is used again."""
+        ends: dict[tuple[torch.dtype, torch.device], int] = {}
+        places = []
+        for tensor in tensors:
+            kind = tensor.dtype, tensor.device
+            places.append((kind, ends.get(kind, 0), tensor))
+            ends[kind] = ends.get(kind, 0) + tensor.numel() + -tensor.numel() % ALIGNMENT
+        for kind, size in ends.items():
+            if kind not in self._memory or self._memory[kind].numel() < size:
+                self._memory[kind] = torch.empty(size, dtype=kind[0], device=kind[1])
+        return [self._memory[kind][start : start + t.numel()].view(t.shape) for kind, start, t in places]
 
     def forget(self) -> None:
         """The update is left out, or the parameters were replaced."""
@@ -77,10 +90,10 @@ class _OptimizerState:
         counted = len(self.parameters), len(self.optimizer.state)
         if self.optimizer.state is not self._state or counted != self._counted or self._age >= MOST_AGE:
             self._find()
-        self.chosen = in_turn(self.entries, step, interval)
+        self.chosen = part_in_turn(self.entries, step, interval)
         if not all(entry.is_current() for entry in self.chosen):
             self._find()
-            self.chosen = in_turn(self.entries, step, interval)
+            self.chosen = part_in_turn(self.entries, step, interval)
 
     def _find(self) -> None:
         self._age, self._state = 0, self.optimizer.state

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unsilent.monitor.sampling import PARTS_OF_STATE
 from unsilent.monitor.signals.magnitudes import is_read
 from unsilent.sites.modules import named_parameters
 
@@ -79,3 +80,11 @@ def are_reduced(parameters: Sequence[Tensor]) -> bool:
 def in_turn(items: Sequence[T], step: int, interval: int) -> list[T]:
     """Those whose turn it is in a step: of item n, every step with n + step divisible by the interval."""
     return list(items[-step % interval :: interval])
+
+
+def part_in_turn(items: Sequence[T], step: int, interval: int) -> list[T]:
+    """Those whose turn it is in a step, each once in an interval: often none, for one call for many costs less than several."""
+    pause, rest = divmod(interval, PARTS_OF_STATE)
+    if rest or not pause:
+        return in_turn(items, step, interval)
+    return [] if step % pause else in_turn(items, step // pause, PARTS_OF_STATE)

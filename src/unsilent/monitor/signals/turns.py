@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from unsilent.monitor.signals.trained_parameters import in_turn
+from unsilent.monitor.signals.trained_parameters import in_turn, part_in_turn
 
 
 class TrainedParameter(NamedTuple):
@@ -41,6 +41,10 @@ class OptimizerTurns:
         """Those whose turn it is."""
         return in_turn(self.parameters, self.first + self.steps, interval)
 
+    def due_part(self, interval: int) -> list[TrainedParameter]:
+        """Those whose state is to be read."""
+        return part_in_turn(self.parameters, self.first + self.steps, interval)
+
     def is_due(self, place: int, interval: int) -> bool:
         """Whether it is the turn of the parameter at a place of the list."""
         return (place + self.first + self.steps) % interval == 0
@@ -61,6 +65,10 @@ class ValueTurns:
         """Whether it is to be read in a step; all its values in that step are."""
         waited = step - self._last.get(key, -1)
         return waited > interval or not waited or (self._numbers[key] + step) % interval == 0
+
+    def may_come(self, step: int, interval: int) -> frozenset[tuple[str, str]]:
+        """Which may be due in a step or the next one."""
+        return frozenset(key for key in self._numbers if any(self.is_due(key, step + n, interval) for n in (0, 1)))
 
     def note(self, key: tuple[str, str], step: int) -> None:
         """It was read."""

@@ -1,0 +1,48 @@
+"""A forward hook of a collector, which most of the time has nothing to do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unsilent.monitor.torchscript import HiddenFromScript
+
+if TYPE_CHECKING:
+    from unsilent.monitor.signals.collector import SignalCollector
+
+
+class ForwardHook(HiddenFromScript):
+    """A hook of a module that raises nothing. While tensors stand for others, and in copies of the module, it does nothing.
+
+    Args:
+        collector: Adds up its time, and takes its errors.
+        function: The hook.
+        is_expected: Whether it may have something to do in this step. Between the large operations of a model each line of Python
+            takes ten times as long as in a loop, so most calls should end here.
+    """
+
+    def __init__(
+        self,
+        collector: SignalCollector,
+        function: Callable[..., None],
+        is_expected: Callable[[], bool] | None = None,
+    ) -> None:
+        self._collector, self._function, self._is_expected = collector, function, is_expected
+
+    def __call__(self, *args: Any) -> None:
+        if is_transformed() or (self._is_expected is not None and not self._is_expected()) or self._collector.is_off:
+            return
+        with self._collector.timed("values"):
+            self._function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A model that is saved whole, or copied, takes a function of the standard library along that returns None."""
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def is_transformed() -> bool:
+    """Whether `torch.compile` traces or a function of `torch.func` runs: then tensors stand for others."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
