@@ -237,8 +237,9 @@ def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int]
     alone: by non-negative least squares of relative errors on hops times latency plus flows times bytes over bandwidth.
     Flows are counted as `unsilent.placement.cost` counts them, so that a link which several groups share is fitted as one.
 
-    A level whose times do not grow with the payload is too fast for the sizes of the sweep: its bandwidth is then the
-    largest number of bytes per second that was seen, a lower bound, and ``source`` says so.
+    Where transfer takes less than a tenth as long as latency in every measurement of a level, the level is too fast for
+    the sizes of the sweep: its bandwidth is then the largest number of bytes per second that was seen, a lower bound, and
+    ``source`` says so.
 
     Raises:
         UsageError: A level has no measurement.
@@ -250,7 +251,7 @@ def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int]
     unknown = System(name, levels, f"fitted to a sweep of {len(sweep.rows)} measurements over {sweep.backend}")
     fits = tuple(_fit(unknown, at, sweep) for at in range(len(levels)))
     bounds = [level.name for level, bounded in fits if bounded]
-    note = f"; the bandwidth of {', '.join(bounds)} is a lower bound, as times did not grow with the payload"
+    note = f"; the bandwidth of {', '.join(bounds)} is a lower bound, as times hardly grow with the payload"
     source = unknown.source + (note if bounds else "")
     return replace(unknown, levels=tuple(level for level, _ in fits), source=source)
 
@@ -275,7 +276,7 @@ def _fit(system: System, at: int, sweep: Sweep) -> tuple[Level, bool]:
         raise UsageError(f"the sweep has no group that extends over level {level.name} alone; measure it again")
     solution, _ = nnls(np.array(terms) * (1, 1e-9), np.ones(len(terms)))
     latency, per_gigabyte = map(float, solution)
-    if per_gigabyte <= 0:
+    if all(rate * per_gigabyte * 1e-9 < hops * latency / 10 for hops, rate in terms):
         return replace(level, latency=latency, bandwidth=max(rate for _, rate in terms)), True
     return replace(level, latency=latency, bandwidth=1e9 / per_gigabyte), False
 
