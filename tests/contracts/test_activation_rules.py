@@ -81,3 +81,19 @@ def test_margins_of_layers(fitted):
     result = margins(rule, [layer, layer], readings)
     assert result.shape == (2, 4)
     np.testing.assert_array_equal(result[0], rule.score(layer, readings[0]))
+
+
+@given(
+    st.integers(0, 2**32), st.floats(1e-6, 1e6), st.lists(st.floats(0, 1e-6), min_size=1, max_size=4), st.floats(0, 1)
+)
+def test_a_quantile_without_spread_gives_clean_samples_no_large_score(seed, unit, spreads, change):
+    """Some quantiles hardly differ between clean samples; a change by one deviation of the others is nowhere far away."""
+    rule, rng = make_activation_rule("quantiles"), np.random.default_rng(seed)
+    deviations = unit * np.array([*spreads, *[1.0] * (5 - len(spreads))])
+    profile = deviations * rng.normal(size=(200, 5))
+    layer = rule.fit(profile, profile)
+    reading = profile.mean(0) + change * unit * rng.choice([-1, 1], (20, 5))
+    least = 5 - len(spreads)  # of deviations of about one unit
+    assert rule.score(layer, reading).max() <= change * 5 / least / 0.1 / 0.8
+    far = profile.mean(0) + 1e3 * unit * np.eye(5)
+    assert rule.score(layer, far).min() >= 500

@@ -295,13 +295,13 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(UsageError, match="needs mode 'early'"):
         ProtectedModel(model, profile, "end", ("layer",))
     with pytest.raises(
-        UsageError, match="600 clean samples in 6 batches for a rate of false alarms of 0.0001; expected about 24,99"
+        UsageError, match=r"600 clean samples in 6 batches; a rate of false alarms of 0.0001 needs 9,999 .* about 24,99"
     ):
         make_profile(model, CALIBRATION, rate=1e-4)
     with pytest.raises(UsageError, match="unknown layer 'head'"):
         make_profile(model, CALIBRATION, layers=("head",))
     with pytest.raises(UsageError, match="layer 0 gives values that are not finite"):
-        make_profile(model, [*CALIBRATION, torch.full((2, 1, 8, 8), torch.nan)])
+        make_profile(model, [*CALIBRATION, torch.full((2, 1, 8, 8), torch.inf)])
     with pytest.raises(UsageError, match="can read no layer of the model"):
         make_profile(nn.Identity(), [torch.zeros(200, dtype=torch.int64)] * 3)
     with pytest.raises(UsageError, match="returned dict without any tensor"):
@@ -333,6 +333,13 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ProtectedModel(model, profile, recovery="elsewhere", elsewhere="cuda9")
     with pytest.raises(UsageError, match="needs somewhere to run"):
         ProtectedModel(model, profile, recovery="elsewhere")
+    with pytest.raises(
+        UsageError, match=r"elsewhere is of type int; expected a function .*, or a device like 'cuda:1'"
+    ):
+        ProtectedModel(model, profile, recovery="elsewhere", elsewhere=3)
+    for unused in (3, small()):
+        with pytest.raises(UsageError, match=r"elsewhere is given, but recovery is \('rerun',\); .*add it, or leave"):
+            ProtectedModel(model, profile, recovery="rerun", elsewhere=unused)
     with pytest.raises(UsageError, match="knows nothing of decoding"):
         ProtectedModel(model, profile).generate()
     with pytest.raises(UsageError, match="need ranges of layers"):
@@ -340,6 +347,41 @@ def test_what_does_not_fit_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"no profile")
     with pytest.raises(UsageError, match="is not an activation profile"):
         load_profile(tmp_path / "x", model)
+
+
+@pytest.mark.parametrize(
+    "detector", ["dr-dna", "weight-integrity", "golden-test", "duplication", "dr-dna+weight-integrity"]
+)
+def test_clean_batches_that_are_not_clean_are_refused(detector):
+    model = small()
+    spoilt = inputs(100)
+    spoilt[7, 0, 2, 3] = torch.nan
+    with pytest.raises(UsageError, match="clean batch 2 has NaN"):
+        make_profile(model, [inputs(100), spoilt, *CALIBRATION], detector)
+    with pytest.raises(UsageError, match=r"1 batch of 600 clean samples; expected 2 or more, .* several batches"):
+        make_profile(model, [inputs(600)], detector)
+    with pytest.raises(
+        UsageError, match=r"50 clean samples in 1 batch; a rate of false alarms of 0.01 needs 99 .* about 249"
+    ):
+        make_profile(model, [inputs(50)], detector)
+    labels = torch.zeros(100, dtype=torch.int64)
+    with pytest.raises(
+        UsageError,
+        match=r"raised TypeError for a clean batch of float32\[\d+, 1, 8, 8\], int64\[\d+\] .*without labels",
+    ):
+        make_profile(model, [(batch, labels) for batch in CALIBRATION], detector)
+    with pytest.raises(UsageError, match=r"raised RuntimeError for a clean batch of float32\[\d+, 2, 8, 8\]") as caught:
+        make_profile(model, [torch.zeros(100, 2, 8, 8)] * 6, detector)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_the_model_in_service_stay_its_own():
+    model = small()
+    with protect(model, CALIBRATION, "golden-test") as guarded, torch.no_grad():
+        guarded(inputs(2))
+        model[5] = nn.Linear(3, 4)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            guarded(inputs(2))
 
 
 def test_a_model_that_is_protected_already_can_be_copied():

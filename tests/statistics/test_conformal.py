@@ -1,12 +1,21 @@
 """Thresholds with a chosen rate of false alarms, against simulation."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import betabinom
 
 from unsilent.errors import UsageError
-from unsilent.statistics.conformal import conformal_threshold, expected_false_alarms, samples_needed
+from unsilent.statistics.conformal import (
+    EXCHANGES,
+    conformal_threshold,
+    exchanged_false_alarms,
+    promised_rate,
+    samples_needed,
+)
 
 
 @given(st.integers(1, 300), st.floats(0.004, 0.9), st.integers(0, 2**32))
@@ -24,18 +33,59 @@ def test_the_threshold_is_the_least_score_that_keeps_the_rate(count, rate, seed)
         assert ((scores > lower.max()).sum() + 1) / (count + 1) > rate - 1e-9
 
 
-@pytest.mark.parametrize(("calibrated", "rate"), [(199, 0.05), (999, 0.01), (500, 0.1)])
-def test_false_alarms_lie_within_their_limits_as_often_as_promised(calibrated, rate):
+def slow_exchange(calibration, test, rate, seed):
+    """Numbers of false alarms with originals exchanged, by a loop over samples."""
+    groups, rng, result = [*calibration, *test], np.random.default_rng(seed), []
+    for _ in range(EXCHANGES):
+        order = rng.permutation(len(groups))
+        mine = [value for place in order[: len(calibration)] for value in groups[place]]
+        threshold = conformal_threshold(mine, rate)
+        result.append(sum(value > threshold for place in order[len(calibration) :] for value in groups[place]))
+    return sorted(result)
+
+
+@pytest.mark.parametrize("decimals", [9, 0])  # with ties
+def test_limits_of_false_alarms_are_those_of_exchanged_originals(decimals):
+    rng = np.random.default_rng(5)
+    groups = [rng.normal(rng.normal(), 0.5, rng.integers(1, 9)).round(decimals) for _ in range(50)]
+    counts = slow_exchange(groups[:20], groups[20:], 0.1, 7)
+    low, high = exchanged_false_alarms(groups[:20], groups[20:], 0.1, 0.9, seed=7)
+    assert np.mean(np.array(counts) <= low) >= 0.05 > np.mean(np.array(counts) < low)
+    assert np.mean(np.array(counts) <= high) >= 0.95 > np.mean(np.array(counts) < high)
+
+
+@pytest.mark.parametrize("copies", [1, 10])
+def test_false_alarms_lie_within_their_limits_as_often_as_promised(copies):
+    """Also with copies that are nearly alike, for which limits of independent samples are far too narrow."""
     rng = np.random.default_rng(3)
-    low, high = expected_false_alarms(calibrated, rate, 400, 0.9)
-    inside, total = 0, 0
-    for _ in range(1000):
-        threshold = conformal_threshold(rng.standard_cauchy(calibrated), rate)
-        alarms = int((rng.standard_cauchy(400) > threshold).sum())
+    inside, narrow, total, runs = 0, 0, 0, 200
+    for _ in range(runs):
+        groups = rng.standard_cauchy((200, 1)) + 0.1 * rng.normal(size=(200, copies))
+        threshold = conformal_threshold(groups[:100].ravel(), 0.05)
+        alarms = int((groups[100:] > threshold).sum())
+        low, high = exchanged_false_alarms(groups[:100], groups[100:], 0.05, 0.9)
         inside += low <= alarms <= high
+        above = 100 * copies + 1 - math.ceil((100 * copies + 1) * 0.95)
+        law = betabinom(100 * copies, above, 100 * copies + 1 - above)
+        narrow += law.ppf(0.05) <= alarms <= law.ppf(0.95)
         total += alarms
-    assert inside >= 860  # 900 expected at least, 9.5 of them a standard deviation
-    assert total / 400_000 <= rate * 1.05
+    assert inside >= 0.9 * runs - 4 * np.sqrt(0.09 * runs)
+    assert narrow >= 0.83 * runs if copies == 1 else narrow < 0.6 * runs
+    assert total / (runs * 100 * copies) <= promised_rate(0.05, 100)
+
+
+@given(st.integers(1, 6), st.integers(1, 12), st.floats(0.02, 0.9), st.integers(0, 2**32))
+def test_the_promised_rate_holds_for_any_scores(copies, originals, rate, seed):
+    """Each original in turn is the further one: the mean over all of them is the probability of a false alarm."""
+    rng = np.random.default_rng(seed)
+    groups = rng.integers(0, rng.integers(1, 50), (originals + 1, 1)) + rng.integers(0, 3, (originals + 1, copies))
+    if originals * copies < samples_needed(rate):
+        return
+    alarms = [
+        (groups[place] > conformal_threshold(np.delete(groups, place, 0).ravel(), rate)).mean()
+        for place in range(originals + 1)
+    ]
+    assert np.mean(alarms) <= promised_rate(rate, originals) + 1e-9
 
 
 def test_what_cannot_be_calibrated_is_refused():

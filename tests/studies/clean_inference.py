@@ -32,8 +32,21 @@ class Clean(unsilent.Workload):
         return [inputs(seeds[part] + i, 20, scale) for i in range(min(samples, 3000) // 20)]
 
 
+class Pairs(Clean):
+    def clean_originals(self, part, samples):
+        return [[10 * i + j // 2 for j in range(20)] for i in range(min(samples, 3000) // 20)]
+
+
 def make():
-    return Clean(Net(), [inputs(i, 20) for i in range(3)], name="clean")
+    return Pairs(Net(), [inputs(i, 20) for i in range(3)], name="clean")
+
+
+def independent():
+    return Clean(Net(), [inputs(i, 20) for i in range(3)], name="independent")
+
+
+def other_evaluation():
+    return Clean(Net(), [inputs(i, 20, 10.0) for i in range(3)], name="other evaluation")
 
 
 def without():

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from campaigns.faulty_loop import write_loop
@@ -54,13 +55,14 @@ ASKED = [word for name in DETECTORS for word in ("--detector", name)]
 
 def make_spec(folder, **more):
     values = {
+        "workload": f"{folder}/clean.py:make",
         "detectors": DETECTORS,
         "flip_rate": 1e-3,
         "tries": 200,
         "profile_samples": 100,
         "clean_samples": 400,
     } | more
-    return InferenceCoverageSpec(f"{folder}/clean.py:make", **values)
+    return InferenceCoverageSpec(**values)
 
 
 def run(spec, path, trials, engine="auto", shard=(1, 1)):
@@ -94,6 +96,12 @@ def rows(campaign):
 
 def faults_of(rows, target=None):
     return [row for row in rows if row["end"] == FOUND and target in (None, row["target"])]
+
+
+def faulty_batches(workload):
+    """That faults act in: 8 of the 20 batches of test samples, equally far apart."""
+    batches = workload.clean_batches("test", 400)
+    return [batches[n] for n in (0, 2, 5, 7, 10, 12, 15, 17)]
 
 
 def layers_before(store, detector):
@@ -142,6 +150,8 @@ def test_shares_follow_from_exported_rows(campaign, rows, detector, rate):
         assert one.layers.n == len(depths)
         assert one.layers.estimate == (pytest.approx(np.mean(depths)) if depths else None)
     alarms = next(a for a in result.false_alarms if (a.detector, a.rate) == (detector, rate))
+    assert alarms.share.n == 200  # originals: two samples each
+    assert alarms.share.estimate == pytest.approx(alarms.count / 400)
     assert alarms.count == sum(value > limit for value in clean_margins(store, rows, "test", detector))
     shifted = clean_margins(store, rows, "shifted", detector)
     assert alarms.shifted.estimate == pytest.approx(sum(value > limit for value in shifted) / len(shifted))
@@ -152,7 +162,7 @@ def test_faults_change_the_answers_that_are_flagged(campaign, rows, folder):
     model, found = workload.model(), faults_of(rows)
     assert {row["target"] for row in found} == set(ERROR_MODELS)
     for row in found:
-        batch = workload.batches()[row["batch"]]
+        batch = faulty_batches(workload)[row["batch"]]
         faults = [Fault.from_json({**one, "step": None}) for one in row["faults"]]
         with torch.no_grad():
             golden = model(batch).argmax(1)
@@ -171,17 +181,84 @@ def test_trials_end_as_all_of_their_faults_do(campaign, folder):
     seed = 12345
     found = runner._search.find("output-flip", seed)
     search = FaultSearch(runner.engine, runner.spec)
+    batch = search.draw_batch(seed)
     for number in range(found.tries.total()):
-        batch, faults = search.draw("output-flip", np.random.default_rng([seed, number]))
+        faults = search.draw("output-flip", batch, np.random.default_rng([seed, number]))
+        assert {fault.step for fault in faults} == {batch}
         changed = (runner.engine.trial(faults).codes == 2).any()
         assert changed == (number == found.tries.total() - 1)
     assert (batch, faults[0].to_json()) == (found.batch, found.faults[0].to_json())
+
+
+def test_trials_draw_every_sample_alike(campaign, folder, rows):
+    runner = InferenceCoverageRunner(make_spec(folder), worker_settings=WorkerSettings("plain"))
+    drawn = np.bincount([runner._search.draw_batch(seed) for seed in range(3200)], minlength=8)
+    assert scipy.stats.chisquare(drawn).pvalue > 1e-4
+    assert len({row["batch"] for row in faults_of(rows)}) > 4
+    for tries in campaign[1].tries:
+        own = faults_of(rows, tries.errors)
+        different = {(row["batch"], n) for row in own for n, flag in enumerate(row["flags"]) if flag}
+        assert tries.different_answers == len(different) <= tries.answers
+
+
+def test_faults_act_on_samples_with_the_rate_of_false_alarms(folder):
+    """The workload's own evaluation batches are ten times as large as clean samples: every one of them has an alarm."""
+    spec = make_spec(folder, workload=f"{folder}/clean.py:other_evaluation", detectors=("ranger",), clean_samples=1000)
+    runner = InferenceCoverageRunner(spec, worker_settings=WorkerSettings("plain"))
+    clean = [
+        runner.run(TrialId("calibration", None, k))
+        for k in range(runner.establish_baseline().clean_trials["calibration"])
+    ]
+    limit = threshold_of([value for row in clean for value in row.margins[0]], 0.05)
+
+    def alarms(batches):
+        return [bool(value > limit) for batch in batches for value in runner._largest_margins(batch)[0]]
+
+    assert all(alarms(runner.workload.batches()))
+    counted = alarms(runner.engine.batches)
+    assert len(counted) == 160
+    # Threshold of 1,000 samples, alarms of 160 others: the beta-binomial law.
+    law = scipy.stats.betabinom(160, 1001 - math.ceil(1001 * 0.95), math.ceil(1001 * 0.95))
+    assert law.ppf(1e-3) <= sum(counted) <= law.ppf(1 - 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("originals", "said"),
+    [
+        ("[[0] * 19] * (samples // 20)", "does not name one original for each sample"),
+        ("[[0] * 20] * (samples // 20)", "an original has clean samples of part 'calibration' in two batches"),
+    ],
+)
+def test_originals_that_do_not_fit_are_refused(tmp_path, originals, said):
+    write_clean(tmp_path)
+    with (tmp_path / "clean.py").open("a") as file:
+        file.write(
+            "\n\nclass Wrong(Clean):\n    def clean_originals(self, part, samples):\n"
+            f"        return {originals}\n\ndef wrong():\n"
+            "    return Wrong(Net(), [inputs(0, 20)], name='wrong')\n"
+        )
+    with pytest.raises(UsageError, match=said):
+        InferenceCoverageRunner(make_spec(tmp_path, workload=f"{tmp_path}/clean.py:wrong"))
+
+
+def test_samples_without_originals_are_their_own(folder):
+    spec = make_spec(folder, workload=f"{folder}/clean.py:independent")
+    runner = InferenceCoverageRunner(spec, worker_settings=WorkerSettings("plain"))
+    row = runner.run(TrialId("test", None, 0))
+    assert len(set(row.originals.tolist())) == row.samples == 400
 
 
 def test_the_plain_engine_makes_the_same_store(campaign, folder, tmp_path):
     run(make_spec(folder), tmp_path / "b.sqlite", 5, "plain")
     with InferenceCoverageStore(tmp_path / "b.sqlite") as store:
         assert list(canonical_lines(store)) == list(canonical_lines(campaign[0]))
+
+
+@contextlib.contextmanager
+def limited_outputs(layer, low, high):
+    handle = layer.register_forward_hook(lambda module, inputs, output: output.nan_to_num(nan=0.0).clamp(low, high))
+    yield
+    handle.remove()
 
 
 def test_rungs_bring_answers_back(campaign, rows, folder):
@@ -208,28 +285,38 @@ def test_rungs_bring_answers_back(campaign, rows, folder):
             x = x.relu() if name != "last" else x
         return x.argmax(1)
 
-    for row in faults_of(rows, "weight-flip"):
-        batch = workload.batches()[row["batch"]]
+    def back(batch, golden, zero, where):
+        return (answers(batch, zero) == golden)[where].int().tolist()
+
+    for row in faults_of(rows):
+        batch = faulty_batches(workload)[row["batch"]]
         faults = [Fault.from_json({**one, "step": None}) for one in row["faults"]]
         where = torch.tensor(row["flags"], dtype=torch.bool)
+        by_rung = dict(zip(RUNGS, row["restored"], strict=True))
+        transient = row["target"] not in IN_WEIGHTS
         with torch.no_grad():
             golden = model(batch).argmax(1)
-            with inject(model, faults):
+            with contextlib.nullcontext() if transient else inject(model, faults):
                 for rung, zero in (("clamp", False), ("zero", True)):
-                    back = (answers(batch, zero) == golden)[where].int().tolist()
-                    assert row["restored"][RUNGS.index(rung)] == back
-        by_rung = dict(zip(RUNGS, row["restored"], strict=True))
-        assert not any(by_rung["rerun"])
-        assert all(by_rung["repair"])  # one bad block
+                    assert by_rung[rung] == back(batch, golden, zero, where)
+                assert by_rung["rerun"] == (model(batch).argmax(1) == golden)[where].int().tolist()
+            if not transient:
+                assert (by_rung["clamp-in-run"], by_rung["zero-in-run"]) == (by_rung["clamp"], by_rung["zero"])
+            elif row["layer"]:
+                with inject(model, faults), contextlib.ExitStack() as stack:
+                    for name in names:
+                        stack.enter_context(limited_outputs(getattr(model, name), *ranges[name]))
+                    assert by_rung["clamp-in-run"] == (model(batch).argmax(1) == golden)[where].int().tolist()
+        assert all(by_rung["rerun"]) is transient
         assert all(by_rung["golden"])
-    for row in faults_of(rows, "output-flip"):
-        assert all(dict(zip(RUNGS, row["restored"], strict=True))["rerun"])
+        if row["target"] != WEIGHT_RATE:
+            assert all(by_rung["repair"])  # one bad block at most
 
 
 def test_what_is_restored_of_detected_answers(campaign, rows):
     store, result = campaign
     limit = threshold_of(clean_margins(store, rows, "calibration", "ranger"), OPTIONS.rate)
-    layers, ladders = [], []
+    layers, ladders, restored, detected = [], [], 0, 0
     for row in faults_of(rows):
         by_rung = dict(zip(RUNGS, row["restored"], strict=True))
         by_layer, by_ladder = [], []
@@ -242,10 +329,16 @@ def test_what_is_restored_of_detected_answers(campaign, rows):
         if by_layer:
             layers.append(np.mean(by_layer))
             ladders.append(np.mean(by_ladder))
+        restored, detected = restored + sum(by_ladder), detected + len(by_ladder)
     known = {(one.rung, one.errors): one for one in result.restored}
-    assert known[LAYER, ALL].of_detected.estimate == pytest.approx(np.mean(layers))
-    assert known[LADDER, ALL].of_detected.estimate == pytest.approx(np.mean(ladders))
-    assert known["golden", ALL].of_changed.estimate == 1
+    assert known[LAYER, ALL].detected_share.estimate == pytest.approx(np.mean(layers))
+    assert known[LADDER, ALL].detected_share.estimate == pytest.approx(np.mean(ladders))
+    assert known[LADDER, ALL].detected_answers.estimate == pytest.approx(restored / detected)
+    assert known["golden", ALL].share.estimate == known["golden", ALL].answers.estimate == 1
+    for number, rung in enumerate(RUNGS):
+        back = [row["restored"][number] for row in faults_of(rows)]
+        assert known[rung, ALL].share.estimate == pytest.approx(np.mean([np.mean(one) for one in back]))
+        assert known[rung, ALL].answers.estimate == pytest.approx(np.mean([one for each in back for one in each]))
 
 
 def test_weights_are_checked_while_the_fault_is_there(rows, campaign):
@@ -421,7 +514,7 @@ def test_a_campaign_of_a_built_in_workload(tmp_path, monkeypatch, capsys):
     shares = {
         (row["detector"], row["errors"]): row["estimate"]
         for row in found["results"]
-        if row["measure"] == "detected by fault" and row["rate"] == "0.01"
+        if row["measure"] == "detected, of faults" and row["rate"] == "0.01"
     }
     assert shares["duplication", "all"] == 1
     assert shares["weight-integrity", "weight-flip"] == 1

@@ -17,11 +17,12 @@ from conftest import in_process
 from studies.test_truth import truth, workload  # noqa: F401 - fixtures
 from unsilent.errors import UsageError
 from unsilent.options import options_of
-from unsilent.statistics import Stratum
+from unsilent.statistics import clopper_pearson
 from unsilent.studies.plan.assignment import Block, Memory, assign_in_order, optimal_assignment, protected_memory
 from unsilent.studies.plan.blocks_file import parse_capacity, read_memory
-from unsilent.studies.plan.items import Item, ParameterItems, read_items, weighted_sum
+from unsilent.studies.plan.items import Item, ItemTrials, ParameterItems, StratumTrials
 from unsilent.studies.plan.spec import PlanOptions
+from unsilent.studies.plan.stored_items import read_items
 from unsilent.studies.pvf.kind import PvfStore
 
 # -- the optimum ---------------------------------------------------------------------------------------------------------
@@ -101,30 +102,40 @@ def test_nothing_of_the_solver_is_printed(capfd):
 # -- predictions ---------------------------------------------------------------------------------------------------------
 
 
-def synthetic(rng, pvf, shares, sizes, trials):
-    """Items of a population with these vulnerabilities, with trials drawn for each."""
-    items = []
-    for i, (p, share, size) in enumerate(zip(pvf, shares, sizes, strict=True)):
-        halves = [(Stratum.of((rng.random(trials) < p).astype(float), share),) for _ in range(2)]
-        items.append(Item(f"t{i}", f"t{i}", "c", None, int(size), float(share), *halves))
-    return ParameterItems(tuple(items))
+def synthetic(rng, pvf, shares, sizes, trials, groups):
+    """Items of a population with these vulnerabilities, with trials drawn for each group of items."""
+    items = tuple(
+        Item(f"t{i}", (f"t{i}", "float32"), None, None, int(size), float(share))
+        for i, (share, size) in enumerate(zip(shares, sizes, strict=True))
+    )
+    halves = []
+    for _ in range(2):
+        strata = []
+        for group in groups:
+            hit = rng.choice(group, trials * len(group), p=shares[group] / shares[group].sum())
+            wrong = (rng.random(hit.size) < pvf[hit]).astype(float)
+            strata.append(StratumTrials(float(shares[group].sum()), group, hit, wrong))
+        halves.append(ItemTrials(tuple(strata)))
+    return ParameterItems(items, *halves)
 
 
 @pytest.mark.slow
-def test_predictions_are_unbiased_and_their_intervals_cover():
-    """Over 300 campaigns; the same trials that selected would predict less than remains."""
+@pytest.mark.parametrize("together", [1, 6])
+def test_predictions_are_unbiased_and_their_intervals_cover(together):
+    """Over 300 campaigns with so many items in a stratum; the same trials that selected would predict less than remains."""
     rng = np.random.default_rng(7)
     pvf, sizes = rng.beta(0.3, 3, 24), rng.integers(10, 1000, 24)
     shares = sizes / sizes.sum()
+    groups = np.arange(24).reshape(-1, together)
     memory = protected_memory(int(0.2 * sizes.sum()))
     errors, optimistic, covered = [], [], 0
     for _ in range(300):
-        items = synthetic(rng, pvf, shares, sizes, 40)
+        items = synthetic(rng, pvf, shares, sizes, 40, groups)
         left = memory.residuals(optimal_assignment(items.selection_rates(), items.sizes, memory).choice)
         true = float(left @ (shares * pvf))
-        predicted = items.rate(left, 0.9)
+        predicted = items.prediction.rate(left, 0.9)
         errors.append(predicted.estimate - true)
-        optimistic.append(left @ [s.weight * s.mean for item in items.items for s in item.selection] - true)
+        optimistic.append(items.selection.rate(left, 0.9).estimate - true)
         covered += predicted.low <= true <= predicted.high
     standard_error = np.std(errors) / len(errors) ** 0.5
     assert abs(np.mean(errors)) < 4 * standard_error
@@ -132,19 +143,32 @@ def test_predictions_are_unbiased_and_their_intervals_cover():
     assert covered >= 255  # P = 0.003 at exactly 90 %
 
 
-outcomes = st.lists(st.floats(0, 1), min_size=2, max_size=5)
+outcomes = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 1)), min_size=2, max_size=5)
+factors = st.lists(st.floats(-1, 1), min_size=3, max_size=3).map(np.array)
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 1), st.floats(-1, 1), outcomes), min_size=1, max_size=4))
-def test_signed_sums_have_the_right_estimate_and_possible_limits(parts):
-    strata = [(Stratum.of(np.array(x), w), f) for w, f, x in parts]
-    found = weighted_sum(strata, 0.9)
-    expected = sum(w * f * np.mean(x) for w, f, x in parts)
+@given(st.lists(st.tuples(st.floats(0.1, 1), outcomes), min_size=1, max_size=4), factors)
+def test_signed_sums_have_the_right_estimate_and_possible_limits(parts, weights):
+    total = sum(share for share, _ in parts)
+    strata = [
+        StratumTrials(share / total, np.arange(3), np.array([i for i, _ in x]), np.array([y for _, y in x]))
+        for share, x in parts
+    ]
+    found = ItemTrials(tuple(strata)).rate(weights, 0.9)
+    expected = sum(share / total * np.mean([weights[i] * y for i, y in x]) for share, x in parts)
     assert found.estimate == pytest.approx(expected, abs=1e-9)
-    assert found.low <= found.estimate + 1e-9
-    assert found.high >= found.estimate - 1e-9
-    assert found.low >= sum(w * f for w, f, _ in parts if f < 0) - 1e-9
-    assert found.high <= sum(w * f for w, f, _ in parts if f > 0) + 1e-9
+    assert found.low <= found.estimate <= found.high
+    assert found.low >= min(0, weights.min()) - 1e-9
+    assert found.high <= max(0, weights.max()) + 1e-9
+
+
+def test_protected_strata_do_not_widen_the_limits():
+    """Weights 0 and 1 of a stratum each: the interval of the unprotected one alone."""
+    wrong = np.array([0.0, 1, 0, 0])
+    strata = [StratumTrials(0.5, np.array([n]), np.full(4, n), wrong) for n in (0, 1)]
+    found = ItemTrials(tuple(strata)).rate(np.array([0.0, 1.0]), 0.9)
+    alone = clopper_pearson(1, 4, 0.9)
+    assert (found.low, found.estimate, found.high) == pytest.approx((alone.low / 2, 0.125, alone.high / 2), abs=1e-6)
 
 
 # -- through the product -------------------------------------------------------------------------------------------------
@@ -198,12 +222,38 @@ def test_a_plan_with_validation_from_the_command_line(campaign):
 
 
 def test_all_granularities_cover_all_parameters(campaign):
-    for granularity, count in (("tensor", 8), ("tensor-bits", 48)):
+    for granularity, count in (("tensor", 8), ("tensor-bits", 48), ("rows", 17)):
         with PvfStore(campaign / "t.sqlite") as store:
             items = read_items(store, granularity, "sample")
         assert len(items.items) == count
         assert items.sizes.sum() == 32 * (6 * 8 + 8 + 4 * 8 + 8 * 3 + 3)
         assert sum(item.share for item in items.items) == pytest.approx(1)
+
+
+def test_a_campaign_by_components_is_planned_with(campaign):
+    """The trials say which row of which tensor was hit."""
+    words = ("pvf", "tiny.py:make", "--trials", 90, "--fit-per-bit", 0.001, "--store", "c.sqlite", "--quiet")
+    assert in_process(*words, cwd=campaign).returncode == 0
+    result = unsilent.plan(campaign / "c.sqlite", budget="10%", granularity="rows")
+    assert {item.name for item in result.items} > {"first.weight[7:8]", "last.weight[2:3]", "last.bias"}
+    with PvfStore(campaign / "c.sqlite") as store:
+        shares = {t.name: t.share for t in store.baseline.targets}
+        wrong = {name: [] for name in shares}
+        for row in store.rows():
+            (fault,) = json.loads(row.faults)
+            name, (element,) = fault["site"].removeprefix("param:"), fault["elements"]
+            spared = item_of(name, element) in protected(result, "10%")
+            if row.trial.k % 2:  # the half that predicts
+                wrong[row.trial.target].append(0 if spared else np.mean([c >= 2 for c in row.outcome_codes]))
+    expected = sum(shares[name] * np.mean(values) for name, values in wrong.items())
+    assert result.budgets[0].predicted.estimate == pytest.approx(expected)
+    # FIT: the campaign's command has the rate of a bit.
+    assert result.raw_fit == pytest.approx(0.001 * 8 * 460)
+    done = in_process("plan", "c.sqlite", "--budget", "10%", "--fit-per-bit", 0.01, "--json", cwd=campaign)
+    values = json.loads(done.stdout)
+    rates = {(row["budget"], row["assignment"]): row for row in values["results"]}
+    for end in ("estimate", "low", "high"):
+        assert rates["10%", "plan FIT"][end] == pytest.approx(0.01 * 8 * 460 * rates["10%", "plan"][end])
 
 
 def test_blocks_of_a_file(campaign):
@@ -221,6 +271,37 @@ def test_blocks_of_a_file(campaign):
     done = in_process("plan", "t.sqlite", "--blocks", "blocks.toml", cwd=campaign)
     assert done.returncode == 0, done.stderr
     assert "parity" in done.stdout
+
+
+def item_of(name, element):
+    """The block of rows of the tiny workload that an element is in: a matrix has at most 8 rows, and each is a block."""
+    columns = {"first.weight": 6, "last.weight": 8}.get(name)
+    return f"{name}[{element // columns}:{element // columns + 1}]" if columns else name
+
+
+def protected(result, budget):
+    return {item.name for item in result.items if item.blocks[budget] == "protected"}
+
+
+@pytest.mark.slow
+def test_plans_of_rows_keep_the_promised_rate(workload, truth, tmp_path):  # noqa: F811
+    """From all faults and from drawn campaigns, against a loop over all flips."""
+    unsilent.pvf(workload, exhaustive=True, per="tensor", store=tmp_path / "all.sqlite")
+    result = unsilent.plan(tmp_path / "all.sqlite", budget="10%", granularity="rows")
+
+    def left(plan):
+        return np.mean([0.0 if item_of(n, e) in protected(plan, "10%") else v for (n, e, _), v in truth.items()])
+
+    assert result.budgets[0].predicted.estimate == pytest.approx(left(result))
+    errors = []
+    for seed in range(12):
+        per = ("component", "tensor")[seed % 2]
+        unsilent.pvf(workload, trials=150, per=per, seed=seed, store=tmp_path / f"{seed}.sqlite")
+        drawn = unsilent.plan(tmp_path / f"{seed}.sqlite", budget="10%", granularity="rows", confidence=0.999)
+        (budget,) = drawn.budgets
+        assert budget.predicted.low <= left(drawn) <= budget.predicted.high
+        errors.append(budget.predicted.estimate - left(drawn))
+    assert abs(np.mean(errors)) < 4 * np.std(errors, ddof=1) / len(errors) ** 0.5
 
 
 @pytest.mark.slow
@@ -250,8 +331,8 @@ def test_a_plan_from_all_faults_is_the_oracle_and_exact(workload, truth, tmp_pat
         assert budget.oracle == pytest.approx(best.oracle)
         assert budget.oracle <= budget.plan_by_truth
         assert budget.predicted.low <= budget.plan_by_truth <= budget.predicted.high  # misses in 1 of 40 seeds
-        assert budget.validation.rate.low <= budget.plan_by_truth <= budget.validation.rate.high
-        assert not budget.validation.differs
+        assert budget.second_campaign.low <= budget.plan_by_truth <= budget.second_campaign.high
+        assert not budget.differs
         assert budget.predicted.estimate < budget.baselines["random"].estimate
 
 
@@ -271,6 +352,7 @@ def test_the_options_are_the_arguments_of_the_function():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--budget", "9%", "--fit-per-bit", -1), "expected a rate of 0 or more"),
         (
             ("--budget", "0.1%"),
             "the smallest tensor (last.bias) takes 12 B; give a larger --budget or use --granularity",
@@ -298,13 +380,12 @@ def test_errors_are_one_line(campaign, words, message):
     assert done.stderr.count("\n") == 1
 
 
-def test_other_stores_are_refused(campaign, stored):
-    done = in_process("plan", stored)
+def test_other_stores_are_refused(campaign):
+    words = ("--at", "op:*", "--trials", 3, "--store", "op.sqlite", "--quiet")
+    assert in_process("pvf", "tiny.py:make", *words, cwd=campaign).returncode == 0
+    done = in_process("plan", "op.sqlite", cwd=campaign)
     assert done.returncode == 2
-    assert (
-        "has one row per component; a plan needs one per tensor: run unsilent pvf tiny.py:make --per tensor"
-        in done.stderr
-    )
+    assert "has faults at op:*, which no memory holds; run unsilent pvf tiny.py:make --per tensor" in done.stderr
     (campaign / "text.sqlite").write_text("no store")
     done = in_process("plan", "text.sqlite", cwd=campaign)
     assert done.returncode == 2

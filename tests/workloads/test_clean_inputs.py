@@ -48,6 +48,9 @@ def test_contract(zoo, name, cifar_files):
         assert len(samples) == wanted
         assert samples == samples_of(again.clean_batches(part, wanted))
         assert not set(samples) & set(samples_of(evaluated))
+        originals = workload.clean_originals(part, wanted)
+        assert [len(one) for one in originals] == [len(samples_of([batch])) for batch in batches]
+        assert sum(len(set(one)) for one in originals) == len({name for one in originals for name in one})
         for other in CLEAN_PARTS:
             assert other == part or not set(samples) & set(samples_of(parts[other]))
         with torch.no_grad():
@@ -81,6 +84,7 @@ def test_copies_are_in_one_batch_and_the_same_at_every_call(originals, samples, 
         assert copies == list(range(len(copies)))
         assert sum(original in b[:, 0] for b in batches) == 1
     assert all(0 < len(b) <= max(batch, most) for b in batches)
+    assert clean.originals_of_samples("test", samples) == [b[:, 0].tolist() for b in batches]
 
 
 def test_no_original_left():

@@ -71,9 +71,9 @@ def test_pixels_of_digits_are_brighter_than_the_background():
 
 @pytest.mark.parametrize("part", CLEAN_PARTS)
 def test_clean_scenes_are_the_same_whatever_is_asked(part):
-    some, more = clean_scenes(part, 15), clean_scenes(part, 40)
-    assert sum(len(scenes.images) for scenes in some) == 15
-    assert sum(len(scenes.images) for scenes in more) == 40
+    some, more = clean_scenes(part, 50), clean_scenes(part, 90)
+    assert sum(len(scenes.images) for scenes in some) == 50
+    assert sum(len(scenes.images) for scenes in more) == 90
     for one, other in zip(some, more, strict=True):
         assert all(torch.equal(a, b[: len(a)]) for a, b in zip(one, other, strict=True))
     assert len(clean_scenes(part, 3)) == 3
@@ -90,10 +90,10 @@ def test_scenes_of_a_batch_show_only_its_digits(monkeypatch):
 
     monkeypatch.setattr(composing, "compose", spy)
     for part in CLEAN_PARTS:
-        composing.clean_scenes(part, 20)
+        composing.clean_scenes(part, 40)
     composing.evaluation_scenes()
     every = [row for rows in asked for row in rows]
-    assert len(asked) == 31
+    assert len(asked) == 3 * composing.BATCHES + 1
     assert len(every) == len(set(every)) == 450
 
 

@@ -14,7 +14,9 @@ from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
 
 HELP = """Choose which parameters to put into protected memory, or to duplicate, and predict the failure rate that remains.
 
-Reads the store of a campaign of unsilent pvf --per tensor. With --validate, a second campaign checks the prediction.
+Reads the store of a campaign of unsilent pvf, best with --per tensor --strata bits.
+
+With --validate, a second campaign checks the prediction.
 """
 OPTION_CLASSES = (PlanOptions, PlanOutputOptions)
 ENDINGS = (".json", ".toml")
@@ -35,9 +37,7 @@ def plan(given: dict[str, Any], script: Sequence[str] = ()) -> int:
     check_output(shown.output, options)
     for store in filter(None, (options.store, options.truth)):
         if (kind := kind_of_store(store)) is not PVF:
-            raise UsageError(
-                f"{store} is a store of unsilent {kind.command_words}; a plan needs one of unsilent pvf --per tensor"
-            )
+            raise UsageError(f"{store} is a store of unsilent {kind.command_words}; a plan needs one of unsilent pvf")
     page = report_path(options.store, shown.page or options.store.with_suffix(".plan.html"))
     page_path = writable_page(page, shown.page)
     command = asked.command_line("plan", PlanOptions)

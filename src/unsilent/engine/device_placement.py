@@ -28,7 +28,7 @@ def resolve_device(device: str) -> str:
         raise UsageError(f"unknown device {device!r}; expected auto, cpu, cuda or cuda:0")
     if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
         raise UsageError(
-            f"device {device!r} does not exist here ({torch.cuda.device_count()} CUDA devices); use --device cpu"
+            f"device {device!r} does not exist here ({torch.cuda.device_count()} CUDA devices); choose device cpu"
         )
     return device
 

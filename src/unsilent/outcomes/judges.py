@@ -241,7 +241,7 @@ class Segmentation:
                 f"{self!r} does not fit an output {output.dtype} of shape {tuple(output.shape)}; it needs class scores "
                 "[n, classes, height, width] or whole-number labels [n, height, width]"
             )
-        return rows_of(float8_as_float32(output).argmax(1) if scores else output).long().cpu().numpy()
+        return rows_of(float8_as_float32(output).max(1).indices if scores else output).long().cpu().numpy()
 
 
 @dataclass(frozen=True)

@@ -129,9 +129,11 @@ class ActivationDetector:
         passes: dict[int, dict[str, Floats]] = {}
         for layer in recorded.layers:
             if layer.name in self.layers and len(layer.output) == recorded.samples:
-                with torch.no_grad():
-                    reading = self.readers.read(layer).double().numpy(force=True)
-                passes.setdefault(layer.number, {})[layer.name] = reading
+                key = self.readers.key(layer)
+                if key not in recorded.readings:
+                    with torch.no_grad():
+                        recorded.readings[key] = self.readers.read(layer).double().numpy(force=True)
+                passes.setdefault(layer.number, {})[layer.name] = recorded.readings[key]
         if not passes:
             return np.zeros((1, recorded.samples))
         return np.concatenate([self.margins_of(one) for one in passes.values()])

@@ -7,7 +7,7 @@ that it sees, and with the weights that are right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
@@ -34,14 +34,14 @@ _CHANNELS_SECOND = (
 _WITH_CHECKSUM = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-READING_SHARE, MEMORY_SHARE = 0.008, 0.003
+READING_SHARE, MEMORY_SHARE = 0.008, 0.0015
 """Shares of a model's computing time and of its weights' memory that reading sites may take."""
 FEWEST_LAYERS, MOST_LAYERS_OF_SMALL, SMALL = 8, 128, 10**8
 """Layers that are read whatever it costs; those of a small model, of fewer multiplications for a sample: it computes quickly
 whatever is read, so that finding more is worth more than keeping to the share."""
 STRIDES = (1, 2, 4, 8, 16)
 """Of the positions that are read: every one, every second one …"""
-OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER, OPERATIONS_OF_SCORE = 60, 8_000_000, 60_000_000
+OPERATIONS_OF_VALUE, OPERATIONS_OF_LAYER, OPERATIONS_OF_SCORE = 60, 16_000_000, 60_000_000
 """Multiplications in products that take as long as reading a value, as the calls that read a layer, and as scoring all: measured
 on one core of a CPU, where 6.8 billion multiplications of a Llama took 108 ms."""
 BYTES_OF_LAYER = 6500
@@ -147,6 +147,7 @@ class LayerReaders:
         self._kind, self._seed, self.stride = kind, seed, stride
         self._readers: dict[str, Reader] = {}
         self._summed: dict[str, SummedWeights] = {}
+        self._scratch = Scratch()
 
     @property
     def nbytes(self) -> int:
@@ -169,13 +170,19 @@ class LayerReaders:
             if isinstance(module, _WITH_CHECKSUM):
                 self._readers[run] = self._checksum_reader(run, module)
 
+    def key(self, layer: LayerRun) -> Hashable:
+        """Readers of which a run has equal keys read the same of it."""
+        sums = self._summed.get(layer.module_name)
+        content = () if sums is None else tuple(one.numpy(force=True).tobytes() for one in sums if one is not None)
+        return self._kind, self._seed, self.stride, layer.number, layer.name, content
+
     def read(self, layer: LayerRun, memory: Tensor | None = None) -> Tensor:
         """float32[samples, numbers], written to ``memory`` if that is given."""
         if layer.name not in self._readers:
             if self._kind == CHECKSUM and isinstance(layer.compute, nn.Module):
                 self._readers[layer.name] = self._checksum_reader(layer.name, layer.compute)
             else:
-                self._readers[layer.name] = make_reader(self._kind, layer, self._seed, self.stride)
+                self._readers[layer.name] = make_reader(self._kind, layer, self._seed, self.stride, self._scratch)
         return self._readers[layer.name](layer, memory)
 
     def _checksum_reader(self, run: str, module: nn.Module) -> Reader:
@@ -186,16 +193,30 @@ class LayerReaders:
         return _copied(checksum_reader(module, self._summed[name]))
 
 
-def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1) -> Reader:
+class Scratch:
+    """Memory for copies that are read at once, as large as the largest of them; used by one layer after the other."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def copy(self, value: Tensor) -> Tensor:
+        """The values in float32, next to one another; valid until the next copy."""
+        if self._memory.device != value.device or self._memory.numel() < value.numel():
+            self._memory = torch.empty(value.numel(), device=value.device)
+        return self._memory[: value.numel()].view(value.shape).copy_(value)
+
+
+def make_reader(kind: str, layer: LayerRun, seed: int = 0, stride: int = 1, scratch: Scratch | None = None) -> Reader:
     """What reads a layer for a kind of rule, one of `unsilent.detectors.activations.rule.READINGS`.
 
     Args:
         layer: A run of it, with the weights that are right.
         seed: Of the choice of sites.
         stride: Every how many positions of sites are read.
+        scratch: Memory that it may share with other readers.
     """
     if kind == SITES:
-        return _site_reader(layer, seed + crc32(layer.module_name.encode()), stride)
+        return _site_reader(layer, seed + crc32(layer.module_name.encode()), stride, scratch or Scratch())
     if kind == CHECKSUM:
         compute = layer.compute
         return _copied(
@@ -218,12 +239,13 @@ def _has_planes(layer: LayerRun) -> bool:
     return channel_axis(layer) == 1 and layer.output.ndim > 2
 
 
-def _site_reader(layer: LayerRun, seed: int, stride: int) -> Reader:
+def _site_reader(layer: LayerRun, seed: int, stride: int, scratch: Scratch) -> Reader:
     """The means over positions of some channels, and the smallest and largest value.
 
     Channels are equally far apart, and so are positions along their first dimension; both begin at places that the seed chooses,
     so that layers read different positions. The smallest and the largest value are those of all channels, but with a stride only
     of the same channels as the means where the values of a channel lie next to one another, as that is what is quick to read.
+    These are copied first, because their first reading, from far apart, takes longest.
     """
     axis, ndim = channel_axis(layer), layer.output.ndim
     channels = layer.output.shape[axis]
@@ -247,16 +269,17 @@ def _site_reader(layer: LayerRun, seed: int, stride: int) -> Reader:
             last[:] = [memory, memory[:, :sites], memory[:, sites], memory[:, sites + 1]]
         if stride > 1 and positions and value.shape[positions[0]] > first_position:
             value = value[strided]
-        if value.dtype != torch.float32:
+        if reads_sites_alone:
+            value = chosen = scratch.copy(value[some])
+        else:
             value = value.float()
-        chosen = value[some]
+            chosen = value[some]
         if positions:
             torch.mean(chosen, positions, out=last[1])
         else:
             last[1].copy_(chosen)
-        whole = chosen if reads_sites_alone else value
-        torch.amin(whole, others, out=last[2])
-        torch.amax(whole, others, out=last[3])
+        torch.amin(value, others, out=last[2])
+        torch.amax(value, others, out=last[3])
         return memory
 
     return read

@@ -26,18 +26,17 @@ from unsilent.engine.digests import tensors_hasher
 from unsilent.errors import UsageError
 from unsilent.nested import map_tensors
 from unsilent.protection.activation_detector import ActivationDetector, not_finite_error
+from unsilent.protection.calibration_batches import ExplainedRun, check_batches, divide
 from unsilent.protection.combination import Combination
 from unsilent.protection.detector import InferenceDetector, largest_margins, make_detector
 from unsilent.protection.golden_test import GoldenTest
 from unsilent.protection.layer_watch import find_layers, reject_compiled
-from unsilent.protection.recorded_pass import count_samples, record_pass
+from unsilent.protection.recorded_pass import record_pass
 from unsilent.sites.modules import named_tensors
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
 from unsilent.workloads.base import call_model
 
 FORMAT = "unsilent/activation-profile/2"
-LEARNING_SHARE = 0.6
-"""Share of the samples that the detector learns from; the others give the threshold."""
 
 
 @dataclass(eq=False)
@@ -235,7 +234,8 @@ def make_profile(
         seed: Of the choice of sites.
 
     Raises:
-        UsageError: too few samples for the rate, values that are not finite, no layer that can be read, a compiled model, or
+        UsageError: too few samples for the rate, batches that the model cannot be called with or with NaN, values of layers that
+            are not finite, no layer that can be read, a compiled model, or
             dropout or batch norm in training mode.
     """
     reject_compiled(model)
@@ -243,15 +243,18 @@ def make_profile(
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     find_layers(model, layers)
     made = make_detector(detector, layers, seed)
-    learnt, others = _divide(list(batches), samples_needed(rate), rate)
-    made.calibrate(model, learnt, run)
+    given, explained = list(batches), ExplainedRun(run)
+    check_batches(given)
+    learnt, others = divide(given, samples_needed(rate), rate)
+    made.calibrate(model, learnt, explained)
     final = []
     for batch in others:
-        recorded = record_pass(model, run, batch, made.needs_layers)
+        recorded = record_pass(model, explained, batch, made.needs_layers)
         for layer in recorded.layers:
             if not layer.output.isfinite().all():
                 raise not_finite_error(layer.name)
         final.append(largest_margins(made, recorded))
+    explained.explains = False  # a detector may keep it
     margins = np.concatenate(final)
     return Profile(
         made,
@@ -270,18 +273,3 @@ def _reject_training(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if module.training and isinstance(module, (_DropoutNd, _BatchNorm)):
             raise UsageError(f"module {name!r} ({type(module).__name__}) is in training mode; call model.eval() first")
-
-
-def _divide(batches: Sequence[Any], needed: int, rate: float) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Batches to learn from and batches for the threshold. Raises ``UsageError`` where there are too few samples."""
-    ends = np.cumsum([count_samples(batch) for batch in batches])
-    every = int(ends[-1]) if len(ends) else 0
-    first = int(np.abs(ends[:-1] - LEARNING_SHARE * every).argmin()) + 1 if len(ends) > 1 else 0
-    while first > 1 and every - ends[first - 1] < needed:
-        first -= 1
-    if not first or every - ends[first - 1] < needed:
-        raise UsageError(
-            f"there are {every:,} clean samples in {len(batches)} batches for a rate of false alarms of {rate:g}; expected about "
-            f"{round(needed / (1 - LEARNING_SHARE)) + 1:,} or more, in several batches: give more, or choose a higher rate"
-        )
-    return batches[:first], batches[first:]

@@ -5,10 +5,13 @@
     guarded.verdict.flagged        # bool[samples]
 
 Mode ``end``: margins are computed once after each forward pass, with one transfer to the host. Mode ``early``: after each layer,
-so that a faulty pass can end at the first layer whose margin is above the threshold. What an alarm leads to is a ladder of rungs
-(`unsilent.protection.recovery_ladder`). If an alarm stays, the last answer is returned, marked as not recovered.
+so that a faulty pass can end at the first layer whose margin is above the threshold. What is done about an alarm are
+steps in a fixed order, the rungs of a ladder (`unsilent.protection.recovery_ladder`). If an alarm stays, the last answer is
+returned, marked as not recovered.
 
 Only the rungs ``clamp`` and ``zero`` change an answer, and only after an alarm; everything else returns the model's own bits.
+One exception: detectors that read layers can turn the fused path of `torch.nn.MultiheadAttention` off, and ``abft``, which reads
+nothing of that module, always does. Answers of such a model can then differ by rounding.
 """
 
 from __future__ import annotations
@@ -98,6 +101,10 @@ class ProtectedModel:
         self._ladder = sort_rungs(recovery)
         if "layer" in self._ladder and mode != "early":
             raise UsageError("recovery 'layer' needs mode 'early': in mode 'end' layers are judged after the pass")
+        if elsewhere is not None and "elsewhere" not in self._ladder:
+            raise UsageError(
+                f"elsewhere is given, but recovery is {self._ladder}; expected 'elsewhere' in it: add it, or leave elsewhere out"
+            )
         profile.check_model(model)
         self._model, self._profile, self._is_early = model, profile, mode == "early"
         rules = [part for part in profile.parts if isinstance(part, ActivationDetector)]
@@ -304,7 +311,8 @@ def protect(
     Args:
         model: In eval mode, with the right weights.
         calibration: Batches of clean inputs, or a profile.
-        detector: Text of a detector or of several, like ``dr-dna+weight-integrity:slices=64``. A profile has its own.
+        detector: Text of a detector or of several, like ``dr-dna+weight-integrity:slices=64``. A profile has its own. ``abft``
+            does not see `torch.nn.MultiheadAttention`.
         recovery: What is done on an alarm: rungs of `unsilent.protection.recovery_ladder`.
         mode: When layers are judged: ``end`` of the pass or ``early``.
         rate: Of false alarms, per sample and call.

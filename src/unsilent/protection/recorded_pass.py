@@ -6,11 +6,13 @@ operations do not see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError
@@ -29,6 +31,7 @@ class RecordedPass:
         output: A copy of what was returned.
         layers: Runs of layers in their order, of all forward passes in the call.
         samples: Size of the first dimension of the first input.
+        readings: What rules have read of layers so far, float64[samples, numbers], so that several detectors read once.
     """
 
     model: nn.Module
@@ -37,6 +40,7 @@ class RecordedPass:
     output: Any
     layers: Sequence[LayerRun]
     samples: int
+    readings: dict[Hashable, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def record_pass(

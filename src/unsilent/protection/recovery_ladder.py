@@ -2,7 +2,7 @@
 
 ``layer``      run the layer again from its inputs (mode ``early``): undoes a transient fault in it
 ``rerun``      run the whole call again: undoes any transient fault
-``repair``     weights by checksums and parity, then the call again; two bad blocks of one parity group are left alone
+``repair``     weights by checksums and parity, then the call again; what cannot be restored for certain is left alone
 ``golden``     all weights from a copy in the memory of the host, then the call again
 ``clamp``      the call again, with outputs of layers limited to the range of clean samples
 ``zero``       the call again, with values outside of that range set to 0
@@ -90,11 +90,16 @@ def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, mo
     After ``generate``, it is the ``generate`` of either; a function that has none is called itself.
 
     Raises:
-        UsageError: neither is given.
+        UsageError: neither is given, or there is no such device.
     """
     if elsewhere is None:
         raise UsageError(
             "recovery 'elsewhere' needs somewhere to run: give elsewhere=FUNCTION, or elsewhere='cuda:1' for a copy of the model"
+        )
+    if not isinstance(elsewhere, (str, torch.device)) and not callable(elsewhere):
+        raise UsageError(
+            f"elsewhere is of type {type(elsewhere).__name__}; expected a function that is called as the model is, or a device "
+            "like 'cuda:1'"
         )
     if not isinstance(elsewhere, (str, torch.device)):
         return lambda generates, args, kwargs: _method(elsewhere, generates)(*args, **kwargs)

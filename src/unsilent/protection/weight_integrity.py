@@ -1,14 +1,18 @@
 """Finds and repairs corrupted weights: a checksum for each block of memory, and parity of groups of blocks.
 
-Parameters and buffers are divided into blocks of `BLOCK_BYTES`. The checksum of a block is the sum of its 64-bit words, each
-times an odd number of its own, modulo 2**64: every change within one word changes it, any other one but for a chance of 2**-64.
-Blocks of one device are dealt to groups in turn, so that neighbours in memory are in different groups. The parity of a group is
-the XOR of its blocks. One bad block of a group is therefore known bit for bit: the XOR of parity and all others.
+Parameters and buffers are divided into blocks with a checksum each (`unsilent.protection.weight_checksums`). Blocks of one device
+are dealt to groups in turn, so that neighbours in memory are in different groups. The parity of a group is the XOR of its blocks.
+
+- The only bad block of a group is known bit for bit, whatever happened to it: the XOR of parity and all others.
+- Of several bad blocks, those with one or two flipped bits are corrected by their checksums. Parity gives the one that cannot be
+  corrected so, if there is one.
+
+Each group has a digest besides, a sum of checksums with other factors. If the parity or the digest of a repaired group is not
+what it was, all of its bad blocks are left as they were.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,14 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError
+from unsilent.protection.weight_checksums import checksums, correct, xor_of
 from unsilent.sites.modules import named_tensors
 
-BLOCK_BYTES = 4096
-GROUP = 256
-"""Blocks of a group: parity takes 1/256 of the memory."""
-_WORDS = BLOCK_BYTES // 8
-_CHUNK = 256
-"""Blocks that are read together, so that little memory is needed besides."""
+MEMORY_SHARE = 0.0085
+"""Share of the weights' memory that checksums and parity may take."""
+BLOCK_SIZES = (512, 1024, 2048)
+"""Bytes of a block; the fewer, the more flipped bits can be corrected."""
+_DIGEST_SEED = 1
+_CHUNK_BYTES = 2**20
+"""Memory that is read together, so that little is needed besides."""
 
 
 class Block(NamedTuple):
@@ -46,7 +52,7 @@ class Repair(NamedTuple):
 
     Attributes:
         repaired: Have the bits again that they had when checksums were taken.
-        refused: Were left alone: another block of the group is bad as well, or the parity is.
+        refused: Were left alone: too much of their group is bad, or the parity is.
     """
 
     repaired: tuple[Block, ...]
@@ -55,32 +61,29 @@ class Repair(NamedTuple):
 
 @dataclass(eq=False)
 class _Part:
-    """One tensor: where its blocks are among those of its device."""
+    """One tensor: where its blocks, of ``size`` bytes, are among those of its device."""
 
     name: str
     tensor: Tensor
+    size: int
     first: int
 
     @property
-    def nbytes(self) -> int:
-        return self.tensor.numel() * self.tensor.element_size()
-
-    @property
     def count(self) -> int:
-        return -(-self.nbytes // BLOCK_BYTES)
+        return -(-self.tensor.nbytes // self.size)
 
     def words(self, first: int, last: int) -> Tensor:
         """Blocks of this tensor, int64[n, words]; the last one filled up with zeros."""
-        flat = self.tensor.detach().contiguous().view(-1).view(torch.uint8)[first * BLOCK_BYTES : last * BLOCK_BYTES]
-        missing = (last - first) * BLOCK_BYTES - len(flat)
+        flat = self.tensor.detach().contiguous().view(-1).view(torch.uint8)[first * self.size : last * self.size]
+        missing = (last - first) * self.size - len(flat)
         if missing or flat.data_ptr() % 8:
             flat = nn.functional.pad(flat, (0, missing)).clone()
-        return flat.view(torch.int64).view(last - first, _WORDS)
+        return flat.view(torch.int64).view(last - first, -1)
 
     def write(self, block: int, words: Tensor) -> None:
         """Put the bits of a block back."""
-        start = block * BLOCK_BYTES
-        size = min(BLOCK_BYTES, self.nbytes - start) // self.tensor.element_size()
+        start = block * self.size
+        size = min(self.size, self.tensor.nbytes - start) // self.tensor.element_size()
         values = words.view(torch.uint8).view(self.tensor.dtype)[:size]
         first = start // self.tensor.element_size()
         if self.tensor.is_contiguous():
@@ -90,27 +93,39 @@ class _Part:
             self.tensor.data[index] = values
 
 
+def choose_sizes(tensors: Iterable[int]) -> tuple[int, int]:
+    """Bytes of a block and the number of groups, for tensors of these many bytes.
+
+    The smallest blocks with which checksums and parity stay within `MEMORY_SHARE`, and as many groups as that allows. Of weights
+    so small that nothing does, those that take least, in one group.
+    """
+    sizes = list(tensors)
+    allowed = MEMORY_SHARE * sum(sizes)
+    checks = {size: 8 * sum(-(-one // size) for one in sizes) for size in BLOCK_SIZES}
+    fitting = [size for size in BLOCK_SIZES if checks[size] + size + 8 <= allowed]
+    size = fitting[0] if fitting else min(BLOCK_SIZES, key=lambda size: checks[size] + size)
+    return size, max(1, int((allowed - checks[size]) / (size + 8)))
+
+
 class _Device:
     """Checksums and parity of all tensors on one device."""
 
-    def __init__(self, device: torch.device, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    def __init__(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        self.size, self.groups = choose_sizes(tensor.nbytes for _, tensor in tensors)
         self.parts: list[_Part] = []
         self.blocks = 0
         for name, tensor in tensors:
-            self.parts.append(_Part(name, tensor, self.blocks))
+            self.parts.append(_Part(name, tensor, self.size, self.blocks))
             self.blocks += self.parts[-1].count
-        self.groups = -(-self.blocks // GROUP)
-        generator = torch.Generator().manual_seed(0)
-        factors = torch.randint(-(2**62), 2**62, (_WORDS,), generator=generator) * 2 + 1
-        self._factors = factors.to(device)
-        self.checksums = torch.cat([self._checksums(self.words(n, m)) for n, m in self._chunks(range(self.blocks))])
-        self.parity = torch.zeros(self.groups, _WORDS, dtype=torch.int64, device=device)
-        self._add_parity(self.parity, range(self.blocks))
+        self.groups = min(self.groups, self.blocks)
+        self.checksums = torch.cat([checksums(self.words(n, m)) for n, m in self._chunks(range(self.blocks))])
+        self.parity = self._parity()
+        self.digests = self._digests()
 
     @property
     def nbytes(self) -> int:
         """Of checksums and parity."""
-        return sum(one.numel() * 8 for one in (self.checksums, self.parity, self._factors))
+        return self.checksums.nbytes + self.parity.nbytes + self.digests.nbytes
 
     def words(self, first: int, last: int) -> Tensor:
         """Blocks of all tensors by their numbers, int64[n, words]."""
@@ -124,38 +139,86 @@ class _Device:
     def bad_blocks(self, blocks: range) -> list[int]:
         """Those whose checksum is not what it was."""
         changed = [
-            self._checksums(self.words(first, last)) != self.checksums[first:last]
-            for first, last in self._chunks(blocks)
+            checksums(self.words(first, last)) != self.checksums[first:last] for first, last in self._chunks(blocks)
         ]
         return [blocks.start + n for n in torch.cat(changed).nonzero().flatten().tolist()] if changed else []
 
-    def repair(self, block: int) -> bool:
-        """Put the bits of a block back, if it is the only bad one of its group; whether that was possible."""
-        group = block % self.groups
-        words = self.parity[group].clone()
-        for other in range(group, self.blocks, self.groups):
-            if other != block:
-                words ^= self.words(other, other + 1)[0]
-        if self._checksums(words[None]) != self.checksums[block]:
-            return False
-        part = self.part(block)
-        part.write(block - part.first, words)
-        return True
+    def repair(self, bad: Sequence[int]) -> set[int]:
+        """Put the bits of bad blocks back where it is certain which they were; the numbers of these blocks."""
+        by_group: dict[int, list[int]] = {}
+        for block in bad:
+            by_group.setdefault(block % self.groups, []).append(block)
+        before = {block: self.words(block, block + 1)[0].clone() for block in bad}
+        doubtful: dict[int, list[int]] = {}
+        for group, blocks in by_group.items():
+            flips = {block: self._correct(block) for block in blocks} if len(blocks) > 1 else {blocks[0]: 0}
+            left = [block for block in blocks if not flips[block]]
+            if len(left) > 1:
+                self._undo(blocks, before)
+            else:
+                doubtful[group] = left
+        if not doubtful:
+            return set()
+        missing = self._parity() ^ self.parity
+        for group, left in doubtful.items():
+            for block in left:
+                self._write(block, before[block] ^ missing[group])
+        as_before = (self._digests() == self.digests) & (self._parity() == self.parity).all(1)
+        right: set[int] = set()
+        for group in doubtful:
+            blocks = by_group[group]
+            fitting = [checksums(self.words(n, n + 1))[0] == self.checksums[n] for n in blocks]
+            if as_before[group] and all(fitting):
+                right.update(blocks)
+            else:
+                self._undo(blocks, before)
+        return right
 
     def part(self, block: int) -> _Part:
         """The tensor that a block is of."""
         return next(part for part in self.parts if block < part.first + part.count)
 
-    def _checksums(self, words: Tensor) -> Tensor:
-        return (words * self._factors).sum(1)
+    def _correct(self, block: int) -> int:
+        """Correct one or two flipped bits of a block; how many, 0 where that cannot be."""
+        correction = correct(self.words(block, block + 1)[0], self.checksums[block])
+        if correction is None:
+            return 0
+        self._write(block, correction.words)
+        return correction.flips
 
-    def _add_parity(self, parity: Tensor, blocks: range) -> None:
-        width = min(_CHUNK, self.groups)  # so that no group comes twice in a piece
-        for first, last in self._chunks(blocks, width):
-            groups = torch.arange(first, last, device=parity.device) % self.groups
-            parity[groups] ^= self.words(first, last)
+    def _undo(self, blocks: Sequence[int], before: dict[int, Tensor]) -> None:
+        for block in blocks:
+            self._write(block, before[block])
 
-    def _chunks(self, blocks: range, width: int = _CHUNK) -> Iterable[tuple[int, int]]:
+    def _write(self, block: int, words: Tensor) -> None:
+        part = self.part(block)
+        part.write(block - part.first, words)
+
+    def _parity(self) -> Tensor:
+        """XOR of the blocks of each group, int64[groups, words]."""
+        parity = torch.zeros(self.groups, self.size // 8, dtype=torch.int64, device=self.parts[0].tensor.device)
+        most = _CHUNK_BYTES // self.size
+        for first, last in self._chunks(range(self.blocks), most - most % min(self.groups, most)):
+            words = self.words(first, last)
+            if self.groups <= most:  # pieces begin with the first group, and have each group several times
+                rest = nn.functional.pad(words, (0, 0, 0, -len(words) % self.groups))
+                parity ^= xor_of(rest.view(-1, *parity.shape))
+            else:
+                parity[torch.arange(first, last, device=parity.device) % self.groups] ^= words
+        return parity
+
+    def _digests(self) -> Tensor:
+        """Of each group the sum of checksums with other factors, each times an odd number of its block, int64[groups]."""
+        generator = torch.Generator().manual_seed(_DIGEST_SEED)
+        digests = torch.zeros_like(self.parity[:, 0])
+        for first, last in self._chunks(range(self.blocks)):
+            odd = torch.randint(-(2**62), 2**62, (last - first,), generator=generator).to(digests.device) * 2 + 1
+            groups = torch.arange(first, last, device=digests.device) % self.groups
+            digests.index_add_(0, groups, odd * checksums(self.words(first, last), _DIGEST_SEED))
+        return digests
+
+    def _chunks(self, blocks: range, width: int = 0) -> Iterable[tuple[int, int]]:
+        width = width or _CHUNK_BYTES // self.size
         return [(first, min(first + width, blocks.stop)) for first in range(blocks.start, blocks.stop, width)]
 
 
@@ -169,7 +232,9 @@ class WeightIntegrity:
         UsageError: the model has no parameters and no buffers.
 
     Attributes:
-        nbytes: Memory that this takes.
+        nbytes: Memory that checksums and parity take: at most 0.85 % of the weights. Of weights of less than about 450 kB, or of
+            very many small tensors: at most 520 bytes, 1/64 of the weights and 8 bytes per tensor. Factors of checksums, which
+            are the same for all models (4 KiB at most), are not counted.
         model_bytes: Memory that is checked.
     """
 
@@ -186,9 +251,9 @@ class WeightIntegrity:
                 by_device.setdefault(tensor.device, []).append((name, tensor))
         if not by_device:
             raise UsageError("the model has neither parameters nor buffers, so that there are no weights to check")
-        self._devices = [_Device(device, tensors) for device, tensors in by_device.items()]
+        self._devices = [_Device(tensors) for tensors in by_device.values()]
         self.nbytes = sum(device.nbytes for device in self._devices)
-        self.model_bytes = sum(part.nbytes for device in self._devices for part in device.parts)
+        self.model_bytes = sum(part.tensor.nbytes for device in self._devices for part in device.parts)
 
     def check(self) -> list[Block]:
         """All blocks whose bits are not those of before."""
@@ -208,24 +273,31 @@ class WeightIntegrity:
         ]
 
     def repair(self, bad: Sequence[Block] | None = None) -> Repair:
-        """Put the bits of bad blocks back (of all that there are by default). Two of one group are left alone."""
+        """Put the bits of bad blocks back, of all that there are by default.
+
+        The blocks of a group are left as they are if two of them have more than two flipped bits, or if it is not certain which
+        bits were right.
+        """
         blocks = self.check() if bad is None else list(bad)
-        per_group = Counter((self._device(block), block.group) for block in blocks)
+        of_device: dict[_Device, list[int]] = {}
+        for block in blocks:
+            device = self._device(block)
+            of_device.setdefault(device, []).append(self._number(device, block))
+        right = {(device, number) for device, numbers in of_device.items() for number in device.repair(numbers)}
         repaired: list[Block] = []
         refused: list[Block] = []
         for block in blocks:
             device = self._device(block)
-            alone = per_group[device, block.group] == 1
-            (repaired if alone and device.repair(self._number(device, block)) else refused).append(block)
+            (repaired if (device, self._number(device, block)) in right else refused).append(block)
         return Repair(tuple(repaired), tuple(refused))
 
     def _block(self, device: _Device, number: int) -> Block:
         part = device.part(number)
-        return Block(part.name, (number - part.first) * BLOCK_BYTES, number % device.groups)
+        return Block(part.name, (number - part.first) * device.size, number % device.groups)
 
     def _device(self, block: Block) -> _Device:
         return next(device for device in self._devices if any(part.name == block.tensor for part in device.parts))
 
     def _number(self, device: _Device, block: Block) -> int:
         part = next(part for part in device.parts if part.name == block.tensor)
-        return part.first + block.start // BLOCK_BYTES
+        return part.first + block.start // device.size

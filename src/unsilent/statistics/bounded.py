@@ -109,12 +109,18 @@ def ratio_of_means(
 
     from scipy.optimize import brentq  # slow to load
 
-    def at(p: float) -> Interval:
-        return bounded_mean(np.clip(part / most + p * (1 - whole / most), 0, 1), confidence)
+    check_confidence(confidence)
+    tail = (1 - confidence) / 2
 
-    low, high = at(0.0).low, at(1.0).high
-    low = brentq(lambda p: at(p).low - p, 0, 1, xtol=1e-5) if low > 0 else 0.0
-    high = brentq(lambda p: at(p).high - p, 0, 1, xtol=1e-5) if high < 1 else 1.0
+    def limit(p: float, worst: float, quantile: float) -> float:
+        """One limit of `bounded_mean` at p."""
+        own = Stratum.of(np.clip(part / most + p * (1 - whole / most), 0, 1))
+        value = dirichlet_mean_quantile(*_merged(own.values, own.counts, worst), quantile)
+        return max(value, own.mean) if worst else min(value, own.mean)
+
+    low, high = limit(0.0, 0.0, tail), limit(1.0, 1.0, 1 - tail)
+    low = brentq(lambda p: limit(p, 0.0, tail) - p, 0, 1, xtol=1e-5) if low > 0 else 0.0
+    high = brentq(lambda p: limit(p, 1.0, 1 - tail) - p, 0, 1, xtol=1e-5) if high < 1 else 1.0
     estimate = float(part.sum() / whole.sum())
     return Interval(estimate, min(low, estimate), max(high, estimate), confidence, part.size, label)
 

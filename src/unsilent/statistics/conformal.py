@@ -2,6 +2,12 @@
 
 If clean scores are exchangeable, a further clean sample exceeds the threshold with at most the chosen probability, whatever the
 distribution of scores. Source: Vovk, Gammerman, Shafer, *Algorithmic Learning in a Random World* (2005), chapter 2.
+
+Samples that are copies of one original are not exchangeable, but originals are. A threshold of the samples of G originals with
+equally many samples has false alarms with a probability of at most ``rate + (1 - rate) / (G + 1)``: let Q be the score that a
+share of ``(1 - rate) G / (G + 1)`` of the samples of G + 1 originals does not exceed. The threshold is not below Q, as that share
+lies below the threshold already within the first G originals, and samples of a random one of the G + 1 exceed Q in at most the
+rest of the cases.
 """
 
 from __future__ import annotations
@@ -11,9 +17,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import betabinom
 
 from unsilent.errors import UsageError
+
+EXCHANGES = 2000
+"""Random divisions of originals into two parts."""
 
 
 def samples_needed(rate: float) -> int:
@@ -61,22 +69,72 @@ def conformal_threshold(scores: Sequence[float] | NDArray[np.float64], rate: flo
     return float(values[_rank(len(values), rate) - 1])
 
 
-def expected_false_alarms(calibrated: int, rate: float, tested: int, confidence: float) -> tuple[int, int]:
-    """The limits between which the number of false alarms lies with this probability: a beta-binomial distribution.
+def promised_rate(rate: float, originals: int) -> float:
+    """The largest probability of a false alarm of a sample of a further original, with a threshold at this rate.
 
     Args:
-        calibrated: Clean samples of which the threshold was taken.
         rate: Asked for.
-        tested: Further clean samples.
-        confidence: Between 0 and 1.
+        originals: Independent ones that the clean samples are of, with equally many samples each.
 
-    >>> expected_false_alarms(999, 0.01, 1000, 0.95)
+    >>> promised_rate(0.01, 98)
+    0.02
+    """
+    return rate + (1 - rate) / (originals + 1)
+
+
+def exchanged_false_alarms(
+    calibration: Sequence[NDArray[np.float64]],
+    test: Sequence[NDArray[np.float64]],
+    rate: float,
+    confidence: float,
+    seed: int = 0,
+) -> tuple[int, int]:
+    """The limits between which the number of false alarms lies with this probability, if originals of both parts are alike.
+
+    Originals of both parts are exchanged at random, `EXCHANGES` times; each time the threshold is taken anew, and the alarms
+    among the samples of the others are counted. All samples of an original stay together, however alike they are.
+
+    Args:
+        calibration: Scores of the samples of each original of which the threshold was taken, float64[n] each.
+        test: The same of those that alarms are counted on.
+        rate: Asked for.
+        confidence: Between 0 and 1.
+        seed: Of the exchanges.
+
+    >>> both = np.random.default_rng(0).normal(size=(1999, 1))
+    >>> exchanged_false_alarms(both[:999], both[999:], 0.01, 0.95)
     (3, 20)
     """
-    above = calibrated + 1 - _rank(calibrated, rate)
-    distribution = betabinom(tested, above, calibrated + 1 - above)
+    groups = [*calibration, *test]
+    owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    scores = np.concatenate(groups)
+    order = np.argsort(-scores, kind="stable")
+    scores, owner = scores[order], owner[order]
+    sizes = np.array([len(group) for group in groups])
+    rng, counts = np.random.default_rng(seed), np.empty(EXCHANGES, np.int64)
+    for number in range(EXCHANGES):
+        chosen = np.zeros(len(groups), bool)
+        chosen[rng.permutation(len(groups))[: len(calibration)]] = True
+        calibrated = int(sizes[chosen].sum())
+        above = calibrated - _rank(calibrated, rate)  # samples of calibration that may be above the threshold
+        counts[number] = _test_samples_above(scores, owner, chosen, above)
     tail = (1 - confidence) / 2
-    return int(distribution.ppf(tail)), int(distribution.ppf(1 - tail))
+    low, high = np.quantile(counts, [tail, 1 - tail], method="inverted_cdf")
+    return int(low), int(high)
+
+
+def _test_samples_above(
+    scores: NDArray[np.float64], owner: NDArray[np.int64], chosen: NDArray[np.bool_], above: int
+) -> int:
+    """Samples of other groups than the chosen ones whose score is above the chosen one with this rank, from 0; scores fall."""
+    upto = 4 * above + 100
+    while True:
+        mine = chosen[owner[:upto]]
+        places = np.flatnonzero(mine)
+        if len(places) > above:
+            place = int(np.searchsorted(-scores[:upto], -scores[places[above]], side="left"))
+            return place - int(mine[:place].sum())
+        upto *= 4
 
 
 def _rank(count: int, rate: float) -> int:

@@ -8,6 +8,7 @@ dimension is the sample.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -91,7 +92,8 @@ class Workload:
         run: ``run(model, batch) -> output``; default one call of the model.
         info: JSON values for the report.
         clean: Clean inputs for detectors, besides ``batches``: a dict from part (see `CLEAN_PARTS`) to an iterable of
-            batches, or a function ``clean(part, samples) -> batches``. See `CalibratedWorkload.clean_batches`.
+            batches, or a function ``clean(part, samples) -> batches``. See `CalibratedWorkload.clean_batches`. Where samples are
+            copies of fewer originals, an object that also has a method of `clean_originals`.
     """
 
     def __init__(
@@ -184,8 +186,23 @@ class Workload:
             if samples <= 0:
                 break
             result.append(batch)
-            samples -= next((len(tensor) for tensor in tensors_in(batch)), 1)
+            samples -= _count_samples(batch)
         return result
+
+    def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
+        """Which original each sample of each batch of `clean_batches` is of: samples with the same number are not independent.
+
+        From the method ``originals_of_samples(part, samples)`` of ``clean``; without it, each sample is an original of its own.
+
+        Raises:
+            UsageError: the workload has no clean inputs of that part.
+        """
+        known = getattr(self._clean, "originals_of_samples", None)
+        if known is not None:
+            _check_part(part)
+            result: Sequence[Sequence[int]] = call_user_code(known, part, samples)
+            return result
+        return own_originals(self.clean_batches(part, samples))
 
     def _unlabelled(self, batches: Iterable[Any]) -> list[Any]:
         """Batches as the model takes them."""
@@ -194,6 +211,16 @@ class Workload:
     def run(self, model: nn.Module, batch: Any) -> Any:
         """One evaluation of one batch."""
         return call_user_code(self._run, model, batch)
+
+
+def own_originals(batches: Iterable[Any]) -> list[range]:
+    """Originals of batches whose samples are each one of their own."""
+    ends = list(accumulate((_count_samples(batch) for batch in batches), initial=0))
+    return [range(first, end) for first, end in pairwise(ends)]
+
+
+def _count_samples(batch: Any) -> int:
+    return next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 1)
 
 
 def _inputs(batch: Any) -> Any:

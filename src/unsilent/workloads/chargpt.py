@@ -12,33 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from unsilent.workloads.base import Workload
-from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
-from unsilent.workloads.help_texts import (
-    ALPHABET,
-    CITATION,
-    CONTEXT,
-    DESCRIPTION,
-    clean_contexts,
-    fit_to_help_texts,
-    held_out_contexts,
-    load_help_texts,
-)
+from unsilent.workloads.help_texts import ALPHABET, CONTEXT, CharacterModel, character_workload
 from unsilent.workloads.layers import TransformerBlock
-from unsilent.workloads.model_fitting import (
-    Goal,
-    Progress,
-    Schedule,
-    accuracy_of,
-    check_option_range,
-    no_progress,
-    outputs,
-    parameter_count,
-)
-
-VERSION = 1
-GOAL = Goal("next-character accuracy", 0.45)
-STEPS = 1600
-SCHEDULE = Schedule(epochs=1, batch=8, rate=0.003, decay=0.05)
+from unsilent.workloads.model_fitting import Goal, Progress, accuracy_of, no_progress, outputs
 
 
 class CharGpt(nn.Module):
@@ -60,40 +36,26 @@ class CharGpt(nn.Module):
         return out
 
 
-COMPONENTS = {
-    "embedding": ("embedding.*", "positions"),
-    "attention": ("blocks.*.attention.*",),
-    "mlp": ("blocks.*.mlp.*",),
-    "norm": ("blocks.*.norm?.*", "norm.*"),
-}
+def _accuracy(model: nn.Module, windows: Tensor, following: Tensor) -> float:
+    return accuracy_of(outputs(model, list(windows.split(64))).argmax(2), following)
+
+
+MODEL = CharacterModel(
+    name="chargpt",
+    version=1,
+    description="character GPT, tied embedding and head, contexts of 64 characters",
+    build=CharGpt,
+    components={
+        "embedding": ("embedding.*", "positions"),
+        "attention": ("blocks.*.attention.*",),
+        "mlp": ("blocks.*.mlp.*",),
+        "norm": ("blocks.*.norm?.*", "norm.*"),
+    },
+    goal=Goal("next-character accuracy", 0.45),
+    score=_accuracy,
+)
 
 
 def chargpt(*, eval: int = 32, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
     """The trained model on ``eval`` held-out contexts [eval, 64]; its answer is the most likely next character."""
-    name = "chargpt"
-    windows, following = held_out_contexts()
-    check_option_range(name, "eval", eval, len(windows), "held-out contexts")
-
-    def train(model: nn.Module) -> float:
-        fit_to_help_texts(model, STEPS, SCHEDULE, name=name, seed=seed, progress=progress)
-        return accuracy_of(outputs(model, list(windows.split(64))).argmax(2), following)
-
-    recipe = TrainedWeightsRecipe(name, VERSION, {"seed": seed}, load_help_texts().hash)
-    model, accuracy = load_or_train(recipe, CharGpt, train, GOAL, seed=seed)
-    evaluated = windows[torch.linspace(0, len(windows) - 1, eval).long()]
-    return Workload(
-        model,
-        [evaluated],
-        judge="next-token",
-        name=name,
-        components=COMPONENTS,
-        clean=clean_contexts(name, evaluated),
-        info={
-            "description": "character GPT, tied embedding and head, contexts of 64 characters",
-            "data": DESCRIPTION,
-            "accuracy": {"name": GOAL.metric, "value": accuracy},
-            "parameters": parameter_count(model),
-            "samples": eval,
-            "citation": CITATION,
-        },
-    )
+    return character_workload(MODEL, eval, seed, progress)

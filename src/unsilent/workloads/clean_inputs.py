@@ -62,6 +62,17 @@ class CleanInputs:
         Raises:
             UsageError: the evaluation uses all originals.
         """
+        return [
+            joined([self.make(part, original, copies) for original, copies in batch])
+            for batch in self._plan(part, samples)
+        ]
+
+    def originals_of_samples(self, part: str, samples: int) -> list[list[int]]:
+        """The original of each sample of each of these batches; raises ``UsageError`` as the call does."""
+        return [[original for original, copies in batch for _ in range(copies)] for batch in self._plan(part, samples)]
+
+    def _plan(self, part: str, samples: int) -> list[list[tuple[int, int]]]:
+        """The originals of each batch, and how many copies of each."""
         originals = self.originals(part).tolist()
         if not originals:
             raise UsageError(
@@ -70,12 +81,8 @@ class CleanInputs:
         copies = min(self.most_copies, math.ceil(samples / len(originals)))
         wanted = min(samples, copies * len(originals))
         each = [min(copies, wanted - start) for start in range(0, wanted, copies)]
-        per_batch = max(1, self.batch // copies)
-        batches = []
-        for start in range(0, len(each), per_batch):
-            pairs = list(zip(originals, each, strict=False))[start : start + per_batch]
-            batches.append(joined([self.make(part, original, count) for original, count in pairs]))
-        return batches
+        pairs, per_batch = list(zip(originals, each, strict=False)), max(1, self.batch // copies)
+        return [pairs[start : start + per_batch] for start in range(0, len(pairs), per_batch)]
 
 
 def joined(inputs: Sequence[Any]) -> Any:

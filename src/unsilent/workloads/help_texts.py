@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from unsilent.errors import UsageError
-from unsilent.workloads.base import SHIFTED, TEST
-from unsilent.workloads.cache import digest_of_parts
+from unsilent.workloads.base import SHIFTED, TEST, Workload
+from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
 from unsilent.workloads.clean_inputs import CleanInputs
-from unsilent.workloads.model_fitting import Progress, Schedule, fit
+from unsilent.workloads.model_fitting import Goal, Progress, Schedule, check_option_range, fit, parameter_count
 
 CONTEXT = 64
 """Characters that a model sees at once."""
@@ -171,4 +172,59 @@ def fit_to_help_texts(
         seed=seed,
         description=f"training {name}",
         progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class CharacterModel:
+    """What tells one workload of the help texts from another.
+
+    Attributes:
+        version: Raised whenever the model or its training change.
+        build: Makes the model with fresh weights: token ids int64 [n, 64] -> an output.
+        score: What ``goal`` is about, of the model, held-out contexts and the characters that follow, see `held_out_contexts`.
+        scores_of: Output of the model -> scores of the next character [n, 64, 97].
+    """
+
+    name: str
+    version: int
+    description: str
+    build: Callable[[], nn.Module]
+    components: Mapping[str, str | Sequence[str]]
+    goal: Goal
+    score: Callable[[nn.Module, Tensor, Tensor], float]
+    scores_of: Callable[[Any], Tensor] = lambda output: output
+
+
+STEPS = 1600
+SCHEDULE = Schedule(epochs=1, batch=8, rate=0.003, decay=0.05)
+
+
+def character_workload(one: CharacterModel, evaluations: int, seed: int, progress: Progress) -> Workload:
+    """The trained model on so many held-out contexts [n, 64]; its answer is the most likely next character."""
+    windows, following = held_out_contexts()
+    check_option_range(one.name, "eval", evaluations, len(windows), "held-out contexts")
+
+    def train(model: nn.Module) -> float:
+        fit_to_help_texts(model, STEPS, SCHEDULE, name=one.name, seed=seed, progress=progress, scores_of=one.scores_of)
+        return one.score(model, windows, following)
+
+    recipe = TrainedWeightsRecipe(one.name, one.version, {"seed": seed}, load_help_texts().hash)
+    model, reached = load_or_train(recipe, one.build, train, one.goal, seed=seed)
+    evaluated = windows[torch.linspace(0, len(windows) - 1, evaluations).long()]
+    return Workload(
+        model,
+        [evaluated],
+        judge="next-token",
+        name=one.name,
+        components=one.components,
+        clean=clean_contexts(one.name, evaluated),
+        info={
+            "description": one.description,
+            "data": DESCRIPTION,
+            "accuracy": {"name": one.goal.metric, "value": reached},
+            "parameters": parameter_count(model),
+            "samples": evaluations,
+            "citation": CITATION,
+        },
     )

@@ -15,41 +15,18 @@ from torch import Tensor, nn
 
 from unsilent.errors import UsageError
 from unsilent.workloads.base import Workload
-from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
 from unsilent.workloads.help_texts import (
     ALPHABET,
-    CITATION,
     CONTEXT,
-    DESCRIPTION,
-    clean_contexts,
-    fit_to_help_texts,
-    held_out_contexts,
-    load_help_texts,
+    CharacterModel,
+    character_workload,
     loss,
     unigram_cross_entropy,
 )
-from unsilent.workloads.model_fitting import (
-    Goal,
-    Progress,
-    Schedule,
-    check_option_range,
-    no_progress,
-    parameter_count,
-)
+from unsilent.workloads.model_fitting import Goal, Progress, no_progress
 
 NAME = "llama-chars"
-VERSION = 1
-GOAL = Goal("share of the unigram cross-entropy saved", 0.30)
 HEADS = 4
-STEPS = 1600
-SCHEDULE = Schedule(epochs=1, batch=8, rate=0.003, decay=0.05)
-COMPONENTS = {
-    "embedding": "model.embed_tokens.*",
-    "attention": "model.layers.*.self_attn.*",
-    "mlp": "model.layers.*.mlp.*",
-    "norm": ("model.layers.*layernorm.*", "model.norm.*"),
-    "head": "lm_head.*",
-}
 
 
 def character_llama(name: str, width: int, depth: int, key_value_heads: int = HEADS) -> nn.Module:
@@ -71,38 +48,35 @@ def character_llama(name: str, width: int, depth: int, key_value_heads: int = HE
     return model
 
 
-def llama_chars(*, eval: int = 32, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
-    """The trained model on ``eval`` held-out contexts [eval, 64]; its answer is the most likely next character."""
-    windows, following = held_out_contexts()
-    check_option_range(NAME, "eval", eval, len(windows), "held-out contexts")
-
-    def train(model: nn.Module) -> float:
-        fit_to_help_texts(model, STEPS, SCHEDULE, name=NAME, seed=seed, progress=progress, scores_of=_logits)
-        with torch.no_grad():
-            scores = torch.cat([_logits(model(part)) for part in windows.split(64)])
-        return 1 - float(loss(scores, following)) / unigram_cross_entropy()
-
-    recipe = TrainedWeightsRecipe(NAME, VERSION, {"seed": seed}, load_help_texts().hash)
-    model, saved = load_or_train(recipe, lambda: character_llama(NAME, 64, 3, HEADS // 2), train, GOAL, seed=seed)
-    evaluated = windows[torch.linspace(0, len(windows) - 1, eval).long()]
-    return Workload(
-        model,
-        [evaluated],
-        judge="next-token",
-        name=NAME,
-        components=COMPONENTS,
-        clean=clean_contexts(NAME, evaluated),
-        info={
-            "description": "character Llama of transformers, grouped-query attention, contexts of 64 characters",
-            "data": DESCRIPTION,
-            "accuracy": {"name": GOAL.metric, "value": saved},
-            "parameters": parameter_count(model),
-            "samples": eval,
-            "citation": CITATION,
-        },
-    )
-
-
 def _logits(output: Any) -> Tensor:
     scores: Tensor = output.logits
     return scores
+
+
+def _saved_entropy(model: nn.Module, windows: Tensor, following: Tensor) -> float:
+    with torch.no_grad():
+        scores = torch.cat([_logits(model(part)) for part in windows.split(64)])
+    return 1 - float(loss(scores, following)) / unigram_cross_entropy()
+
+
+MODEL = CharacterModel(
+    name=NAME,
+    version=1,
+    description="character Llama of transformers, grouped-query attention, contexts of 64 characters",
+    build=lambda: character_llama(NAME, 64, 3, HEADS // 2),
+    components={
+        "embedding": "model.embed_tokens.*",
+        "attention": "model.layers.*.self_attn.*",
+        "mlp": "model.layers.*.mlp.*",
+        "norm": ("model.layers.*layernorm.*", "model.norm.*"),
+        "head": "lm_head.*",
+    },
+    goal=Goal("share of the unigram cross-entropy saved", 0.30),
+    score=_saved_entropy,
+    scores_of=_logits,
+)
+
+
+def llama_chars(*, eval: int = 32, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
+    """The trained model on ``eval`` held-out contexts [eval, 64]; its answer is the most likely next character."""
+    return character_workload(MODEL, eval, seed, progress)

@@ -2,7 +2,9 @@
 
 A reading is the largest residual of a sample, in rounding errors: |sum of outputs - expected sum| over the sum of absolute
 products times the machine epsilon. Residuals of clean samples are small multiples of it, whatever the values are, so that the
-threshold is scaled by the largest clean one.
+threshold is scaled by the largest clean one. Linear layers, convolutions, ``matmul``, ``bmm`` and
+``scaled_dot_product_attention`` are read; `torch.nn.MultiheadAttention` is not, as its products are computed inside of one
+function.
 
 Source: checksums of matrix products go back to Huang and Abraham (IEEE Trans. Computers 1984).
 """

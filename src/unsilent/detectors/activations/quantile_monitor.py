@@ -2,6 +2,9 @@
 
     score = the largest of |q - mean of clean q| / deviation of clean q, over the quantiles of a layer
 
+A quantile may have nearly no spread, such as the lower ones behind a ReLU, where the smallest clean change would be far away. So
+no deviation counts as less than a share of the mean deviation over all quantiles of the layer.
+
 The published monitor (Geissler et al., SafeComp 2023, arXiv 2310.20349; the abstract was read) feeds quantiles of two or more
 layers to a decision tree that is trained with faults. This one needs clean samples alone, as all rules here do.
 """
@@ -17,6 +20,8 @@ import numpy as np
 from unsilent.detectors.activations.rule import QUANTILES, Floats, largest_so_far, limit_scores
 
 _LEAST = 1e-12
+_LEAST_SHARE = 0.1
+"""Of the mean deviation over the quantiles of a layer."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,9 @@ class QuantileMonitor:
 
     def fit(self, profile: Floats, held_out: Floats) -> Mapping[str, Floats]:
         """Mean and deviation of each quantile."""
-        mean = profile.mean(0)
-        return {"mean": mean, "deviation": np.maximum(profile.std(0), _LEAST * np.maximum(1, np.abs(mean)))}
+        mean, deviation = profile.mean(0), profile.std(0)
+        least = np.maximum(_LEAST_SHARE * deviation.mean(), _LEAST * np.maximum(1, np.abs(mean)))
+        return {"mean": mean, "deviation": np.maximum(deviation, least)}
 
     def score(self, layer: Mapping[str, Floats], reading: Floats) -> Floats:
         """The largest standardised difference, float64[..., n]."""

@@ -1,70 +1,153 @@
-"""The items that a plan assigns to memory: parts of the parameters of a stored PVF campaign, with the trials that hit them.
+"""The items that a plan assigns to memory, and the trials of a PVF campaign by the item that each fault hit.
 
-An item is one tensor, or one class of bits of one tensor. The trials of each stratum are split into two halves by their number:
-those with even numbers select what is protected, those with odd numbers predict the failure rate that remains. Trials of a
-stratum are independent draws, so the prediction does not know which trials made the selection. Where a campaign tried every
-fault, both halves are all trials, and nothing is estimated.
+An item is one tensor, a block of its rows, or one class of its bits. The rate that remains under a plan is the mean over trials
+of outcome x share of the faults that remain where the fault hit, weighted by strata of the campaign. It is unbiased for every
+plan that these trials did not choose, whatever the strata are. So the trials of each stratum are split into two halves by their
+number: those with even numbers select what is protected, those with odd numbers predict. Where a campaign tried every fault, both
+halves are all trials, and nothing is estimated.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsilent.errors import StoreError, UsageError
-from unsilent.faults import codec
-from unsilent.faults.naming import parse_site
 from unsilent.interval import Interval
-from unsilent.outcomes.tallies import Tally
 from unsilent.statistics import Stratum, stratified
 from unsilent.statistics.interim import confidence_at
 from unsilent.statistics.planning import expected_interval
 from unsilent.studies.plan.assignment import Floats, Ints
-from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.row_scopes import StoredTrials, single_element_trials
-from unsilent.studies.pvf.spec import TargetInfo
 
 _MOST_FACTOR_STEPS = 40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """A part of the parameters that is protected as a whole.
 
     Attributes:
-        name: Of the tensor, or tensor and class of bits, like ``fc.weight/exponent-top``.
+        name: Of the tensor, or with its rows or class of bits: ``fc.weight[0:16]``, ``fc.weight/exponent-top``.
+        tensor: Site and dtype.
+        rows: First one and end; None: all of them.
         bits: Bit positions of each element; None: all of them.
         size: In bits.
         share: Probability under the sampling law that a fault hits it.
-        selection, prediction: The two halves of its trials, by strata; their weights sum to ``share``.
     """
 
     name: str
-    tensor: str
-    component: str
+    tensor: tuple[str, str]
+    rows: tuple[int, int] | None
     bits: tuple[int, ...] | None
     size: int
     share: float
-    selection: tuple[Stratum, ...]
-    prediction: tuple[Stratum, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StratumTrials:
+    """Trials of one stratum of a campaign.
+
+    Attributes:
+        share: Of the sampling law.
+        reachable: Items that its faults can hit, int64[m].
+        hit_items: Item that each fault hit, int64[n].
+        outcomes: Share of outputs that each fault made incorrect, float64[n].
+        expected_mean: See `Stratum`.
+    """
+
+    share: float
+    reachable: Ints
+    hit_items: Ints
+    outcomes: Floats
+    expected_mean: float = 0.0
+
+    def half(self, numbers: slice) -> StratumTrials:
+        """Some of the trials."""
+        return replace(self, hit_items=self.hit_items[numbers], outcomes=self.outcomes[numbers])
+
+
+@dataclass(frozen=True)
+class ItemTrials:
+    """Trials by strata.
+
+    Attributes:
+        look: At which look they count; None where the campaign was planned at once.
+        exact: What they are all of, as `Interval.method` says it; empty where trials are a sample.
+    """
+
+    strata: tuple[StratumTrials, ...]
+    look: int | None = None
+    exact: str = ""
+
+    @property
+    def n(self) -> int:
+        """Number of trials."""
+        return sum(len(s.outcomes) for s in self.strata)
+
+    def item_rates(self, items: int) -> Floats:
+        """Failure rate of each item: the probability that a fault hits it and makes an output incorrect, float64[items]."""
+        sums = [
+            s.share / len(s.outcomes) * np.bincount(s.hit_items, s.outcomes, items)
+            for s in self.strata
+            if len(s.outcomes)
+        ]
+        return np.asarray(np.sum([np.zeros(items), *sums], axis=0), dtype=np.float64)
+
+    def rate(self, weights: Floats, confidence: float) -> Interval:
+        """``sum weights x failure rate of each item``; weights may be negative, float64[items]."""
+        scale, offset, parts = self._parts(weights)
+        if self.exact:
+            value = offset + scale * math.fsum(p.weight * p.mean for p in parts)
+            return Interval(value, value, value, confidence, self.n, self.exact)
+        if not parts:
+            return Interval(0.0, 0.0, 0.0, confidence, 0, "nothing unprotected")
+        level = confidence if self.look is None else confidence_at(self.look, confidence)
+        found = stratified(parts, level)
+        low, high = offset + scale * found.low, offset + scale * found.high
+        estimate = (
+            None if found.estimate is None else min(max(float(weights @ self.item_rates(weights.size)), low), high)
+        )
+        return replace(found, estimate=estimate, low=low, high=high, confidence=confidence)
+
+    def trials_factor(self, weights: Floats, confidence: float, relative: float) -> float | None:
+        """By which factor more trials would estimate `rate` to within this part of it; None where that cannot be foreseen."""
+        _, _, parts = self._parts(weights)
+        if self.exact or any(not p.n for p in parts):
+            return None
+        estimate = math.fsum(p.weight * p.mean for p in parts)
+        for step in range(_MOST_FACTOR_STEPS if estimate else 0):
+            factor = 2 ** (step / 2)
+            sizes = [math.ceil(p.n * factor) for p in parts]
+            if expected_interval(parts, sizes, confidence).half_width <= relative * estimate:
+                return factor
+        return None
+
+    def _parts(self, weights: Floats) -> tuple[float, float, list[Stratum]]:
+        """Strata with outcomes in [0, 1] and weights that sum to 1; `rate` is offset + scale x their mean.
+
+        A term of a stratum lies between the lowest and the highest weight of its reachable items, and 0; a stratum with nothing
+        but weights of 0 is left out.
+        """
+        limits = [(min(0.0, weights[s.reachable].min()), max(0.0, weights[s.reachable].max())) for s in self.strata]
+        scale = math.fsum(s.share * (high - low) for s, (low, high) in zip(self.strata, limits, strict=True))
+        offset = math.fsum(s.share * low for s, (low, _) in zip(self.strata, limits, strict=True))
+        parts = []
+        for s, (low, high) in zip(self.strata, limits, strict=True):
+            if high > low and s.share:
+                terms = np.clip((s.outcomes * weights[s.hit_items] - low) / (high - low), 0, 1)
+                centre = (s.expected_mean * (low + high) - low) / (high - low)
+                parts.append(Stratum.of(terms, s.share * (high - low) / scale, centre))
+        return scale, offset, parts
 
 
 @dataclass(frozen=True)
 class ParameterItems:
-    """All items of a campaign.
-
-    Attributes:
-        look: At which look its trials count; None where the campaign was planned at once.
-        exact: What its trials are all of, as `Interval.method` says it; empty where trials are a sample.
-    """
+    """All items of a campaign, and the two halves of its trials."""
 
     items: tuple[Item, ...]
-    look: int | None = None
-    exact: str = ""
+    selection: ItemTrials
+    prediction: ItemTrials
 
     @property
     def sizes(self) -> Ints:
@@ -74,166 +157,28 @@ class ParameterItems:
     def selection_rates(self) -> Floats:
         """Failure rate of each item by the selecting half, float64[items].
 
-        Means are shrunk towards that of all parameters, as if one more trial of each stratum had shown it: no event in a few
-        trials is not taken for 0. Any rule may select, since other trials predict.
+        Means are shrunk towards that of all parameters, as if one more trial of each item had shown it: no event in a few trials
+        is not taken for 0. Any rule may select, since other trials predict.
         """
-        if self.exact:
-            return self.pooled_rates()
-        known = [s for item in self.items for s in item.selection if s.n]
-        mean = math.fsum(s.weight * s.mean for s in known) / (math.fsum(s.weight for s in known) or 1.0)
-        return np.array([math.fsum(s.weight * _shrunk_mean(s, mean) for s in item.selection) for item in self.items])
+        rates = self.selection.item_rates(len(self.items))
+        if self.selection.exact:
+            return rates
+        hits = np.sum([np.bincount(s.hit_items, minlength=rates.size) for s in self.selection.strata], axis=0)
+        mean = rates.sum() / (math.fsum(s.share for s in self.selection.strata if len(s.outcomes)) or 1.0)
+        shares = np.array([item.share for item in self.items])
+        return np.asarray((hits * rates + mean * shares) / (hits + 1), dtype=np.float64)
 
     def pooled_rates(self) -> Floats:
         """Failure rate of each item by all trials, float64[items]; 0 without trials."""
-        halves = [(item.selection, item.prediction) for item in self.items]
-        return np.array([math.fsum(map(_pooled_rate, one, two)) for one, two in halves])
-
-    def rate(self, weights: Floats, confidence: float) -> Interval:
-        """``sum weights x failure rate of each item`` from the predicting half; weights may be negative, float64[items]."""
-        strata = [(s, w) for item, w in zip(self.items, weights.tolist(), strict=True) for s in item.prediction]
-        if self.exact:
-            value = math.fsum(w * s.weight * s.mean for s, w in strata)
-            return Interval(value, value, value, confidence, sum(s.n for s, _ in strata), self.exact)
-        level = confidence if self.look is None else confidence_at(self.look, confidence)
-        return replace(weighted_sum(strata, level), confidence=confidence)
-
-    def trials_factor(self, weights: Floats, confidence: float, relative: float) -> float | None:
-        """By which factor more trials would estimate `rate` to within this part of it; None where that cannot be foreseen."""
-        strata = [(s, w) for item, w in zip(self.items, weights.tolist(), strict=True) for s in item.prediction]
-        if self.exact or any(w and not s.n for s, w in strata):
-            return None
-        scale = math.fsum(abs(w) * s.weight for s, w in strata)
-        parts = [replace(s, weight=abs(w) * s.weight / scale) for s, w in strata if w]
-        estimate = math.fsum(p.weight * p.mean for p in parts)
-        for step in range(_MOST_FACTOR_STEPS if estimate else 0):
-            factor = 2 ** (step / 2)
-            sizes = [math.ceil(p.n * factor) for p in parts]
-            if expected_interval(parts, sizes, confidence).half_width <= relative * estimate:
-                return factor
-        return None
-
-
-def weighted_sum(strata: Sequence[tuple[Stratum, float]], confidence: float) -> Interval:
-    """``sum w x weight x mean`` over strata with factors w of any sign, with limits; exactly 0 where all factors are 0.
-
-    A negative term counts as ``1 - outcome`` with the opposite sign, so that all weights are positive.
-    """
-    scale = math.fsum(abs(w) * s.weight for s, w in strata)
-    if not scale:
-        return Interval(0.0, 0.0, 0.0, confidence, 0, "nothing unprotected")
-    offset = math.fsum(w * s.weight for s, w in strata if w < 0)
-    parts = [_mirrored(s, w < 0, abs(w) * s.weight / scale) for s, w in strata if w]
-    found = stratified(parts, confidence)
-    estimate = None if found.estimate is None else math.fsum(w * s.weight * s.mean for s, w in strata if w)
-    return replace(found, estimate=estimate, low=offset + scale * found.low, high=offset + scale * found.high)
-
-
-def _mirrored(stratum: Stratum, mirrored: bool, weight: float) -> Stratum:
-    if not mirrored:
-        return replace(stratum, weight=weight)
-    return Stratum(weight, 1 - stratum.values[::-1], stratum.counts[::-1], 1 - stratum.expected_mean)
-
-
-def _shrunk_mean(stratum: Stratum, towards: float) -> float:
-    return (float(stratum.counts @ stratum.values) + towards) / (stratum.n + 1)
-
-
-def _pooled_rate(one: Stratum, two: Stratum) -> float:
-    n = one.n + two.n
-    return one.weight * float(one.counts @ one.values + two.counts @ two.values) / n if n else 0.0
-
-
-# -- items of a store -----------------------------------------------------------------------------------------------------
-
-
-def check_plannable(store: PvfStore, granularity: str) -> None:
-    """Raise ``UsageError`` for a campaign whose trials do not say which tensors to protect, with the command that does."""
-    spec = store.spec
-    fitting = f"run unsilent pvf {spec.workload} --per tensor --strata bits --trials 500"
-    if spec.is_transient:
-        raise UsageError(f"{store.path} has faults at {' '.join(spec.at)}, which no memory holds; {fitting}")
-    if spec.per != "tensor":
-        raise UsageError(f"{store.path} has one row per {spec.per}; a plan needs one per tensor: {fitting}")
-    if spec.faults is not None or 1 not in spec.flips:
-        found = "faults of a list" if spec.faults is not None else f"flips {spec.flips} in a trial"
-        raise UsageError(f"{store.path} has {found}; a plan needs trials with one drawn fault each: {fitting}")
-    if granularity == "tensor-bits" and spec.fault != "bitflip":
-        raise UsageError(
-            f"{store.path} has the fault model {spec.fault}; --granularity tensor-bits needs bitflip: {fitting}"
-        )
-
-
-def read_items(store: PvfStore, granularity: str, unit: str) -> ParameterItems:
-    """The items of a campaign; raises ``UsageError`` for one that cannot be planned with."""
-    check_plannable(store, granularity)
-    stored = StoredTrials(store, unit)
-    targets = store.baseline.targets
-    whole = stored.sample(targets, 1)
-    if store.spec.is_enumerated and not whole.exhaustive_of:
-        raise UsageError(f"{store.path} is an unfinished exhaustive campaign; run its command again to finish it")
-    try:
-        grouped: dict[tuple[str, tuple[int, ...] | None], list[_Piece]] = defaultdict(list)
-        for target in targets:
-            for piece in _pieces(target, stored, granularity):
-                grouped[target.group, piece.bits if granularity == "tensor-bits" else None].append(piece)
-    except (KeyError, StopIteration, ZeroDivisionError) as error:
-        raise StoreError(f"the store is damaged: its contents are inconsistent ({error}); use a backup copy") from error
-    return ParameterItems(
-        tuple(_item(tensor, bits, pieces, bool(whole.exhaustive_of)) for (tensor, bits), pieces in grouped.items()),
-        whole.look_number,
-        whole.exhaustive_of,
-    )
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Some bits of a stratum of the campaign, and the outcomes of the trials that hit them in order of their numbers."""
-
-    target: TargetInfo
-    label: str
-    bits: tuple[int, ...] | None
-    size: int
-    share: float
-    outcomes: tuple[Floats, Floats]
-    expected_mean: float
-
-
-def _pieces(target: TargetInfo, stored: StoredTrials, granularity: str) -> list[_Piece]:
-    """A stratum as it is, or by classes of bits where the campaign did not draw within these."""
-    (tally,) = stored.sample([target], 1).strata
-    size = sum(bits for _, bits in target.bits_by_width)
-    if granularity == "tensor" or target.bits is not None:
-        shares = tally.tally.incorrect_share_per_trial
-        label = target.name.removeprefix(target.group).strip("/")
-        return [
-            _Piece(target, label, target.bits, size, target.share, (shares[::2], shares[1::2]), tally.expected_mean)
+        if self.selection.exact:
+            return self.selection.item_rates(len(self.items))
+        halves = zip(self.selection.strata, self.prediction.strata, strict=True)
+        pooled = [
+            replace(
+                one,
+                hit_items=np.concatenate([one.hit_items, two.hit_items]),
+                outcomes=np.concatenate([one.outcomes, two.outcomes]),
+            )
+            for one, two in halves
         ]
-    info = next(t for t in stored.description.tensors if parse_site(t.site).label == target.group)
-    rows = [row for row in stored.rows.get((target.name, 1), []) if stored.is_counted(row)]
-    outcomes: dict[int, tuple[list[bytes], list[bytes]]] = defaultdict(lambda: ([], []))
-    for hit in single_element_trials(rows, stored.description):
-        assert hit.bit is not None
-        outcomes[hit.bit][hit.row.trial.k % 2].append(hit.row.outcome_codes)
-    result = []
-    for label, bits in codec(info.dtype).bit_strata.items():
-        halves = [[codes for bit in bits for codes in outcomes[bit][half]] for half in (0, 1)]
-        one, two = (
-            Tally.of(codes, stored.description.samples, stored.unit).incorrect_share_per_trial for codes in halves
-        )
-        part = len(bits) / info.width
-        result.append(_Piece(target, label, bits, round(size * part), target.share * part, (one, two), 0.0))
-    return result
-
-
-def _item(tensor: str, bits: tuple[int, ...] | None, pieces: Sequence[_Piece], exact: bool) -> Item:
-    def half(number: int) -> tuple[Stratum, ...]:
-        return tuple(
-            Stratum.of(np.concatenate(p.outcomes) if exact else p.outcomes[number], p.share, p.expected_mean)
-            for p in pieces
-        )
-
-    name = tensor if bits is None else f"{tensor}/{pieces[0].label}"
-    return Item(
-        name, tensor, pieces[0].target.component, bits, sum(p.size for p in pieces), math.fsum(p.share for p in pieces),
-        half(0), half(1),
-    )  # fmt: skip
+        return ItemTrials(tuple(pooled)).item_rates(len(self.items))

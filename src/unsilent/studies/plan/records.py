@@ -18,7 +18,7 @@ class PlannedItem:
     """A part of the parameters in a plan.
 
     Attributes:
-        name: Of the tensor, or tensor and class of bits.
+        name: Of the tensor, or with its rows or class of bits.
         bytes: That it takes.
         share: Probability that a fault hits it.
         rate: Its contribution to the failure rate if it is not protected, from all trials.
@@ -30,21 +30,6 @@ class PlannedItem:
     share: float
     rate: float
     blocks: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """What the second campaign says of one budget.
-
-    Attributes:
-        rate: The failure rate that remains, with limits that hold for all budgets together.
-        difference: Prediction minus ``rate``, with such limits.
-        differs: Whether a difference is shown, with Holm's correction for the number of budgets.
-    """
-
-    rate: Interval
-    difference: Interval
-    differs: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +48,9 @@ class PlannedBudget:
         oracle, plan_by_truth: The lowest rate that any plan reaches by the truth (see `PlanResult`), and that of this one.
         trials_factor: How many times more trials would predict to within 20 %; None where that cannot be foreseen.
         latency: Mean over all bytes; energy: of all bytes; None for budgets.
+        second_campaign: Failure rate that remains in the second campaign, with joint limits; None without one.
+        difference: ``predicted`` minus ``second_campaign``, with joint limits.
+        differs: Whether a difference is shown, with Holm's correction for the number of budgets.
     """
 
     name: str
@@ -77,7 +65,9 @@ class PlannedBudget:
     trials_factor: float | None
     latency: float | None = None
     energy: float | None = None
-    validation: Validation | None = None
+    second_campaign: Interval | None = None
+    difference: Interval | None = None
+    differs: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -89,6 +79,7 @@ class PlanResult:
         unprotected: Failure rate without protection, from the predicting half of the trials.
         truth: What the oracle goes by: a store that is taken for the truth, or all trials of the campaign, which makes its rate a
             lower bound on average.
+        fit_per_bit: Failures of one bit of memory per 1e9 hours; None: not known, or not applicable to the campaign.
         items: All parts of the parameters, those that contribute most first.
         curve: Bytes protected and the rate predicted to remain, where parts are protected one after the other, those with the
             highest rate per byte by the selecting half first.
@@ -109,9 +100,15 @@ class PlanResult:
     items: tuple[PlannedItem, ...]
     curve: tuple[tuple[float, float], ...]
     command: str
+    fit_per_bit: float | None = None
     validation_store: str = ""
     validation_seed: int | None = None
     validation_trials: int = 0
+
+    @property
+    def raw_fit(self) -> float | None:
+        """Faults in all parameters per 1e9 hours: what turns a failure rate per fault into FIT."""
+        return None if self.fit_per_bit is None else self.fit_per_bit * 8 * self.bytes
 
     def __str__(self) -> str:
         def text(rate: Interval) -> str:

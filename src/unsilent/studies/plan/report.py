@@ -10,13 +10,15 @@ from typing import Any
 from unsilent.interval import Interval
 from unsilent.report.estimates import Dots, axis_bottom, difference_cell, dot_traces
 from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextCell, estimates_table
-from unsilent.report.text import count_text, estimate_text, number_text
-from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_label, percent_ticks
+from unsilent.report.text import count_text, escape_unprintable, estimate_text, number_text
+from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_ticks
 from unsilent.sizes import human_bytes
 from unsilent.studies.plan.records import BASELINES, PlannedBudget, PlanResult
 
 _SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0}
 _LEAST_AXIS = 1e-7
+_ASIDE = 1.035
+"""Factor between the places of the marks of one budget, so that they do not cover each other."""
 MOST_ITEMS = 20
 """Parts of the parameters that a terminal lists."""
 METHOD = (
@@ -33,8 +35,8 @@ def report(result: PlanResult) -> Report:
     before = _percent(result.unprotected)
     best = result.budgets[-1]
     headline = (
-        f"Protecting {_budget_text(best, result)} of the parameters of {result.workload} lowers the failure rate per fault from "
-        f"{before} to {_percent(best.predicted)}."
+        f"{_budget_text(best, result)} is predicted to lower the failure rate per fault from {before} to "
+        f"{_percent(best.predicted)}."
     )
     return Report(
         "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline, _machine_table(result),
@@ -55,10 +57,17 @@ def _percent(rate: Interval) -> str:
 
 def _budget_text(budget: PlannedBudget, result: PlanResult) -> str:
     if budget.capacity is None:
-        return f"memory blocks ({budget.name})"
-    return (
-        budget.name if budget.name.endswith("%") else f"{budget.name} ({percent_label(budget.capacity / result.bytes)})"
-    )
+        return (
+            f"Assigning the parameters of {result.workload} to the memory blocks of {escape_unprintable(budget.name)}"
+        )
+    return f"Protecting {_with_share(budget, result)} of the parameters of {result.workload}"
+
+
+def _with_share(budget: PlannedBudget, result: PlanResult) -> str:
+    """Its name, and the share of the parameters where that is a size."""
+    if budget.capacity is None or budget.name.endswith("%"):
+        return budget.name
+    return f"{budget.name} ({100 * budget.capacity / result.bytes:.3g} %)"
 
 
 def _machine_table(result: PlanResult) -> Table:
@@ -67,36 +76,37 @@ def _machine_table(result: PlanResult) -> Table:
         rows.append((budget.name, "plan", budget.predicted))
         rows += [(budget.name, name, rate) for name, rate in budget.baselines.items()]
         rows += [(budget.name, f"plan minus half of {name}", gain) for name, gain in budget.gains.items()]
-        if budget.validation:
-            rows.append((budget.name, "validation", budget.validation.rate))
-            rows.append((budget.name, "plan minus validation", budget.validation.difference))
+        if budget.second_campaign:
+            rows.append((budget.name, "validation", budget.second_campaign))
+            rows.append((budget.name, "plan minus validation", budget.difference))
+    if result.raw_fit is not None:
+        rows.append(("", "unprotected FIT", _scaled(result.unprotected, result.raw_fit)))
+        rows += [(budget.name, "plan FIT", _scaled(budget.predicted, result.raw_fit)) for budget in result.budgets]
     return estimates_table(("budget", "assignment", ""), rows)
+
+
+def _scaled(rate: Interval, factor: float) -> Interval:
+    estimate = None if rate.estimate is None else factor * rate.estimate
+    return replace(rate, estimate=estimate, low=factor * rate.low, high=factor * rate.high)
 
 
 def _findings(result: PlanResult) -> Iterator[str]:
     source = "in the second campaign" if result.validation_store else "by prediction"
     for name in BASELINES:
-        shown = [b.name for b in result.budgets if name in b.gains and b.gains[name].high < 0]
-        estimated = [
-            b.name for b in result.budgets
-            if name in b.gains and (b.gains[name].estimate or 0.0) <= 0 and b.gains[name].estimate is not None
-        ]  # fmt: skip
-        noun = (
-            f"the {name} assignment"
-            if name == "random"
-            else f"an assignment of {name.replace(' first', ' parts first')}"
-        )
+        gains = {b.name: b.gains[name] for b in result.budgets if name in b.gains}
+        shown = [budget for budget, gain in gains.items() if gain.high < 0]
+        estimated = [budget for budget, gain in gains.items() if gain.estimate is not None and gain.estimate <= 0]
+        noun = f"assigning {name.replace(' first', ' parts first').replace('random', 'parts in random order')}"
         if estimated:
             certain = f"shown with joint limits at {', '.join(shown)}" if shown else "not shown with joint limits"
             yield f"at most half the failure rate of {noun} remains {source} at {', '.join(estimated)}; {certain}"
         else:
             yield f"more than half the failure rate of {noun} remains {source} at every budget"
-    checked = [b for b in result.budgets if b.validation]
-    wrong = [b.name for b in checked if b.validation and b.validation.differs]
+    wrong = [b.name for b in result.budgets if b.differs]
     if wrong:
         yield f"prediction and second campaign differ at {', '.join(wrong)} (Holm)"
-    elif checked:
-        count = count_text(len(checked), "budget")
+    elif result.validation_store:
+        count = count_text(len(result.budgets), "budget")
         yield f"no difference between prediction and second campaign was shown at any of {count} (Holm)"
     vague = [b for b in result.budgets if b.trials_factor is not None and b.trials_factor > 1]
     if vague:
@@ -105,49 +115,49 @@ def _findings(result: PlanResult) -> Iterator[str]:
 
 
 def _sections(result: PlanResult) -> Iterator[Section]:
+    has_blocks = any(budget.capacity is None for budget in result.budgets)
+    plots = (
+        () if has_blocks else (Plot("pareto", "Remaining failure rate against protected bytes", pareto_figure(result)),)
+    )
     yield Section(
         "Remaining failure rate",
-        "Failure rate per fault that remains with each budget, by the half of the trials that did not select.",
-        (
-            _budget_table(result),
-            Plot("pareto", "Remaining failure rate against protected bytes", pareto_figure(result)),
-        ),
+        "Failure rate per fault that remains with each budget, by the half of the trials that did not select, compared with "
+        "assignments that do not use the trials and with the best that any plan could reach (oracle).",
+        (_budget_table(result), *plots),
     )
-    if any(budget.validation for budget in result.budgets):
+    if result.validation_store:
         yield Section(
             "Validation",
             f"A second campaign of {count_text(result.validation_trials, 'trial')} with seed {result.validation_seed}, in which "
             "faults in protected memory are corrected.",
             (_validation_table(result),),
         )
-    if any(budget.capacity is None for budget in result.budgets):
+    if has_blocks:
         yield Section("Blocks", "Bytes in each block of memory, latency and energy.", (_blocks_table(result),))
     yield Section(
         "What is protected",
-        f"Parts of the parameters ({result.granularity}) with the highest failure rates, and where each budget puts them.",
+        f"Parts of the parameters ({result.granularity}), those that contribute most to the failure rate without protection "
+        "first, and where each budget puts them.",
         (_items_table(result),),
     )
 
 
 def _budget_table(result: PlanResult) -> Table:
+    fit = [] if result.raw_fit is None else [Column("remains, FIT", "estimate", scale=result.raw_fit)]
     heads = (
-        Column("budget"), Column("protected", unit="%", kind="number", scale=100.0, digits=".3g", priority=2),
-        Column("remains", **_SHARE), *(Column(name, **_SHARE, priority=1) for name in BASELINES),
-        Column("oracle", kind="number", unit="%", scale=100.0, digits=".2g"),
-        Column("plan by the oracle's trials", kind="number", unit="%", scale=100.0, digits=".2g", priority=2),
+        Column("budget"), Column("remains", **_SHARE), *fit,
+        *(Column(name, "number", "%", 100.0, ".3g", priority=1) for name in BASELINES),
+        Column("oracle", "number", "%", 100.0, ".2g"),
     )  # fmt: skip
-    rows = [
-        TableRow((
-            b.name, _protected_bytes(b) / result.bytes, b.predicted,
-            *(b.baselines.get(name) for name in BASELINES), b.oracle, b.plan_by_truth,
-        ))
-        for b in result.budgets
-    ]  # fmt: skip
+
+    def row(name: str, remains: Interval, *others: float | None) -> TableRow:
+        return TableRow((name, remains, *([remains] if fit else []), *others))
+
+    rows = [row("none", result.unprotected, *[None] * (len(BASELINES) + 1))]
+    for b in result.budgets:
+        others = [b.baselines[name].estimate if name in b.baselines else None for name in BASELINES]
+        rows.append(row(_with_share(b, result), b.predicted, *others, b.oracle))
     return Table(heads, tuple(rows))
-
-
-def _protected_bytes(budget: PlannedBudget) -> float:
-    return sum(n for name, n in budget.used.items() if name != "unprotected")
 
 
 def _validation_table(result: PlanResult) -> Table:
@@ -157,16 +167,15 @@ def _validation_table(result: PlanResult) -> Table:
     )  # fmt: skip
     rows = [
         TableRow((
-            b.name, b.predicted, b.validation.rate, difference_cell(b.validation.difference),
-            "yes" if b.validation.differs else "not shown",
+            b.name, b.predicted, b.second_campaign, difference_cell(b.difference), "yes" if b.differs else "not shown",
         ))
-        for b in result.budgets if b.validation
+        for b in result.budgets if b.difference
     ]  # fmt: skip
     return Table(heads, tuple(rows))
 
 
 def _blocks_table(result: PlanResult) -> Table:
-    heads = (Column("block"), Column("bytes", kind="number"), Column("share", kind="number", unit="%", scale=100.0))
+    heads = (Column("block"), Column("bytes", kind="number"), Column("share", "number", "%", 100.0, ".3g"))
     rows = []
     for budget in result.budgets:
         rows += [TableRow((name, round(n), n / result.bytes)) for name, n in budget.used.items()]
@@ -181,8 +190,9 @@ def _number_cell(value: float | None) -> TextCell:
 
 def _items_table(result: PlanResult) -> Table:
     heads = (
-        Column("part", left_aligned=True), Column("size"), Column("faults", kind="number", unit="%", scale=100.0, digits=".3g"),
-        Column("failure rate", kind="number", unit="%", scale=100.0, digits=".3g"),
+        Column("part", left_aligned=True), Column("size"),
+        Column("faults that hit it", kind="number", unit="%", scale=100.0, digits=".3g"),
+        Column("contribution", kind="number", unit="%", scale=100.0, digits=".3g"),
         *(Column(b.name, priority=1 + (b is not result.budgets[0])) for b in result.budgets),
     )  # fmt: skip
     rows = [
@@ -205,6 +215,11 @@ def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
     yield "fault", f"{result.fault}, one in a trial, {result.law}"
     yield "unit, confidence", f"{result.unit}, {100 * result.confidence:g} %"
     yield "oracle", result.truth
+    if result.raw_fit is not None:
+        yield (
+            "FIT",
+            f"{result.fit_per_bit:g} per bit, {number_text(result.raw_fit)} faults in all parameters per 1e9 hours",
+        )
     if result.validation_store:
         yield (
             "second campaign",
@@ -213,8 +228,8 @@ def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
 
 
 def _notes(result: PlanResult) -> Iterator[str]:
-    yield "remains and the baselines: predicted from the half of the trials that did not select, with joint limits"
-    yield "smallest first and largest first: assignments by size; random: mean of 100 random orders"
+    yield "all rates but oracle: predicted from the half that did not select; limits of remains hold for all budgets"
+    yield "smallest first and largest first: parts in order of their size; random: mean of 100 random orders"
     if result.truth.startswith("all trials"):
         yield (
             "oracle: the best plan for all trials of the campaign, evaluated on the same trials; on average, no plan is better"
@@ -234,12 +249,18 @@ def _further(result: PlanResult) -> dict[str, Any]:
         {
             "name": b.name, "capacity_bytes": b.capacity, "bytes": dict(b.used), "optimal": b.optimal, "oracle": b.oracle,
             "plan_by_truth": b.plan_by_truth, "trials_factor": b.trials_factor, "latency": b.latency, "energy": b.energy,
-            "differs": b.validation.differs if b.validation else None,
+            "differs": b.differs,
         }
         for b in result.budgets
     ]  # fmt: skip
     curve = [{"bytes": x, "rate": y} for x, y in result.curve]
-    return {**values, "budgets": budgets, "items": [asdict(item) for item in result.items], "pareto": curve}
+    return {
+        **values,
+        "raw_fit": result.raw_fit,
+        "budgets": budgets,
+        "items": [asdict(item) for item in result.items],
+        "pareto": curve,
+    }
 
 
 # -- figure ------------------------------------------------------------------------------------------------------------
@@ -250,29 +271,30 @@ def pareto_figure(result: PlanResult) -> Figure:
     budgets = result.budgets
     rates = [rate for b in budgets for rate in (b.predicted, *b.baselines.values())]
     bottom = max(axis_bottom([r for r in rates if r.estimate]), _LEAST_AXIS)
-    places = [_protected_bytes(b) / result.bytes for b in budgets]
-    left = min([p for p in places if p > 0], default=0.01) / 3
+    places = [b.used["protected"] / result.bytes for b in budgets]
+    left = min([p for p in places if p > 0], default=0.01) / 2
     curve = [(x / result.bytes, y) for x, y in result.curve if x / result.bytes >= left and y >= bottom]
     traces: list[Figure] = [
         {
-            "type": "scatter", "mode": "lines", "name": "one part after the other", "line": {"color": GREY, "width": 2},
+            "type": "scatter", "mode": "lines", "name": "parts one by one", "line": {"color": GREY, "width": 2},
             "x": [x for x, _ in curve], "y": [y for _, y in curve], "hoverinfo": "skip",
         }
     ]  # fmt: skip
     series: list[tuple[str, Sequence[Interval | None]]] = [("plan", [b.predicted for b in budgets])]
     series += [(name, [b.baselines.get(name) for b in budgets]) for name in BASELINES]
     if result.validation_store:
-        series.append(("second campaign", [b.validation.rate if b.validation else None for b in budgets]))
+        series.append(("second campaign", [b.second_campaign for b in budgets]))
     for number, (name, shown) in enumerate(series):
+        aside = _ASIDE ** (number - (len(series) - 1) / 2)
         rows = [
-            (place, rate, f"{name}, {b.name}: {_percent(rate)}")
+            (aside * place, rate, f"{name}, {b.name}: {_percent(rate)}")
             for place, rate, b in zip(places, shown, budgets, strict=True)
             if rate is not None
         ]
         colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
         traces += dot_traces(Dots(name, colour, MARKERS[number % len(MARKERS)], rows), bottom, along="y")
     oracle = [(x, b.oracle) for x, b in zip(places, budgets, strict=True) if b.oracle >= bottom]
-    marker = {"color": INK, "symbol": "line-ew-open", "size": 14}
+    marker = {"color": INK, "symbol": "line-ew-open", "size": 44}
     traces.append(
         {
             "type": "scatter", "mode": "markers", "name": "oracle", "marker": marker, "x": [x for x, _ in oracle],

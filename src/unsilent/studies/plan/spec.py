@@ -19,7 +19,7 @@ from unsilent.options import (
 )
 from unsilent.outcomes.pvf_options import UNITS
 
-GRANULARITIES = ("tensor", "tensor-bits")
+GRANULARITIES = ("tensor", "rows", "tensor-bits")
 MEMORY_PANEL, VALIDATION_PANEL = "Protected memory", "Validation"
 DEFAULT_BUDGETS = ("1%", "2%", "5%", "10%", "20%")
 _CONFIRMED = "{} of the campaign, if it is not built in. Only with --validate."
@@ -35,7 +35,7 @@ class PlanOptions:
     """
 
     store: Annotated[Path, Option(
-        "The store of a campaign of unsilent pvf --per tensor.", MEMORY_PANEL,
+        "The store of a campaign of unsilent pvf, best with --per tensor --strata bits.", MEMORY_PANEL,
         missing_error="no store was named; give the store of a campaign of unsilent pvf --per tensor")]  # fmt: skip
     budget: Annotated[tuple[str, ...], Option(
         "Protected memory: a share of the parameters like 5%, or a size like 64kB. Repeat for more.", MEMORY_PANEL,
@@ -44,12 +44,16 @@ class PlanOptions:
         "Instead of budgets, a TOML file of memory blocks with capacity, residual fault rate, latency and energy.",
         MEMORY_PANEL)] = None  # fmt: skip
     granularity: Annotated[str, Option(
-        "What is protected as a whole: tensor, or tensor-bits (one class of bits of a tensor).",
+        "What is protected as a whole: tensor, rows (a block of rows of a tensor, 8 or fewer for each tensor) or tensor-bits "
+        "(one class of bits of a tensor).",
         MEMORY_PANEL)] = "tensor"  # fmt: skip
     unit: Annotated[str, Option("Unit in which incorrect outputs are counted: sample or batch.", PRECISION_PANEL)] = (
         "sample"
     )
     confidence: Annotated[float, CONFIDENCE] = 0.95
+    fit_per_bit: Annotated[float | None, Option(
+        "Raw FIT (failures per 1e9 hours) of one bit of memory; adds the FIT that remains.", OUTPUT_PANEL,
+        default_text="that of the campaign's command")] = None  # fmt: skip
     truth: Annotated[Path | None, Option(
         "A store of the same campaign that is taken for the truth, such as an exhaustive one, for the oracle.",
         PRECISION_PANEL)] = None  # fmt: skip
@@ -93,6 +97,11 @@ class PlanOptions:
             raise UsageError(
                 f"{given[0]} is only used with --validate; add --validate, or leave out {', '.join(given)}"
             )
+
+    @property
+    def joint_confidence(self) -> float:
+        """Confidence of the limits of each budget with which those of all budgets hold together (Bonferroni)."""
+        return 1 - (1 - self.confidence) / (len(self.budget) if self.blocks is None else 1)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ This study reads stores of ``unsilent pvf`` and runs its validation as such a ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.stored_command import stored_options
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.options import OptionValues
+from unsilent.outcomes.pvf_options import PvfReportOptions
 from unsilent.sizes import human_bytes
 from unsilent.statistics.comparing import difference
 from unsilent.studies.plan.assignment import (
+    Assignment,
     Floats,
     Ints,
     Memory,
@@ -32,10 +35,12 @@ from unsilent.studies.plan.assignment import (
     protected_memory,
 )
 from unsilent.studies.plan.blocks_file import parse_capacity, read_memory
-from unsilent.studies.plan.items import ParameterItems, read_items
-from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlannedItem, PlanResult, Validation
+from unsilent.studies.plan.items import ItemTrials, ParameterItems
+from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlannedItem, PlanResult
 from unsilent.studies.plan.spec import DEFAULT_BUDGETS, PlanOptions
-from unsilent.studies.plan.validation import ValidationTrials, run_validation
+from unsilent.studies.plan.stored_items import read_items
+from unsilent.studies.plan.validation import run_validation
+from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, ONE_WIDTH, check_rate
 from unsilent.studies.pvf.kind import PvfStore
 
 if TYPE_CHECKING:
@@ -55,6 +60,7 @@ def plan(
     granularity: str = "tensor",
     unit: str = "sample",
     confidence: float = 0.95,
+    fit_per_bit: float | None = None,
     truth: str | Path | None = None,
     validate: bool = False,
     validation_trials: int | None = None,
@@ -72,11 +78,13 @@ def plan(
     Arguments are the options of ``unsilent plan``, by the same names and with the same defaults.
 
     Args:
-        store: Store of a campaign of ``unsilent pvf --per tensor``.
+        store: Store of a campaign of ``unsilent pvf``, best with ``--per tensor --strata bits``.
         budget: Protected memory, as shares of the parameters (``"5%"``) or sizes (``"64kB"``).
         blocks: A TOML file of memory blocks, instead of budgets.
-        granularity: What is protected as a whole: ``tensor``, or ``tensor-bits``, one class of bits of a tensor.
+        granularity: What is protected as a whole: ``tensor``, ``rows`` (a block of rows of a tensor), or ``tensor-bits`` (one
+            class of bits of a tensor).
         unit: What one incorrect output is counted on, ``sample`` or ``batch``.
+        fit_per_bit: Failures of one bit of memory per 1e9 hours. Default: that of the campaign's command, if it has one.
         truth: A store of the same campaign that is taken for the truth, for the oracle.
         validate: Run a second, independent campaign with the protection in place.
         validation_trials, validation_store, validation_seed: Of that campaign: trials per component, file, seed.
@@ -98,42 +106,50 @@ def make_plan(
     options: PlanOptions, command: str = "", observer: Observer | None = None, live: InferenceWorkload | None = None
 ) -> PlanResult:
     """`plan` with its options in one record; ``command`` is the command line that asks for the same again."""
-    with ExitStack() as stack:
-        store = stack.enter_context(PvfStore(options.store))
+    with PvfStore(options.store) as store:
         store.check_has_trials()
+        fit_per_bit = _fit_per_bit(options, store)
         items = read_items(store, options.granularity, options.unit)
+        sizes, rates = items.sizes, items.selection_rates()
         memories = _memories(options, items)
-        truth = items if options.truth is None else _read_truth(options, items)
-        trials = None
-        if options.validate:
-            path = options.validation_store or options.store.with_suffix(".validation.sqlite")
-            named = {"workload": options.workload, "data": options.data, "weights": options.weights}
-            trials = run_validation(
-                store, path, items, trials=options.validation_trials, seed=options.validation_seed, unit=options.unit,
-                confirmed=named, options=options.options, workload=live, jobs=options.jobs, observer=observer,
-            )  # fmt: skip
-        rates, sizes = items.selection_rates(), items.sizes
+        true_rates = items.pooled_rates() if options.truth is None else _true_rates(options, items)
+        second = run_validation(store, items.items, options, live, observer) if options.validate else None
         choices = {name: optimal_assignment(rates, sizes, memory) for name, memory in memories.items()}
-        alone = 1 - (1 - options.confidence) / len(memories)
         budgets = [
-            _planned(name, memory, choices[name].choice, choices[name].optimal, items, truth, trials, alone)
+            _planned(name, memory, choices[name], items, true_rates, None if second is None else second.trials, options)
             for name, memory in memories.items()
         ]
-        if trials is not None:
-            remaining = {name: memory.residuals(choices[name].choice) for name, memory in memories.items()}
-            budgets = _validated(budgets, remaining, items, trials, alone)
-        spec = store.spec
+        if second:
+            remaining = [memory.residuals(choices[name].choice) for name, memory in memories.items()]
+            budgets = _with_differences(budgets, remaining, items, second.trials, options)
         used = {name: [m.blocks[b].name for b in choices[name].choice.tolist()] for name, m in memories.items()}
         return PlanResult(
-            workload=spec.workload, store=str(options.store), fault=spec.fault, law=spec.law,
+            workload=store.spec.workload, store=str(options.store), fault=store.spec.fault, law=store.spec.law,
             granularity=options.granularity, unit=options.unit, confidence=options.confidence,
             bytes=float(sizes.sum()) / 8, trials=sum(1 for _ in store.rows()),
-            unprotected=items.rate(np.ones(sizes.size), options.confidence),
+            unprotected=items.prediction.rate(np.ones(sizes.size), options.confidence),
             truth="all trials of the campaign" if options.truth is None else str(options.truth),
             budgets=tuple(budgets), items=_planned_items(items, used), curve=_curve(items, rates), command=command,
-            validation_store=trials.store if trials else "", validation_seed=trials.seed if trials else None,
-            validation_trials=trials.n if trials else 0,
+            fit_per_bit=fit_per_bit, validation_store=second.store if second else "",
+            validation_seed=second.seed if second else None, validation_trials=second.trials.n if second else 0,
         )  # fmt: skip
+
+
+def _fit_per_bit(options: PlanOptions, store: PvfStore) -> float | None:
+    """The fault rate of a bit that was asked for, or else that of the campaign's command where it applies."""
+    asked, spec = options.fit_per_bit, store.spec
+    rate = stored_options(store, PvfReportOptions).fit_per_bit if asked is None else check_rate(asked)
+    bits = Counter[int]()
+    for tensor in store.baseline.tensors:
+        bits[tensor.width] += tensor.elements * tensor.width
+    one_width = max(bits.values()) >= ONE_WIDTH * sum(bits.values())
+    if spec.fault == "bitflip" and spec.law == "per-element" and one_width:
+        return rate
+    if asked is not None:
+        raise UsageError(
+            f"--fit-per-bit cannot be used with {store.path}: {FIT_REQUIREMENT}, and elements of one width; omit --fit-per-bit"
+        )
+    return None
 
 
 def _memories(options: PlanOptions, items: ParameterItems) -> dict[str, Memory]:
@@ -148,8 +164,8 @@ def _memories(options: PlanOptions, items: ParameterItems) -> dict[str, Memory]:
     for text in options.budget:
         bits = parse_capacity(text, total, "--budget")
         if bits < smallest.size:
-            noun = "tensor" if options.granularity == "tensor" else "class of bits of a tensor"
-            finer = " or use --granularity tensor-bits" if options.granularity == "tensor" else ""
+            noun = {"tensor": "tensor", "rows": "block of rows"}.get(options.granularity, "class of bits of a tensor")
+            finer = "" if options.granularity == "tensor-bits" else " or use --granularity tensor-bits"
             raise UsageError(
                 f"--budget {text} is {human_bytes(bits // 8)} of {human_bytes(total // 8)}, but the smallest {noun} "
                 f"({smallest.name}) takes {human_bytes(-(-smallest.size // 8))}; give a larger --budget{finer}"
@@ -158,51 +174,51 @@ def _memories(options: PlanOptions, items: ParameterItems) -> dict[str, Memory]:
     return result
 
 
-def _read_truth(options: PlanOptions, items: ParameterItems) -> ParameterItems:
+def _true_rates(options: PlanOptions, items: ParameterItems) -> Floats:
+    """Failure rate of each item by the store that is taken for the truth, float64[items]."""
     assert options.truth is not None
     with PvfStore(options.truth) as store:
         truth = read_items(store, options.granularity, options.unit)
-    names = {item.name: item for item in truth.items}
-    missing = [item.name for item in items.items if item.name not in names or names[item.name].size != item.size]
+    rates = {(i.name, i.size): rate for i, rate in zip(truth.items, truth.pooled_rates().tolist(), strict=True)}
+    missing = [item.name for item in items.items if (item.name, item.size) not in rates]
     if missing:
         raise UsageError(
             f"--truth {options.truth} has no {missing[0]!r} of this size; give a store of the same workload, with the same --at"
         )
-    return replace(truth, items=tuple(names[item.name] for item in items.items))
+    return np.array([rates[item.name, item.size] for item in items.items])
 
 
 def _planned(
     name: str,
     memory: Memory,
-    choice: Ints,
-    optimal: bool,
+    assignment: Assignment,
     items: ParameterItems,
-    truth: ParameterItems,
-    trials: ValidationTrials | None,
-    confidence: float,
+    true_rates: Floats,
+    second: ItemTrials | None,
+    options: PlanOptions,
 ) -> PlannedBudget:
     """The plan of one budget, as far as it is known without comparing it with the second campaign."""
-    sizes, remaining, true_rates = items.sizes, memory.residuals(choice), truth.pooled_rates()
-    orders = {name: found for name, found in _baselines(memory, sizes).items() if found is not None}
+    sizes, remaining = items.sizes, memory.residuals(assignment.choice)
+    orders = {name: weights for name, weights in _baselines(memory, sizes).items() if weights is not None}
     oracle = memory.residuals(optimal_assignment(true_rates, sizes, memory).choice)
-    source: ParameterItems | ValidationTrials = items if trials is None else trials
-    used = np.bincount(choice, sizes, len(memory.blocks)) / 8
-    is_budget = len(memory.blocks) == 2 and memory.blocks[1].name == "unprotected" and memory.blocks[1].capacity is None
-    capacity = memory.blocks[0].capacity if is_budget else None
+    used = np.bincount(assignment.choice, sizes, len(memory.blocks)) / 8
+    is_budget, confidence = options.blocks is None, options.joint_confidence
     plan_by_truth = float(true_rates @ remaining)
+    trials = second or items.prediction
     return PlannedBudget(
         name=name,
-        capacity=None if capacity is None else capacity / 8,
+        capacity=(memory.blocks[0].capacity or 0) / 8 if is_budget else None,
         used={block.name: float(n) for block, n in zip(memory.blocks, used, strict=True)},
-        optimal=optimal,
-        predicted=items.rate(remaining, confidence),
-        baselines={name: items.rate(weights, confidence) for name, weights in orders.items()},
-        gains={name: source.rate(remaining - HALF * weights, confidence) for name, weights in orders.items()},
+        optimal=assignment.optimal,
+        predicted=items.prediction.rate(remaining, confidence),
+        baselines={name: items.prediction.rate(weights, confidence) for name, weights in orders.items()},
+        gains={name: trials.rate(remaining - HALF * weights, confidence) for name, weights in orders.items()},
         oracle=min(float(true_rates @ oracle), plan_by_truth),
         plan_by_truth=plan_by_truth,
-        trials_factor=items.trials_factor(remaining, confidence, ASKED_PRECISION),
-        latency=None if is_budget else memory.latency(choice, sizes),
-        energy=None if is_budget else memory.energy(choice, sizes),
+        trials_factor=items.prediction.trials_factor(remaining, confidence, ASKED_PRECISION),
+        latency=None if is_budget else memory.latency(assignment.choice, sizes),
+        energy=None if is_budget else memory.energy(assignment.choice, sizes),
+        second_campaign=None if second is None else second.rate(remaining, confidence),
     )
 
 
@@ -217,37 +233,28 @@ def _baselines(memory: Memory, sizes: Ints) -> dict[str, Floats | None]:
     return dict(zip(BASELINES, [np.mean(fitting, axis=0) if fitting else None, *by_size], strict=True))
 
 
-def _validated(
+def _with_differences(
     budgets: Sequence[PlannedBudget],
-    remaining: Mapping[str, Floats],
+    remaining: Sequence[Floats],
     items: ParameterItems,
-    trials: ValidationTrials,
-    confidence: float,
+    second: ItemTrials,
+    options: PlanOptions,
 ) -> list[PlannedBudget]:
-    """The budgets with what the second campaign says of them."""
+    """The budgets with prediction minus second campaign, and whether a difference is shown."""
 
-    def gap(name: str, level: float) -> Interval:
-        return difference(items.rate(remaining[name], level), trials.rate(remaining[name], level))
+    def gap(weights: Floats, confidence: float) -> Interval:
+        return difference(items.prediction.rate(weights, confidence), second.rate(weights, confidence))
 
-    names, level = {budget.name for budget in budgets}, 1 - confidence
-    result = {name: gap(name, confidence) for name in names}
-    differing: set[str] = set()
-    while fresh := {n for n in names - differing if _excludes_zero(gap(n, 1 - level) if differing else result[n])}:
+    gaps = [gap(weights, options.joint_confidence) for weights in remaining]
+    tested, differing = dict(enumerate(gaps)), set[int]()
+    while fresh := {n for n, g in tested.items() if g.low > 0 or g.high < 0}:  # Holm's steps
         differing |= fresh
-        level = (1 - confidence) * len(names) / max(1, len(names) - len(differing))  # Holm's next step
+        alone = 1 - (1 - options.confidence) / max(1, len(gaps) - len(differing))
+        tested = {n: gap(remaining[n], alone) for n in tested if n not in differing}
     return [
-        replace(
-            budget,
-            validation=Validation(
-                trials.rate(remaining[budget.name], confidence), result[budget.name], budget.name in differing
-            ),
-        )
-        for budget in budgets
+        replace(budget, difference=own, differs=n in differing)
+        for n, (budget, own) in enumerate(zip(budgets, gaps, strict=True))
     ]
-
-
-def _excludes_zero(interval: Interval) -> bool:
-    return interval.low > 0 or interval.high < 0
 
 
 def _planned_items(items: ParameterItems, used: Mapping[str, Sequence[str]]) -> tuple[PlannedItem, ...]:
@@ -262,7 +269,7 @@ def _planned_items(items: ParameterItems, used: Mapping[str, Sequence[str]]) -> 
 def _curve(items: ParameterItems, selection_rates: Floats) -> tuple[tuple[float, float], ...]:
     """See `PlanResult.curve`."""
     order = np.argsort(-selection_rates / items.sizes, kind="stable")
-    rates = np.array([sum(s.weight * s.mean for s in item.prediction if s.n) for item in items.items])[order]
+    rates = items.prediction.item_rates(order.size)[order]
     protected = np.concatenate([[0.0], np.cumsum(items.sizes[order])]) / 8
     left = np.concatenate([np.cumsum(rates[::-1])[::-1], [0.0]])
     return tuple(zip(protected.tolist(), left.tolist(), strict=True))

@@ -87,6 +87,12 @@ class StoredTrials:
         """The first trials of a stratum."""
         return Stratum.of(self._tally(stratum, flips, range(upto)).incorrect_share_per_trial)
 
+    def counted_rows(self, target: TargetInfo, flips: int | None, look: int | None) -> list[PvfTrialRow]:
+        """The trials of a target that `sample` counts where its look is this."""
+        plan = self.plans.get((target.group, flips))
+        which = None if plan is None else plan.counting_trial_numbers(target.name, look)
+        return [row for row in self.rows.get((target.name, flips), []) if which is None or row.trial.k in which]
+
     def is_counted(self, row: PvfTrialRow) -> bool:
         """Whether a trial counts for estimates at all."""
         plan = self.plans.get((self._groups[row.trial.target], row.trial.flips))

@@ -34,8 +34,8 @@ EVALUATION_SCENES = 256
 EVALUATION = "evaluation"
 HELD_OUT_PARTS = (EVALUATION, CALIBRATION, TEST, SHIFTED)
 """Parts that successive held-out digits belong to in turn."""
-BATCHES = 10
-"""Groups that the digits of a part are divided into; each makes one batch of clean inputs."""
+BATCHES = 36
+"""Groups of three or four digits that the digits of a part are divided into; each makes one batch of clean inputs."""
 _PLACES_TRIED = 20
 _WEIGHT_STEPS = 64
 """Interpolation weights are multiples of 1 / 64, so that sums of products with whole grey levels are exact in any order."""
@@ -183,3 +183,7 @@ class ScenesWorkload(Workload):
     def clean_batches(self, part: str, samples: int) -> Sequence[Tensor]:
         """Images float32 [n, 1, 32, 32]; see `CalibratedWorkload`."""
         return [scenes.images for scenes in clean_scenes(part, samples)]
+
+    def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
+        """The group of digits that each scene is composed of: scenes of one batch show the same few digits."""
+        return [[group] * len(scenes.images) for group, scenes in enumerate(clean_scenes(part, samples))]

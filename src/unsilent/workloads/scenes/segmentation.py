@@ -8,8 +8,7 @@ scores have half the resolution and are enlarged to the size of the image, as it
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,28 +17,9 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from unsilent.errors import UsageError
 from unsilent.workloads.base import call_model
-from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
-from unsilent.workloads.digits import CITATION, digits
-from unsilent.workloads.model_fitting import (
-    Goal,
-    Progress,
-    Schedule,
-    check_option_range,
-    fit,
-    no_progress,
-    parameter_count,
-)
-from unsilent.workloads.scenes.composing import (
-    CANVAS,
-    DESCRIPTION,
-    EVALUATION_SCENES,
-    PIXEL_LABELS,
-    ScenesWorkload,
-    evaluation_scenes,
-    training_scenes,
-)
-
-GOAL = Goal("mean IoU", 0.70)
+from unsilent.workloads.model_fitting import Goal, Progress, Schedule, no_progress
+from unsilent.workloads.scenes.composing import CANVAS, PIXEL_LABELS, Scenes, ScenesWorkload
+from unsilent.workloads.scenes.models import SceneModel, scenes_workload
 
 
 class DoubleConvolution(nn.Sequential):
@@ -125,22 +105,20 @@ def mean_iou(decided: Tensor, labels: Tensor) -> float:
     return float((both[either > 0] / either[either > 0]).mean())
 
 
-@dataclass(frozen=True)
-class SegmentationSpec:
-    """What tells one segmentation model from another: images [n, 1, 32, 32] -> scores, see `pixel_scores`."""
-
-    version: int
-    """Raised whenever the scenes, the model or its training change."""
-    description: str
-    build: Callable[[], nn.Module]
-    scenes: int
-    """Scenes that it is trained on."""
-    schedule: Schedule
-    components: Mapping[str, str | Sequence[str]]
+def _pixel_loss(output: Any, labels: Tensor) -> Tensor:
+    return cross_entropy(pixel_scores(output), labels)
 
 
+def _score(model: nn.Module, scenes: Scenes) -> float:
+    return mean_iou(run(model, scenes.images).argmax(1), scenes.labels)
+
+
+_segmenter = partial(
+    SceneModel, targets=lambda scenes: scenes.labels, loss=_pixel_loss, score=_score, run=run,
+    goal=Goal("mean IoU", 0.70), judge="segmentation:background=0",
+)  # fmt: skip
 SEGMENTERS = {
-    "scenes-unet": SegmentationSpec(
+    "scenes-unet": _segmenter(
         version=1,
         description="small U-Net with batch norm that labels the pixels of scenes of handwritten digits",
         build=UNet,
@@ -152,7 +130,7 @@ SEGMENTERS = {
             "head": ("head.*",),
         },
     ),
-    "scenes-segformer": SegmentationSpec(
+    "scenes-segformer": _segmenter(
         version=1,
         description="small SegFormer of transformers that labels the pixels of scenes of handwritten digits",
         build=segformer,
@@ -173,40 +151,4 @@ SEGMENTERS = {
 
 def segmenter(*, name: str, eval: int = 64, seed: int = 0, progress: Progress = no_progress) -> ScenesWorkload:  # noqa: A002 - option name
     """The trained model on ``eval`` scenes of held-out digits [eval, 1, 32, 32]; its answer is the label of every pixel."""
-    one = SEGMENTERS[name]
-    check_option_range(name, "eval", eval, EVALUATION_SCENES, "scenes")
-    held_out = evaluation_scenes()
-
-    def train(model: nn.Module) -> float:
-        scenes = training_scenes(one.scenes)
-        fit(
-            model,
-            lambda rows: (scenes.images[rows], scenes.labels[rows]),
-            one.scenes,
-            lambda output, labels: cross_entropy(pixel_scores(output), labels),
-            one.schedule,
-            seed=seed,
-            description=f"training {name}",
-            progress=progress,
-        )
-        with torch.no_grad():
-            return mean_iou(run(model, held_out.images).argmax(1), held_out.labels)
-
-    recipe = TrainedWeightsRecipe(name, one.version, {"seed": seed}, digits().hash)
-    model, score = load_or_train(recipe, one.build, train, GOAL, seed=seed)
-    return ScenesWorkload(
-        model,
-        [held_out.images[:eval].clone()],
-        judge="segmentation:background=0",
-        name=name,
-        components=one.components,
-        run=run,
-        info={
-            "description": one.description,
-            "data": DESCRIPTION,
-            "accuracy": {"name": GOAL.metric, "value": score},
-            "parameters": parameter_count(model),
-            "samples": eval,
-            "citation": CITATION,
-        },
-    )
+    return scenes_workload(name, SEGMENTERS[name], eval, seed, progress)

@@ -2,7 +2,7 @@
 
 A fault changes the answers of one or several samples of a batch. Two shares are estimated: of all changed answers, where a fault
 that changes many counts as often; and the mean over faults of the share of their answers, where each fault counts once. Intervals
-of both go by fault, since the samples of one fault are not independent.
+of both go by fault, since the samples of one fault are not independent. Intervals of false alarms go by original.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +19,7 @@ from numpy.typing import NDArray
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.statistics.bounded import bounded_mean, ratio_of_means
-from unsilent.statistics.conformal import expected_false_alarms
-from unsilent.statistics.intervals import clopper_pearson
+from unsilent.statistics.conformal import exchanged_false_alarms
 from unsilent.studies.coverage.inference.scoring import (
     Detected,
     Floats,
@@ -75,12 +75,12 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class FalseAlarms:
-    """Of clean samples.
+    """Of clean samples. Intervals are by original.
 
     Attributes:
         share: Of test samples with an alarm.
         count: How many.
-        promised: Limits between which the count lies by the sizes of calibration and test; None of several stores.
+        promised: Limits between which the count lies if originals of calibration and test are alike; None of several stores.
         shifted: Share of shifted samples with an alarm.
     """
 
@@ -98,15 +98,18 @@ class Restored:
 
     Attributes:
         rung: Of the ladder, or `LADDER`.
-        of_changed: Share of all changed answers.
-        of_detected: Of those that the reference detector finds.
+        answers: Share of all changed answers.
+        share: Of changed answers, mean over faults.
+        detected_answers, detected_share: The same of the changed answers that the reference detector finds.
         seconds: Median CPU time; None for what was not run.
     """
 
     rung: str
     errors: str
-    of_changed: Interval
-    of_detected: Interval
+    answers: Interval
+    share: Interval
+    detected_answers: Interval
+    detected_share: Interval
     seconds: float | None
 
 
@@ -138,6 +141,7 @@ class Tries:
     """Faults of one error model: that were drawn, how they ended, and the answers that those found changed.
 
     Attributes:
+        different_answers: Samples among these answers, each counted once however many faults changed its answer.
         same_answer: The most faults that changed one and the same answer and no other.
     """
 
@@ -149,6 +153,7 @@ class Tries:
     found: int
     trials: int
     answers: int
+    different_answers: int
     same_answer: int
 
 
@@ -158,7 +163,7 @@ class InferenceCoverageResult:
 
     Attributes:
         reference: The detector that others are compared with.
-        clean: Clean samples of each part.
+        clean, originals: Clean samples of each part, and the originals that they are copies of.
         unreported: Rates that the clean samples are too few for, and how many they need.
         roc: Of each detector, false alarms and detected answers of all error models.
     """
@@ -169,6 +174,7 @@ class InferenceCoverageResult:
     command: str
     reference: str
     clean: Mapping[str, int]
+    originals: Mapping[str, int]
     rates: tuple[float, ...]
     unreported: Mapping[float, int]
     tries: tuple[Tries, ...]
@@ -214,10 +220,13 @@ def analyse_together(
         clean={
             part: sum(len(next(iter(one.clean[part].values()))) for one in parts) for part in (CALIBRATION, TEST, SHIFTED)
         },
+        originals={
+            part: sum(len(np.unique(one.originals[part])) for one in parts) for part in (CALIBRATION, TEST, SHIFTED)
+        },
         rates=reported,
         unreported={rate: clean_samples_needed(rate) for rate in rates if rate not in reported},
         tries=tuple(_tries(parts)),
-        detections=tuple(_detections(found, groups, max(max(part.store.baseline.samples) for part in parts), options.confidence)),
+        detections=tuple(_detections(found, groups, most_answers(parts), options.confidence)),
         false_alarms=tuple(_false_alarms(parts, names, reported, options.confidence)),
         restored=tuple(_restored(parts, found[names[0], options.rate], groups, options.confidence)),
         comparisons=tuple(_comparisons(found, names, groups, options)),
@@ -226,6 +235,11 @@ def analyse_together(
         seconds=seconds,
         cpu_seconds=cpu_seconds,
     )  # fmt: skip
+
+
+def most_answers(parts: Sequence[ScoredStore]) -> int:
+    """That a fault can change."""
+    return max(max(part.store.baseline.samples) for part in parts)
 
 
 def _seconds(stores: Sequence[InferenceCoverageStore]) -> tuple[float, float]:
@@ -240,17 +254,19 @@ def _joined(parts: Sequence[Detected]) -> Detected:
 
 def _tries(parts: Sequence[ScoredStore]) -> Iterator[Tries]:
     for name in ERROR_MODELS:
-        own, alone = [], Counter[tuple[int, int, int]]()
+        own, alone, different = [], Counter[tuple[int, int, int]](), set[tuple[int, int, int]]()
         for number, part in enumerate(parts):
             rows = [row for row in part.rows if row.trial.target == name]
             own += rows
             alone.update((number, row.batch, int(row.flags.argmax())) for row in rows if row.changed == 1)
+            different.update((number, row.batch, place) for row in rows for place in np.flatnonzero(row.flags).tolist())
         if own:
             drawn, masked, benign, due, answers = (
                 sum(getattr(row, key) for row in own) for key in ("tried", "masked", "benign", "due", "changed")
             )
             found = sum(row.end == FOUND for row in own)
-            yield Tries(name, drawn, masked, benign, due, found, len(own), answers, max(alone.values(), default=0))
+            same = max(alone.values(), default=0)
+            yield Tries(name, drawn, masked, benign, due, found, len(own), answers, len(different), same)
 
 
 def _share(values: Floats, confidence: float) -> Interval:
@@ -264,7 +280,7 @@ def _detections(
     """``most``: answers that a fault can change."""
     for (name, rate), one in found.items():
         for errors, own in groups.items():
-            answers = ratio_of_means((one.share * one.changed)[own], one.changed[own], most, confidence)
+            answers = _share_of_answers(one.share[own], one.changed[own], most, confidence)
             shares = [_share(values[own], confidence) for values in (one.share, one.layers, one.flops)]
             yield Detection(name, errors, rate, answers, *shares)
 
@@ -274,16 +290,23 @@ def _false_alarms(
 ) -> Iterator[FalseAlarms]:
     for name in names:
         for rate in rates:
-            counts = {TEST: [0, 0], SHIFTED: [0, 0]}
+            alarms: dict[str, list[NDArray[np.bool_]]] = {TEST: [], SHIFTED: []}
             for part in parts:
                 threshold = part.threshold(name, rate)
-                for key, count in counts.items():
-                    count[0] += int((part.clean[key][name] > threshold).sum())
-                    count[1] += len(part.clean[key][name])
-            sizes = len(parts[0].clean[CALIBRATION][name]), counts[TEST][1]
-            promised = expected_false_alarms(sizes[0], rate, sizes[1], confidence) if len(parts) == 1 else None
-            shares = [clopper_pearson(alarms, samples, confidence) for alarms, samples in counts.values()]
-            yield FalseAlarms(name, rate, shares[0], counts[TEST][0], promised, shares[1])
+                for key, groups in alarms.items():
+                    groups += part.by_original(key, part.clean[key][name] > threshold)
+            promised = None
+            if len(parts) == 1:
+                both = [parts[0].by_original(key, parts[0].clean[key][name]) for key in (CALIBRATION, TEST)]
+                promised = exchanged_false_alarms(both[0], both[1], rate, confidence)
+            shares = [_share_of_samples(groups, confidence) for groups in alarms.values()]
+            yield FalseAlarms(name, rate, shares[0], sum(int(one.sum()) for one in alarms[TEST]), promised, shares[1])
+
+
+def _share_of_samples(groups: Sequence[NDArray[np.bool_]], confidence: float) -> Interval:
+    """Of the samples of independent originals, bool[samples] each."""
+    wholes = tuple(len(one) for one in groups)
+    return _ratio(tuple(int(one.sum()) for one in groups), wholes, max(wholes), confidence)
 
 
 def _restored(
@@ -292,18 +315,32 @@ def _restored(
     rows = [row for part in parts for row in part.faults]
     if not rows:
         return
+    some = np.where(found.share > 0, found.share, np.nan)
     alone = np.array([row.restored.mean(1) for row in rows])
     seconds = np.array([row.rung_seconds for row in rows])
-    some = np.where(found.share > 0, found.share, np.nan)
+    back = {rung: (alone[:, number], found.by_rung[:, number]) for number, rung in enumerate(RUNGS)}
+    back |= {LAYER: (found.by_layer, found.by_layer / some), LADDER: (found.by_ladder, found.by_ladder / some)}
+    most = most_answers(parts)
     for errors, own in groups.items():
-        for number, rung in enumerate(RUNGS):
-            yield Restored(
-                rung, errors, _share(alone[own, number], confidence), _share(found.by_rung[own, number], confidence),
-                float(np.median(seconds[own, number])),
-            )  # fmt: skip
-        for rung, values in ((LAYER, found.by_layer), (LADDER, found.by_ladder)):
-            shares = _share(values[own], confidence), _share((values / some)[own], confidence)
-            yield Restored(rung, errors, *shares, None)
+        for rung, (of_changed, of_detected) in back.items():
+            wholes, found_wholes = found.changed[own], (found.changed * some)[own]
+            answers = _share_of_answers(of_changed[own], wholes, most, confidence)
+            detected_answers = _share_of_answers(of_detected[own], found_wholes, most, confidence)
+            shares = [_share(one[own], confidence) for one in (of_changed, of_detected)]
+            spent = float(np.median(seconds[own, RUNGS.index(rung)])) if rung in RUNGS else None
+            yield Restored(rung, errors, answers, shares[0], detected_answers, shares[1], spent)
+
+
+def _share_of_answers(shares: Floats, wholes: Floats, most: int, confidence: float) -> Interval:
+    """Of all answers, from the shares of those of each fault; of faults that have any."""
+    some = ~np.isnan(shares)
+    return _ratio(tuple((shares * wholes)[some].tolist()), tuple(wholes[some].tolist()), most, confidence)
+
+
+@lru_cache(maxsize=10_000)
+def _ratio(parts: tuple[float, ...], wholes: tuple[float, ...], most: int, confidence: float) -> Interval:
+    """`ratio_of_means`, which takes long, once for detectors and rungs that do the same."""
+    return ratio_of_means(parts, wholes, most, confidence)
 
 
 def _comparisons(

@@ -65,24 +65,25 @@ class FaultSearch:
         return Population(self._engine.select_regions(("param:*",)))
 
     @cached_property
-    def _outputs(self) -> RegionsByBatch:
-        """Of numbers: a corrupted index may read memory out of bounds, whose content is other in each run."""
+    def _outputs(self) -> dict[int | None, Population]:
+        """By batch. Of numbers: a corrupted index may read memory out of bounds, whose content is other in each run."""
         regions = [region for region in self._engine.select_regions(("op:*",)) if region.codec.kind != "int"]
-        return RegionsByBatch(Target("", "", "", "", tuple(regions), 1.0), LAW)
+        by_batch = RegionsByBatch(Target("", "", "", "", tuple(regions), 1.0), LAW)
+        return dict(zip(by_batch.steps, by_batch.populations, strict=True))
 
     def find(self, error_model: str, seed: int) -> Found:
-        """The first fault that changes an answer; ``seed`` decides all faults."""
-        in_weights, tries = error_model in IN_WEIGHTS, Counter[str]()
+        """The first fault that changes an answer of a batch; ``seed`` decides the batch and all faults."""
+        in_weights, tries, batch = error_model in IN_WEIGHTS, Counter[str](), self.draw_batch(seed)
         size = 1 if in_weights else self._engine.preferred_group_size(True)
         for first in range(0, self._spec.tries, size):
             numbers = range(first, min(first + size, self._spec.tries))
-            drawn = [self.draw(error_model, np.random.default_rng([seed, number])) for number in numbers]
-            for (batch, faults), outcome in zip(drawn, self._outcomes([faults for _, faults in drawn]), strict=True):
+            drawn = [self.draw(error_model, batch, np.random.default_rng([seed, number])) for number in numbers]
+            for faults, outcome in zip(drawn, self._outcomes(drawn), strict=True):
                 end = end_of(outcome)
                 tries[end] += 1
                 if end == SDC:
                     return Found(faults, batch, tries)
-        return Found((), 0, tries)
+        return Found((), batch, tries)
 
     def _outcomes(self, many: list[tuple[Fault, ...]]) -> list[TrialOutcome]:
         """Of each set of faults; what raised must have left nothing behind."""
@@ -96,16 +97,16 @@ class FaultSearch:
                     self._engine.check_intact()
         return result
 
-    def draw(self, error_model: str, rng: np.random.Generator) -> tuple[int, tuple[Fault, ...]]:
-        """A batch and faults that act in it alone; a rate may draw none."""
+    def draw_batch(self, seed: int) -> int:
+        """The batch that the faults of a trial act in: that of a sample drawn uniformly."""
+        return int(np.searchsorted(self._ends, np.random.default_rng(seed).integers(self._ends[-1]), side="right"))
+
+    def draw(self, error_model: str, batch: int, rng: np.random.Generator) -> tuple[Fault, ...]:
+        """Faults that act in one batch alone; a rate may draw none."""
         model = self._model(error_model, rng)
         if error_model in IN_WEIGHTS:
-            batch = int(np.searchsorted(self._ends, rng.integers(self._ends[-1]), side="right"))
-            drawn = model.draw(self._parameters, rng, LAW)
-            return batch, tuple(replace(fault, step=batch) for fault in drawn)
-        step, population = self._outputs.draw_batch(rng)
-        assert step is not None
-        return step, model.draw(population, rng, LAW)
+            return tuple(replace(fault, step=batch) for fault in model.draw(self._parameters, rng, LAW))
+        return model.draw(self._outputs[batch], rng, LAW)
 
     def _model(self, error_model: str, rng: np.random.Generator) -> FaultModel:
         models = self._models[error_model]

@@ -77,6 +77,7 @@ def array_shapes(baseline: InferenceCoverageBaseline, values: Mapping[str, Any])
     return {
         "flags": samples if end == FOUND else 0,
         "margins": margins,
+        "originals": samples if end == JUDGED else 0,
         "restored": (len(RUNGS), changed) if end == FOUND else 0,
         "rung_seconds": len(RUNGS) if end == FOUND else 0,
         "times": (1 + detectors, len(TIMED_BATCHES)) if end == TIMED else 0,
@@ -111,7 +112,7 @@ INFERENCE_COVERAGE = Kind(
     name="inference-coverage",
     command="coverage",
     application_id=0x556E7379,  # "Unsy"
-    schema_version=1,
+    schema_version=2,
     spec=InferenceCoverageSpec,
     baseline=InferenceCoverageBaseline,
     row=InferenceCoverageRow,

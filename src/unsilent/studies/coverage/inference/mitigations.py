@@ -1,9 +1,11 @@
 """What brings a changed answer back to that of golden, each rung of the ladder of `unsilent.protection.protect` alone.
 
-    clamp, zero   the same faulty pass, with values outside of the range of clean samples limited to it, or set to 0
     rerun         the call again: a fault in an operation is gone, one in weights is still there
     repair        weights by checksums and parity, then the call again
     golden        weights from a copy, then the call again
+    clamp, zero   the call again, with values outside of the range of clean samples limited to it, or set to 0
+    clamp-in-run, zero-in-run
+                  the same in the faulty run itself, in which a fault in an operation is still there; `protect` has no such rung
 
 The rung ``layer`` (a layer runs again from its inputs) needs no trial: it gives the answer of golden where the first alarm is in
 the very layer whose own operation was corrupted, and else changes nothing.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +30,31 @@ from unsilent.outcomes.classify import classify
 from unsilent.protection.layer_watch import LayerRun, LayerWatch
 from unsilent.protection.recovery_ladder import WeightRepair, limited
 from unsilent.protection.weight_integrity import WeightIntegrity
-from unsilent.studies.coverage.inference.spec import CLAMP, GOLDEN, REPAIR, RERUN, RUNGS, ZERO
+from unsilent.studies.coverage.inference.spec import (
+    CLAMP,
+    CLAMP_IN_RUN,
+    GOLDEN,
+    REPAIR,
+    RERUN,
+    RUNGS,
+    ZERO,
+    ZERO_IN_RUN,
+)
+
+IN_RUN = {CLAMP_IN_RUN: CLAMP, ZERO_IN_RUN: ZERO}
+"""Rungs that change the faulty run itself, and the same limits in a second run."""
+
+
+class Tried(NamedTuple):
+    """What a rung gave.
+
+    Attributes:
+        codes: Of outcomes, uint8[samples].
+        seconds: CPU time.
+    """
+
+    codes: NDArray[np.uint8]
+    seconds: float
 
 
 class Mitigations:
@@ -45,6 +71,7 @@ class Mitigations:
         self.integrity = WeightIntegrity(engine.model)
         self._weights = WeightRepair(engine.model, has_parity=True, has_copy=True, integrity=self.integrity)
         self._ranges: dict[str, tuple[float, float]] = {}
+        self._limited: dict[tuple[str, int], Tried] = {}
         with LayerWatch(engine.model) as watch, torch.no_grad():
             for batch in batches:
                 with watch.listening(self._note):  # each batch is a call, whose later passes have names of their own
@@ -59,30 +86,55 @@ class Mitigations:
         self, batch: int, faults: Sequence[Fault], changed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
         """Whether each changed answer is golden again, uint8[rungs, changed], and CPU seconds, float64[rungs]."""
-        result, seconds = np.zeros((len(RUNGS), int(changed.sum())), np.uint8), np.zeros(len(RUNGS))
-        for number, rung in enumerate(RUNGS):
-            begun = time.process_time()
-            with self._engine.inject_parameter_faults(faults):
-                codes = self._outcomes(rung, batch, faults)
-            seconds[number] = time.process_time() - begun
-            result[number] = (codes < Outcome.SDC)[changed]
-        return result, seconds
+        stays = tuple(fault for fault in faults if not is_transient(fault.site))
+        tried: dict[str, Tried] = {}
+        for rung in RUNGS:
+            if rung in IN_RUN and len(stays) == len(faults):
+                tried[rung] = tried[IN_RUN[rung]]  # the same run: the fault is still there in a second one
+            elif rung in (CLAMP, ZERO) and not stays:
+                tried[rung] = self._limited_golden(rung, batch)
+            else:
+                with self._engine.inject_parameter_faults(faults):
+                    tried[rung] = self._try(rung, batch, faults if rung in IN_RUN else stays, changed)
+        result = np.array([(one.codes < Outcome.SDC)[changed] for one in tried.values()], np.uint8)
+        return result, np.array([one.seconds for one in tried.values()])
 
-    def _outcomes(self, rung: str, batch: int, faults: Sequence[Fault]) -> NDArray[np.uint8]:
-        """Outcome codes of all samples, uint8[samples]; faults of weights are in place."""
-        engine, left = self._engine, [fault for fault in faults if not is_transient(fault.site)]
+    def _limited_golden(self, rung: str, batch: int) -> Tried:
+        """A fault-free run with limits, once for each batch."""
+        if (rung, batch) not in self._limited:
+            self._limited[rung, batch] = self._try(rung, batch, (), np.zeros(0, np.bool_))
+        return self._limited[rung, batch]
+
+    def _try(self, rung: str, batch: int, faults: Sequence[Fault], changed: NDArray[np.bool_]) -> Tried:
+        """One rung; faults of weights are in place.
+
+        A run whose bits are known is not run: without faults it is golden (what `PlainEngine.check_intact` proves), and a second
+        one with nothing but the faults of weights is the first one.
+        """
+        engine, begun = self._engine, time.process_time()
+        samples, again = engine.samples[batch], engine.batch_seconds[batch]
+        if rung == REPAIR:
+            self._weights.repair()
+        elif rung == GOLDEN:
+            self._weights.restore()
+        elif rung == RERUN and faults:
+            return Tried(np.where(changed, Outcome.SDC, Outcome.MASKED).astype(np.uint8), again)
+        if rung in (REPAIR, GOLDEN, RERUN):
+            spent = time.process_time() - begun
+            if not faults or engine.parameters.hash() == engine.weights_hash:
+                return Tried(np.full(samples, Outcome.MASKED, np.uint8), spent + again)
+        codes = self._codes(rung, batch, faults)
+        return Tried(codes, time.process_time() - begun)
+
+    def _codes(self, rung: str, batch: int, faults: Sequence[Fault]) -> NDArray[np.uint8]:
+        """Outcome codes of one run of all samples, uint8[samples], with limits where the rung has any."""
+        engine, limits = self._engine, IN_RUN.get(rung, rung)
         try:
-            if rung in (CLAMP, ZERO):
-                with LayerWatch(engine.model) as watch, watch.listening(self._limit(rung)):
+            if limits in (CLAMP, ZERO):
+                with LayerWatch(engine.model) as watch, watch.listening(self._limit(limits)):
                     output = PlainEngine._evaluate(engine, batch, faults)
             else:
-                if rung == REPAIR:
-                    self._weights.repair()
-                elif rung == GOLDEN:
-                    self._weights.restore()
-                else:
-                    assert rung == RERUN
-                output = PlainEngine._evaluate(engine, batch, left)
+                output = PlainEngine._evaluate(engine, batch, faults)
             return classify(
                 engine.judge, engine.golden[batch], output, engine.batches[batch], engine.samples[batch]
             ).codes

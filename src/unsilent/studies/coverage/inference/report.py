@@ -12,6 +12,7 @@ from unsilent.report.estimates import difference_cell
 from unsilent.report.model import Cell, Column, Part, Plot, Report, Section, Table, TableRow, estimates_table
 from unsilent.report.text import count_text, p_value_text, percent_text
 from unsilent.report.theme import SERIES_COLOURS, Figure, figure
+from unsilent.statistics.conformal import promised_rate
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, Detection, InferenceCoverageResult
 from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, SHIFTED, TEST, TIMED_BATCHES
 from unsilent.studies.coverage.report_parts import SHARE, comparison_columns, roc_figure
@@ -26,11 +27,12 @@ ERROR_TEXTS = {
 LEAST_FAULTS, MOST_OF_ONE_ANSWER = 10, 0.2
 """Faults, and the share of them that change one and the same answer alone, from which on the report says so."""
 METHOD = (
-    "Each trial draws independent faults of its error model until one changes the answer of a sample; estimates hold for such "
-    "faults. A changed answer is detected where the margin of a layer is above the threshold, which is taken of clean "
-    "samples (split conformal prediction). Of changed answers: detected answers over all changed answers. By fault, and all "
-    "other shares: the mean over faults of the share of the answers that a fault changed. Intervals are Gaffke's, by fault. "
-    "False alarms are counted on further clean samples, with the interval of Clopper and Pearson. No sample is used twice."
+    "Each trial draws a batch of clean test samples, and independent faults of its error model until one changes the answer of "
+    "a sample; estimates hold for such faults. A changed answer is detected where the margin of a layer is above the threshold, "
+    "which is taken of other clean samples (split conformal prediction). Of changed answers: such answers over all changed "
+    "answers. Of faults, and all other shares: the mean over faults of the share of the answers that a fault changed. Intervals "
+    "are Gaffke's, by fault. False alarms are counted on all test samples without faults; their intervals are by original, as "
+    "samples that are copies of one original are not independent."
 )
 
 
@@ -48,7 +50,8 @@ def report(result: InferenceCoverageResult) -> Report:
         facts=tuple(_facts(result)), notes=tuple(baseline.notes), repeat_command=result.command, method=METHOD,
         further_json={
             "command": result.command, "spec": result.spec.to_json(), "reference": result.reference,
-            "clean_samples": dict(result.clean), "tries": [asdict(one) for one in result.tries],
+            "clean_samples": dict(result.clean), "clean_originals": dict(result.originals),
+            "tries": [asdict(one) for one in result.tries],
             "clean_samples_needed": {f"{rate:g}": count for rate, count in result.unreported.items()},
             "comparisons": [
                 {"detector": one.detector, "errors": one.errors, **asdict(one.paired)} for one in result.comparisons
@@ -61,12 +64,12 @@ def report(result: InferenceCoverageResult) -> Report:
 
 
 def _machine_table(result: InferenceCoverageResult) -> Table:
-    fault, sample = "fault", "clean sample"
+    fault, answer, sample = "fault", "changed answer", "clean sample"
     rows: list[tuple[Cell, ...]] = []
     for one in result.detections:
         where = (one.detector, one.errors, f"{one.rate:g}")
         rows += [
-            (*where, "detected answers", "changed answer", one.answers), (*where, "detected by fault", fault, one.share),
+            (*where, "detected, of changed answers", answer, one.answers), (*where, "detected, of faults", fault, one.share),
             (*where, "layers run", fault, one.layers),
             (*where, "flops run", fault, one.flops),
         ]  # fmt: skip
@@ -76,7 +79,9 @@ def _machine_table(result: InferenceCoverageResult) -> Table:
     for back in result.restored:
         where = (back.rung, back.errors, f"{result.options.rate:g}")
         rows += [
-            (*where, "restored", fault, back.of_changed), (*where, "restored of detected", fault, back.of_detected)
+            (*where, "restored, of changed answers", answer, back.answers), (*where, "restored, of faults", fault, back.share),
+            (*where, "restored, of detected answers", answer, back.detected_answers),
+            (*where, "restored, of detected faults", fault, back.detected_share),
         ]  # fmt: skip
     return estimates_table(("detector", "errors", "rate", "measure", "unit", ""), rows, rare=("unit",))
 
@@ -93,25 +98,41 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
             best = max(own, key=lambda one: one.answers.low)
             mine = next(one for one in own if one.detector == result.reference)
             yield (
-                f"{ERROR_TEXTS[errors]}: {result.reference} detects {_text(mine.answers)} of changed answers at {rate} false "
-                "alarms"
-                + (f"; most by {best.detector}, {_text(best.answers)}" if best is not mine else ", the most of all")
+                f"{ERROR_TEXTS[errors]}: {result.reference} detects {_text(mine.answers)} of changed answers and "
+                f"{_text(mine.share)} of faults at {rate} false alarms"
+                + (
+                    f"; most answers by {best.detector}, {_text(best.answers)}, and {_text(best.share)} of faults"
+                    if best is not mine
+                    else ", the most answers of all"
+                )
             )
-    for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.of_detected.n):
-        yield f"the ladder brings {_text(one.of_detected)} of the answers that {result.reference} finds back to golden"
+    for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.detected_share.n):
+        yield (
+            f"the ladder brings back to golden what {result.reference} finds: {_text(one.detected_answers)} of changed answers, "
+            f"{_text(one.detected_share)} of faults"
+        )
     for alarms in (one for one in result.false_alarms if one.promised and one.rate == result.options.rate):
         assert alarms.promised is not None
         _, high = alarms.promised
         if alarms.count > high:
-            yield f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most were promised"
+            yield (
+                f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most if originals of calibration and test "
+                "are alike"
+            )
+    thresholds, alarms_of = (result.originals[part] for part in (CALIBRATION, TEST))
+    if thresholds < result.clean[CALIBRATION]:
+        yield (
+            f"clean samples are of {thresholds:,} originals (thresholds) and {alarms_of:,} (false alarms): a further original is "
+            f"only promised at most {percent_text(promised_rate(result.options.rate, thresholds))} false alarms"
+        )
     for needed, count in result.unreported.items():
         yield f"nothing is said of {rate_text(needed)} false alarms, which need {count:,} clean samples (--clean-samples)"
     for tries in result.tries:
         if tries.found >= LEAST_FAULTS and tries.same_answer >= MOST_OF_ONE_ANSWER * tries.found:
             yield (
                 f"{tries.errors}: {tries.same_answer:,} of {count_text(tries.found, 'fault')} changed one and the same answer "
-                "alone; shares by fault depend on how that sample is judged, and intervals do not include this: raise eval or "
-                "take other samples"
+                "alone; shares of faults depend on how that sample is judged, and intervals do not include this: raise "
+                "--clean-samples"
             )
     for tries in (one for one in result.tries if one.found < one.trials):
         yield (
@@ -133,8 +154,8 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
     groups = [one.errors for one in result.tries if one.found]
     if groups:
         yield Section(
-            "Detection", "Share of changed answers that a detector notices, at the same share of false alarms for all. In tables "
-            "of answers, a fault that changes many answers counts as often; in tables by fault, each fault counts once.",
+            "Detection", "What a detector notices, at the same share of false alarms for all. Of changed answers: a fault that "
+            "changes many answers counts as often. Of faults: each fault counts once, with the share of its answers.",
             tuple(
                 _detection_table(_at_rate(result, rate), [*groups, ALL], rate, result, by_fault)
                 for rate in result.rates for by_fault in (False, True)
@@ -163,7 +184,7 @@ def _detection_table(
     return Table(
         (Column("detector", left_aligned=True), *(Column(name, **SHARE, priority=n) for n, name in enumerate(groups))),
         tuple(TableRow((name, *(cells[name, group] for group in groups)), name == result.reference) for name in names),
-        f"Detected {'by fault' if by_fault else 'answers'} at {rate_text(rate)} false alarms",
+        f"Detected, of {'faults' if by_fault else 'changed answers'}, at {rate_text(rate)} false alarms",
         terminal_rows=40 if rate == result.options.rate else 0,
     )
 
@@ -204,7 +225,7 @@ def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
 def _false_alarms(result: InferenceCoverageResult) -> Section:
     heads = (
         Column("detector", left_aligned=True), Column("asked", "number", unit="%", scale=100.0, digits=".3g"),
-        Column("on clean samples", **SHARE), Column("alarms", "number"), Column("promised", priority=1),
+        Column("on clean samples", **SHARE), Column("alarms", "number"), Column("expected", priority=1),
         Column("on shifted samples", **SHARE, priority=2),
     )  # fmt: skip
     rows = tuple(
@@ -213,11 +234,13 @@ def _false_alarms(result: InferenceCoverageResult) -> Section:
             "–" if one.promised is None else f"{one.promised[0]:,} to {one.promised[1]:,}", one.shifted,
         )) for one in result.false_alarms
     )  # fmt: skip
+    few = result.originals
     return Section(
         "False alarms",
-        f"Thresholds are taken of {count_text(result.clean[CALIBRATION], 'clean sample')}; alarms are counted on "
-        f"{count_text(result.clean[TEST], 'other sample')}, and on {result.clean[SHIFTED]:,} that are unusual but correct. "
-        "Promised: the beta-binomial limits by these numbers.",
+        f"Thresholds are taken of {count_text(result.clean[CALIBRATION], 'clean sample')} of {few[CALIBRATION]:,} originals; "
+        f"alarms are counted on {count_text(result.clean[TEST], 'other sample')} of {few[TEST]:,} originals, of which faults are "
+        f"as well, and on {result.clean[SHIFTED]:,} of {few[SHIFTED]:,} that are unusual but correct. Intervals are by original. "
+        "Expected: the limits of the number of alarms when originals are exchanged between the first two at random.",
         (Table(heads, rows, "Clean samples", terminal_rows=0),),
     )
 
@@ -225,19 +248,22 @@ def _false_alarms(result: InferenceCoverageResult) -> Section:
 def _restored(result: InferenceCoverageResult) -> Section:
     heads = (
         Column("rung", left_aligned=True), Column("errors", left_aligned=True), Column("of changed answers", **SHARE),
-        Column(f"of those {result.reference} finds", **SHARE, priority=1),
+        Column("of faults", **SHARE), Column(f"of answers that {result.reference} finds", **SHARE, priority=1),
+        Column(f"of faults that {result.reference} finds", **SHARE, priority=1),
         Column("CPU time", "number", unit="ms", scale=1e3, digits=".3g", priority=2),
     )  # fmt: skip
     rows = tuple(
-        TableRow((one.rung, one.errors, one.of_changed, one.of_detected if one.of_detected.n else None, one.seconds))
-        for one in result.restored
-    )
+        TableRow((
+            one.rung, one.errors, one.answers, one.share,
+            *(share if share.n else None for share in (one.detected_answers, one.detected_share)), one.seconds,
+        )) for one in result.restored
+    )  # fmt: skip
     return Section(
         "Answers back to golden",
-        "Each rung alone. clamp and zero limit the values of layers in the faulty pass itself; rerun is the call again, in which "
-        "a fault in an operation is gone and one in weights is not; repair uses checksums and parity; golden a copy of weights; "
-        f"layer runs the layer of {result.reference}'s first alarm again. The ladder is layer, rerun, repair and clamp after an "
-        "alarm.",
+        "Each rung alone. rerun is the call again, in which a fault in an operation is gone and one in weights is not; repair "
+        "uses checksums and parity, golden a copy of weights; clamp and zero limit the values of layers in a second call, as "
+        "protect does, clamp-in-run and zero-in-run in the faulty run itself; layer runs the layer of "
+        f"{result.reference}'s first alarm again. The ladder is layer, rerun, repair and clamp after an alarm.",
         (Table(heads, rows, "Restored answers", terminal_rows=0),),
     )
 
@@ -281,10 +307,12 @@ def _tries(result: InferenceCoverageResult) -> Section:
     heads = (
         Column("errors", left_aligned=True), Column("drawn", "number"), Column("masked", "number", priority=1),
         Column("benign", "number", priority=1), Column("not finite or raised", "number"),
-        Column("changed an answer", "number"), Column("changed answers", "number"),
+        Column("changed an answer", "number"), Column("changed answers", "number"), Column("of different samples", "number"),
     )  # fmt: skip
     rows = tuple(
-        TableRow((one.errors, one.drawn, one.masked, one.benign, one.due, one.found, one.answers))
+        TableRow(
+            (one.errors, one.drawn, one.masked, one.benign, one.due, one.found, one.answers, one.different_answers)
+        )
         for one in result.tries
     )
     return Section(

@@ -3,6 +3,9 @@
 A trial of an error model draws independent faults until one changes the answer of a sample (`FaultSearch`). That fault then acts
 in one plain run in which the layers are recorded; all detectors judge this one record. The run must give the bits that the
 engine gave. Thresholds are applied when the store is read.
+
+Faults act in batches of the clean samples that false alarms are counted on, not in the workload's own evaluation batches, so that
+detection and false alarms are of the same inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.detectors.activations.rule import Floats
 from unsilent.engine import PlainEngine, make_engine
-from unsilent.engine.device_placement import place, resolve_device
+from unsilent.engine.device_placement import resolve_device
 from unsilent.engine.plain import RANDOM_SEED, same_outputs
 from unsilent.engine.running_out import unusable_if_raised
 from unsilent.errors import InjectionError, InternalError, UnsilentError, UsageError, UserCodeError, first_line
@@ -33,14 +36,16 @@ from unsilent.printable import escape_unprintable
 from unsilent.protection.detector import make_detector
 from unsilent.protection.layer_watch import find_layers
 from unsilent.protection.recorded_pass import RecordedPass, count_samples, record_pass
+from unsilent.studies.coverage.inference.clean_batches import EvaluatedOn, read_clean_batches
 from unsilent.studies.coverage.inference.fault_search import BENIGN, DUE, MASKED, FaultSearch, fault_of_operation
 from unsilent.studies.coverage.inference.mitigations import Mitigations
 from unsilent.studies.coverage.inference.spec import (
-    CALIBRATION,
     CLEAN_TARGETS,
     FOUND,
     JUDGED,
+    MOST_FAULT_BATCHES,
     NOT_FOUND,
+    TEST,
     TIMED,
     TIMING,
     DetectorInfo,
@@ -57,8 +62,6 @@ from unsilent.workloads.user import user_code
 
 CHUNK = 1000
 """Clean samples of a trial, about."""
-LEAST_PROFILE_BATCHES = 2
-"""That detectors learn from: parts of a combination are scaled with other batches than they learn from."""
 PROOF_EVERY, PROOF_GOLDENS = 100, 300
 """Trials, or time in golden runs, before a proof that trials are independent."""
 
@@ -98,11 +101,12 @@ class InferenceCoverageRunner:
         self.workload: CalibratedWorkload = workload
         torch.set_num_threads(spec.threads)
         self._device = resolve_device(spec.device)
+        profile, self._clean = read_clean_batches(workload, spec, self._device)
+        faulty = EvaluatedOn(workload, self._clean[TEST].evenly_chosen(MOST_FAULT_BATCHES))
         self.engine: PlainEngine = make_engine(
-            workload, engine=settings.engine, memory=settings.memory, worker_count=settings.jobs, device=self._device,
+            faulty, engine=settings.engine, memory=settings.memory, worker_count=settings.jobs, device=self._device,
             judge=judge(spec.judge) if spec.judge else None,
         )  # fmt: skip
-        profile, self._clean = self._read_clean_batches()
         for detector in self.detectors:
             detector.calibrate(self.engine.model, profile, self._run)
         self._mitigations = Mitigations(self.engine, profile, self._run)
@@ -128,39 +132,11 @@ class InferenceCoverageRunner:
 
     # -- clean samples -----------------------------------------------------------------------------------------------
 
-    def _read_clean_batches(self) -> tuple[list[Any], dict[str, list[Any]]]:
-        """Batches that detectors learn from, and those of each of `CLEAN_TARGETS`, all on the device.
-
-        Raises ``UsageError`` where there are too few for calibration to be divided.
-        """
-        spec, profile = self.spec, list[Any]()
-        parts = {}
-        for part in CLEAN_TARGETS:
-            more = 2 * spec.profile_samples if part == CALIBRATION else 0  # whole batches may be more than those
-            batches = [
-                place(one, self._device, None) for one in self.workload.clean_batches(part, spec.clean_samples + more)
-            ]
-            if part == CALIBRATION:
-                count = self._count_profile_batches(batches)
-                profile, batches = batches[:count], batches[count:]
-            parts[part] = batches[: _batches_with(batches, spec.clean_samples)]
-            if not parts[part]:
-                raise UsageError(
-                    f"{self.workload.name} gives too few clean batches of part {part}: there are {len(profile) + len(batches)}, "
-                    "some of which detectors learn from; lower --profile-samples, or give more and smaller batches"
-                )
-        return profile, parts
-
-    def _count_profile_batches(self, batches: Sequence[Any]) -> int:
-        """As many as have the samples that detectors are to learn from; half of all samples at most, two batches at least."""
-        wanted = min(self.spec.profile_samples, sum(map(count_samples, batches)) // 2)
-        return max(_batches_with(batches, wanted), LEAST_PROFILE_BATCHES)
-
-    def _chunks(self, part: str) -> list[list[Any]]:
-        """The clean batches of a part by trial."""
-        batches = self._clean[part]
-        each = max(1, CHUNK // max(1, count_samples(batches[0])))
-        return [batches[first : first + each] for first in range(0, len(batches), each)]
+    def _chunks(self, part: str) -> list[range]:
+        """The numbers of the clean batches of a part by trial."""
+        batches = self._clean[part].batches
+        count, each = len(batches), max(1, CHUNK // max(1, count_samples(batches[0])))
+        return [range(first, min(first + each, count)) for first in range(0, count, each)]
 
     # -- before trials -----------------------------------------------------------------------------------------------
 
@@ -201,7 +177,7 @@ class InferenceCoverageRunner:
             detectors=self._infos,
             samples=tuple(engine.samples),
             clean_trials={part: len(self._chunks(part)) for part in CLEAN_TARGETS},
-            clean_samples={part: sum(map(count_samples, batches)) for part, batches in self._clean.items()},
+            clean_samples={part: sum(map(len, clean.originals)) for part, clean in self._clean.items()},
             golden_seconds=max(engine.golden_seconds, self.spec.tries * engine.golden_seconds / len(engine.batches)),
             parameters=sum(p.numel() for p in engine.model.parameters()),
             model_bytes=integrity.model_bytes,
@@ -257,7 +233,12 @@ class InferenceCoverageRunner:
         found = self._search.find(trial.target, trial_seed(self._campaign, self.spec.seed, trial))
         tries = found.tries
         row = replace(
-            empty_row(trial, NOT_FOUND), tried=tries.total(), masked=tries[MASKED], benign=tries[BENIGN], due=tries[DUE]
+            empty_row(trial, NOT_FOUND),
+            batch=found.batch,
+            tried=tries.total(),
+            masked=tries[MASKED],
+            benign=tries[BENIGN],
+            due=tries[DUE],
         )
         if not found.faults:
             return row
@@ -270,7 +251,7 @@ class InferenceCoverageRunner:
         restored, seconds = self._mitigations.try_all(batch, found.faults, changed)
         layer = fault_of_operation(found.faults)
         return replace(
-            row, end=FOUND, batch=batch, faults=faults_text(found.faults), layer=layer if layer in self._layers else "",
+            row, end=FOUND, faults=faults_text(found.faults), layer=layer if layer in self._layers else "",
             samples=len(codes), changed=int(changed.sum()), flags=changed.astype(np.uint8),
             margins=np.vstack([one[:, changed] for one in margins]).astype(np.float32), restored=restored,
             rung_seconds=seconds,
@@ -302,8 +283,12 @@ class InferenceCoverageRunner:
         chunks = self._chunks(trial.target)
         if trial.k >= len(chunks):
             raise UsageError(f"trial {trial} does not exist; there are {len(chunks)} of {trial.target}")
-        largest = np.hstack([self._largest_margins(batch) for batch in chunks[trial.k]])
-        return replace(empty_row(trial, JUDGED), samples=largest.shape[1], margins=largest.astype(np.float32))
+        clean, numbers = self._clean[trial.target], chunks[trial.k]
+        largest = np.hstack([self._largest_margins(clean.batches[number]) for number in numbers])
+        originals = np.concatenate([np.asarray(clean.originals[number], np.int64) for number in numbers])
+        return replace(
+            empty_row(trial, JUDGED), samples=largest.shape[1], margins=largest.astype(np.float32), originals=originals
+        )
 
     def _largest_margins(self, batch: Any) -> Floats:
         """The largest margins over layers of each sample, float64[detectors, samples]."""
@@ -314,12 +299,6 @@ class InferenceCoverageRunner:
         engine = self.engine
         times = seconds_of_detectors(engine.model, self._run, engine.batches[0], self.detectors)
         return replace(empty_row(TIMING, TIMED), times=times)
-
-
-def _batches_with(batches: Sequence[Any], samples: int) -> int:
-    """How many batches from the first on have so many samples; all of them where they have fewer."""
-    ends = np.cumsum([count_samples(batch) for batch in batches])
-    return min(int(np.searchsorted(ends, samples)) + 1, len(batches))
 
 
 def fixed_rows(margins: Floats, rows: int) -> Floats:
@@ -337,6 +316,6 @@ def empty_row(trial: TrialId, end: str) -> InferenceCoverageRow:
     nothing = np.zeros(0)
     return InferenceCoverageRow(
         trial=trial, end=end, batch=0, faults="[]", layer="", tried=0, masked=0, benign=0, due=0, samples=0, changed=0,
-        flags=nothing.astype(np.uint8), margins=nothing.astype(np.float32), restored=nothing.astype(np.uint8),
-        rung_seconds=nothing, times=nothing,
+        flags=nothing.astype(np.uint8), margins=nothing.astype(np.float32), originals=nothing.astype(np.int64),
+        restored=nothing.astype(np.uint8), rung_seconds=nothing, times=nothing,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
 
 Floats = NDArray[np.float64]
+Value = TypeVar("Value", bound=np.generic)
 CLEAN_PER_ALARM = 10
 """False alarms that the clean samples must let expect before a rate is reported."""
 
@@ -80,6 +81,7 @@ class ScoredStore:
     Attributes:
         faults: Rows with a fault that changed answers.
         clean: Largest margins of clean samples, float64[samples], by part and detector.
+        originals: Which original each clean sample is of, from 0 on: int64[samples], by part.
         times: CPU seconds, see `InferenceCoverageRow`; empty where they were not measured.
     """
 
@@ -87,6 +89,7 @@ class ScoredStore:
     rows: Sequence[InferenceCoverageRow]
     faults: Sequence[InferenceCoverageRow]
     clean: Mapping[str, Mapping[str, Floats]]
+    originals: Mapping[str, NDArray[np.int64]]
     times: Floats
 
     @property
@@ -102,6 +105,12 @@ class ScoredStore:
     def threshold(self, detector: str, rate: float) -> float:
         """Of margins."""
         return conformal_threshold(self.clean[CALIBRATION][detector], rate)
+
+    def by_original(self, part: str, values: NDArray[Value]) -> list[NDArray[Value]]:
+        """Values of the clean samples of a part, divided by originals."""
+        names = self.originals[part]
+        order = np.argsort(names, kind="stable")
+        return np.split(values[order], np.cumsum(np.bincount(names))[:-1])
 
     def margins(self, detector: str) -> list[Floats]:
         """Of each fault, float64[layers, changed]."""
@@ -150,7 +159,7 @@ def score_store(store: InferenceCoverageStore) -> ScoredStore:
     """Read a store; raises ``UsageError`` where it lacks clean samples."""
     rows = list(store.rows())
     names = [one.name for one in store.baseline.detectors]
-    clean = {}
+    clean, originals = {}, {}
     for part in (CALIBRATION, TEST, SHIFTED):
         own = [row for row in rows if row.trial.target == part and row.end == JUDGED]
         if len(own) < store.baseline.clean_trials[part]:
@@ -159,7 +168,9 @@ def score_store(store: InferenceCoverageStore) -> ScoredStore:
                 f"{store.path} has {len(own)} of {store.baseline.clean_trials[part]} trials of clean samples ({part})"
                 f"{f': {why}' if why else ''}; run the command that made it again"
             )
-        values = np.hstack([row.margins for row in sorted(own, key=lambda row: row.trial.k)]).astype(np.float64)
+        own.sort(key=lambda row: row.trial.k)
+        values = np.hstack([row.margins for row in own]).astype(np.float64)
+        originals[part] = np.unique(np.concatenate([row.originals for row in own]), return_inverse=True)[1]
         clean[part] = dict(zip(names, values, strict=True))
     times = next((row.times for row in rows if row.end == TIMED), np.zeros((0, 2)))
-    return ScoredStore(store, rows, [row for row in rows if row.end == FOUND], clean, times)
+    return ScoredStore(store, rows, [row for row in rows if row.end == FOUND], clean, originals, times)

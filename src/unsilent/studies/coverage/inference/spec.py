@@ -44,13 +44,17 @@ WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
 or a burst in an operation's output."""
 IN_WEIGHTS = (WEIGHT_FLIP, WEIGHT_RATE)
 CALIBRATION, TEST, SHIFTED = CLEAN_TARGETS = ("calibration", "test", "shifted")
-"""Clean samples that thresholds are taken of, those that false alarms are counted on, and unusual but correct ones."""
+"""Clean samples that thresholds are taken of; those that faults and false alarms are of; unusual but correct ones."""
+MOST_FAULT_BATCHES = 8
+"""Batches of test samples that faults act in."""
 TIMING = TrialId("timing", None, 0)
 """Measures what detectors cost."""
 FOUND, NOT_FOUND, JUDGED, TIMED = ENDS_OF_RUNS = ("found", "not-found", "judged", "timed")
 ENDS = (*ENDS_OF_RUNS, "raised", "crash", "hang")
 """``found``: a fault changed an answer; ``not-found``: none of the faults that were tried did; ``judged``: clean samples."""
-CLAMP, ZERO, RERUN, REPAIR, GOLDEN = RUNGS = ("clamp", "zero", "rerun", "repair", "golden")
+CLAMP, ZERO, RERUN, REPAIR, GOLDEN, CLAMP_IN_RUN, ZERO_IN_RUN = RUNGS = (
+    "clamp", "zero", "rerun", "repair", "golden", "clamp-in-run", "zero-in-run",
+)  # fmt: skip
 """What is tried on changed answers, each alone: see `unsilent.studies.coverage.inference.mitigations`."""
 TIMED_BATCHES = (1, 32)
 """Samples of the batches whose time is measured."""
@@ -158,7 +162,7 @@ class InferenceCoverageBaseline:
     """What a worker found out before the first trial.
 
     Attributes:
-        samples: Of each evaluation batch.
+        samples: Of each batch that faults act in.
         clean_trials, clean_samples: Trials and samples of each of `CLEAN_TARGETS`.
         golden_seconds: That a trial takes at most, with all of its tries.
         model_bytes: Parameters and buffers.
@@ -201,6 +205,7 @@ class InferenceCoverageRow(StoredRow):
         changed: Samples whose answer the fault changed.
         flags: uint8[samples], which these are.
         margins: float32; of a fault [layers of all detectors, changed]; of clean samples the largest, [detectors, samples].
+        originals: int64, of each clean sample, which original it is of; those of different parts are not the same.
         restored: uint8[rungs, changed], whether the answer is that of golden again, for each of `RUNGS`.
         rung_seconds: float64[rungs], CPU time.
         times: float64[1 + detectors, 2], CPU seconds of a pass alone and with each detector, of `TIMED_BATCHES`.
@@ -221,6 +226,7 @@ class InferenceCoverageRow(StoredRow):
     changed: Annotated[int, Ge(0)]
     flags: npt.NDArray[np.uint8]
     margins: npt.NDArray[np.float32]
+    originals: npt.NDArray[np.int64]
     restored: npt.NDArray[np.uint8]
     rung_seconds: Annotated[npt.NDArray[np.float64], RUN_SPECIFIC]
     times: Annotated[npt.NDArray[np.float64], RUN_SPECIFIC]

@@ -1,0 +1,90 @@
+"""A model of scenes as a workload: what tells one from another, and how all are trained, scored and evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
+from unsilent.workloads.digits import CITATION, digits
+from unsilent.workloads.model_fitting import Goal, Progress, Schedule, check_option_range, fit, parameter_count
+from unsilent.workloads.scenes.composing import (
+    DESCRIPTION,
+    EVALUATION_SCENES,
+    Scenes,
+    ScenesWorkload,
+    evaluation_scenes,
+    training_scenes,
+)
+
+
+@dataclass(frozen=True)
+class SceneModel:
+    """What tells one model of scenes from another.
+
+    Attributes:
+        version: Raised whenever the scenes, the model or its training change.
+        build: Makes the model with fresh weights, for images [n, 1, 32, 32].
+        scenes: Number of scenes that it is trained on.
+        targets: What it learns of scenes, [n, ...]; ``loss``: of its output and targets.
+        score: What ``goal`` is about, of the trained model on scenes; without gradients.
+        run: The answer to images, which ``judge`` compares.
+    """
+
+    version: int
+    description: str
+    build: Callable[[], nn.Module]
+    scenes: int
+    schedule: Schedule
+    components: Mapping[str, str | Sequence[str]]
+    targets: Callable[[Scenes], Tensor]
+    loss: Callable[[Any, Tensor], Tensor]
+    score: Callable[[nn.Module, Scenes], float]
+    run: Callable[[nn.Module, Tensor], Any]
+    goal: Goal
+    judge: str
+
+
+def scenes_workload(name: str, one: SceneModel, evaluations: int, seed: int, progress: Progress) -> ScenesWorkload:
+    """The trained model on so many scenes of held-out digits [n, 1, 32, 32]."""
+    check_option_range(name, "eval", evaluations, EVALUATION_SCENES, "scenes")
+    held_out = evaluation_scenes()
+
+    def train(model: nn.Module) -> float:
+        scenes = training_scenes(one.scenes)
+        targets = one.targets(scenes)
+        fit(
+            model,
+            lambda rows: (scenes.images[rows], targets[rows]),
+            one.scenes,
+            one.loss,
+            one.schedule,
+            seed=seed,
+            description=f"training {name}",
+            progress=progress,
+        )
+        with torch.no_grad():
+            return one.score(model, held_out)
+
+    recipe = TrainedWeightsRecipe(name, one.version, {"seed": seed}, digits().hash)
+    model, score = load_or_train(recipe, one.build, train, one.goal, seed=seed)
+    return ScenesWorkload(
+        model,
+        [held_out.images[:evaluations].clone()],
+        judge=one.judge,
+        name=name,
+        components=one.components,
+        run=one.run,
+        info={
+            "description": one.description,
+            "data": DESCRIPTION,
+            "accuracy": {"name": one.goal.metric, "value": score},
+            "parameters": parameter_count(model),
+            "samples": evaluations,
+            "citation": CITATION,
+        },
+    )
