@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,17 +28,19 @@ from unsilent.faults import Fault
 from unsilent.report.model import Report
 from unsilent.sites import inject
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, LAYER, analyse, analyse_together
+from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, layers_run, with_row_names
 from unsilent.studies.coverage.inference.fault_search import FaultSearch
 from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
 from unsilent.studies.coverage.inference.report import report
 from unsilent.studies.coverage.inference.runner import InferenceCoverageRunner, fixed_rows
-from unsilent.studies.coverage.inference.scoring import clean_samples_needed
+from unsilent.studies.coverage.inference.scoring import ScoredStore, clean_samples_needed
 from unsilent.studies.coverage.inference.spec import (
     ERROR_MODELS,
     FOUND,
     IN_WEIGHTS,
     RUNGS,
     WEIGHT_RATE,
+    DetectorInfo,
     InferenceCoverageBudget,
     InferenceCoverageOptions,
     InferenceCoverageSpec,
@@ -124,6 +127,17 @@ def threshold_of(values, rate):
     return sorted(values)[math.ceil((len(values) + 1) * (1 - rate) - 1e-9) - 1]
 
 
+PRODUCTS = [6 * 16, 16 * 16, 16 * 4]
+IN_LAYERS = [((n + 1) / 3, sum(PRODUCTS[: n + 1]) / sum(PRODUCTS)) for n in range(3)]
+KNOWN_AT = {
+    "ranger": IN_LAYERS,
+    "abft": IN_LAYERS,
+    "weight-integrity": [(1, 1)],
+    "dr-dna+weight-integrity": [*IN_LAYERS, (1, 1)],
+}
+"""Share of layers and of FLOPs that have run when each row of margins is known."""
+
+
 @pytest.mark.parametrize("detector", DETECTORS)
 @pytest.mark.parametrize("rate", [0.05, 0.1])
 def test_shares_follow_from_exported_rows(campaign, rows, detector, rate):
@@ -131,15 +145,18 @@ def test_shares_follow_from_exported_rows(campaign, rows, detector, rate):
     result = analyse(store, InferenceCoverageOptions(rate=rate))
     limit = threshold_of(clean_margins(store, rows, "calibration", detector), rate)
     before, layers = layers_before(store, detector)
+    known = KNOWN_AT[detector]
+    assert len(known) == layers
     for errors in (*ERROR_MODELS, ALL):
-        shares, depths, detected, changed = [], [], 0, 0
+        shares, depths, detected, changed = [], ([], []), 0, 0
         for row in faults_of(rows, None if errors == ALL else errors):
             own = row["margins"][before : before + layers]
             crossed = [[n for n in range(layers) if own[n][sample] > limit] for sample in range(row["changed"])]
             shares.append(sum(map(bool, crossed)) / row["changed"])
             detected, changed = detected + sum(map(bool, crossed)), changed + row["changed"]
-            firsts = [(some[0] + 1) / layers for some in crossed if some]
-            depths += [sum(firsts) / len(firsts)] if firsts else []
+            for depth, run in enumerate(depths):
+                firsts = [min(known[n] for n in some)[depth] for some in crossed if some]
+                run += [sum(firsts) / len(firsts)] if firsts else []
         one = next(d for d in result.detections if (d.detector, d.errors, d.rate) == (detector, errors, rate))
         assert one.share.n == len(shares)
         assert one.share.estimate == pytest.approx(np.mean(shares))
@@ -147,8 +164,9 @@ def test_shares_follow_from_exported_rows(campaign, rows, detector, rate):
         assert one.answers.n == len(shares)
         assert one.answers.estimate == pytest.approx(detected / changed)
         assert one.answers.low <= one.answers.estimate <= one.answers.high
-        assert one.layers.n == len(depths)
-        assert one.layers.estimate == (pytest.approx(np.mean(depths)) if depths else None)
+        for interval, run in zip((one.layers, one.flops), depths, strict=True):
+            assert interval.n == len(run)
+            assert interval.estimate == (pytest.approx(np.mean(run)) if run else None)
     alarms = next(a for a in result.false_alarms if (a.detector, a.rate) == (detector, rate))
     assert alarms.share.n == 200  # originals: two samples each
     assert alarms.share.estimate == pytest.approx(alarms.count / 400)
@@ -402,6 +420,63 @@ def test_a_fault_that_raises_counts_as_due(folder):
     row = runner.run(TrialId(WEIGHT_RATE, None, 0))
     assert row.due + row.benign + row.masked + (row.end == FOUND) == row.tried
     runner.verify_restored_state()
+
+
+def test_rows_have_the_names_of_their_layers(folder):
+    detectors = ("weight-integrity+ranger+duplication:layers=second|last", "duplication:share=0.4", "duplication")
+    runner = InferenceCoverageRunner(make_spec(folder, detectors=detectors), worker_settings=WorkerSettings("plain"))
+    combination, part, whole = runner.establish_baseline().detectors
+    assert combination.layers == (AFTER_CALL, "first", "second", "last", "second", "last")
+    flops = [one for _, one in IN_LAYERS]
+    assert combination.flops == pytest.approx([1, *flops, *flops[1:]])
+    assert layers_run(combination).tolist() == pytest.approx([1, 1 / 3, 2 / 3, 1, 2 / 3, 1])
+    assert (part.layers, part.flops) == (("first", "last"), (pytest.approx(flops[0]), 1))
+    assert (whole.layers, whole.flops) == ((AFTER_CALL,), (1,))
+    found = runner._search.find("output-flip", 3)
+    _, margins = runner._faulty_pass(found.batch, found.faults)
+    assert [len(one) for one in margins] == [6, 2, 1]
+
+
+class Operation:
+    """A row of a fault in the operation of one layer that changed two answers."""
+
+    layer, changed = "second", 2
+    restored = np.zeros((len(RUNGS), 2))
+
+
+def test_a_combination_is_early_where_any_part_is(campaign, monkeypatch):
+    """The part that is stacked last reads the layer that runs first."""
+    info = DetectorInfo("a+b+weight-integrity", ("last", AFTER_CALL, "first", "second"), (1.0, 1.0, 0.2, 0.5), 1)
+    store = SimpleNamespace(baseline=SimpleNamespace(detectors=[info]))
+    scored = ScoredStore(store, [], [Operation()], {}, {}, np.zeros(0))
+    monkeypatch.setattr(ScoredStore, "threshold", lambda *_: 0.5)
+    monkeypatch.setattr(ScoredStore, "margins", lambda *_: [np.array([[1.0, 0], [1, 0], [0, 0], [1, 0]])])
+    found = scored.detected(info.name, 0.01)
+    assert (found.share[0], found.layers[0], found.flops[0]) == (0.5, 2 / 3, 0.5)
+    assert found.by_layer[0] == 0.5  # the layer that is corrupted is the first with an alarm
+
+
+def test_stores_without_names_of_rows():
+    """As they were written before: names of combinations follow from those of their parts, others are not known."""
+
+    def unnamed(name, rows):
+        return DetectorInfo(
+            name, tuple(f"row {n + 1}" for n in range(rows)), tuple((n + 1) / rows for n in range(rows)), 1
+        )
+
+    rule = DetectorInfo("ranger", ("first", "last"), (0.2, 1.0), 1)
+    both, weights, part = (
+        unnamed("weight-integrity+ranger", 3),
+        unnamed("weight-integrity", 1),
+        unnamed("duplication:share=0.5", 2),
+    )
+    stored = [rule, both, weights, part]
+    assert with_row_names(rule, stored) is rule
+    assert with_row_names(weights, stored).layers == (AFTER_CALL,)
+    named = with_row_names(both, stored)
+    assert (named.layers, named.flops) == ((AFTER_CALL, "first", "last"), (1.0, 0.2, 1.0))
+    assert with_row_names(part, stored) is with_row_names(both, [both, weights]) is None
+    assert with_row_names(unnamed("weight-integrity+ranger", 4), stored) is None
 
 
 @pytest.mark.parametrize("rows_", [1, 2, 3, 5])

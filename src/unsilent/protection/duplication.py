@@ -18,7 +18,7 @@ from torch import nn
 from unsilent.detectors.activations.rule import Floats
 from unsilent.errors import UsageError
 from unsilent.outcomes.tensors import leaves, samples_that_differ
-from unsilent.protection.layer_watch import find_layers
+from unsilent.protection.layer_watch import LayerRun, find_layers
 from unsilent.protection.recorded_pass import RecordedPass
 from unsilent.sites.modules import named_tensors
 from unsilent.workloads.base import call_model
@@ -82,6 +82,10 @@ class Duplication:
                 "give a higher share"
             )
 
+    def runs_computed_twice(self, recorded: RecordedPass) -> list[LayerRun]:
+        """The runs of layers that rows of margins are of; none where the whole model is computed twice."""
+        return [run for run in recorded.layers if run.module_name in self._copies]
+
     def margins(self, recorded: RecordedPass) -> Floats:
         """1 where any bit differs, otherwise 0: float64[layers computed twice, samples], or one row for the whole model."""
         with torch.no_grad():
@@ -89,11 +93,10 @@ class Duplication:
                 again = list(leaves(recorded.run(self._copy, recorded.batch)))
                 pairs = [(list(leaves(recorded.output)), again)]
             else:
-                pairs = []
-                for layer in recorded.layers:
-                    twin = self._copies.get(layer.module_name)
-                    if twin is not None:
-                        pairs.append(([layer.output], [layer._replace(compute=twin).run_again()]))
+                pairs = [
+                    ([run.output], [run._replace(compute=self._copies[run.module_name]).run_again()])
+                    for run in self.runs_computed_twice(recorded)
+                ]
         rows = np.zeros((max(1, len(pairs)), recorded.samples))
         for row, (first, second) in zip(rows, pairs, strict=False):
             if len(first) != len(second):

@@ -37,6 +37,7 @@ from unsilent.protection.detector import make_detector
 from unsilent.protection.layer_watch import find_layers
 from unsilent.protection.recorded_pass import RecordedPass, count_samples, record_pass
 from unsilent.studies.coverage.inference.clean_batches import EvaluatedOn, read_clean_batches
+from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, name_rows
 from unsilent.studies.coverage.inference.fault_search import BENIGN, DUE, MASKED, FaultSearch, fault_of_operation
 from unsilent.studies.coverage.inference.mitigations import Mitigations
 from unsilent.studies.coverage.inference.spec import (
@@ -157,12 +158,9 @@ class InferenceCoverageRunner:
                     f"{detector.name} judges {columns} samples of a batch, but {judge_text(engine.judge)} {engine.samples[0]}; "
                     "expected batches with samples in the first dimension"
                 )
-            known = getattr(detector, "layers", {})
-            names = [layer.name for layer in recorded.layers if layer.name in known]
-            shares = [flops.get(name, 1.0) for name in names]
-            if len(names) != rows:
-                names = [f"row {row + 1}" for row in range(rows)]
-                shares = [(row + 1) / rows for row in range(rows)]
+            names = name_rows(detector, recorded)
+            assert len(names) == rows, f"{detector.name} gives {rows} rows of margins for {len(names)} layers"
+            shares = [1.0 if name == AFTER_CALL else flops[name] for name in names]
             infos.append(DetectorInfo(detector.name, tuple(names), tuple(shares), detector.nbytes))
         return tuple(infos)
 

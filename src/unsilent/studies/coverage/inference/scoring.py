@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
 from unsilent.statistics.conformal import conformal_threshold
+from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, layers_run, with_row_names
 from unsilent.studies.coverage.inference.spec import (
     CALIBRATION,
     CLAMP,
@@ -59,7 +60,8 @@ class Detected(NamedTuple):
     Attributes:
         changed: Answers that the fault changed.
         share: Of the changed answers.
-        layers, flops: Mean share of layers and of FLOPs that have run at the first alarm; NaN without one.
+        layers, flops: Mean share of layers and of FLOPs that have run at the first alarm; NaN without one, and
+            where an older store does not have the layers of the detector.
         by_layer: Share of the changed answers that running a layer again at the first alarm brings back.
         by_ladder: The same of the ladder: layer, call again, repair, clamp.
         by_rung: float64[faults, rungs], share of the detected answers that each rung brings back; NaN where none is detected.
@@ -122,21 +124,25 @@ class ScoredStore:
 
     def detected(self, detector: str, rate: float) -> Detected:
         """At the threshold of a rate of false alarms."""
-        info = next(one for one in self.store.baseline.detectors if one.name == detector)
-        threshold, flops = self.threshold(detector, rate), np.array(info.flops)
+        infos, number = self.store.baseline.detectors, self.detectors.index(detector)
+        info = with_row_names(infos[number], infos)
+        names = np.array(info.layers if info else [""] * len(infos[number].layers))
+        layers = layers_run(info) if info else np.full(len(names), np.nan)
+        flops = np.array(info.flops if info else layers)
+        in_order = np.lexsort((names == AFTER_CALL, layers))
+        threshold = self.threshold(detector, rate)
         values = []
         for row, margins in zip(self.faults, self.margins(detector), strict=True):
             crossed = margins > threshold
             found = crossed.any(0)
-            first = crossed.argmax(0)
-            own = info.layers.index(row.layer) if row.layer in info.layers else -1
-            repeated = f"{row.layer}#2" in info.layers
-            again = found & (first == own) & (own >= 0) & (not repeated)
+            first = in_order[crossed[in_order].argmax(0)]
+            repeated = f"{row.layer}#2" in names
+            again = found & (names[first] == row.layer) & (row.layer != "") & (not repeated)
             back = row.restored.astype(bool)
             ladder = found & (again | back[[RUNGS.index(rung) for rung in (RERUN, REPAIR, CLAMP)]].any(0))
             values.append(
                 [
-                    row.changed, found.mean(), _mean((first + 1)[found] / len(info.layers)), _mean(flops[first][found]),
+                    row.changed, found.mean(), _mean(layers[first][found]), _mean(flops[first][found]),
                     again.mean(), ladder.mean(), *(_mean(one[found]) for one in back),
                 ]
             )  # fmt: skip

@@ -146,8 +146,9 @@ class DetectorInfo:
     """What is known of a calibrated detector.
 
     Attributes:
-        layers: Runs of layers that it judges, in their order.
-        flops: Share of a pass's FLOPs that has run at the end of each of these.
+        layers: Of each row of its margins the run of a layer that it is of, see
+            `unsilent.studies.coverage.inference.detector_rows`.
+        flops: Share of a pass's FLOPs that has run when each of these rows is known.
         nbytes: Memory of its profile.
     """
 

@@ -21,6 +21,7 @@ from unsilent.protection.layer_watch import LayerRun, LayerWatch
 from unsilent.protection.profile import Profile, dtypes_of, model_fingerprint
 from unsilent.protection.protect import ProtectedModel
 from unsilent.protection.recorded_pass import count_samples
+from unsilent.studies.coverage.inference.detector_rows import name_of_run
 from unsilent.studies.coverage.inference.spec import TIMED_BATCHES
 
 Run = Callable[[Any, Any], Any]
@@ -80,12 +81,12 @@ def _seconds(call: Callable[[], Any]) -> list[float]:
 
 
 def flops_by_layer(model: nn.Module, run: Run, batch: Any) -> dict[str, float]:
-    """Share of the FLOPs of a pass that has run at the end of each run of a layer, by name; of layers where none are counted."""
+    """Share of a pass's FLOPs that has run after each run of a layer, by `name_of_run`; of layers where none are counted."""
     done: dict[str, int] = {}
     counter = FlopCounterMode(display=False)
 
     def note(layer: LayerRun) -> None:
-        done[layer.name] = counter.get_total_flops()
+        done[name_of_run(layer)] = counter.get_total_flops()
 
     with LayerWatch(model, functions=True) as watch, torch.no_grad(), watch.listening(note), counter:
         run(model, batch)

@@ -1,0 +1,74 @@
+"""Which layer each row of a detector's margins is of, and the order in which rows are known while a model runs.
+
+Rows of a combination are stacked part by part, so that a row further down may be known earlier. Rows that no layer gives, such as
+those of checksums of weights, are known after the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.studies.coverage.inference.spec import DetectorInfo
+
+if TYPE_CHECKING:
+    from unsilent.protection.detector import InferenceDetector
+    from unsilent.protection.layer_watch import LayerRun
+    from unsilent.protection.recorded_pass import RecordedPass
+
+AFTER_CALL = "after the call"
+"""The name of rows that no layer gives."""
+_WITHOUT_NAME = "row 1"
+"""The name of the first row of combinations and detectors without layers in stores that were made without names of rows."""
+
+
+def name_rows(detector: InferenceDetector, recorded: RecordedPass) -> list[str]:
+    """Of each row of margins the run of a layer that it is of, or `AFTER_CALL`."""
+    from unsilent.protection.activation_detector import ActivationDetector
+    from unsilent.protection.combination import Combination
+    from unsilent.protection.duplication import Duplication
+
+    runs: Sequence[LayerRun] = ()
+    if isinstance(detector, Combination):
+        return [name for part in detector.parts for name in name_rows(part, recorded)]
+    if isinstance(detector, Duplication):
+        runs = detector.runs_computed_twice(recorded)
+    elif isinstance(detector, ActivationDetector):
+        runs = [run for run in recorded.layers if run.name in detector.layers and len(run.output) == recorded.samples]
+    return [name_of_run(run) for run in runs] or [AFTER_CALL]
+
+
+def name_of_run(run: LayerRun) -> str:
+    """Its name; in forward passes after the second one, which have the same names, with the number of the pass."""
+    return f"{run.name}{run.number if run.number > 2 else ''}"
+
+
+def with_row_names(info: DetectorInfo, others: Sequence[DetectorInfo]) -> DetectorInfo | None:
+    """A detector of a store with names of rows: of an older store they follow from its parts; None where they do not.
+
+    Args:
+        info: The detector.
+        others: All detectors of the store.
+    """
+    if info.layers[0] != _WITHOUT_NAME:
+        return info
+    if len(info.layers) == 1:
+        return replace(info, layers=(AFTER_CALL,), flops=(1.0,))
+    by_name = {other.name: other for other in others if "+" not in other.name}
+    parts = [with_row_names(by_name[name], ()) if name in by_name else None for name in info.name.split("+")]
+    layers = tuple(name for part in parts if part for name in part.layers)
+    if None in parts or len(layers) != len(info.layers) or "+" not in info.name:
+        return None
+    return replace(info, layers=layers, flops=tuple(share for part in parts if part for share in part.flops))
+
+
+def layers_run(info: DetectorInfo) -> NDArray[np.float64]:
+    """Share of the layers that a detector judges that have run when each row of margins is known, float64[rows]."""
+    by_flops = np.argsort(info.flops, kind="stable")
+    layers = list(dict.fromkeys(info.layers[row] for row in by_flops if info.layers[row] != AFTER_CALL))
+    places = {name: (place + 1) / len(layers) for place, name in enumerate(layers)}
+    return np.array([places.get(name, 1.0) for name in info.layers])
