@@ -25,7 +25,7 @@ class GoldenTest:
 
     Args:
         samples: Of the first clean batch that are stored.
-        every: Calls from one test to the next.
+        every: Calls from one test to the next. A run that judges a recovery is always tested.
     """
 
     kind: ClassVar[str] = "golden-test"
@@ -66,8 +66,9 @@ class GoldenTest:
 
     def margins(self, recorded: RecordedPass) -> Floats:
         """1 where the answer has other bits than it should, otherwise 0, float64[1, samples]."""
-        due, self._calls = self._calls % self._every == 0, self._calls + 1
-        return np.full((1, recorded.samples), float(due and not self._passes(recorded.model)))
+        is_due = recorded.judges_recovery or self._calls % self._every == 0
+        self._calls += not recorded.judges_recovery
+        return np.full((1, recorded.samples), float(is_due and not self._passes(recorded.model)))
 
     def _passes(self, model: nn.Module) -> bool:
         answer = self._answer_of(model)

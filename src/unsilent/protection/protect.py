@@ -52,7 +52,8 @@ class Verdict:
         threshold: Of margins.
         layer: Where the first alarm was, or the detector that reads no layers; empty without one.
         action: What was done about it: empty, or the last rung that was tried.
-        recovered: Whether the answer that was returned is without an alarm.
+        recovered: Whether there was no alarm in the last run of the call. It does not say that the answer is right: what no
+            detector sees stays, and an answer from ``elsewhere`` counts as recovered without being judged.
     """
 
     flagged: np.ndarray[Any, np.dtype[np.bool_]]
@@ -179,12 +180,12 @@ class ProtectedModel:
                 break
             if rung == "repair" and self._repair.repair().refused:
                 if output is None and not ladder:  # stopped early
-                    output, _ = self._watched(call, args, kwargs, may_stop=False)
+                    output, _ = self._watched(call, args, kwargs, may_stop=False, judges_recovery=True)
                 continue
             if rung == "golden":
                 self._repair.restore()
             self._limits = rung if rung in ("clamp", "zero") else ""
-            output, again = self._watched(call, args, kwargs, may_stop=bool(ladder))
+            output, again = self._watched(call, args, kwargs, may_stop=bool(ladder), judges_recovery=True)
             verdict = replace(verdict, recovered=not again.flagged.any())
         self._layers = []
         self.verdict = verdict
@@ -199,7 +200,12 @@ class ProtectedModel:
         return output
 
     def _watched(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], may_stop: bool
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        may_stop: bool,
+        judges_recovery: bool = False,
     ) -> tuple[Any, Verdict]:
         """What a call returns (None where it was stopped) and what was found in it."""
         self._samples = count_samples((args, kwargs))
@@ -214,7 +220,7 @@ class ProtectedModel:
             return None, self._conclude([live.margins for live in self._live])
         recorded = RecordedPass(
             self._model, lambda model, batch: _same_call(call, self._model, model)(*args, **kwargs), (args, kwargs), output,
-            tuple(self._layers), self._samples,
+            tuple(self._layers), self._samples, judges_recovery=judges_recovery,
         )  # fmt: skip
         return output, self._conclude(self._margins_of_parts(recorded))
 

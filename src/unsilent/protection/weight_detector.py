@@ -19,7 +19,8 @@ class WeightDetector:
     """Checks the weights after each call; sees faults in weights and buffers alone.
 
     Args:
-        slices: A call checks one of this many slices of the memory, the next one at each call.
+        slices: A call checks one of this many slices of the memory, the next one at each call. A run that judges a recovery
+            checks all of them.
     """
 
     kind: ClassVar[str] = "weight-integrity"
@@ -46,5 +47,6 @@ class WeightDetector:
     def margins(self, recorded: RecordedPass) -> Floats:
         """The number of bad blocks in the weights of now, float64[1, samples]."""
         assert self.integrity is not None, "calibrate comes first"
-        bad = self.integrity.check() if self._slices == 1 else self.integrity.check_slice(self._slices)
+        checks_all = self._slices == 1 or recorded.judges_recovery
+        bad = self.integrity.check() if checks_all else self.integrity.check_slice(self._slices)
         return np.full((1, recorded.samples), float(len(bad)))
