@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.protection.protect import protect
+from unsilent.errors import UsageError
+from unsilent.protection.profile import make_profile
+from unsilent.protection.protect import ProtectedModel, protect
 
 
 def linear(width=64):
@@ -42,7 +44,7 @@ def test_a_fault_that_one_slice_shows_is_not_recovered_by_the_next_slice():
         flip(model[0].weight, 100, 3)
         verdicts, _ = calls(guarded, 24, batch)
     shown = [number for number, verdict in enumerate(verdicts) if verdict[0]]
-    assert [later - first for first, later in zip(shown, shown[1:], strict=False)] == [8, 8]  # each slice has its turn
+    assert shown == [shown[0], shown[0] + 8, shown[0] + 16]  # each slice has its turn
     assert {verdicts[number] for number in shown} == {(True, "rerun", False)}
 
 
@@ -67,5 +69,69 @@ def test_a_golden_test_is_run_again_after_its_alarm(recovery, ending):
     shown = [number for number, verdict in enumerate(verdicts) if verdict[0]]
     assert verdicts[shown[0]] == (True, *ending)
     if not ending[1]:
-        assert [later - first for first, later in zip(shown, shown[1:], strict=False)] == [3] * (len(shown) - 1)
-        assert len(shown) >= 2
+        assert shown == list(range(shown[0], 7, 3))
+
+
+class Scaled(nn.Module):
+    """Multiplies its input by a second one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x, scale=None):
+        return self.head(torch.relu(self.body(x if scale is None else x * scale)))
+
+
+@pytest.mark.parametrize("mode", ["end", "early"])
+@pytest.mark.parametrize("detector", ["dr-dna", "ranger+weight-integrity"])
+def test_a_call_of_which_no_layer_is_read_is_refused(detector, mode):
+    with protect(Scaled().eval(), CALIBRATION, detector, mode=mode) as guarded, torch.no_grad():
+        with pytest.raises(UsageError, match=r"read none of its \d layers .* 16 samples"):
+            guarded(torch.full((16,), 1e20))
+        with pytest.raises(UsageError, match=r"read none of its \d layers .* 16 samples"):
+            guarded(scale=torch.ones(16), x=inputs(8) * 1e6)
+        guarded(x=inputs(8) * 1e6, scale=torch.ones(16))
+        assert guarded.verdict.flagged.all()
+        assert guarded(inputs(0)).shape == (0, 4)
+
+
+def test_a_closed_guard_answers_no_longer():
+    with protect(linear(), CALIBRATION) as guarded:
+        guarded(inputs(2))
+    with pytest.raises(UsageError, match=r"the guard is closed"):
+        guarded(inputs(2))
+
+
+def test_a_model_compiled_later_is_refused():
+    model = linear()
+    with protect(model, CALIBRATION) as guarded:
+        model.compile(backend="eager")
+        with pytest.raises(UsageError, match="the model is compiled"):
+            guarded(inputs(2))
+
+
+@pytest.mark.parametrize("replacement", ["parameter", "module", "type", "removed"])
+def test_weights_that_checksums_were_not_taken_of_are_refused(replacement):
+    model = linear()
+    with protect(model, CALIBRATION, "weight-integrity", recovery="repair") as guarded, torch.no_grad():
+        guarded(inputs(2))
+        if replacement == "parameter":
+            model[0].weight = nn.Parameter(model[0].weight.clone())
+        elif replacement == "module":
+            model[0] = nn.Linear(16, 64)
+        elif replacement == "type":
+            model.double()
+        else:
+            model[0].bias = None
+        with pytest.raises(UsageError, match=r"^0\.(weight|bias) was replaced, .*; protect the model again$"):
+            guarded(inputs(2))
+
+
+def test_weights_replaced_before_a_profile_is_used_are_refused():
+    model = linear()
+    profile = make_profile(model, CALIBRATION, "weight-integrity")
+    model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+    with pytest.raises(UsageError, match=r"2\.weight was replaced"):
+        ProtectedModel(model, profile)(inputs(2))

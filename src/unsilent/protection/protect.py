@@ -30,7 +30,7 @@ from unsilent.detectors.activations.rule import Floats
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.protection.activation_detector import ActivationDetector
 from unsilent.protection.combination import Combination
-from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch
+from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch, reject_compiled
 from unsilent.protection.live_readings import LiveReadings, largest_of
 from unsilent.protection.profile import Profile, make_profile
 from unsilent.protection.recorded_pass import RecordedPass, check_output, copy_run, count_samples
@@ -80,7 +80,9 @@ class ProtectedModel:
             After `generate`, the ``generate`` of either is called, if it has one.
 
     Raises:
-        UsageError: another model, an unknown mode or rung, a rung that the mode or detector has no use for.
+        UsageError: another model, an unknown mode or rung, a rung that the mode or detector has no use for. Of a call: the guard
+            is closed, no calibrated layer was read, or the model was compiled or had tensors replaced since ``weight-integrity``
+            took their checksums.
 
     Attributes:
         verdict: Of the last call; None before.
@@ -126,7 +128,7 @@ class ProtectedModel:
         self._watch.after_pass = self._end_pass
         self._layers: list[LayerRun] = []
         self._first_layer = self._limits = ""
-        self._may_stop = self._runs_layers_again = self._was_undone = False
+        self._may_stop = self._runs_layers_again = self._was_undone = self._is_closed = False
         self.verdict: Verdict | None = None
         self.verdicts: deque[Verdict] = deque(maxlen=VERDICTS_KEPT)
 
@@ -159,13 +161,15 @@ class ProtectedModel:
         self.close()
 
     def close(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks. Later calls raise ``UsageError``."""
+        self._is_closed = True
         self._watch.close()
 
     # -- one call ----------------------------------------------------------------------------------------------------
 
     def _guarded(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call, and climb the ladder while there is an alarm. Raises ``CorruptedAnswer`` with the rung ``abstain``."""
+        self._check_watched()
         ladder = [rung for rung in self._ladder if rung not in ("layer", "abstain")]
         self._runs_layers_again, self._limits = "layer" in self._ladder, ""
         output, verdict = self._watched(call, args, kwargs, may_stop=bool(ladder))
@@ -199,6 +203,25 @@ class ProtectedModel:
             )
         return output
 
+    def _check_watched(self) -> None:
+        """Raise ``UsageError`` where a call would not be watched."""
+        if self._is_closed:
+            raise UsageError("the guard is closed, so that no call is watched; protect the model again")
+        reject_compiled(self._model)
+        for part in self._profile.parts:
+            if isinstance(part, WeightDetector):
+                part.check_tensors(self._model)
+
+    def _check_layers_read(self) -> None:
+        """Raise ``UsageError`` where a rule on activations read no layer of a call that has ended."""
+        for live in self._live:
+            if self._samples and not live.names:
+                raise UsageError(
+                    f"{live.detector.name} read none of its {len(live.detector.layers)} layers in this call, as none that ran "
+                    f"returned {self._samples} samples; expected inputs like those of the calibration: give the tensor with "
+                    "samples in its first dimension first"
+                )
+
     def _watched(
         self,
         call: Callable[..., Any],
@@ -216,6 +239,7 @@ class ProtectedModel:
             with self._watch.listening(self._layer_ran):
                 output = call(*args, **kwargs)
             check_output(output)
+            self._check_layers_read()
         except _AlarmInLayer:
             return None, self._conclude([live.margins for live in self._live])
         recorded = RecordedPass(

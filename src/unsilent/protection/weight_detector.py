@@ -12,6 +12,7 @@ from unsilent.detectors.activations.rule import Floats
 from unsilent.errors import UsageError
 from unsilent.protection.recorded_pass import RecordedPass
 from unsilent.protection.weight_integrity import WeightIntegrity
+from unsilent.sites.modules import named_tensors
 from unsilent.workloads.base import call_model
 
 
@@ -32,6 +33,7 @@ class WeightDetector:
         self.name = self.kind if slices == 1 else f"{self.kind}:slices={slices}"
         self._slices = slices
         self.integrity: WeightIntegrity | None = None
+        self._taken: dict[str, tuple[Any, ...]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -43,6 +45,17 @@ class WeightDetector:
     ) -> None:
         """Take checksums and parity of the weights."""
         self.integrity = WeightIntegrity(model)
+        self._taken = _identities(model)
+
+    def check_tensors(self, model: nn.Module) -> None:
+        """Raise ``UsageError`` where the model has other tensors than those whose checksums were taken."""
+        now = _identities(model)
+        if now != self._taken:
+            name = next(name for name in self._taken | now if now.get(name) != self._taken.get(name))
+            raise UsageError(
+                f"{name} was replaced, added, removed or converted after {self.name} took its checksums, so that its corruption "
+                "would not be noticed; protect the model again"
+            )
 
     def margins(self, recorded: RecordedPass) -> Floats:
         """The number of bad blocks in the weights of now, float64[1, samples]."""
@@ -50,3 +63,8 @@ class WeightDetector:
         checks_all = self._slices == 1 or recorded.judges_recovery
         bad = self.integrity.check() if checks_all else self.integrity.check_slice(self._slices)
         return np.full((1, recorded.samples), float(len(bad)))
+
+
+def _identities(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Which tensor each parameter and buffer is."""
+    return {name: (id(t), t.dtype, t.device, t.shape) for name, t in named_tensors(model).items()}
