@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from unsilent.errors import UsageError
-from unsilent.protection.profile import make_profile
+from unsilent.protection.profile import load_profile, make_profile
 from unsilent.protection.protect import ProtectedModel, protect
 
 
@@ -135,3 +135,31 @@ def test_weights_replaced_before_a_profile_is_used_are_refused():
     model[2].weight = nn.Parameter(model[2].weight.detach().clone())
     with pytest.raises(UsageError, match=r"2\.weight was replaced"):
         ProtectedModel(model, profile)(inputs(2))
+
+
+RUNS = {
+    "softmax": (lambda model, batch: model(batch).softmax(-1), CALIBRATION, "gives another answer to the stored input"),
+    "named": (
+        lambda model, batch: model(batch["x"]),
+        [{"x": batch} for batch in CALIBRATION],
+        "raised TypeError: .*unexpected keyword argument",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("detector", ["golden-test", "dr-dna+golden-test:every=3"])
+def test_a_stored_golden_test_needs_the_run_that_it_was_made_with(name, detector, tmp_path):
+    run, batches, message = RUNS[name]
+    model, file = linear(), tmp_path / "golden.profile"
+    make_profile(model, batches, detector, run=run).save(file)
+    with pytest.raises(
+        UsageError, match=rf"golden.profile: golden-test.*: the model {message}.*; give load_profile the run="
+    ):
+        load_profile(file, model)
+    with ProtectedModel(model, load_profile(file, model, run)) as guarded, torch.no_grad():
+        guarded(CALIBRATION[0])
+        assert not guarded.verdict.flagged.any()
+        flip(model[0].weight, 10, 3)
+        guarded(CALIBRATION[0][:4])
+        assert guarded.verdict.flagged.any()

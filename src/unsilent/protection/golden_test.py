@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unsilent.detectors.activations.rule import Floats
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, kind_and_line
 from unsilent.nested import map_tensors, tensors_in
 from unsilent.outcomes.tensors import leaves, samples_that_differ
 from unsilent.protection.recorded_pass import RecordedPass, count_samples
@@ -62,6 +62,25 @@ class GoldenTest:
         if any(samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, self._answer_of(model), strict=True)):
             raise UsageError(
                 "the model answers the same input with other bits each time; golden-test needs a deterministic model"
+            )
+
+    def know(self, batch: Any, answer: list[Tensor], model: nn.Module, run: Callable[[nn.Module, Any], Any]) -> None:
+        """Take over a stored input and answer, such as from a file, of a model with the right weights.
+
+        Args:
+            run: One call, which must give the stored answer.
+
+        Raises:
+            UsageError: it raises, or gives another answer.
+        """
+        self._run, self.batch, self.answer = run, batch, answer
+        try:
+            reason = "" if self._passes(model) else "the model gives another answer to the stored input"
+        except Exception as error:  # of a model that is called in another way than it expects
+            reason = f"the model raised {kind_and_line(error)} for the stored input"
+        if reason:
+            raise UsageError(
+                f"{self.name}: {reason}; give load_profile the run= that the profile was made with, on the same kind of device"
             )
 
     def margins(self, recorded: RecordedPass) -> Floats:

@@ -136,8 +136,17 @@ def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor
 _TENSOR = "tensor of the file"
 
 
-def load_profile(path: str | Path, model: nn.Module) -> Profile:
-    """The profile in a file, for use with the model that it was made of. Raises ``UsageError`` for any other file or model."""
+def load_profile(path: str | Path, model: nn.Module, run: Callable[[nn.Module, Any], Any] = call_model) -> Profile:
+    """The profile in a file, for use with the model that it was made of.
+
+    Args:
+        path: A file of `Profile.save`.
+        model: That the profile is of.
+        run: One call of the model, as in `make_profile`; ``golden-test`` needs the same one.
+
+    Raises:
+        UsageError: any other file or model, or a ``run`` that does not give the stored answer of ``golden-test``.
+    """
     try:
         with safe_open(str(path), framework="pt") as file:
             text = json.loads((file.metadata() or {}).get("profile", "{}"))
@@ -151,7 +160,7 @@ def load_profile(path: str | Path, model: nn.Module) -> Profile:
         if isinstance(detector, Combination):
             detector.scales = [(float(middle), float(high)) for middle, high in text["scales"]]
         for number, (part, known) in enumerate(zip(profile.parts, text["parts"], strict=True)):
-            _restore_part(part, known, f"{number}/", arrays, model)
+            _restore_part(part, known, f"{number}/", arrays, model, run)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     except (
@@ -171,7 +180,12 @@ def load_profile(path: str | Path, model: nn.Module) -> Profile:
 
 
 def _restore_part(
-    part: InferenceDetector, known: dict[str, Any], prefix: str, arrays: dict[str, Tensor], model: nn.Module
+    part: InferenceDetector,
+    known: dict[str, Any],
+    prefix: str,
+    arrays: dict[str, Tensor],
+    model: nn.Module,
+    run: Callable[[nn.Module, Any], Any],
 ) -> None:
     if isinstance(part, ActivationDetector):
         layers: dict[str, dict[str, Floats]] = {name: {} for name in known["layers"]}
@@ -192,7 +206,7 @@ def _restore_part(
                 return {key: tensors(one) for key, one in value.items()}
             return [tensors(one) for one in value] if isinstance(value, list) else value
 
-        part.batch, part.answer = tensors(known["batch"]), tensors(known["answer"])
+        part.know(tensors(known["batch"]), tensors(known["answer"]), model, run)
     else:
         part.calibrate(model, ())
 
