@@ -128,7 +128,7 @@ class ProtectedModel:
         self._watch.after_pass = self._end_pass
         self._layers: list[LayerRun] = []
         self._first_layer = self._limits = ""
-        self._may_stop = self._runs_layers_again = self._was_undone = self._is_closed = False
+        self._may_stop = self._runs_layers_again = self._is_closed = False
         self.verdict: Verdict | None = None
         self.verdicts: deque[Verdict] = deque(maxlen=VERDICTS_KEPT)
 
@@ -190,7 +190,7 @@ class ProtectedModel:
                 self._repair.restore()
             self._limits = rung if rung in ("clamp", "zero") else ""
             output, again = self._watched(call, args, kwargs, may_stop=bool(ladder), judges_recovery=True)
-            verdict = replace(verdict, recovered=not again.flagged.any())
+            verdict = replace(verdict, recovered=again.recovered)
         self._layers = []
         self.verdict = verdict
         if verdict.flagged.any():
@@ -232,7 +232,10 @@ class ProtectedModel:
     ) -> tuple[Any, Verdict]:
         """What a call returns (None where it was stopped) and what was found in it."""
         self._samples = count_samples((args, kwargs))
-        self._first_layer, self._may_stop, self._was_undone, self._layers, output = "", may_stop, False, [], None
+        self._first_layer, self._may_stop, self._layers, output = "", may_stop, [], None
+        self._undone = np.full(
+            self._samples, -np.inf
+        )  # largest margins of layers whose alarm was gone when they ran again
         for live in self._live:
             live.begin(self._samples)
         try:
@@ -270,10 +273,15 @@ class ProtectedModel:
             crossing = [name for name, row in zip(names, scaled, strict=True) if (row > threshold).any()]
             self._first_layer = self._first_layer or (crossing[0] if crossing else "")
         values = largest_of(largest, self._samples)
-        flagged = values > threshold
-        if self._was_undone and not flagged.any():
-            return Verdict(np.ones_like(flagged), values, threshold, self._first_layer, "layer", True)
-        return Verdict(flagged, values, threshold, self._first_layer, "", not flagged.any())
+        undone = self._undone > threshold
+        return Verdict(
+            flagged=(values > threshold) | undone,
+            margins=np.maximum(values, self._undone),
+            threshold=threshold,
+            layer=self._first_layer,
+            action="layer" if undone.any() else "",
+            recovered=not (values > threshold).any(),
+        )
 
     def _scaled(self, part: Any, margins: Floats) -> Floats:
         """Margins of a part on the scale of the threshold."""
@@ -290,28 +298,26 @@ class ProtectedModel:
             layer = layer._replace(output=changed)
         if self._keeps_layers:
             self._layers.append(copy_run(layer))
-        if not self._add(layer):
+        first = self._add(layer)
+        if not (first > self._profile.threshold).any():
             return changed
         self._first_layer = self._first_layer or layer.name
         if self._runs_layers_again:
             for live in self._live:
                 live.take_back(layer.name)
             again = layer._replace(output=layer.run_again())
-            if not self._add(again):
-                self._was_undone = True
+            if not (self._add(again) > self._profile.threshold).any():
+                self._undone = np.maximum(self._undone, first)
                 return again.output
         if self._may_stop:
             raise _AlarmInLayer
         return changed
 
-    def _add(self, layer: LayerRun) -> bool:
-        """Read a layer; whether there is an alarm, which is known in mode ``early`` alone."""
-        margins = [(live, live.add(layer)) for live in self._live]
-        return any(
-            bool((self._scaled(live.detector, one) > self._profile.threshold).any())
-            for live, one in margins
-            if one is not None
-        )
+    def _add(self, layer: LayerRun) -> Floats:
+        """Read a layer; its largest margins, float64[samples], in mode ``early``; otherwise minus infinity."""
+        margins = [(live.detector, live.add(layer)) for live in self._live]
+        scaled = [self._scaled(detector, one) for detector, one in margins if one is not None]
+        return np.max(scaled, axis=0) if scaled else np.full(self._samples, -np.inf)
 
     def _end_pass(self) -> None:
         for live in self._live:
