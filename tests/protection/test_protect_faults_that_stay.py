@@ -163,3 +163,30 @@ def test_a_stored_golden_test_needs_the_run_that_it_was_made_with(name, detector
         flip(model[0].weight, 10, 3)
         guarded(CALIBRATION[0][:4])
         assert guarded.verdict.flagged.any()
+
+
+class Buffered(nn.Module):
+    """Changes a buffer in each call."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head, self.kind = nn.Linear(16, 64), nn.Linear(64, 4), kind
+        self.register_buffer("memory", torch.zeros(64, 16) if kind == "cache" else torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x):
+        if self.kind == "cache":
+            self.memory[: len(x)] = x
+        elif self.kind == "counter":
+            self.memory += 1
+        else:
+            self.memory = self.memory + 1
+        return self.head(torch.relu(self.body(x)))
+
+
+@pytest.mark.parametrize("kind", ["cache", "counter", "replaced"])
+@pytest.mark.parametrize("detector", ["weight-integrity", "weight-integrity:slices=64", "dr-dna+weight-integrity"])
+def test_buffers_that_change_in_clean_calls_are_refused(kind, detector):
+    with pytest.raises(UsageError, match="^memory changed while the model answered clean batches"):
+        protect(Buffered(kind).eval(), CALIBRATION, detector)
+    assert protect(Buffered(kind).eval(), CALIBRATION, "dr-dna")(inputs(2)).shape == (2, 4)

@@ -32,6 +32,7 @@ from unsilent.protection.detector import InferenceDetector, largest_margins, mak
 from unsilent.protection.golden_test import GoldenTest
 from unsilent.protection.layer_watch import find_layers, reject_compiled
 from unsilent.protection.recorded_pass import record_pass
+from unsilent.protection.weight_detector import WeightDetector
 from unsilent.sites.modules import named_tensors
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
 from unsilent.workloads.base import call_model
@@ -249,8 +250,8 @@ def make_profile(
 
     Raises:
         UsageError: too few samples for the rate, batches that the model cannot be called with or with NaN, values of layers that
-            are not finite, no layer that can be read, a compiled model, or
-            dropout or batch norm in training mode.
+            are not finite, no layer that can be read, a compiled model, dropout or batch norm in training mode, or parameters
+            or buffers that change in clean calls with ``weight-integrity``.
     """
     reject_compiled(model)
     _reject_training(model)
@@ -264,6 +265,9 @@ def make_profile(
     final = []
     for batch in others:
         recorded = record_pass(model, explained, batch, made.needs_layers)
+        for part in made.parts if isinstance(made, Combination) else (made,):
+            if isinstance(part, WeightDetector):
+                part.check_unchanged(model)
         for layer in recorded.layers:
             if not layer.output.isfinite().all():
                 raise not_finite_error(layer.name)

@@ -49,13 +49,26 @@ class WeightDetector:
 
     def check_tensors(self, model: nn.Module) -> None:
         """Raise ``UsageError`` where the model has other tensors than those whose checksums were taken."""
-        now = _identities(model)
-        if now != self._taken:
-            name = next(name for name in self._taken | now if now.get(name) != self._taken.get(name))
+        if replaced := self._replaced(model):
             raise UsageError(
-                f"{name} was replaced, added, removed or converted after {self.name} took its checksums, so that its corruption "
+                f"{replaced[0]} was replaced, added, removed or converted after {self.name} took its checksums, so that its corruption "
                 "would not be noticed; protect the model again"
             )
+
+    def check_unchanged(self, model: nn.Module) -> None:
+        """Raise ``UsageError`` where clean calls have changed tensors, as their corruption could not be told from that."""
+        assert self.integrity is not None, "calibrate comes first"
+        if changed := self._replaced(model) or list(dict.fromkeys(block.tensor for block in self.integrity.check())):
+            raise UsageError(
+                f"{', '.join(changed[:5])}{', …' if len(changed) > 5 else ''} changed while the model answered clean batches; "
+                f"{self.name} expects parameters and buffers that stay as they are: keep what changes in an attribute that is no "
+                f"buffer, or leave {self.kind} out"
+            )
+
+    def _replaced(self, model: nn.Module) -> list[str]:
+        """Names of tensors that are not those whose checksums were taken."""
+        now = _identities(model)
+        return [name for name in self._taken | now if now.get(name) != self._taken.get(name)]
 
     def margins(self, recorded: RecordedPass) -> Floats:
         """The number of bad blocks in the weights of now, float64[1, samples]."""
