@@ -190,3 +190,44 @@ def test_buffers_that_change_in_clean_calls_are_refused(kind, detector):
     with pytest.raises(UsageError, match="^memory changed while the model answered clean batches"):
         protect(Buffered(kind).eval(), CALIBRATION, detector)
     assert protect(Buffered(kind).eval(), CALIBRATION, "dr-dna")(inputs(2)).shape == (2, 4)
+
+
+class Decoder(nn.Module):
+    """Adds a token in each pass; its state is that of the pass before."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.body, self.head = nn.Embedding(20, 32), nn.Linear(32, 32), nn.Linear(32, 20)
+
+    def forward(self, ids, state=None):
+        new = self.embedding(ids).mean(1) if state is None else (state + self.embedding(ids[:, -1])) / 2
+        new = torch.relu(self.body(new)) + new
+        return self.head(new), new
+
+    def generate(self, ids, tokens=5):
+        state = None
+        for _ in range(tokens):
+            scores, state = self(ids, state)
+            ids = torch.cat([ids, scores.argmax(-1, keepdim=True)], 1)
+        return ids
+
+
+def prompts(seed):
+    return torch.randint(0, 20, (50, 6), generator=torch.Generator().manual_seed(seed))
+
+
+def test_more_passes_than_in_calibration_are_warned_of(tmp_path):
+    model, file = Decoder().eval(), tmp_path / "decoder.profile"
+    batches = [prompts(seed) for seed in range(10)]
+    profile = make_profile(model, batches, run=lambda model, ids: model.generate(ids))
+    assert profile.passes == 5
+    profile.save(file)
+    with ProtectedModel(model, load_profile(file, model)) as guarded, torch.no_grad():
+        guarded.generate(prompts(20), tokens=5)  # a warning would be an error here
+        with pytest.warns(UserWarning, match=r"6 forward passes, but calls of the calibration at most 5") as caught:
+            answer = guarded.generate(prompts(20), tokens=6)
+        assert caught[0].filename == __file__
+        assert torch.equal(answer, model.generate(prompts(20), tokens=6))
+    with protect(model, batches, "weight-integrity", run=lambda model, ids: model.generate(ids)) as guarded:
+        guarded.generate(prompts(20), tokens=6)  # its margin does not grow with passes

@@ -37,7 +37,7 @@ from unsilent.sites.modules import named_tensors
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
 from unsilent.workloads.base import call_model
 
-FORMAT = "unsilent/activation-profile/2"
+FORMAT = "unsilent/activation-profile/3"
 
 
 @dataclass(eq=False)
@@ -53,6 +53,8 @@ class Profile:
         model: Fingerprint of the weights.
         dtypes: Of the weights.
         threshold: A margin above it is an alarm.
+        passes: Most forward passes of a call that the threshold was taken of; 0: not known. The margin of a call is the largest
+            of its passes, so the rate holds for calls of at most as many.
     """
 
     detector: InferenceDetector
@@ -63,6 +65,7 @@ class Profile:
     model: str
     dtypes: tuple[str, ...]
     threshold: float
+    passes: int = 0
 
     @property
     def parts(self) -> tuple[InferenceDetector, ...]:
@@ -108,7 +111,7 @@ class Profile:
             ) from None
 
 
-_PLAIN = ("layers", "rate", "seed", "samples", "model", "dtypes", "threshold")
+_PLAIN = ("layers", "rate", "seed", "samples", "model", "dtypes", "threshold", "passes")
 
 
 def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
@@ -243,7 +246,7 @@ def make_profile(
         batches: Inputs of ``run``. The first part is learnt from, the last part gives the threshold, so keep altered copies of
             one original together.
         detector: Its text; see `make_detector`.
-        rate: Of false alarms, per sample and call.
+        rate: Of false alarms, per sample and call of at most as many forward passes as in ``batches``.
         layers: Globs over names of modules that are read; by default a choice of the detector's.
         run: One call of the model.
         seed: Of the choice of sites.
@@ -262,13 +265,14 @@ def make_profile(
     check_batches(given)
     learnt, others = divide(given, samples_needed(rate), rate)
     made.calibrate(model, learnt, explained)
-    final = []
+    final, passes = [], 0
     for batch in others:
         recorded = record_pass(model, explained, batch, made.needs_layers)
         for part in made.parts if isinstance(made, Combination) else (made,):
             if isinstance(part, WeightDetector):
                 part.check_unchanged(model)
         for layer in recorded.layers:
+            passes = max(passes, layer.number)
             if not layer.output.isfinite().all():
                 raise not_finite_error(layer.name)
         final.append(largest_margins(made, recorded))
@@ -283,6 +287,7 @@ def make_profile(
         model_fingerprint(model),
         dtypes_of(model),
         conformal_threshold(margins, rate),
+        passes,
     )
 
 

@@ -16,6 +16,7 @@ nothing of that module, always does. Answers of such a model can then differ by 
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -139,6 +140,9 @@ class ProtectedModel:
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """What the model's ``generate`` returns; every forward pass in it is watched.
 
+        The margin is the largest of all passes, so more passes than in calibration give more false alarms than the rate of the
+        profile; a ``UserWarning`` says so. Calibrate with as many new tokens as will be generated at most.
+
         Raises:
             UsageError: the profile is of single forward passes, so that it knows nothing of decoding steps.
         """
@@ -222,6 +226,16 @@ class ProtectedModel:
                     "samples in its first dimension first"
                 )
 
+    def _warn_of_passes(self) -> None:
+        """Warn of a call with more forward passes than the rate of false alarms holds for."""
+        if self._live and self._watch.passes > self._profile.passes > 0:
+            warnings.warn(
+                f"this call has {self._watch.passes} forward passes, but calls of the calibration at most "
+                f"{self._profile.passes}: false alarms can be more frequent than {self._profile.rate:g}; calibrate with as many "
+                "passes, such as new tokens",
+                stacklevel=5,
+            )
+
     def _watched(
         self,
         call: Callable[..., Any],
@@ -243,6 +257,7 @@ class ProtectedModel:
                 output = call(*args, **kwargs)
             check_output(output)
             self._check_layers_read()
+            self._warn_of_passes()
         except _AlarmInLayer:
             return None, self._conclude([live.margins for live in self._live])
         recorded = RecordedPass(

@@ -51,8 +51,8 @@ class WeightDetector:
         """Raise ``UsageError`` where the model has other tensors than those whose checksums were taken."""
         if replaced := self._replaced(model):
             raise UsageError(
-                f"{replaced[0]} was replaced, added, removed or converted after {self.name} took its checksums, so that its corruption "
-                "would not be noticed; protect the model again"
+                f"{replaced[0]} was replaced, added, removed or converted after {self.name} took its checksums, so that its "
+                "corruption would not be noticed; protect the model again"
             )
 
     def check_unchanged(self, model: nn.Module) -> None:
