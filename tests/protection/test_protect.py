@@ -111,8 +111,10 @@ def test_a_transient_fault_is_undone(recovery):
         fault = Transient(model[0])
         assert torch.equal(guarded(batch), clean)
         fault.hook.remove()
-    assert (guarded.verdict.action, guarded.verdict.recovered) == (recovery[0], True)
-    assert guarded.verdict.flagged.any()
+    verdict = guarded.verdict
+    assert (verdict.action, verdict.recovered) == (recovery[0], True)
+    assert verdict.flagged.tolist() == [False, True, False, False]  # the fault is in the second sample alone
+    assert (verdict.flagged == (verdict.margins > verdict.threshold)).all()
 
 
 def test_corrupted_weights_are_repaired_bit_for_bit():

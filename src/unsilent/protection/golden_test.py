@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unsilent.detectors.activations.rule import Floats
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, kind_and_line
 from unsilent.nested import map_tensors, tensors_in
 from unsilent.outcomes.tensors import leaves, samples_that_differ
 from unsilent.protection.recorded_pass import RecordedPass, count_samples
@@ -25,7 +25,7 @@ class GoldenTest:
 
     Args:
         samples: Of the first clean batch that are stored.
-        every: Calls from one test to the next.
+        every: Calls from one test to the next. A run that judges a recovery is always tested.
     """
 
     kind: ClassVar[str] = "golden-test"
@@ -64,10 +64,30 @@ class GoldenTest:
                 "the model answers the same input with other bits each time; golden-test needs a deterministic model"
             )
 
+    def know(self, batch: Any, answer: list[Tensor], model: nn.Module, run: Callable[[nn.Module, Any], Any]) -> None:
+        """Take over a stored input and answer, such as from a file, of a model with the right weights.
+
+        Args:
+            run: One call, which must give the stored answer.
+
+        Raises:
+            UsageError: it raises, or gives another answer.
+        """
+        self._run, self.batch, self.answer = run, batch, answer
+        try:
+            reason = "" if self._passes(model) else "the model gives another answer to the stored input"
+        except Exception as error:  # of a model that is called in another way than it expects
+            reason = f"the model raised {kind_and_line(error)} for the stored input"
+        if reason:
+            raise UsageError(
+                f"{self.name}: {reason}; give load_profile the run= that the profile was made with, on the same kind of device"
+            )
+
     def margins(self, recorded: RecordedPass) -> Floats:
         """1 where the answer has other bits than it should, otherwise 0, float64[1, samples]."""
-        due, self._calls = self._calls % self._every == 0, self._calls + 1
-        return np.full((1, recorded.samples), float(due and not self._passes(recorded.model)))
+        is_due = recorded.judges_recovery or self._calls % self._every == 0
+        self._calls += not recorded.judges_recovery
+        return np.full((1, recorded.samples), float(is_due and not self._passes(recorded.model)))
 
     def _passes(self, model: nn.Module) -> bool:
         answer = self._answer_of(model)

@@ -32,11 +32,12 @@ from unsilent.protection.detector import InferenceDetector, largest_margins, mak
 from unsilent.protection.golden_test import GoldenTest
 from unsilent.protection.layer_watch import find_layers, reject_compiled
 from unsilent.protection.recorded_pass import record_pass
+from unsilent.protection.weight_detector import WeightDetector
 from unsilent.sites.modules import named_tensors
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
 from unsilent.workloads.base import call_model
 
-FORMAT = "unsilent/activation-profile/2"
+FORMAT = "unsilent/activation-profile/3"
 
 
 @dataclass(eq=False)
@@ -52,6 +53,8 @@ class Profile:
         model: Fingerprint of the weights.
         dtypes: Of the weights.
         threshold: A margin above it is an alarm.
+        passes: Most forward passes of a call that the threshold was taken of; 0: not known. The margin of a call is the largest
+            of its passes, so the rate holds for calls of at most as many.
     """
 
     detector: InferenceDetector
@@ -62,6 +65,7 @@ class Profile:
     model: str
     dtypes: tuple[str, ...]
     threshold: float
+    passes: int = 0
 
     @property
     def parts(self) -> tuple[InferenceDetector, ...]:
@@ -107,7 +111,7 @@ class Profile:
             ) from None
 
 
-_PLAIN = ("layers", "rate", "seed", "samples", "model", "dtypes", "threshold")
+_PLAIN = ("layers", "rate", "seed", "samples", "model", "dtypes", "threshold", "passes")
 
 
 def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
@@ -136,8 +140,17 @@ def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor
 _TENSOR = "tensor of the file"
 
 
-def load_profile(path: str | Path, model: nn.Module) -> Profile:
-    """The profile in a file, for use with the model that it was made of. Raises ``UsageError`` for any other file or model."""
+def load_profile(path: str | Path, model: nn.Module, run: Callable[[nn.Module, Any], Any] = call_model) -> Profile:
+    """The profile in a file, for use with the model that it was made of.
+
+    Args:
+        path: A file of `Profile.save`.
+        model: That the profile is of.
+        run: One call of the model, as in `make_profile`; ``golden-test`` needs the same one.
+
+    Raises:
+        UsageError: any other file or model, or a ``run`` that does not give the stored answer of ``golden-test``.
+    """
     try:
         with safe_open(str(path), framework="pt") as file:
             text = json.loads((file.metadata() or {}).get("profile", "{}"))
@@ -151,7 +164,7 @@ def load_profile(path: str | Path, model: nn.Module) -> Profile:
         if isinstance(detector, Combination):
             detector.scales = [(float(middle), float(high)) for middle, high in text["scales"]]
         for number, (part, known) in enumerate(zip(profile.parts, text["parts"], strict=True)):
-            _restore_part(part, known, f"{number}/", arrays, model)
+            _restore_part(part, known, f"{number}/", arrays, model, run)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     except (
@@ -171,7 +184,12 @@ def load_profile(path: str | Path, model: nn.Module) -> Profile:
 
 
 def _restore_part(
-    part: InferenceDetector, known: dict[str, Any], prefix: str, arrays: dict[str, Tensor], model: nn.Module
+    part: InferenceDetector,
+    known: dict[str, Any],
+    prefix: str,
+    arrays: dict[str, Tensor],
+    model: nn.Module,
+    run: Callable[[nn.Module, Any], Any],
 ) -> None:
     if isinstance(part, ActivationDetector):
         layers: dict[str, dict[str, Floats]] = {name: {} for name in known["layers"]}
@@ -192,7 +210,7 @@ def _restore_part(
                 return {key: tensors(one) for key, one in value.items()}
             return [tensors(one) for one in value] if isinstance(value, list) else value
 
-        part.batch, part.answer = tensors(known["batch"]), tensors(known["answer"])
+        part.know(tensors(known["batch"]), tensors(known["answer"]), model, run)
     else:
         part.calibrate(model, ())
 
@@ -228,15 +246,15 @@ def make_profile(
         batches: Inputs of ``run``. The first part is learnt from, the last part gives the threshold, so keep altered copies of
             one original together.
         detector: Its text; see `make_detector`.
-        rate: Of false alarms, per sample and call.
+        rate: Of false alarms, per sample and call of at most as many forward passes as in ``batches``.
         layers: Globs over names of modules that are read; by default a choice of the detector's.
         run: One call of the model.
         seed: Of the choice of sites.
 
     Raises:
         UsageError: too few samples for the rate, batches that the model cannot be called with or with NaN, values of layers that
-            are not finite, no layer that can be read, a compiled model, or
-            dropout or batch norm in training mode.
+            are not finite, no layer that can be read, a compiled model, dropout or batch norm in training mode, or parameters
+            or buffers that change in clean calls with ``weight-integrity``.
     """
     reject_compiled(model)
     _reject_training(model)
@@ -247,10 +265,14 @@ def make_profile(
     check_batches(given)
     learnt, others = divide(given, samples_needed(rate), rate)
     made.calibrate(model, learnt, explained)
-    final = []
+    final, passes = [], 0
     for batch in others:
         recorded = record_pass(model, explained, batch, made.needs_layers)
+        for part in made.parts if isinstance(made, Combination) else (made,):
+            if isinstance(part, WeightDetector):
+                part.check_unchanged(model)
         for layer in recorded.layers:
+            passes = max(passes, layer.number)
             if not layer.output.isfinite().all():
                 raise not_finite_error(layer.name)
         final.append(largest_margins(made, recorded))
@@ -265,6 +287,7 @@ def make_profile(
         model_fingerprint(model),
         dtypes_of(model),
         conformal_threshold(margins, rate),
+        passes,
     )
 
 

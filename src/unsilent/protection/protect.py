@@ -16,6 +16,7 @@ nothing of that module, always does. Answers of such a model can then differ by 
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from unsilent.detectors.activations.rule import Floats
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.protection.activation_detector import ActivationDetector
 from unsilent.protection.combination import Combination
-from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch
+from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch, reject_compiled
 from unsilent.protection.live_readings import LiveReadings, largest_of
 from unsilent.protection.profile import Profile, make_profile
 from unsilent.protection.recorded_pass import RecordedPass, check_output, copy_run, count_samples
@@ -52,7 +53,8 @@ class Verdict:
         threshold: Of margins.
         layer: Where the first alarm was, or the detector that reads no layers; empty without one.
         action: What was done about it: empty, or the last rung that was tried.
-        recovered: Whether the answer that was returned is without an alarm.
+        recovered: Whether there was no alarm in the last run of the call. It does not say that the answer is right: what no
+            detector sees stays, and an answer from ``elsewhere`` counts as recovered without being judged.
     """
 
     flagged: np.ndarray[Any, np.dtype[np.bool_]]
@@ -79,7 +81,9 @@ class ProtectedModel:
             After `generate`, the ``generate`` of either is called, if it has one.
 
     Raises:
-        UsageError: another model, an unknown mode or rung, a rung that the mode or detector has no use for.
+        UsageError: another model, an unknown mode or rung, a rung that the mode or detector has no use for. Of a call: the guard
+            is closed, no calibrated layer was read, or the model was compiled or had tensors replaced since ``weight-integrity``
+            took their checksums.
 
     Attributes:
         verdict: Of the last call; None before.
@@ -125,7 +129,7 @@ class ProtectedModel:
         self._watch.after_pass = self._end_pass
         self._layers: list[LayerRun] = []
         self._first_layer = self._limits = ""
-        self._may_stop = self._runs_layers_again = self._was_undone = False
+        self._may_stop = self._runs_layers_again = self._is_closed = False
         self.verdict: Verdict | None = None
         self.verdicts: deque[Verdict] = deque(maxlen=VERDICTS_KEPT)
 
@@ -135,6 +139,9 @@ class ProtectedModel:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """What the model's ``generate`` returns; every forward pass in it is watched.
+
+        The margin is the largest of all passes, so more passes than in calibration give more false alarms than the rate of the
+        profile; a ``UserWarning`` says so. Calibrate with as many new tokens as will be generated at most.
 
         Raises:
             UsageError: the profile is of single forward passes, so that it knows nothing of decoding steps.
@@ -158,13 +165,15 @@ class ProtectedModel:
         self.close()
 
     def close(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks. Later calls raise ``UsageError``."""
+        self._is_closed = True
         self._watch.close()
 
     # -- one call ----------------------------------------------------------------------------------------------------
 
     def _guarded(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call, and climb the ladder while there is an alarm. Raises ``CorruptedAnswer`` with the rung ``abstain``."""
+        self._check_watched()
         ladder = [rung for rung in self._ladder if rung not in ("layer", "abstain")]
         self._runs_layers_again, self._limits = "layer" in self._ladder, ""
         output, verdict = self._watched(call, args, kwargs, may_stop=bool(ladder))
@@ -179,13 +188,13 @@ class ProtectedModel:
                 break
             if rung == "repair" and self._repair.repair().refused:
                 if output is None and not ladder:  # stopped early
-                    output, _ = self._watched(call, args, kwargs, may_stop=False)
+                    output, _ = self._watched(call, args, kwargs, may_stop=False, judges_recovery=True)
                 continue
             if rung == "golden":
                 self._repair.restore()
             self._limits = rung if rung in ("clamp", "zero") else ""
-            output, again = self._watched(call, args, kwargs, may_stop=bool(ladder))
-            verdict = replace(verdict, recovered=not again.flagged.any())
+            output, again = self._watched(call, args, kwargs, may_stop=bool(ladder), judges_recovery=True)
+            verdict = replace(verdict, recovered=again.recovered)
         self._layers = []
         self.verdict = verdict
         if verdict.flagged.any():
@@ -198,23 +207,62 @@ class ProtectedModel:
             )
         return output
 
+    def _check_watched(self) -> None:
+        """Raise ``UsageError`` where a call would not be watched."""
+        if self._is_closed:
+            raise UsageError("the guard is closed, so that no call is watched; protect the model again")
+        reject_compiled(self._model)
+        for part in self._profile.parts:
+            if isinstance(part, WeightDetector):
+                part.check_tensors(self._model)
+
+    def _check_layers_read(self) -> None:
+        """Raise ``UsageError`` where a rule on activations read no layer of a call that has ended."""
+        for live in self._live:
+            if self._samples and not live.names:
+                raise UsageError(
+                    f"{live.detector.name} read none of its {len(live.detector.layers)} layers in this call, as none that ran "
+                    f"returned {self._samples} samples; expected inputs like those of the calibration: give the tensor with "
+                    "samples in its first dimension first"
+                )
+
+    def _warn_of_passes(self) -> None:
+        """Warn of a call with more forward passes than the rate of false alarms holds for."""
+        if self._live and self._watch.passes > self._profile.passes > 0:
+            warnings.warn(
+                f"this call has {self._watch.passes} forward passes, but calls of the calibration at most "
+                f"{self._profile.passes}: false alarms can be more frequent than {self._profile.rate:g}; calibrate with as many "
+                "passes, such as new tokens",
+                stacklevel=5,
+            )
+
     def _watched(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], may_stop: bool
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        may_stop: bool,
+        judges_recovery: bool = False,
     ) -> tuple[Any, Verdict]:
         """What a call returns (None where it was stopped) and what was found in it."""
         self._samples = count_samples((args, kwargs))
-        self._first_layer, self._may_stop, self._was_undone, self._layers, output = "", may_stop, False, [], None
+        self._first_layer, self._may_stop, self._layers, output = "", may_stop, [], None
+        self._undone = np.full(
+            self._samples, -np.inf
+        )  # largest margins of layers whose alarm was gone when they ran again
         for live in self._live:
             live.begin(self._samples)
         try:
             with self._watch.listening(self._layer_ran):
                 output = call(*args, **kwargs)
             check_output(output)
+            self._check_layers_read()
+            self._warn_of_passes()
         except _AlarmInLayer:
             return None, self._conclude([live.margins for live in self._live])
         recorded = RecordedPass(
             self._model, lambda model, batch: _same_call(call, self._model, model)(*args, **kwargs), (args, kwargs), output,
-            tuple(self._layers), self._samples,
+            tuple(self._layers), self._samples, judges_recovery=judges_recovery,
         )  # fmt: skip
         return output, self._conclude(self._margins_of_parts(recorded))
 
@@ -240,10 +288,15 @@ class ProtectedModel:
             crossing = [name for name, row in zip(names, scaled, strict=True) if (row > threshold).any()]
             self._first_layer = self._first_layer or (crossing[0] if crossing else "")
         values = largest_of(largest, self._samples)
-        flagged = values > threshold
-        if self._was_undone and not flagged.any():
-            return Verdict(np.ones_like(flagged), values, threshold, self._first_layer, "layer", True)
-        return Verdict(flagged, values, threshold, self._first_layer, "", not flagged.any())
+        undone = self._undone > threshold
+        return Verdict(
+            flagged=(values > threshold) | undone,
+            margins=np.maximum(values, self._undone),
+            threshold=threshold,
+            layer=self._first_layer,
+            action="layer" if undone.any() else "",
+            recovered=not (values > threshold).any(),
+        )
 
     def _scaled(self, part: Any, margins: Floats) -> Floats:
         """Margins of a part on the scale of the threshold."""
@@ -260,28 +313,26 @@ class ProtectedModel:
             layer = layer._replace(output=changed)
         if self._keeps_layers:
             self._layers.append(copy_run(layer))
-        if not self._add(layer):
+        first = self._add(layer)
+        if not (first > self._profile.threshold).any():
             return changed
         self._first_layer = self._first_layer or layer.name
         if self._runs_layers_again:
             for live in self._live:
                 live.take_back(layer.name)
             again = layer._replace(output=layer.run_again())
-            if not self._add(again):
-                self._was_undone = True
+            if not (self._add(again) > self._profile.threshold).any():
+                self._undone = np.maximum(self._undone, first)
                 return again.output
         if self._may_stop:
             raise _AlarmInLayer
         return changed
 
-    def _add(self, layer: LayerRun) -> bool:
-        """Read a layer; whether there is an alarm, which is known in mode ``early`` alone."""
-        margins = [(live, live.add(layer)) for live in self._live]
-        return any(
-            bool((self._scaled(live.detector, one) > self._profile.threshold).any())
-            for live, one in margins
-            if one is not None
-        )
+    def _add(self, layer: LayerRun) -> Floats:
+        """Read a layer; its largest margins, float64[samples], in mode ``early``; otherwise minus infinity."""
+        margins = [(live.detector, live.add(layer)) for live in self._live]
+        scaled = [self._scaled(detector, one) for detector, one in margins if one is not None]
+        return np.max(scaled, axis=0) if scaled else np.full(self._samples, -np.inf)
 
     def _end_pass(self) -> None:
         for live in self._live:

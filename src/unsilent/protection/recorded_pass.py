@@ -32,6 +32,8 @@ class RecordedPass:
         layers: Runs of layers in their order, of all forward passes in the call.
         samples: Size of the first dimension of the first input.
         readings: What rules have read of layers so far, float64[samples, numbers], so that several detectors read once.
+        judges_recovery: Whether it was run after an alarm: detectors that act in some calls only then check everything, and
+            their turns do not advance.
     """
 
     model: nn.Module
@@ -41,6 +43,7 @@ class RecordedPass:
     layers: Sequence[LayerRun]
     samples: int
     readings: dict[Hashable, NDArray[np.float64]] = field(default_factory=dict)
+    judges_recovery: bool = False
 
 
 def record_pass(

@@ -12,6 +12,7 @@ from unsilent.detectors.activations.rule import Floats
 from unsilent.errors import UsageError
 from unsilent.protection.recorded_pass import RecordedPass
 from unsilent.protection.weight_integrity import WeightIntegrity
+from unsilent.sites.modules import named_tensors
 from unsilent.workloads.base import call_model
 
 
@@ -19,7 +20,8 @@ class WeightDetector:
     """Checks the weights after each call; sees faults in weights and buffers alone.
 
     Args:
-        slices: A call checks one of this many slices of the memory, the next one at each call.
+        slices: A call checks one of this many slices of the memory, the next one at each call. A run that judges a recovery
+            checks all of them.
     """
 
     kind: ClassVar[str] = "weight-integrity"
@@ -31,6 +33,7 @@ class WeightDetector:
         self.name = self.kind if slices == 1 else f"{self.kind}:slices={slices}"
         self._slices = slices
         self.integrity: WeightIntegrity | None = None
+        self._taken: dict[str, tuple[Any, ...]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -42,9 +45,39 @@ class WeightDetector:
     ) -> None:
         """Take checksums and parity of the weights."""
         self.integrity = WeightIntegrity(model)
+        self._taken = _identities(model)
+
+    def check_tensors(self, model: nn.Module) -> None:
+        """Raise ``UsageError`` where the model has other tensors than those whose checksums were taken."""
+        if replaced := self._replaced(model):
+            raise UsageError(
+                f"{replaced[0]} was replaced, added, removed or converted after {self.name} took its checksums, so that its "
+                "corruption would not be noticed; protect the model again"
+            )
+
+    def check_unchanged(self, model: nn.Module) -> None:
+        """Raise ``UsageError`` where clean calls have changed tensors, as their corruption could not be told from that."""
+        assert self.integrity is not None, "calibrate comes first"
+        if changed := self._replaced(model) or list(dict.fromkeys(block.tensor for block in self.integrity.check())):
+            raise UsageError(
+                f"{', '.join(changed[:5])}{', …' if len(changed) > 5 else ''} changed while the model answered clean batches; "
+                f"{self.name} expects parameters and buffers that stay as they are: keep what changes in an attribute that is no "
+                f"buffer, or leave {self.kind} out"
+            )
+
+    def _replaced(self, model: nn.Module) -> list[str]:
+        """Names of tensors that are not those whose checksums were taken."""
+        now = _identities(model)
+        return [name for name in self._taken | now if now.get(name) != self._taken.get(name)]
 
     def margins(self, recorded: RecordedPass) -> Floats:
         """The number of bad blocks in the weights of now, float64[1, samples]."""
         assert self.integrity is not None, "calibrate comes first"
-        bad = self.integrity.check() if self._slices == 1 else self.integrity.check_slice(self._slices)
+        checks_all = self._slices == 1 or recorded.judges_recovery
+        bad = self.integrity.check() if checks_all else self.integrity.check_slice(self._slices)
         return np.full((1, recorded.samples), float(len(bad)))
+
+
+def _identities(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Which tensor each parameter and buffer is."""
+    return {name: (id(t), t.dtype, t.device, t.shape) for name, t in named_tensors(model).items()}
