@@ -45,7 +45,7 @@ from unsilent.studies.coverage.inference.spec import (
     InferenceCoverageOptions,
     InferenceCoverageSpec,
 )
-from unsilent.studies.coverage.inference.study import run_inference_coverage
+from unsilent.studies.coverage.inference.study import inference_coverage, run_inference_coverage
 from unsilent.studies.coverage.inference.timing import flops_by_layer, resized
 from unsilent.workloads import load
 from unsilent.workloads.base import call_model
@@ -382,7 +382,7 @@ def test_a_report_has_all_parts(campaign):
         assert [y for _, y in points] == sorted(y for _, y in points)
         assert points[-1] == (1.0, pytest.approx(1.0))
     assert result.unreported == {0.001: 10_000, 0.01: 1000}
-    assert any("need 10,000 clean samples" in one for one in shown.findings)
+    assert any("need a campaign with --clean-samples 10000" in one for one in shown.findings)
     assert all(np.isfinite(one.ratios).all() for one in result.costs)
     twice = analyse_together([store, store], OPTIONS)
     own, both = ({(d.detector, d.errors, d.rate): d.share for d in one.detections} for one in (result, twice))
@@ -404,7 +404,7 @@ def test_a_report_says_where_most_faults_change_the_same_answer(campaign, rows):
 def test_too_few_clean_samples_are_refused(campaign):
     assert clean_samples_needed(0.01) == 1000
     with pytest.raises(
-        UsageError, match="there are 400 clean samples for a rate .* of 0.01; expected 1,000 or more: raise"
+        UsageError, match="there are 400 clean samples for a rate .* of 0.01; expected 1,000 or more: choose a higher --rate"
     ):
         analyse(campaign[0], InferenceCoverageOptions())
 
@@ -595,3 +595,21 @@ def test_a_campaign_of_a_built_in_workload(tmp_path, monkeypatch, capsys):
     assert shares["weight-integrity", "weight-flip"] == 1
     assert shares["weight-integrity", "output-flip"] == 0
     assert "Detected answers against false alarms" in (tmp_path / "s.html").read_text()
+
+
+def test_a_promise_needs_originals_with_equally_many_samples():
+    from unsilent.studies.coverage.inference.analysis import _has_equal_groups
+
+    assert _has_equal_groups(np.repeat(np.arange(5), 4))
+    assert _has_equal_groups(np.repeat(np.arange(5), [4, 4, 4, 4, 2]))
+    assert not _has_equal_groups(np.repeat(np.arange(5), [4, 4, 4, 2, 2]))
+    assert not _has_equal_groups(np.repeat(np.arange(3), [1, 4, 9]))
+
+
+@pytest.mark.parametrize("name", ["drdna", "dr-dna:bins=0", "dr-dna+nothing"])
+def test_unknown_detectors_are_refused_before_the_workload_is_made(name, monkeypatch):
+    from unsilent.studies.coverage.inference import runner
+
+    monkeypatch.setattr(runner, "InferenceCoverageRunner", None)
+    with pytest.raises(UsageError):
+        inference_coverage("digits-cnn", detector=name)

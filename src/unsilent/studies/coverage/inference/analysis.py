@@ -80,7 +80,7 @@ class FalseAlarms:
     Attributes:
         share: Of test samples with an alarm.
         count: How many.
-        promised: Limits between which the count lies if originals of calibration and test are alike; None of several stores.
+        expected: Limits between which the count lies if originals of calibration and test are alike; None of several stores.
         shifted: Share of shifted samples with an alarm.
     """
 
@@ -88,7 +88,7 @@ class FalseAlarms:
     rate: float
     share: Interval
     count: int
-    promised: tuple[int, int] | None
+    expected: tuple[int, int] | None
     shifted: Interval
 
 
@@ -164,6 +164,8 @@ class InferenceCoverageResult:
     Attributes:
         reference: The detector that others are compared with.
         clean, originals: Clean samples of each part, and the originals that they are copies of.
+        has_equal_originals: Whether all originals of thresholds, but one at most, have equally many samples: only then is there a
+            promise for a further original.
         unreported: Rates that the clean samples are too few for, and how many they need.
         roc: Of each detector, false alarms and detected answers of all error models.
     """
@@ -175,6 +177,7 @@ class InferenceCoverageResult:
     reference: str
     clean: Mapping[str, int]
     originals: Mapping[str, int]
+    has_equal_originals: bool
     rates: tuple[float, ...]
     unreported: Mapping[float, int]
     tries: tuple[Tries, ...]
@@ -220,6 +223,7 @@ def analyse_together(
         clean={
             part: sum(len(next(iter(one.clean[part].values()))) for one in parts) for part in (CALIBRATION, TEST, SHIFTED)
         },
+        has_equal_originals=all(_has_equal_groups(one.originals[CALIBRATION]) for one in parts),
         originals={
             part: sum(len(np.unique(one.originals[part])) for one in parts) for part in (CALIBRATION, TEST, SHIFTED)
         },
@@ -285,6 +289,12 @@ def _detections(
             yield Detection(name, errors, rate, answers, *shares)
 
 
+def _has_equal_groups(originals: NDArray[np.int64]) -> bool:
+    """Whether all originals but one at most, whose copies were cut off, have equally many samples."""
+    counts = np.sort(np.unique(originals, return_counts=True)[1])
+    return len(counts) < 2 or bool(counts[1] == counts[-1])
+
+
 def _false_alarms(
     parts: Sequence[ScoredStore], names: Sequence[str], rates: Sequence[float], confidence: float
 ) -> Iterator[FalseAlarms]:
@@ -295,12 +305,12 @@ def _false_alarms(
                 threshold = part.threshold(name, rate)
                 for key, groups in alarms.items():
                     groups += part.by_original(key, part.clean[key][name] > threshold)
-            promised = None
+            expected = None
             if len(parts) == 1:
                 both = [parts[0].by_original(key, parts[0].clean[key][name]) for key in (CALIBRATION, TEST)]
-                promised = exchanged_false_alarms(both[0], both[1], rate, confidence)
+                expected = exchanged_false_alarms(both[0], both[1], rate, confidence)
             shares = [_share_of_samples(groups, confidence) for groups in alarms.values()]
-            yield FalseAlarms(name, rate, shares[0], sum(int(one.sum()) for one in alarms[TEST]), promised, shares[1])
+            yield FalseAlarms(name, rate, shares[0], sum(int(one.sum()) for one in alarms[TEST]), expected, shares[1])
 
 
 def _share_of_samples(groups: Sequence[NDArray[np.bool_]], confidence: float) -> Interval:

@@ -18,8 +18,8 @@ from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, 
 from unsilent.studies.coverage.report_parts import SHARE, comparison_columns, roc_figure
 
 ERROR_TEXTS = {
-    "weight-flip": "one flipped bit of a parameter",
-    "weight-rate": "flipped bits of parameters",
+    "weight-flip": "one flipped bit of a parameter or buffer",
+    "weight-rate": "flipped bits of parameters and buffers",
     "output-flip": "one flipped bit of an operation's output",
     "output-burst": "random values or a burst in an operation's output",
     ALL: "all error models",
@@ -32,7 +32,8 @@ METHOD = (
     "which is taken of other clean samples (split conformal prediction). Of changed answers: such answers over all changed "
     "answers. Of faults, and all other shares: the mean over faults of the share of the answers that a fault changed. Intervals "
     "are Gaffke's, by fault. False alarms are counted on all test samples without faults; their intervals are by original, as "
-    "samples that are copies of one original are not independent."
+    "samples that are copies of one original are not independent. Limits of changed answers are wider than those of faults: "
+    "the next fault could change all answers of its batch."
 )
 
 
@@ -95,15 +96,15 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
     for errors in (*ERROR_MODELS, ALL):
         own = [one for one in _at_rate(result) if one.errors == errors and one.share.n]
         if own:
-            best = max(own, key=lambda one: one.answers.low)
             mine = next(one for one in own if one.detector == result.reference)
+            best = max([mine, *own], key=lambda one: one.answers.low)
             yield (
                 f"{ERROR_TEXTS[errors]}: {result.reference} detects {_text(mine.answers)} of changed answers and "
                 f"{_text(mine.share)} of faults at {rate} false alarms"
                 + (
                     f"; most answers by {best.detector}, {_text(best.answers)}, and {_text(best.share)} of faults"
                     if best is not mine
-                    else ", the most answers of all"
+                    else "; no detector finds more answers"
                 )
             )
     for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.detected_share.n):
@@ -111,28 +112,28 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
             f"the ladder brings back to golden what {result.reference} finds: {_text(one.detected_answers)} of changed answers, "
             f"{_text(one.detected_share)} of faults"
         )
-    for alarms in (one for one in result.false_alarms if one.promised and one.rate == result.options.rate):
-        assert alarms.promised is not None
-        _, high = alarms.promised
+    for alarms in (one for one in result.false_alarms if one.expected and one.rate == result.options.rate):
+        assert alarms.expected is not None
+        _, high = alarms.expected
         if alarms.count > high:
             yield (
                 f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most if originals of calibration and test "
                 "are alike"
             )
     thresholds, alarms_of = (result.originals[part] for part in (CALIBRATION, TEST))
-    if thresholds < result.clean[CALIBRATION]:
+    if thresholds < result.clean[CALIBRATION] and result.has_equal_originals:
         yield (
             f"clean samples are of {thresholds:,} originals (thresholds) and {alarms_of:,} (false alarms): a further original is "
             f"only promised at most {percent_text(promised_rate(result.options.rate, thresholds))} false alarms"
         )
     for needed, count in result.unreported.items():
-        yield f"nothing is said of {rate_text(needed)} false alarms, which need {count:,} clean samples (--clean-samples)"
+        yield f"nothing is said of {rate_text(needed)} false alarms, which need a campaign with --clean-samples {count}"
     for tries in result.tries:
         if tries.found >= LEAST_FAULTS and tries.same_answer >= MOST_OF_ONE_ANSWER * tries.found:
             yield (
                 f"{tries.errors}: {tries.same_answer:,} of {count_text(tries.found, 'fault')} changed one and the same answer "
-                "alone; shares of faults depend on how that sample is judged, and intervals do not include this: raise "
-                "--clean-samples"
+                "alone; shares of faults depend on how that sample is judged, and intervals do not include this: a campaign "
+                "with more --clean-samples has more answers to change"
             )
     for tries in (one for one in result.tries if one.found < one.trials):
         yield (
@@ -231,7 +232,7 @@ def _false_alarms(result: InferenceCoverageResult) -> Section:
     rows = tuple(
         TableRow((
             one.detector, one.rate, one.share, one.count,
-            "–" if one.promised is None else f"{one.promised[0]:,} to {one.promised[1]:,}", one.shifted,
+            "–" if one.expected is None else f"{one.expected[0]:,} to {one.expected[1]:,}", one.shifted,
         )) for one in result.false_alarms
     )  # fmt: skip
     few = result.originals

@@ -49,8 +49,8 @@ def check_clean_samples(samples: int, rate: float) -> None:
     """Raise ``UsageError`` for too few clean samples for a rate of false alarms."""
     if samples < (needed := clean_samples_needed(rate)):
         raise UsageError(
-            f"there are {samples:,} clean samples for a rate of false alarms of {rate:g}; expected {needed:,} or more: raise "
-            "--clean-samples, or choose a higher --rate"
+            f"there are {samples:,} clean samples for a rate of false alarms of {rate:g}; expected {needed:,} or more: choose "
+            "a higher --rate, or run a campaign with more --clean-samples"
         )
 
 

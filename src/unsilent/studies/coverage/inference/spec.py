@@ -249,7 +249,7 @@ class InferenceCoverageOptions(AnalysisOptions):
     """How a store is read."""
 
     rate: Annotated[float, Option(
-        "False alarms per sample at which detectors are compared.", PRECISION_PANEL)] = 0.01  # fmt: skip
+        "False alarms at which detectors of inference are compared: per sample.", PRECISION_PANEL)] = 0.01  # fmt: skip
 
     def __post_init__(self) -> None:
         AnalysisOptions.__post_init__(self)
@@ -260,6 +260,7 @@ class InferenceCoverageOptions(AnalysisOptions):
 def make_inference_spec(asked: OptionValues) -> InferenceCoverageSpec:
     """What was asked, checked as far as that is possible without the workload; raises ``UsageError``."""
     from unsilent.faults import fault_model
+    from unsilent.protection.detector import make_detector
 
     check_count("--tries", asked["tries"], 1, MOST_TRIES)
     check_count("--seed", asked["seed"], 0, LARGEST)
@@ -278,6 +279,8 @@ def make_inference_spec(asked: OptionValues) -> InferenceCoverageSpec:
             f"--detector {stateful[0]} acts in some calls only, so that trials would depend on each other; leave out slices "
             "and every"
         )
+    for name in names:
+        make_detector(name)
     for text in (asked["output_flip"], *asked["bursts"]):
         fault_model(text)
     if not asked["bursts"]:
