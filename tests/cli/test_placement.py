@@ -122,3 +122,11 @@ def test_bad_input_is_one_line(capsys, words, message):
         assert err.startswith("unsilent: error: ")
         assert err.count("\n") == 1
         assert message in err
+
+
+def test_each_reduction_has_a_function_of_its_own(capsys):
+    asked = ["--reduce", "a,b", "--reduce", "a_b", "--reduce", "a", "--reduce", "a:1MiB"]
+    out = answer(capsys, "placement", "a100:2", "--axes", "a=2,b=2,a_b=8", *asked, "--code")
+    names = [line.split(" = ")[0] for line in out.splitlines() if line.startswith("reduce_")]
+    assert names == ["reduce_a_b", "reduce_a_b_2", "reduce_a", "reduce_a_2"]
+    compile(out, "script", "exec")

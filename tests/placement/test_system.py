@@ -51,6 +51,7 @@ def test_a_description_is_read_with_its_units():
         ('"20us"', '"20 hours"', "latency has the unknown unit 'hours'"),
         ('"20us"', "20", "latency is 20; expected a number with its unit, like 5us"),
         ('"20us"', '"-1us"', "latency is '-1us'"),
+        ('"20us"', '"1e999us"', "latency is '1e999us', which no machine has"),
         ('"400Gb/s"', '"0Gb/s"', "expected more than 0"),
         ("shared_by = 4", "shared_by = 3", "shared_by is 3, which does not divide the 8 devices"),
         ("shared_by = 4", "shared = 4", "unknown key in m.toml: level 2: 'shared'"),

@@ -404,7 +404,8 @@ def test_a_report_says_where_most_faults_change_the_same_answer(campaign, rows):
 def test_too_few_clean_samples_are_refused(campaign):
     assert clean_samples_needed(0.01) == 1000
     with pytest.raises(
-        UsageError, match="there are 400 clean samples for a rate .* of 0.01; expected 1,000 or more: choose a higher --rate"
+        UsageError,
+        match="there are 400 clean samples for a rate .* of 0.01; expected 1,000 or more: choose a higher --rate",
     ):
         analyse(campaign[0], InferenceCoverageOptions())
 

@@ -86,8 +86,9 @@ def load_sweep(path: str) -> Sweep:
     content = read_plain(path, MOST_BYTES, f"the sweep {path!r}")
     try:
         record = json.loads(content)
-        if record["schema"] != "unsilent.placement.sweep/1":
-            raise ValueError(f"its schema is {record['schema']!r}")
+        schema = record.get("schema") if isinstance(record, dict) else None
+        if schema != "unsilent.placement.sweep/1":
+            raise ValueError(f"its schema is {schema!r}")
         rows = tuple(
             Measurement(
                 str(collective), tuple(tuple(map(int, group)) for group in groups), int(payload), float(seconds)

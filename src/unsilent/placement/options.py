@@ -39,7 +39,8 @@ class PlacementOptions:
     max_steps: Annotated[int, Option("Most steps of a program.", SEARCH_PANEL)] = MOST_STEPS
     cost: Annotated[str, Option(f"Cost model: {', '.join(MODELS)}.", SEARCH_PANEL)] = "alpha-beta"
     algorithm: Annotated[str, Option(
-        f"Algorithm of an all-reduce: {', '.join(ALGORITHMS)} (the faster of both).", SEARCH_PANEL)] = "auto"  # fmt: skip
+        f"Algorithm of an all-reduce: {', '.join(ALGORITHMS)}; auto: the faster of ring and tree.",
+        SEARCH_PANEL)] = "auto"  # fmt: skip
     top: Annotated[int, Option("Placements, and programs of each, that are shown.", OUTPUT_PANEL)] = 10
     code: Annotated[bool, Option(
         "Print only Python that makes the mesh and the programs of the fastest placement.", OUTPUT_PANEL)] = False  # fmt: skip
@@ -55,6 +56,8 @@ class PlacementOptions:
                 raise unknown_name_error(name, value[:60], known)
         check_count("--max-steps", self.max_steps, 1, MOST_STEPS)
         check_count("--top", self.top, 1, 10_000)
+        if self.code and (self.as_json or self.output):
+            raise UsageError("--code prints Python and nothing else; leave out --json and --output, or --code")
 
     def axis_sizes(self) -> dict[str, int]:
         """Sizes by name; raises ``UsageError``."""

@@ -57,6 +57,8 @@ class Step:
         if self.collective not in COLLECTIVES:
             raise unknown_name_error("collective", self.collective, COLLECTIVES)
         ranks = [rank for group in self.groups for rank in group]
+        if odd := [rank for rank in ranks if not isinstance(rank, int)]:
+            raise UsageError(f"rank {odd[0]!r} of the {self.collective} is no whole number.")
         if not self.groups or min(map(len, self.groups)) < 2:
             raise UsageError(f"the {self.collective} over {self.groups} needs groups of at least two ranks.")
         if len(set(ranks)) < len(ranks):
@@ -78,7 +80,7 @@ class Program:
     steps: tuple[Step, ...]
 
     def __post_init__(self) -> None:
-        if self.devices < 1:
+        if not isinstance(self.devices, int) or self.devices < 1:
             raise UsageError(f"a program needs at least one device, not {self.devices}.")
         for step in self.steps:
             outside = [rank for group in step.groups for rank in group if not 0 <= rank < self.devices]

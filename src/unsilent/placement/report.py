@@ -110,7 +110,10 @@ def explanation(ranking: Ranking, ranked: RankedProgram, step: RankedStep) -> st
 
 
 def _notes(ranking: Ranking) -> Iterator[str]:
-    yield "flat: one collective over all devices of the reduction, on the same placement"
+    yield (
+        "flat: one collective over all devices of the reduction, on the same placement; flat / best and flat / this are its time "
+        "over theirs, above 1 where they are faster"
+    )
     yield "a placement is a matrix: a row per axis, a column per level, outermost first"
     yield f"bandwidth and latency: {ranking.system.source}"
 

@@ -160,6 +160,8 @@ def parse_system(content: bytes, where: str) -> System:
         raise UsageError(f"{where} has no levels; expected at least one table [[level]], outermost first")
     levels = [_level(row, f"{where}: level {number}", number == len(rows)) for number, row in enumerate(rows, 1)]
     name, source, gpu = record.get("name", where), record.get("source", "figures of the file"), record.get("gpu", "")
+    if not isinstance(name, str) or not isinstance(source, str):
+        raise UsageError(f"{where}: name and source are texts; found {name!r} and {source!r}")
     if gpu and gpu not in GPUS:
         raise unknown_name_error(f"gpu in {where}:", str(gpu), GPUS)
     return _checked(System(str(name), tuple(levels), str(source), gpu), f"{where}: ")
@@ -187,6 +189,10 @@ def _level(row: Mapping[str, Any], where: str, innermost: bool) -> Level:
     return Level(str(name), count, bandwidth, latency, shared, link)
 
 
+_LEAST, _MOST = 1e-15, 1e18
+"""Of bytes per second, and of seconds."""
+
+
 def _quantity(given: object, units: Mapping[str, float], name: str, example: str) -> float:
     match = _QUANTITY.fullmatch(given.strip()) if isinstance(given, str) else None
     if match is None:
@@ -195,7 +201,10 @@ def _quantity(given: object, units: Mapping[str, float], name: str, example: str
         raise UsageError(
             f"{name} has the unknown unit {match[2]!r}; expected one of {', '.join(units)}, like {example}"
         )
-    return float(match[1]) * units[match[2]]
+    value = float(match[1]) * units[match[2]]
+    if not _LEAST <= value <= _MOST and float(match[1]) != 0:
+        raise UsageError(f"{name} is {given!r}, which no machine has; expected something like {example}")
+    return value
 
 
 def _checked(system: System, where: str = "") -> System:
