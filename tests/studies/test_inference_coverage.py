@@ -28,7 +28,7 @@ from unsilent.faults import Fault
 from unsilent.report.model import Report
 from unsilent.sites import inject
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, LAYER, analyse, analyse_together
-from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, layers_run, with_row_names
+from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, layers_run
 from unsilent.studies.coverage.inference.fault_search import FaultSearch
 from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
 from unsilent.studies.coverage.inference.report import report
@@ -455,29 +455,6 @@ def test_a_combination_is_early_where_any_part_is(campaign, monkeypatch):
     found = scored.detected(info.name, 0.01)
     assert (found.share[0], found.layers[0], found.flops[0]) == (0.5, 2 / 3, 0.5)
     assert found.by_layer[0] == 0.5  # the layer that is corrupted is the first with an alarm
-
-
-def test_stores_without_names_of_rows():
-    """As they were written before: names of combinations follow from those of their parts, others are not known."""
-
-    def unnamed(name, rows):
-        return DetectorInfo(
-            name, tuple(f"row {n + 1}" for n in range(rows)), tuple((n + 1) / rows for n in range(rows)), 1
-        )
-
-    rule = DetectorInfo("ranger", ("first", "last"), (0.2, 1.0), 1)
-    both, weights, part = (
-        unnamed("weight-integrity+ranger", 3),
-        unnamed("weight-integrity", 1),
-        unnamed("duplication:share=0.5", 2),
-    )
-    stored = [rule, both, weights, part]
-    assert with_row_names(rule, stored) is rule
-    assert with_row_names(weights, stored).layers == (AFTER_CALL,)
-    named = with_row_names(both, stored)
-    assert (named.layers, named.flops) == ((AFTER_CALL, "first", "last"), (1.0, 0.2, 1.0))
-    assert with_row_names(part, stored) is with_row_names(both, [both, weights]) is None
-    assert with_row_names(unnamed("weight-integrity+ranger", 4), stored) is None
 
 
 @pytest.mark.parametrize("rows_", [1, 2, 3, 5])

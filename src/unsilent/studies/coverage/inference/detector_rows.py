@@ -7,7 +7,6 @@ those of checksums of weights, are known after the call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 AFTER_CALL = "after the call"
 """The name of rows that no layer gives."""
-_WITHOUT_NAME = "row 1"
-"""The name of the first row of combinations and detectors without layers in stores that were made without names of rows."""
 
 
 def name_rows(detector: InferenceDetector, recorded: RecordedPass) -> list[str]:
@@ -45,25 +42,6 @@ def name_rows(detector: InferenceDetector, recorded: RecordedPass) -> list[str]:
 def name_of_run(run: LayerRun) -> str:
     """Its name; in forward passes after the second one, which have the same names, with the number of the pass."""
     return f"{run.name}{run.number if run.number > 2 else ''}"
-
-
-def with_row_names(info: DetectorInfo, others: Sequence[DetectorInfo]) -> DetectorInfo | None:
-    """A detector of a store with names of rows: of an older store they follow from its parts; None where they do not.
-
-    Args:
-        info: The detector.
-        others: All detectors of the store.
-    """
-    if info.layers[0] != _WITHOUT_NAME:
-        return info
-    if len(info.layers) == 1:
-        return replace(info, layers=(AFTER_CALL,), flops=(1.0,))
-    by_name = {other.name: other for other in others if "+" not in other.name}
-    parts = [with_row_names(by_name[name], ()) if name in by_name else None for name in info.name.split("+")]
-    layers = tuple(name for part in parts if part for name in part.layers)
-    if None in parts or len(layers) != len(info.layers) or "+" not in info.name:
-        return None
-    return replace(info, layers=layers, flops=tuple(share for part in parts if part for share in part.flops))
 
 
 def layers_run(info: DetectorInfo) -> NDArray[np.float64]:

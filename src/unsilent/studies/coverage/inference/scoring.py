@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
 from unsilent.statistics.conformal import conformal_threshold
-from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, layers_run, with_row_names
+from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, layers_run
 from unsilent.studies.coverage.inference.spec import (
     CALIBRATION,
     CLAMP,
@@ -124,11 +124,8 @@ class ScoredStore:
 
     def detected(self, detector: str, rate: float) -> Detected:
         """At the threshold of a rate of false alarms."""
-        infos, number = self.store.baseline.detectors, self.detectors.index(detector)
-        info = with_row_names(infos[number], infos)
-        names = np.array(info.layers if info else [""] * len(infos[number].layers))
-        layers = layers_run(info) if info else np.full(len(names), np.nan)
-        flops = np.array(info.flops if info else layers)
+        info = self.store.baseline.detectors[self.detectors.index(detector)]
+        names, layers, flops = np.array(info.layers), layers_run(info), np.array(info.flops)
         in_order = np.lexsort((names == AFTER_CALL, layers))
         threshold = self.threshold(detector, rate)
         values = []
