@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,16 +43,28 @@ def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5,
     return max(1, math.ceil(round(needed, 6)))
 
 
-def expected_half_width(variance: float, coarsest: float, confidence: float) -> float:
-    """Half-width to be expected, roughly, of `stratified` where its estimate has this variance.
+def expected_half_width(variance: Any, coarsest: Any, confidence: float, step: Any = None) -> Any:
+    """Half-width to be expected, roughly, of `stratified` where its estimate has this variance; arrays broadcast.
 
-    ``coarsest``: the most that one trial moves the estimate, the greatest ``W_h / n_h``. As if the variance came from a Poisson
-    number of such steps: with hardly any variance it is the limit of no events, with much of it the normal interval.
+    The estimate is taken to be a sum of Poisson-like steps (a gamma distribution under resampling); the upper limit has one more
+    outcome, of the stratum with the coarsest trials. Their sum is a gamma distribution with the same first three moments. With
+    hardly any variance this is the limit of no events, with much of it the normal interval.
+
+    Args:
+        variance: Of the estimate.
+        coarsest: The most that one trial moves the estimate, the greatest ``W_h / n_h``.
+        confidence: Of both limits together.
+        step: How much a trial with variation moves it, the mean of ``W_h / n_h`` weighted by variance; None for ``coarsest``.
     """
     tail = (1 - confidence) / 2
-    steps = variance / coarsest**2
-    low = float(gammaincinv(steps, tail)) if steps > 0 else 0.0
-    return coarsest * (float(gammaincinv(steps + 1, 1 - tail)) - low) / 2
+    coarsest = np.asarray(coarsest, np.float64)
+    variance = np.maximum(variance, 1e-12 * coarsest**2)
+    step = coarsest if step is None else np.asarray(step, np.float64)
+    below = variance / step - step * gammaincinv(variance / step**2, tail)
+    both = variance + coarsest**2
+    scale = (variance * step + coarsest**3) / both
+    above = coarsest - both / scale + scale * gammaincinv(both / scale**2, 1 - tail)
+    return (above + below) / 2
 
 
 def expected_interval(pilot: Sequence[Stratum], sizes: Sequence[int], confidence: float) -> Interval:
@@ -74,41 +87,38 @@ def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.
         raise ValueError("expected a half-width above 0 and at least one pilot trial in each stratum")
     weights = np.array([s.weight for s in pilot])
     spread = weights * np.sqrt([s.variance for s in pilot])
-    empty = expected_half_width(0.0, 1.0, confidence)
-    best: NDArray[np.float64] | None = None
-    for coarse in _COARSENESSES * half_width / empty:
-        sizes = _sizes(weights, spread, float(coarse), half_width, confidence)
-        if best is None or sizes.sum() < best.sum():
-            best = sizes
-    assert best is not None
-    result = tuple(int(n) for n in best)
+    sizes = _sizes(weights, spread, half_width, confidence)
+    result = tuple(int(n) for n in sizes[sizes.sum(1).argmin()])
     while sum(result) < _HOPELESS and (wide := expected_interval(pilot, result, confidence).half_width) > half_width:
         result = tuple(math.ceil(n * max(1.02, wide / half_width)) for n in result)
     return result
 
 
 def _sizes(
-    weights: NDArray[np.float64], spread: NDArray[np.float64], coarse: float, half_width: float, confidence: float
+    weights: NDArray[np.float64], spread: NDArray[np.float64], half_width: float, confidence: float
 ) -> NDArray[np.float64]:
-    """Sizes where no trial moves the estimate by more than ``coarse``, with as much Neyman allocation as is needed."""
-    base = np.maximum(weights / coarse, MIN_TRIALS)
+    """float64[coarsenesses, strata]: sizes where no trial moves the estimate by more than this, with as much Neyman allocation as is needed."""
+    empty = float(expected_half_width(0.0, 1.0, confidence))
+    base = np.maximum(weights / (_COARSENESSES * half_width / empty)[:, None], MIN_TRIALS)
 
-    def sizes(scale: float) -> NDArray[np.float64]:
-        return np.ceil(np.maximum(base, scale * spread))
+    def sizes(scale: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.ceil(np.maximum(base, scale[:, None] * spread))
 
-    def wide(scale: float) -> bool:
-        n = sizes(scale)
-        return expected_half_width(float((spread**2 / n).sum()), float((weights / n).max()), confidence) > half_width
+    def wide(scale: NDArray[np.float64]) -> NDArray[np.bool_]:
+        rates = weights / (n := sizes(scale))
+        parts = spread**2 / n
+        variance = parts.sum(1)
+        step = np.divide((parts * rates).sum(1), variance, out=rates.max(1), where=variance > 0)
+        found: NDArray[np.bool_] = expected_half_width(variance, rates.max(1), confidence, step) > half_width
+        return found
 
-    if not wide(0.0) or not spread.any():
-        return sizes(0.0)
-    low = 0.0
-    high = normal_quantile(confidence) ** 2 * float(spread.sum()) / half_width**2  # what a normal interval would need
-    while wide(high):
-        low, high = high, 2 * high
-        if high > _HOPELESS:
-            return np.full(weights.size, float(_HOPELESS))  # as coarse as this it never gets there
+    low = np.zeros(len(base))
+    high = np.full(len(base), normal_quantile(confidence) ** 2 * float(spread.sum()) / half_width**2)
+    if not spread.any():
+        return sizes(low)
+    while (more := wide(high) & (high < _HOPELESS)).any():
+        low, high = np.where(more, high, low), np.where(more, 2 * high, high)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if wide(middle) else (low, middle)
-    return sizes(high)
+        low, high = np.where(too := wide(middle), middle, low), np.where(too, high, middle)
+    return np.where((high >= _HOPELESS)[:, None], _HOPELESS, sizes(high))
