@@ -1,0 +1,216 @@
+"""What a pilot says: how outcomes of a stratum vary, what trials cost, and how many samples a trial should evaluate.
+
+A pilot is short, so nothing of it is taken at its face value: means are pulled towards that of all strata of the same class of
+bits, and variances are those of slightly more events than were seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import numpy as np
+
+from unsilent.campaigns.rounds import Cell
+from unsilent.outcomes.tallies import Tally
+from unsilent.statistics import Stratum
+
+PILOT = 4
+"""Trials of each stratum before anything is decided, at least."""
+PILOT_OF_TARGET = 24
+"""Trials of all strata of a target together at least, as where it has one stratum."""
+PILOT_OF_CLASS = 20
+"""Trials of a class of bits over all targets at least: classes are what means are pulled towards."""
+WIDE_SAMPLES = 16
+"""Samples of the few pilot trials that show how samples of one fault differ, and what a sample costs."""
+WIDE_OF_CLASS = 2
+"""Such trials of each class of bits at least; each may cost as much as 16 others."""
+PILOT_PER_WIDE = 16
+"""In a longer pilot, one of them for so many others, so that they cost no more than these."""
+PSEUDO_COUNT = 4.0
+"""Trials that the mean of the class counts for: in simulations 2 to 6 do equally well."""
+PSEUDO_EVENTS = 0.25
+"""Further outcomes of either kind in each class, for variances: a class without events in a pilot may have some."""
+WITHIN = 0.5
+"""Part of the variance that is assumed to lie within faults before any was seen."""
+WITHIN_WEIGHT = 0.5
+"""How much that counts: like two trials of a stratum of which half the outputs are wrong."""
+SAVING = 0.03
+"""More samples a trial are chosen where they save at least this part: costs are measured, and few samples spread risk."""
+
+
+def class_of(stratum: str) -> str:
+    """The class of bits of a stratum: what its name ends in."""
+    return stratum.rpartition("/")[2]
+
+
+def first_pilot(targets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int]]:
+    """Trials of each stratum of each target (target -> strata)."""
+    members = _by_class(name for names in targets.values() for name in names)
+    return {
+        group: {
+            name: max(
+                PILOT,
+                math.ceil(PILOT_OF_TARGET / len(names)),
+                math.ceil(PILOT_OF_CLASS / len(members[class_of(name)])),
+            )
+            for name in names
+        }
+        for group, names in targets.items()
+    }
+
+
+def first_wide_pilot(strata: Iterable[str]) -> dict[str, int]:
+    """Trials of many samples, by stratum: a few of each class, spread over the targets."""
+    result = {}
+    for number, names in enumerate(_by_class(strata).values()):
+        for i, place in enumerate(range(number, number + len(names))):
+            result[names[place % len(names)]] = WIDE_OF_CLASS // len(names) + (i < WIDE_OF_CLASS % len(names))
+    return result
+
+
+def _by_class(strata: Iterable[str]) -> dict[str, list[str]]:
+    members: dict[str, list[str]] = defaultdict(list)
+    for name in strata:
+        members[class_of(name)].append(name)
+    return members
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """How outcomes of a stratum are expected to be.
+
+    Attributes:
+        n: Pilot trials.
+        mean: Share of incorrect outputs.
+        spread: Variance of the outcome of one sample of one fault.
+        within: Part of it that lies between samples of one fault; the rest lies between faults.
+    """
+
+    n: int
+    mean: float
+    spread: float
+    within: float
+
+    def stratum(self, weight: float, left: float) -> Stratum:
+        """Two outcomes with the expected mean and variance; ``left``: see `variance_left`."""
+        variance = self.spread * (1 - self.within * (1 - left))
+        if variance <= 0:
+            return Stratum(weight, np.array([self.mean]), np.array([float(self.n)]), self.mean)
+        # The mean that goes with the variance: of an outcome that was not seen it is a little more than what is expected.
+        mean = max(self.mean, (1 - math.sqrt(max(0.0, 1 - 4 * self.spread))) / 2)
+        top = min(1.0, variance / mean + mean)
+        share = min(mean / top, 1.0)
+        return Stratum(weight, np.array([0.0, top]), self.n * np.array([1 - share, share]), self.mean)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean, of a trial of one sample at least."""
+        return math.sqrt(self.mean * (1 - self.mean) / (self.n + PSEUDO_COUNT + 1))
+
+
+def variance_left(asked: int, samples: Sequence[int]) -> float:
+    """Part of the variance within a fault that is left in the mean of so many samples of one batch; 0 asks for all.
+
+    ``samples``: of each batch. How batches differ is unknown, so of several batches a whole one leaves what as many samples of
+    anywhere leave.
+    """
+    whole = sum(samples)
+    if not asked or whole == 1:
+        return 0.0
+    asked = min(asked, max(samples))
+    return (1 - asked / whole) / asked * whole / (whole - 1) if len(samples) == 1 else 1 / asked
+
+
+def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None) -> dict[Cell, Forecast]:
+    """Of each stratum, from its pilot trials and those of its class.
+
+    ``left``: of so many samples, the variance within a fault that is left (`variance_left`); None where all trials are alike, and
+    ``within`` is then what they lack of the variance of single samples, so that ``left`` is 0 for all of them.
+    """
+    members: dict[tuple[str, int | None], list[Cell]] = defaultdict(list)
+    for name, flips in pilots:
+        members[class_of(name), flips].append((name, flips))
+    shares = {cell: tally.incorrect_share_per_trial for cell, tally in pilots.items()}
+    means, spreads = {}, {}
+    within: dict[tuple[str, int | None], tuple[float, float]] = {}
+    for key, cells in members.items():
+        together = np.concatenate([shares[c] for c in cells])
+        events, n = float(together.sum()), len(together)
+        means[key], spreads[key] = events / n, (events + PSEUDO_EVENTS) / (n + 2 * PSEUDO_EVENTS)
+        within[key] = _within(means[key], [pilots[c] for c in cells], left)
+    prior = WITHIN if left is not None else 0.0
+    whole = _ratio(sum(w for w, _ in within.values()), sum(t for _, t in within.values()), prior)
+    result = {}
+    for key, cells in members.items():
+        for cell in cells:
+            events, n = float(shares[cell].sum()), len(shares[cell])
+            mean, likely = ((events + PSEUDO_COUNT * m) / (n + PSEUDO_COUNT) for m in (means[key], spreads[key]))
+            result[cell] = Forecast(n, mean, likely * (1 - likely), _ratio(*within[key], whole))
+    return result
+
+
+def _within(mean: float, pilots: Sequence[Tally], left: Callable[[int], float] | None) -> tuple[float, float]:
+    """Variance within faults and in all, summed over the trials that show it."""
+    own = total = 0.0
+    for tally in pilots:
+        shares, units = tally.incorrect_share_per_trial, tally.units_per_trial
+        units = units[units > 0]
+        if left is None:
+            total += len(shares) * mean * (1 - mean)
+            own += len(shares) * mean * (1 - mean) - float(((shares - mean) ** 2).sum())
+            continue
+        for share, n in zip(shares[units > 1], units[units > 1], strict=True):
+            own += float(share * (1 - share)) / (1 - left(int(n)))
+            total += mean * (1 - mean)
+    return own, total
+
+
+def _ratio(part: float, whole: float, prior: float) -> float:
+    return min(1.0, max(0.0, (part + WITHIN_WEIGHT * prior) / (whole + WITHIN_WEIGHT)))
+
+
+@dataclass(frozen=True)
+class TrialCost:
+    """Seconds of a trial: ``per_trial`` and ``per_sample``, in each batch that it evaluates."""
+
+    per_trial: float
+    per_sample: float
+
+    @classmethod
+    def of(cls, seconds: Mapping[tuple[str, int], Sequence[float]]) -> TrialCost:
+        """From seconds by class of bits and number of samples, of two numbers of samples: the mean over classes of medians."""
+        few, many = (pick({n for _, n in seconds}) for pick in (min, max))
+        short, long = (
+            fmean(median(values) for (_, n), values in seconds.items() if n == samples) for samples in (few, many)
+        )
+        per_sample = max(0.0, long - short) / max(many - few, 1)
+        return cls(max(0.0, short - few * per_sample), per_sample)
+
+    def seconds(self, asked: int, samples: Sequence[int]) -> float:
+        """Of a trial of so many samples of one batch, or (0) of all of all batches."""
+        if asked:
+            return self.per_trial + self.per_sample * min(asked, max(samples))
+        return len(samples) * self.per_trial + sum(samples) * self.per_sample
+
+
+def choose_samples(trials: Callable[[int], int], cost: TrialCost, samples: Sequence[int]) -> int:
+    """The samples of a trial for which ``trials(samples) * seconds`` is least; 0 for all.
+
+    More samples need fewer trials, and ever fewer are saved: the first number that costs more than the one before ends the search.
+    """
+    best, least = 1, math.inf
+    before = math.inf
+    largest = max(samples)
+    candidates = [*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest]
+    for asked in [*candidates, 0] if len(samples) > 1 else candidates:
+        seconds = trials(asked) * cost.seconds(asked, samples)
+        if seconds < (1 - SAVING) * least:
+            best, least = asked, seconds
+        if seconds > before:
+            break
+        before = seconds
+    return best
