@@ -41,28 +41,35 @@ class WorkerSettings:
 
 
 class TrialId(NamedTuple):
-    """One trial: the k-th fault of ``flips`` flips in ``target``. Text form ``target/x8/17``."""
+    """One trial: the k-th fault of ``flips`` flips in ``target``. Text form ``target/x8/17``, or ``target/x8/17/s4``.
+
+    ``samples``: how many samples of one batch it evaluates; 0 is what the spec says, usually all samples of all batches.
+    """
 
     target: str
     flips: int | None
     k: int
+    samples: int = 0
 
     def __str__(self) -> str:
-        return f"{self.target}/x{self.flips or ''}/{self.k}"
+        text = f"{self.target}/x{self.flips or ''}/{self.k}"
+        return f"{text}/s{self.samples}" if self.samples else text
 
     @classmethod
     def parse(cls, text: str) -> TrialId:
         """The inverse of ``str``; raises ``UsageError`` for another text."""
         target, _, rest = text.rpartition("/x")
-        flips, slash, k = rest.partition("/")
-        if not (target and slash and _NUMBER.fullmatch(k) and (flips == "" or _NUMBER.fullmatch(flips))):
+        flips, slash, number = rest.partition("/")
+        k, evaluated, samples = number.partition("/s")
+        numbers = [k] + [flips] * bool(flips) + [samples] * bool(evaluated)
+        if not (target and slash and all(map(_NUMBER.fullmatch, numbers))):
             head, _, number = text.rpartition("/")
             other = f"{head}/x/{number}" if head and _NUMBER.fullmatch(number) else "random/x/17"
             raise UsageError(
                 f"cannot read trial {text!r}; expected TARGET/xFLIPS/NUMBER, like top_mlp/x8/17, "
                 f"or without a number of flips TARGET/x/NUMBER, like {other}"
             )
-        return cls(target, int(flips) if flips else None, int(k))
+        return cls(target, int(flips) if flips else None, int(k), int(samples or 0))
 
 
 class DeferredTrial(NamedTuple):
