@@ -63,11 +63,15 @@ class SampledWalk(Walk):
 
     def _visit(self, node: Node) -> None:
         own = [t for t in sorted(self._forced.get(node.index, ())) if t not in self._lost]
-        read = [self._rows[v] for v in node.values if v in self._rows]
-        tags = sorted({tag for rows in read for tag in rows.tags}.difference((t, s) for t in own for s in self._entries[t].samples))
+        read = [self._rows[v].tags for v in node.values if v in self._rows]
+        tags = max(read, key=len, default=[])  # in the order that most rows lie in already
+        if any(other is not tags and other != tags for other in read):
+            tags = list(dict.fromkeys([*tags, *(tag for other in read for tag in other)]))
+        if own:
+            excepted = {(t, s) for t in own for s in self._entries[t].samples}
+            tags = [tag for tag in tags if tag not in excepted]
         made = [self._run_together(node, tags)] if tags else []
-        for trial in own:
-            made.append(self._run_own(node, trial))
+        made += [self._run_own(node, trial) for trial in own]
         self._forget_spent(node.values, node.index)
         for value in {v for rows in made for v in rows if not self._spent(v, node.index)}:
             for rows in made:
