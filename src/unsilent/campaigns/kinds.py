@@ -60,6 +60,7 @@ class Kind(Generic[S, B, R]):
         shapes: By the baseline and the scalars of a row, the shapes of its arrays.
         accepts_trial: Whether a campaign with this spec and these names of targets may hold a trial.
         is_planned_trial: Whether a trial is part of the campaign, not asked for afterwards.
+        max_samples: Samples that a trial may say it evaluates (`TrialId.sample_count`).
         max_cell_bytes: Bytes of a cell at most.
         record_readers: Further records by name -> how their text is read, with spec and baseline.
         shared_baseline_fields: Fields of the baseline that are equal in all stores of one campaign.
@@ -88,13 +89,14 @@ class Kind(Generic[S, B, R]):
     spec: type[S]
     baseline: type[B]
     row: type[R]
-    schema_version: int = 4
+    schema_version: int = 5
     check_spec: Callable[[S], None] = do_nothing
     check_baseline: Callable[[B], None] = do_nothing
     check_row: Callable[[R, B], None] = do_nothing
     shapes: Callable[[B, Mapping[str, Any]], Mapping[str, Shape]] = no_arrays
     accepts_trial: Callable[[TrialId, S, frozenset[str]], bool] = is_trial_of_targets
     is_planned_trial: Callable[[TrialId], bool] = lambda trial: True
+    max_samples: int = 0
     max_cell_bytes: int = TEXT_BYTES
     record_readers: Mapping[str, Callable[[str, S, B], Any]] = field(default_factory=dict)
     shared_baseline_fields: tuple[str, ...] = ("targets",)

@@ -28,7 +28,7 @@ from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
 
 _SHARD = re.compile(r" --shard (\d{1,9})/(\d{1,9})")
-Order = tuple[str, bool, int, int]
+Order = tuple[str, bool, int, int, int]
 
 
 @dataclass
@@ -234,8 +234,8 @@ def _rows(store: AnyStore, number: int) -> Generator[tuple[Order, int, CampaignR
 
 
 def _order(trial: TrialId) -> Order:
-    """Sorts trials as SQLite does: by target, then no number of flips before any, then k."""
-    return trial.target, trial.flips is not None, trial.flips or 0, trial.k
+    """Sorts trials as SQLite does: by target, then no number of flips before any, then k and samples."""
+    return trial.target, trial.flips is not None, trial.flips or 0, trial.k, trial.sample_count
 
 
 def _check_equal(one: CampaignRow, two: CampaignRow, where: Path, other: Path) -> None:

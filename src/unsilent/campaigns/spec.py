@@ -41,28 +41,35 @@ class WorkerSettings:
 
 
 class TrialId(NamedTuple):
-    """One trial: the k-th fault of ``flips`` flips in ``target``. Text form ``target/x8/17``."""
+    """One trial: the k-th fault of ``flips`` flips in ``target``. Text form ``target/x8/17``, or ``target/x8/17/s4``.
+
+    ``sample_count``: how many samples of one batch it evaluates; 0 is what the spec says, usually all samples of all batches.
+    """
 
     target: str
     flips: int | None
     k: int
+    sample_count: int = 0
 
     def __str__(self) -> str:
-        return f"{self.target}/x{self.flips or ''}/{self.k}"
+        text = f"{self.target}/x{self.flips or ''}/{self.k}"
+        return f"{text}/s{self.sample_count}" if self.sample_count else text
 
     @classmethod
     def parse(cls, text: str) -> TrialId:
         """The inverse of ``str``; raises ``UsageError`` for another text."""
         target, _, rest = text.rpartition("/x")
-        flips, slash, k = rest.partition("/")
-        if not (target and slash and _NUMBER.fullmatch(k) and (flips == "" or _NUMBER.fullmatch(flips))):
+        flips, slash, number = rest.partition("/")
+        k, evaluated, samples = number.partition("/s")
+        numbers = [k] + [flips] * bool(flips) + [samples] * bool(evaluated)
+        if not (target and slash and all(map(_NUMBER.fullmatch, numbers))):
             head, _, number = text.rpartition("/")
             other = f"{head}/x/{number}" if head and _NUMBER.fullmatch(number) else "random/x/17"
             raise UsageError(
                 f"cannot read trial {text!r}; expected TARGET/xFLIPS/NUMBER, like top_mlp/x8/17, "
                 f"or without a number of flips TARGET/x/NUMBER, like {other}"
             )
-        return cls(target, int(flips) if flips else None, int(k))
+        return cls(target, int(flips) if flips else None, int(k), int(samples or 0))
 
 
 class DeferredTrial(NamedTuple):
@@ -239,7 +246,7 @@ def differences(
     yield from ((key, None) for key in {**then, **now} if then.get(key) != now.get(key))
 
 
-DEFAULT_TEXTS = {"dtype": "as built", "judge": "the workload's own"}
+DEFAULT_TEXTS = {"dtype": "as built", "judge": "the workload's own", "samples": "chosen by a pilot"}
 """What it is called that nothing was asked; else ``none``."""
 
 
@@ -248,6 +255,8 @@ def spec_value_text(spec: type, key: str, value: Any) -> str:
     asking = options_of(spec).get(key)
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if asking is not None and asking.option.formatter is not None and isinstance(value, int):
+        return " ".join(asking.format_value(value))
     if key == "flips" and isinstance(value, tuple | list) and None in value:
         return "set by the fault model"
     if value and isinstance(value, tuple | list) and asking is not None:

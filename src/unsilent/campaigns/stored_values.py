@@ -113,10 +113,10 @@ def _adapter(kind: Any) -> Any:
 
 def check_ascending(rows: Iterable[R]) -> Iterator[R]:
     """The rows as they come; raises ``DamagedRecordError`` where a trial does not come after the one before it."""
-    last: tuple[str, int, int] | None = None
+    last: tuple[str, int, int, int] | None = None
     for row in rows:
         trial = row.trial
-        place = (trial.target, trial.flips or 0, trial.k)
+        place = (trial.target, trial.flips or 0, trial.k, trial.sample_count)
         if last is not None and place <= last:
             raise DamagedRecordError(f"trial {one_line_preview(str(trial))} is stored twice")
         last = place

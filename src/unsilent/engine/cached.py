@@ -25,8 +25,9 @@ from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.fault_entries import trial_entry_of
 from unsilent.engine.memory_plan import default_budget, plan_memory
 from unsilent.engine.perturbation_check import hidden_read_check, perturbation_check
-from unsilent.engine.plain import PlainEngine, TrialOutcome, acting_in, same_outputs
+from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in, same_outputs
 from unsilent.engine.recorder import record
+from unsilent.engine.sampled_trials import SampledTrial, gives_plain_bits, group_size, outcomes_together
 from unsilent.engine.tape import Node, Unrecordable
 from unsilent.engine.tape_replay import Replayer
 from unsilent.engine.tape_values import Diverged, Holders, view_window
@@ -35,7 +36,8 @@ from unsilent.engine.validation_sample import ValidationSample, ValidationSample
 from unsilent.errors import ProcessUnusable, UnsilentError, kind_and_line
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient
-from unsilent.outcomes.base import Judge
+from unsilent.outcomes.base import Judge, Outcome
+from unsilent.outcomes.classify import BatchOutcome, same_outcome_for_all
 from unsilent.sites import Parameters
 from unsilent.sites.inputs import named_inputs
 from unsilent.workloads.base import InferenceWorkload
@@ -48,6 +50,8 @@ PACK_BYTES = 64 << 20
 
 class CachedEngine(PlainEngine):
     """Evaluates a workload under faults by running what the fault changes.
+
+    ``sampled``: whether trials are to be evaluated on some samples of a batch, which takes preparation.
 
     Attributes:
         replayers: One a batch, None where it runs plainly; ``fallback_reasons`` says why, by batch.
@@ -63,8 +67,10 @@ class CachedEngine(PlainEngine):
         judge: Judge | None = None,
         memory: int | None = None,
         worker_count: int = 1,
+        sampled: bool = False,
     ) -> None:
         self.validation_samples = ValidationSamples()
+        self._sampled = sampled
         super().__init__(workload, device=device, dtype=dtype, judge=judge)
         self.memory, self.sharers = memory, worker_count
         self.diverged_count = 0
@@ -121,7 +127,10 @@ class CachedEngine(PlainEngine):
         device = able[0][1].tape.device if able else torch.device("cpu")
         budget = default_budget(device) if self.memory is None else self.memory
         self.plan = plan_memory(
-            [r.tape for _, r in able], budget, operations=float(self._operations), worker_count=self.sharers
+            [r.tape for _, r in able],
+            budget,
+            operations=float(self._operations or self._sampled),
+            worker_count=self.sharers,
         )
         for (i, replayer), keep in zip(able, self.plan.kept_values, strict=True):
             replayer.release_golden_values()
@@ -134,6 +143,11 @@ class CachedEngine(PlainEngine):
             except Unrecordable as why:
                 self.fallback_reasons[i] = str(why)
                 self.replayers[i] = None
+                continue
+            if self._sampled:
+                replayer.row_plan.try_row_counts(replayer)
+                able_on_rows = [index for index, sizes in replayer.row_plan.sizes.items() if sizes]
+                replayer.in_place_plan.try_row_counts(replayer, except_for=able_on_rows)
 
     def _check_hidden(self, i: int, replayer: Replayer) -> None:
         """That nothing but what is on the tape matters: once for batches that do the same."""
@@ -190,10 +204,15 @@ class CachedEngine(PlainEngine):
 
     # -- trials ------------------------------------------------------------------------------------------------
 
-    def trials(self, many: Sequence[Sequence[Fault]]) -> Iterator[TrialOutcome]:
-        """As `PlainEngine.trials`; trials whose faults are all in values of a run go through the tape together."""
+    def trials(
+        self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
+    ) -> Iterator[TrialOutcome]:
+        """As `PlainEngine.trials`; trials go through the tape together if they have ``samples``, or no faults in parameters."""
+        if samples is not None and self._sampled:
+            yield from self._sampled_trials(many, samples)
+            return
         if not all(is_transient(f.site) for faults in many for f in faults):
-            yield from super().trials(many)
+            yield from super().trials(many, samples)
             return
         self._refresh()
         if any(many):
@@ -209,8 +228,27 @@ class CachedEngine(PlainEngine):
                 self._ready = {}
             yield outcome
 
-    def preferred_group_size(self, transient: bool) -> int:
-        """How many trials it likes to be given at a time, as it may run them together."""
+    def _sampled_trials(self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples]) -> Iterator[TrialOutcome]:
+        """Trials whose faults are in parameters, with the samples that count."""
+        self._refresh()
+        for faults in many:
+            self.check_and_prepare(faults)
+        ready = outcomes_together(
+            self, [None if own is None else SampledTrial(f, own) for f, own in zip(many, samples, strict=True)]
+        )
+        for i, (faults, own) in enumerate(zip(many, samples, strict=True)):
+            if self._refresh():  # whoever is given the outcomes may write into the model
+                ready = {}
+            yield ready[i] if i in ready else self.trial(faults, own)
+
+    def spared_outcome(self, batch: int) -> BatchOutcome:
+        """That of a batch that is not evaluated."""
+        return same_outcome_for_all(Outcome.SPARED, self.samples[batch])
+
+    def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
+        """How many trials it likes to be given at a time, as it may run them together; ``sampled``: trials of some samples."""
+        if sampled and self._sampled:
+            return group_size(self)
         return PACK if transient and any(r is not None and r.row_plan.sizes for r in self.replayers) else 1
 
     def _packed(self, many: Sequence[Sequence[Fault]]) -> dict[int, dict[int, Any]]:
@@ -316,8 +354,11 @@ class CachedEngine(PlainEngine):
         try:
             with self.inject_parameter_faults(faults):
                 plain = self.output_without_tape(batch, faults)
-                if len(witness.group_faults) == 1:
+                if witness.group_samples is None and len(witness.group_faults) == 1:
                     return same_outputs(plain, self.output_from_tape(batch, faults))
+            if witness.group_samples is not None:
+                group = [SampledTrial(*one) for one in zip(witness.group_faults, witness.group_samples, strict=True)]
+                return gives_plain_bits(self, batch, group, witness.group_index, plain)
             return same_outputs(plain, self._take(batch, replayer, witness.group_faults)[witness.group_index])
         except Exception:
             return False

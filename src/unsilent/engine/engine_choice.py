@@ -20,12 +20,14 @@ def make_engine(
     device: str = "cpu",
     dtype: str | None = None,
     judge: Judge | None = None,
+    sampled: bool = False,
 ) -> PlainEngine:
     """``auto``: every shortcut that a check allows; ``plain``: none.
 
     Args:
         memory: Bytes for golden values, default a quarter of what is free.
         worker_count: Processes that share them.
+        sampled: Whether trials are to be evaluated on some samples of a batch.
 
     Raises:
         UsageError: as `PlainEngine`; an unknown engine; a memory budget below the minimum.
@@ -34,4 +36,12 @@ def make_engine(
         raise unknown_name_error("--engine", engine, ENGINES)
     if engine == "plain":
         return PlainEngine(workload, device=device, dtype=dtype, judge=judge)
-    return CachedEngine(workload, device=device, dtype=dtype, judge=judge, memory=memory, worker_count=worker_count)
+    return CachedEngine(
+        workload,
+        device=device,
+        dtype=dtype,
+        judge=judge,
+        memory=memory,
+        worker_count=worker_count,
+        sampled=sampled,
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,10 @@ from unsilent.workloads.user import user_code
 RANDOM_SEED = 20240503
 
 
+Samples = NDArray[np.int64] | None
+"""Numbers of samples within the batch that the faults of a trial act in, int64[n]; None for all samples of all batches."""
+
+
 @dataclass(frozen=True)
 class TrialOutcome:
     """How each sample of each batch ended, in order of evaluation."""
@@ -48,6 +52,12 @@ class TrialOutcome:
     """First exception raised: its type and the first line of its message."""
     out_of_memory: bool = False
     """Whether that was for want of memory, of the device or of the host."""
+
+    def of_samples(self, samples: Samples) -> TrialOutcome:
+        """What is known of these samples alone, where one batch was evaluated."""
+        if samples is None:
+            return self
+        return replace(self, batches=tuple(b if b.is_spared else b.only(samples) for b in self.batches))
 
     @property
     def codes(self) -> NDArray[np.uint8]:
@@ -164,13 +174,18 @@ class PlainEngine:
         with torch.no_grad(), contain_user_process():
             return self.workload.run(self.model, batch)
 
-    def trial(self, faults: Sequence[Fault]) -> TrialOutcome:
+    def trial(self, faults: Sequence[Fault], samples: Samples = None) -> TrialOutcome:
         """Inject, evaluate every batch a fault acts in, take back. No fault at all is a masked trial that need not run.
+
+        ``samples``: the only ones that count, of the batch that the faults act in (None: all).
 
         Raises ``ProcessUnusable`` where taking back raises, as on a device that an assertion has stopped.
         """
         if not faults:
             return TrialOutcome(tuple(same_outcome_for_all(Outcome.MASKED, n) for n in self.samples))
+        return self._trial_of_all_samples(faults).of_samples(samples)
+
+    def _trial_of_all_samples(self, faults: Sequence[Fault]) -> TrialOutcome:
         self.check_and_prepare(faults)
         outcomes: list[BatchOutcome] = []
         error, short = "", False
@@ -195,13 +210,15 @@ class PlainEngine:
             raise ProcessUnusable(error or kind_and_line(undoing), known) from undoing
         return TrialOutcome(tuple(outcomes), error, short)
 
-    def preferred_group_size(self, transient: bool) -> int:
-        """How many trials it likes to be given at a time, as it may run them together."""
+    def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
+        """How many trials it likes to be given at a time, as it may run them together; ``sampled``: trials of some samples."""
         return 1
 
-    def trials(self, many: Sequence[Sequence[Fault]]) -> Iterator[TrialOutcome]:
-        """Several trials, each as if it were alone, in order."""
-        yield from map(self.trial, many)
+    def trials(
+        self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
+    ) -> Iterator[TrialOutcome]:
+        """Several trials, each as if it were alone, in order; ``samples``: those that count, by trial."""
+        yield from map(self.trial, many, samples or [None] * len(many))
 
     def _outcome(self, batch: int, acting: Sequence[Fault]) -> BatchOutcome:
         """How one batch ends under the faults that act in it; parameters are corrupted already."""

@@ -11,7 +11,7 @@ golden samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,6 +45,8 @@ CALLS = 16
 """Calls of one size in each round on other samples than golden ones."""
 POOL = 131_101
 """Random numbers that are drawn; more are the same again, a prime number of places further on."""
+CALL_SECONDS = 50e-6
+"""Of gathering the rows of a call and taking its results apart."""
 SPECIAL = (float("inf"), float("-inf"), -0.0, 1e-42, 3e38, -3e38)
 SPECIAL_SHARE = 0.02
 LINE = 64
@@ -80,13 +82,15 @@ class RowTestCase(NamedTuple):
 class RowPlan:
     """Which operations of a tape can run on rows, and at which sizes.
 
+    ``keeps_places``: only in calls of the whole batch, each sample at its own place; that is possible for more operations.
+
     Attributes:
         batch: Samples of the batch, 0 where its inputs do not say.
         sizes: For each operation, allowed numbers of rows and the CPU time of a call.
     """
 
-    def __init__(self, tape: Tape) -> None:
-        self.tape = tape
+    def __init__(self, tape: Tape, keeps_places: bool = False) -> None:
+        self.tape, self.keeps_places = tape, keeps_places
         self.batch = _batch(tape)
         self.sizes: dict[int, dict[int, float]] = {}
         self.measured = False
@@ -127,6 +131,8 @@ class RowPlan:
 
     def _lined(self, node: Node, value: Value, rows: int) -> bool:
         """Whether every element of a value meets the same instructions in a call on so many rows."""
+        if self.keeps_places:
+            return True
         if torch.Tag.pointwise in node.func.tags:
             return not value.storage_window.dtype.is_floating_point or value.nbytes // self.batch * rows % STRIDE == 0
         return value.nbytes % (self.batch * LINE) == 0
@@ -198,16 +204,17 @@ class RowPlan:
 
     # -- trying ------------------------------------------------------------------------------------------------
 
-    def try_row_counts(self, replayer: Replayer) -> None:
-        """Try every operation at every size, where the golden values are at hand; done once."""
+    def try_row_counts(self, replayer: Replayer, except_for: Collection[int] = ()) -> None:
+        """Try every operation (``except_for`` some) at every size, where the golden values are at hand; done once."""
         if self.measured:
             return
         self.measured = True
         for index, allowed in self.sizes.items():
             node = self.tape.nodes[index]
-            if not all(replayer.at_hand(v) for v in (*node.values, *node.new_values) if self._used(v)):
+            used = (v for v in (*node.values, *node.new_values) if self._used(v))
+            if index in except_for or not all(map(replayer.at_hand, used)):
                 continue
-            sizes = sorted({*(s for s in SIZES if s <= 4 * self.batch), self.batch})
+            sizes = sorted({*(s for s in SIZES if s <= 4 * self.batch and not self.keeps_places), self.batch})
             allowed.update(self._agreeing(node, sizes, replayer))
 
     def _agreeing(self, node: Node, sizes: Sequence[int], replayer: Replayer) -> dict[int, float]:
@@ -271,6 +278,7 @@ class RowPlan:
     def _times(self, node: Node, rows: int, replayer: Replayer, case: RowTestCase, seed: int) -> list[float] | None:
         """Times of calls on so many rows; None where one fails or returns different bits."""
         order = torch.randperm(self.batch, generator=torch.Generator().manual_seed(seed))
+        order = torch.arange(self.batch) if self.keeps_places else order
         times: list[float] = []
         compared = 0
         for first in range(0, self.batch, rows):
@@ -316,6 +324,7 @@ class RowPlan:
     def _cheapest(self, allowed: dict[int, float], rows: int) -> list[int] | None:
         if not allowed:
             return None
+        allowed = {size: seconds + CALL_SECONDS for size, seconds in allowed.items()}
         best = min(allowed, key=lambda size: allowed[size] * -(-rows // size))
         plan = [best] * (rows // best)
         if (rest := rows % best) > 0:

@@ -127,7 +127,8 @@ class Replayer:
         """Hold no golden value, and what was found out by them is forgotten."""
         for result in (self.kept, self._golden_windows, self._remade, self.blocks):
             result.clear()
-        self.__dict__.pop("rows", None)
+        for plan in ("row_plan", "in_place_plan"):
+            self.__dict__.pop(plan, None)
 
     def drop_recomputed(self) -> None:
         """Drop golden values that were made again."""
@@ -169,6 +170,11 @@ class Replayer:
     def row_plan(self) -> RowPlan:
         """What can run on rows; to be measured before it is used."""
         return RowPlan(self.tape)
+
+    @cached_property
+    def in_place_plan(self) -> RowPlan:
+        """What can run on whole batches in which each sample belongs to another trial; to be measured before it is used."""
+        return RowPlan(self.tape, keeps_places=True)
 
     def step(self, node: Node, dirty: Holders, faults: Sequence[tuple[int, Fault]] = ()) -> Holders:
         """One operation on whole values, with faults on copies of its operands."""

@@ -6,17 +6,24 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from unsilent.faults import Fault
 
 Faults = Sequence[Fault]
 
 
 class ValidationSample(NamedTuple):
-    """One trial on one batch. ``group_faults``: the faults of all trials that shared its calls, its own at ``group_index``."""
+    """One trial on one batch. ``group_faults``: the faults of all trials that shared its calls, its own at ``group_index``.
+
+    ``group_samples``: the samples that counted of each; None for all.
+    """
 
     batch: int
     group_faults: Sequence[Faults]
     group_index: int
+    group_samples: Sequence[NDArray[np.int64]] | None = None
 
     @property
     def faults(self) -> Faults:
@@ -31,12 +38,14 @@ class ValidationSamples:
         self._chance = random.Random(0)  # noqa: S311 - nothing secret
         self._kept: dict[tuple[int, bool, bool], tuple[int, ValidationSample]] = {}
 
-    def add(self, batch: int, company: Sequence[Faults], place: int, changed: bool) -> None:
+    def add(self, batch: int, company: Sequence[Faults], place: int, changed: bool,
+        samples: Sequence[NDArray[np.int64]] | None = None,
+    ) -> None:  # fmt: skip
         """A trial that ended on the tape."""
         kind = batch, changed, len(company) > 1
         seen, witness = self._kept.get(kind, (0, None))
         if witness is None or self._chance.random() * (seen + 1) < 1:
-            witness = ValidationSample(batch, company, place)
+            witness = ValidationSample(batch, company, place, samples)
         self._kept[kind] = seen + 1, witness
 
     def take(self) -> Iterator[ValidationSample]:

@@ -75,14 +75,7 @@ class Walk:
 
     def run(self) -> list[Holders | Diverged]:
         """For each trial: holders of the output's values that differ from golden (or may), or why it must be run plainly."""
-        previous = -1
-        while self._heap:
-            index = heapq.heappop(self._heap)
-            if index == previous:
-                continue
-            previous = index
-            self._enter_until(index)
-            self._visit(self._tape.nodes[index])
+        self._visit_all()
         self._enter_until(len(self._tape.nodes))  # corrupted after its last reader: seen in the output, or not at all
         for value in [v for v in self._rows if self._tape.values[v].output]:
             for trial in {t for t, _ in self._rows[value].tags}:
@@ -91,6 +84,16 @@ class Walk:
             self._lost.get(trial) or {v: h for v, h in dirty.items() if self._tape.values[v].output}
             for trial, dirty in enumerate(self._full)
         ]
+
+    def _visit_all(self) -> None:
+        previous = -1
+        while self._heap:
+            index = heapq.heappop(self._heap)
+            if index == previous:
+                continue
+            previous = index
+            self._enter_until(index)
+            self._visit(self._tape.nodes[index])
 
     # -- one operation -----------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class Outcome(IntEnum):
     HANG = 6
     """The trial passed its deadline: detectable."""
     SPARED = 7
-    """No fault of the trial acted in this sample's batch, which was not run: counted nowhere."""
+    """The sample was not evaluated, or no fault of the trial acted in its batch: counted nowhere."""
 
     @property
     def due(self) -> bool:

@@ -25,6 +25,17 @@ class BatchOutcome(NamedTuple):
     codes: NDArray[np.uint8]
     severity: NDArray[np.float64]
 
+    @property
+    def is_spared(self) -> bool:
+        """Whether no sample was evaluated."""
+        return bool((self.codes == Outcome.SPARED).all())
+
+    def only(self, samples: NDArray[np.int64]) -> BatchOutcome:
+        """With all samples but these as not evaluated."""
+        rest = same_outcome_for_all(Outcome.SPARED, len(self.codes))
+        rest.codes[samples], rest.severity[samples] = self.codes[samples], self.severity[samples]
+        return rest
+
 
 def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
     """How many samples a judge sees in a batch; raises ``UsageError`` when judging golden against itself is not all correct."""

@@ -127,7 +127,7 @@ def check_row(row: ReplicaRow, baseline: ReplicaBaseline) -> None:
 REPLICAS: Replicas = Kind(
     name="noise",
     application_id=0x556E7372,  # "Unsr"
-    schema_version=6,
+    schema_version=7,
     spec=ReplicaSpec,
     baseline=ReplicaBaseline,
     row=ReplicaRow,

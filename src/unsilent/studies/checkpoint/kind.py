@@ -115,7 +115,7 @@ def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any)
 CHECKPOINT_STUDY = Kind(
     name="checkpoint-study",
     application_id=0x556E7363,  # "Unsc"
-    schema_version=2,
+    schema_version=3,
     spec=CheckpointSpec,
     baseline=CheckpointBaseline,
     row=CheckpointRow,

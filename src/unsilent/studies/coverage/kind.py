@@ -105,7 +105,7 @@ def report(result: CoverageResult) -> Report:
 COVERAGE = Kind(
     name="coverage",
     application_id=0x556E7377,  # "Unsw"
-    schema_version=1,
+    schema_version=2,
     spec=CoverageSpec,
     baseline=CoverageBaseline,
     row=CoverageRow,

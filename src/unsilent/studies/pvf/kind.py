@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.driver import ROUND
@@ -76,14 +75,11 @@ def check_row(row: PvfTrialRow, baseline: PvfBaseline) -> None:
 
 
 def check_codes(codes: bytes, samples: Sequence[int]) -> None:
-    """Raise ``DamagedRecordError`` unless there is an outcome for each sample, and batches are spared whole."""
+    """Raise ``DamagedRecordError`` unless there is an outcome for each sample, and at least one sample was evaluated."""
     if len(codes) != sum(samples) or codes.translate(None, _CODES):
         raise DamagedRecordError(f"does not have one known outcome for each of {sum(samples)} samples")
-    if Outcome.SPARED in codes:
-        ends = list(accumulate(samples))
-        left = [codes.count(Outcome.SPARED, end - n, end) - n for n, end in zip(samples, ends, strict=True)]
-        if not any(left) or any(rest not in (0, -n) for rest, n in zip(left, samples, strict=True)):
-            raise DamagedRecordError("marks all batches, or only a part of a batch, as not corrupted")
+    if codes.count(Outcome.SPARED) == len(codes):
+        raise DamagedRecordError("marks all samples as not evaluated")
 
 
 def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[CellPlan]:
@@ -159,6 +155,7 @@ PVF = Kind(
     spec=PvfSpec,
     baseline=PvfBaseline,
     row=PvfTrialRow,
+    max_samples=MOST_SAMPLES,
     check_spec=check_spec,
     check_baseline=check_pvf_baseline,
     check_row=check_row,

@@ -38,10 +38,10 @@ class StoredTrials:
     def __init__(self, store: PvfStore, unit: str) -> None:
         self.spec, self.description = store.spec, store.baseline
         self.unit = unit
-        if self.spec.one_batch and unit == "batch" and len(set(self.description.samples)) > 1:
+        if self.spec.samples != 0 and unit == "batch":
             raise UsageError(
-                f"--one-batch drew batches in proportion to their samples ({_few(self.description.samples)}), but --unit batch "
-                "counts all batches equally; use --unit sample, or a workload with batches of equal size"
+                "--unit batch needs trials that evaluate whole batches, but those of this campaign evaluate some samples; "
+                "use --unit sample, or --samples all in a new campaign"
             )
         self.plans: dict[Cell, CellPlan] = latest_plans(store.records(ROUND))
         self.rows: dict[Cell, list[PvfTrialRow]] = {}
@@ -105,10 +105,6 @@ class StoredTrials:
             codes = [row.outcome_codes for row in rows if which is None or row.trial.k in which]
             self._tallies[key] = Tally.of(codes, self.description.samples, self.unit)
         return self._tallies[key]
-
-
-def _few(numbers: Sequence[int], most: int = 6) -> str:
-    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import xxhash
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import MOST_ELEMENTS, faults_text
 from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash, sorted_json_text, trial_seed
-from unsilent.engine import TrialOutcome, make_engine, trace_batch
+from unsilent.engine import Samples, TrialOutcome, make_engine, trace_batch
 from unsilent.engine.device_placement import resolve_device
 from unsilent.engine.embedding_lookups import EmbeddingLookupCounter
 from unsilent.engine.listed_faults import ListedFaults
@@ -29,7 +30,7 @@ from unsilent.faults.receipts import Receipt
 from unsilent.faults.sampling import shuffled_index
 from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
-from unsilent.outcomes.classify import BatchOutcome, same_outcome_for_all
+from unsilent.outcomes.classify import same_outcome_for_all
 from unsilent.printable import escape_unprintable
 from unsilent.sites.targets import (
     RegionsByBatch,
@@ -48,9 +49,17 @@ from unsilent.workloads.model_fitting import Progress, no_progress
 from unsilent.workloads.process_side_effects import take_notes
 
 PROOF_EVERY = 500
-PROOF_GOLDENS = 300
+PROOF_GOLDENS, LEAST_PROOF_GOLDENS = 300, 60
 FIRST_PROOFS = (1, 10)
 """Trials, or time in golden runs, before a proof that the model is intact and trials are independent."""
+
+
+class DrawnTrial(NamedTuple):
+    """What a trial does: the batch that is corrupted (None: all of them), the faults, and the samples that count (None: all)."""
+
+    batch: int | None
+    faults: tuple[Fault, ...]
+    samples: Samples = None
 
 
 class TrialRunner:
@@ -87,7 +96,9 @@ class TrialRunner:
             device=resolve_device(spec.device),
             dtype=spec.dtype,
             judge=judge(spec.judge) if spec.judge else None,
+            sampled=spec.samples != 0,
         )
+        self._check_samples()
         named = {
             escape_unprintable(k): v if isinstance(v, str) else tuple(map(escape_unprintable, v))
             for k, v in workload.components.items()
@@ -106,7 +117,7 @@ class TrialRunner:
         self.unverified_row_count = 0
         self._proofs, self._proven_at = 0, time.monotonic()
         self._check_capacity()
-        self.max_trials_together = self.engine.preferred_group_size(spec.is_transient)
+        self.max_trials_together = self.engine.preferred_group_size(spec.is_transient, spec.samples != 0)
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
 
@@ -188,10 +199,9 @@ class TrialRunner:
 
     def draw(self, trial: TrialId) -> tuple[Fault, ...]:
         """The resolved faults of a trial, from its identity alone."""
-        return self._draw(trial)[1]
+        return self._draw(trial).faults
 
-    def _draw(self, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
-        """The batch that is corrupted (None: all of them) and the faults."""
+    def _draw(self, trial: TrialId) -> DrawnTrial:
         target = self.targets.get(trial.target)
         if target is None:
             raise unknown_name_error("target", trial.target, self.targets)
@@ -201,17 +211,20 @@ class TrialRunner:
                 f"trial {trial} does not exist; {target.name!r} has {slots} {kind} faults, numbered from 0"
             )
         if self.given is not None:
-            return self.given.faults_of_trial(trial.target, trial.k)
+            return DrawnTrial(*self.given.faults_of_trial(trial.target, trial.k))
         if self.spec.exhaustive:
-            return self._nth(target, trial)
+            return DrawnTrial(*self._nth(target, trial))
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
         step, population = self._evaluations[target.name].draw_batch(rng)
         faults = self._model(target.bits, trial.flips).draw(population, rng, self.spec.law)
-        if self.spec.one_batch:  # drawn by its samples, so that every sample is as likely
-            ends = np.cumsum(self.engine.samples)
-            step = int(np.searchsorted(ends, rng.integers(ends[-1]), side="right"))
-            faults = tuple(replace(fault, step=step) for fault in faults)
-        return step, faults
+        count = trial.sample_count or self.spec.samples or 0
+        if not count or count >= sum(self.engine.samples):
+            return DrawnTrial(step, faults)
+        ends = np.cumsum(self.engine.samples)  # a batch is drawn by its samples, so that every sample is as likely
+        step = int(np.searchsorted(ends, rng.integers(ends[-1]), side="right"))
+        size = self.engine.samples[step]
+        samples = np.sort(rng.choice(size, min(count, size), replace=False)).astype(np.int64)
+        return DrawnTrial(step, tuple(replace(fault, step=step) for fault in faults), samples)
 
     def _nth(self, target: Target, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
         """One of all faults: in a shuffled order, so that any part of a campaign is a random sample of them."""
@@ -248,34 +261,68 @@ class TrialRunner:
         """
         if alone:
             release_cached_memory()
-        drawn = [self._draw(trial) for trial in trials]
-        outcomes = self.engine.trials([faults for _, faults in drawn if faults])
         start = time.perf_counter()
-        for trial, (step, faults) in zip(trials, drawn, strict=True):
-            with unusable_if_raised():
-                outcome = next(outcomes) if faults else TrialOutcome(self._all(Outcome.MASKED, step))
+        drawn = [self._draw(trial) for trial in trials]
+        spent = (time.perf_counter() - start) / len(trials)
+        for place, outcome, seconds in self._outcomes(drawn):
+            start = time.perf_counter()
             self.unverified_row_count += 1
             if outcome.error or self._proof_due():
                 self.verify_restored_state(after=outcome)
-            now = time.perf_counter()
             if outcome.out_of_memory and not alone:
-                yield DeferredTrial(trial, outcome.error)
+                yield DeferredTrial(trials[place], outcome.error)
             else:
-                yield make_row(trial, faults, outcome, now - start)
-            start = now
+                seconds += spent + time.perf_counter() - start
+                yield make_row(trials[place], drawn[place].faults, outcome, seconds)
+
+    def _outcomes(self, drawn: Sequence[DrawnTrial]) -> Iterator[tuple[int, TrialOutcome, float]]:
+        """Place, outcome and seconds of each trial, in order; those with as many samples run together and share their time."""
+        sampled = [one.samples is not None for one in drawn]
+        results: dict[int, tuple[TrialOutcome, float]] = {}
+        for count in {len(one.samples) for one in drawn if one.samples is not None}:
+            places = [i for i, one in enumerate(drawn) if one.samples is not None and len(one.samples) == count]
+            start = time.perf_counter()
+            with unusable_if_raised():
+                outcomes = list(
+                    self.engine.trials([drawn[i].faults for i in places], [drawn[i].samples for i in places])
+                )
+            each = (time.perf_counter() - start) / len(places)
+            results |= {i: (outcome, each) for i, outcome in zip(places, outcomes, strict=True)}
+        whole = self.engine.trials(
+            [one.faults for one, some in zip(drawn, sampled, strict=True) if not some and one.faults]
+        )
+        for place, one in enumerate(drawn):
+            start = time.perf_counter()
+            if sampled[place]:
+                outcome, seconds = results[place]
+            else:
+                with unusable_if_raised():
+                    outcome = next(whole) if one.faults else self._all(Outcome.MASKED, one)
+                seconds = time.perf_counter() - start
+            yield place, outcome, seconds
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> PvfTrialRow:
         """The row of a trial that took its worker with it: every sample that was corrupted ended as ``ended``."""
-        step, faults = self._draw(trial)
-        outcome = TrialOutcome(self._all(ended, step), reason)
-        return make_row(trial, faults, outcome, seconds)
+        drawn = self._draw(trial)
+        return make_row(trial, drawn.faults, replace(self._all(ended, drawn), error=reason), seconds)
 
-    def _all(self, ended: Outcome, step: int | None) -> tuple[BatchOutcome, ...]:
-        """Every sample of a batch (None: of all) ended the same way; the other batches were spared."""
-        samples = self.engine.samples
-        return tuple(
-            same_outcome_for_all(ended if step in (None, i) else Outcome.SPARED, n) for i, n in enumerate(samples)
-        )
+    def _all(self, ended: Outcome, drawn: DrawnTrial) -> TrialOutcome:
+        """All samples that the trial evaluates ended the same way."""
+        return TrialOutcome(
+            tuple(
+                same_outcome_for_all(ended if drawn.batch in (None, i) else Outcome.SPARED, n)
+                for i, n in enumerate(self.engine.samples)
+            )
+        ).of_samples(drawn.samples)
+
+    def _check_samples(self) -> None:
+        """Raise ``UsageError`` for more samples than a batch has."""
+        asked, most, total = self.spec.samples or 0, max(self.engine.samples), sum(self.engine.samples)
+        if most < asked < total:
+            raise UsageError(
+                f"--samples is {asked}, but a trial evaluates samples of one batch and the largest batch has {most}; "
+                f"give at most {most}, or all ({total} samples in {len(self.engine.samples)} batches)"
+            )
 
     def verify_restored_state(self, after: TrialOutcome | None = None) -> None:
         """Proof that all is as at the start: the rows since the last proof stand (see `PlainEngine.check_intact`).
@@ -303,20 +350,15 @@ class TrialRunner:
         """Often at first, so that a workload that keeps state is refused early; later proofs cost a third of a percent."""
         if self._proofs < len(FIRST_PROOFS):
             return self.unverified_row_count >= FIRST_PROOFS[self._proofs]
-        since = time.monotonic() - self._proven_at
-        return self.unverified_row_count >= PROOF_EVERY or since > max(1.0, PROOF_GOLDENS * self.engine.golden_seconds)
+        goldens = (time.monotonic() - self._proven_at) / max(self.engine.golden_seconds, 1e-9)
+        if self.unverified_row_count >= PROOF_EVERY and goldens > LEAST_PROOF_GOLDENS:
+            return True
+        return goldens > PROOF_GOLDENS and time.monotonic() - self._proven_at > 1.0
 
     def _make_targets(self, scores: Scores | None) -> tuple[Target, ...]:
         if self.given is not None:
             return self.given.targets
         spec, plain = self.spec, fault_model(self.spec.fault)
-        if spec.one_batch and (spec.is_transient or spec.exhaustive):
-            what = (
-                "--exhaustive runs all batches"
-                if spec.exhaustive
-                else "a fault in a value of a run always acts in one batch"
-            )
-            raise UsageError(f"--one-batch draws one batch for each fault in a parameter, but {what}; omit --one-batch")
         if spec.exhaustive and spec.law != "per-element":
             raise UsageError(f"--exhaustive gives all elements equal weight, but --law is {spec.law}; omit --law")
         if spec.exhaustive and (plain.name != "bitflip" or spec.flips != (1,)):

@@ -19,7 +19,7 @@ from unsilent.campaigns import codec
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget, known_device
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
-from unsilent.campaigns.stored_values import MOST_THREADS
+from unsilent.campaigns.stored_values import MOST_THREADS, MOST_TRIALS
 from unsilent.errors import UsageError
 from unsilent.faults.naming import is_transient, parse_site
 from unsilent.options import (
@@ -41,8 +41,17 @@ FROM_LIST = "list"
 """Stands for the fault model and the sampling law where faults are given, not drawn."""
 DEFAULT_TRIALS, DEFAULT_MOST_TRIALS = 1000, 200_000
 """Trials per target and number of flips: of a campaign that is planned at once, and at most where a precision is asked."""
-DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "exhaustive", "one_batch", "flips", "fault", "at", "law")
+DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "exhaustive", "samples", "flips", "fault", "at", "law")
 """Options that mean nothing where faults are given."""
+
+
+def read_samples(given: object) -> int:
+    """The value of ``--samples``: a number, or 0 for ``all``; raises ``UsageError``."""
+    if given == "all":
+        return 0
+    if isinstance(given, int | str) and not isinstance(given, bool) and str(given).isdecimal():
+        return check_count("--samples", int(given), 1, MOST_TRIALS)
+    raise UsageError(f"--samples is {given!r}; expected a number of samples of 1 or more, or all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,8 @@ class PvfSpec:
     """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row.
 
     ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
-    faults are given. ``strata`` dtype: in each of its dtypes.
+    faults are given. ``strata`` dtype: in each of its dtypes. ``samples``: how many each trial evaluates, 0 for all of all
+    batches, None where each trial says it (`TrialId.sample_count`).
     """
 
     workload: Annotated[str, Option(
@@ -86,8 +96,10 @@ class PvfSpec:
     strata: Annotated[str, Option(
         "Stratify trials by bits (classes of bits) or risk (classes of bits and of predicted risk), or none.", PRECISION_PANEL,
         default_text="none; bits for single flips with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
-    one_batch: Annotated[bool, Option(
-        "Each trial evaluates only one random batch, which makes trials cheaper.", PRECISION_PANEL)] = False  # fmt: skip
+    samples: Annotated[int | None, Option(
+        "Samples that each trial evaluates, drawn at random from one batch: a number, or all.", PRECISION_PANEL,
+        default_text="all; chosen by a pilot with --ci or --rel", parser=read_samples,
+        formatter=lambda samples: [str(samples or "all")])] = None  # fmt: skip
     exhaustive: Annotated[bool, Option(
         "Try every possible single bit flip; narrow it with --at or bits=.", PRECISION_PANEL)] = False  # fmt: skip
     faults: Annotated[str | None, Option(
@@ -266,6 +278,7 @@ def make_pvf_spec(asked: OptionValues) -> PvfSpec:
     if device != "cpu":
         asked.given_values["device"] = device  # a command for another machine has to name it
     spec = asked.make_dataclass(PvfSpec)
+    spec = replace(spec, samples=_samples(spec, adaptive and asked["unit"] in (None, "sample")))
     if spec.faults is not None:
         from unsilent.faults.lists import kind_of_list
 
@@ -278,6 +291,22 @@ def make_pvf_spec(asked: OptionValues) -> PvfSpec:
         single = model.text == "bitflip" and flips == (1,) and spec.per != "bit"
         strata = "dtype" if spec.exhaustive else "bits" if adaptive and single else "none"
     return replace(spec, device=device, fault=model.text, flips=flips, strata=strata)
+
+
+def _samples(spec: PvfSpec, can_be_chosen: bool) -> int | None:
+    """Samples of every trial, None where a pilot chooses them; raises ``UsageError`` where a trial has no choice."""
+    if spec.is_enumerated or spec.is_transient:
+        if spec.samples:
+            what = (
+                "--exhaustive evaluates all samples"
+                if spec.exhaustive
+                else "a fault in a value of a run acts in all samples of one batch"
+            )
+            raise UsageError(
+                f"--samples {spec.samples} is the number of samples of each trial, but {what}; omit --samples"
+            )
+        return 0
+    return None if spec.samples is None and can_be_chosen else spec.samples or 0
 
 
 def _flips(asked: tuple[int, ...] | None, counted: bool, pattern: str) -> tuple[int | None, ...]:

@@ -107,7 +107,7 @@ def pvf(
     strata: str | None = None,
     shard: str | Sequence[int] = (1, 1),
     exhaustive: bool = False,
-    one_batch: bool = False,
+    samples: int | str | None = None,
     faults: str | Path | None = None,
     faults_as: str | None = None,
     flips: int | str | Sequence[int] | None = None,
@@ -149,7 +149,8 @@ def pvf(
             ``risk`` in classes of predicted risk as well, ``none``.
         shard: Part I of N, as ``(2, 4)`` or ``"2/4"``.
         exhaustive: Every single bit flip there is.
-        one_batch: A trial evaluates one batch, drawn at random, instead of all.
+        samples: How many samples each trial evaluates, drawn from one batch, or ``"all"``; default all, or with
+            ``ci`` or ``rel`` what a pilot finds cheapest.
         faults: A file of given faults, each tried once, instead of drawn ones.
         faults_as: Its format, where it does not say so.
         flips: Faults per trial, default one.

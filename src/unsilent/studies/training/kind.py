@@ -140,7 +140,7 @@ def replay(store: TrainingStore, trial: TrialId, *given: Any) -> TrialReplay[Tra
 TRAINING = Kind(
     name="training",
     application_id=0x556E7374,  # "Unst"
-    schema_version=5,
+    schema_version=6,
     spec=TrainingSpec,
     baseline=TrainingBaseline,
     row=TrainingRow,

@@ -1,0 +1,152 @@
+"""Trials of faults in parameters that are evaluated on some samples of a batch: many of them in one pass over its tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unsilent.engine.fault_entries import trial_entry_of
+from unsilent.engine.plain import TrialOutcome
+from unsilent.engine.sampled_walk import SampledEntry, SampledWalk
+from unsilent.engine.tape_replay import Replayer
+from unsilent.errors import UnsilentError
+from unsilent.faults import Fault
+from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.classify import BatchOutcome, classify, same_outcome_for_all
+from unsilent.outcomes.tensors import leaves, samples_that_differ
+
+if TYPE_CHECKING:
+    from unsilent.engine.cached import CachedEngine
+
+MOST_SAMPLES = 0.5
+"""Share of a batch from which on its evaluation as a whole is cheaper than that of its rows."""
+MOST_TOGETHER = 512
+"""Trials that are given to the engine at a time."""
+ROWS_OF_A_BATCH = 64
+"""Trials of one batch that are wanted among them: with fewer, a pass over the tape costs more than what it computes."""
+ROW_BYTES = 64 << 20
+"""The largest value of a tape for all samples that go through it together stays below."""
+
+
+class SampledTrial(NamedTuple):
+    """Faults in parameters, and the samples of the batch that count, int64[n]."""
+
+    faults: Sequence[Fault]
+    samples: NDArray[np.int64]
+
+
+def group_size(engine: CachedEngine) -> int:
+    """How many sampled trials are run together best."""
+    return min(MOST_TOGETHER, ROWS_OF_A_BATCH * len(engine.batches))
+
+
+def outcomes_together(engine: CachedEngine, many: Sequence[SampledTrial | None]) -> dict[int, TrialOutcome]:
+    """By number, the outcomes of the trials that could be run on rows; the others have to be run on the whole batch."""
+    by_batch: dict[int, list[int]] = {}
+    for number, trial in enumerate(many):
+        batch = trial.faults[0].step if trial is not None and trial.faults else None
+        if batch is not None and len(many[number].samples) <= MOST_SAMPLES * engine.samples[batch]:  # type: ignore[union-attr]
+            by_batch.setdefault(batch, []).append(number)
+    result: dict[int, TrialOutcome] = {}
+    for batch, numbers in by_batch.items():
+        replayer = engine.replayers[batch]
+        if replayer is None or replayer.row_plan.batch != engine.samples[batch]:
+            continue
+        for chunk in _chunks(numbers, [len(many[n].samples) for n in numbers], replayer):  # type: ignore[union-attr]
+            trials = [many[n] for n in chunk]
+            for number, outcome in zip(chunk, _batch_outcomes(engine, batch, trials), strict=True):  # type: ignore[arg-type]
+                if outcome is not None:
+                    result[number] = _of_all_batches(engine, batch, outcome)
+    return result
+
+
+def _chunks(numbers: Sequence[int], samples: Sequence[int], replayer: Replayer) -> Iterator[list[int]]:
+    most = max(1, ROW_BYTES * replayer.row_plan.batch // max(replayer.largest, 1))
+    chunk: list[int] = []
+    rows = 0
+    for number, count in zip(numbers, samples, strict=True):
+        if chunk and rows + count > most:
+            yield chunk
+            chunk, rows = [], 0
+        chunk.append(number)
+        rows += count
+    if chunk:
+        yield chunk
+
+
+def _of_all_batches(engine: CachedEngine, batch: int, outcome: BatchOutcome) -> TrialOutcome:
+    return TrialOutcome(tuple(outcome if i == batch else engine.spared_outcome(i) for i in range(len(engine.batches))))
+
+
+def _batch_outcomes(engine: CachedEngine, batch: int, trials: Sequence[SampledTrial]) -> list[BatchOutcome | None]:
+    """How the samples of each trial end; None for one that has to be run on the whole batch."""
+    try:
+        walk, outputs = walk_together(engine, batch, trials)
+        result = [_masked(engine.samples[batch], trial.samples) for trial in trials]
+        for tags, output in outputs:
+            judged = classify(engine.judge, engine.golden[batch], output, engine.batches[batch], engine.samples[batch])
+            for trial, sample in tags:
+                result[trial].codes[sample] = judged.codes[sample]
+                result[trial].severity[sample] = judged.severity[sample]
+    except (UnsilentError, KeyboardInterrupt):
+        raise
+    except Exception:  # of an operation or the judge, for one of them: the others are found by halves
+        if len(trials) == 1:
+            return [None]
+        middle = len(trials) // 2
+        return _batch_outcomes(engine, batch, trials[:middle]) + _batch_outcomes(engine, batch, trials[middle:])
+    finally:
+        engine.replayers[batch].drop_recomputed()  # type: ignore[union-attr]
+    company, samples = [t.faults for t in trials], [t.samples for t in trials]
+    for place, outcome in enumerate(result):
+        if place not in walk.lost:
+            changed = bool(outcome.codes[samples[place]].any())
+            engine.validation_samples.add(batch, company, place, changed, samples)
+    return [None if place in walk.lost else outcome for place, outcome in enumerate(result)]
+
+
+def _masked(count: int, samples: NDArray[np.int64]) -> BatchOutcome:
+    result = same_outcome_for_all(Outcome.SPARED, count)
+    result.codes[samples] = Outcome.MASKED
+    return result
+
+
+def walk_together(
+    engine: CachedEngine, batch: int, trials: Sequence[SampledTrial]
+) -> tuple[SampledWalk, list[tuple[list[tuple[int, int]], Any]]]:
+    """One pass for these trials, and its outputs with the trials and samples whose results are in each."""
+    from unsilent.engine.cached import assemble_output
+
+    replayer = engine.replayers[batch]
+    assert replayer is not None
+    entries = []
+    for trial in trials:
+        start = trial_entry_of(replayer.tape, engine.parameters, trial.faults)
+        inject = partial(engine.parameters.inject, trial.faults)
+        entries.append(
+            SampledEntry(start.corrupted, start.offsets, start.dirty, samples=trial.samples.tolist(), inject=inject)
+        )
+    with torch.no_grad():
+        walk = SampledWalk(replayer, entries)
+        return walk, [(tags, assemble_output(replayer, dirty)) for tags, dirty in walk.outputs()]
+
+
+def gives_plain_bits(engine: CachedEngine, batch: int, trials: Sequence[SampledTrial], place: int, plain: Any) -> bool:
+    """Whether a trial, run again together with the others, gives the bits of a plain output for its own samples."""
+    walk, outputs = walk_together(engine, batch, trials)
+    if place in walk.lost:
+        return False
+    for sample in trials[place].samples.tolist():
+        ours = next((output for tags, output in outputs if (place, sample) in tags), engine.golden[batch])
+        ones, twos = list(leaves(ours)), list(leaves(plain))
+        count = engine.samples[batch]
+        if len(ones) != len(twos) or any(
+            bool(samples_that_differ(a, b, count)[sample]) for a, b in zip(ones, twos, strict=True)
+        ):
+            return False
+    return True

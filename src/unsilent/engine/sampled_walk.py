@@ -1,0 +1,151 @@
+"""One pass over the tape for many trials of faults in parameters, each evaluated on a few samples of the batch.
+
+Only the rows of a trial's own samples are computed (`sample_rows`). The operations that read its corrupted memory run for the
+trial alone, while its faults are in memory; everything after them runs on the rows of all trials together. So a trial of one
+sample costs about that sample's share of the batch's evaluation.
+
+The result is what a run of the whole batch under the fault gives for these samples, because every operation that is used here
+was tested to treat samples apart and to give the same bits. A trial that reaches another operation has to be run on the whole
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from unsilent.engine.sample_rows import CorruptedRows, Tag
+from unsilent.engine.tape import Node
+from unsilent.engine.tape_values import Diverged, Holders, private_copy
+from unsilent.engine.walk import TrialEntry, Walk
+from unsilent.errors import UnsilentError
+
+if TYPE_CHECKING:
+    from unsilent.engine.tape_replay import Replayer
+
+
+@dataclass
+class SampledEntry(TrialEntry):
+    """A trial whose faults are in parameters. ``samples``: that it is evaluated on; ``inject``: puts its faults in memory."""
+
+    samples: Sequence[int] = ()
+    inject: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+class SampledWalk(Walk):
+    """Trials that are evaluated on some of their samples, together."""
+
+    def __init__(self, replayer: Replayer, entries: Sequence[SampledEntry]) -> None:
+        super().__init__(replayer, entries, replayer.row_plan)
+        self._entries, self._places = entries, replayer.in_place_plan
+        for trial, entry in enumerate(entries):
+            if entry.dirty:
+                self._lose(trial, Diverged("the output is a parameter itself"))
+
+    @property
+    def lost(self) -> dict[int, Diverged]:
+        """By trial, why it has to be run on the whole batch."""
+        return self._lost
+
+    def outputs(self) -> Iterator[tuple[list[Tag], Holders]]:
+        """Outputs with the rows of some trials put in: the trials and samples, and holders of the output's values.
+
+        In one output no sample belongs to two trials. A trial whose output is golden is in none.
+        """
+        self._visit_all()
+        tags = {tag for value, rows in self._rows.items() if self._tape.values[value].output for tag in rows.tags}
+        for apart in without_shared_samples(sorted(tags)):
+            yield apart, {v: self._batch_with(v, apart) for v in self._rows if self._tape.values[v].output}
+
+    def _visit(self, node: Node) -> None:
+        own = [t for t in sorted(self._forced.get(node.index, ())) if t not in self._lost]
+        read = [self._rows[v].tags for v in node.values if v in self._rows]
+        tags = max(read, key=len, default=[])  # in the order that most rows lie in already
+        if any(other is not tags and other != tags for other in read):
+            tags = list(dict.fromkeys([*tags, *(tag for other in read for tag in other)]))
+        if own:
+            excepted = {(t, s) for t in own for s in self._entries[t].samples}
+            tags = [tag for tag in tags if tag not in excepted]
+        made = [self._run_together(node, tags)] if tags else []
+        made += [self._run_own(node, trial) for trial in own]
+        self._forget_spent(node.values, node.index)
+        for value in {v for rows in made for v in rows if not self._spent(v, node.index)}:
+            for rows in made:
+                if value in rows and rows[value].tags:
+                    self._add_rows(value, rows[value].tags, rows[value].words)
+                    self._push(value)
+
+    def _run_together(self, node: Node, tags: list[Tag]) -> dict[int, CorruptedRows]:
+        try:
+            return self._run_on(node, tags)
+        except Diverged as why:
+            for trial in {t for t, _ in tags}:
+                self._lose(trial, why)
+            return {}
+
+    def _run_own(self, node: Node, trial: int) -> dict[int, CorruptedRows]:
+        """An operation that reads the corrupted memory of a trial; rows that it leaves golden are dropped."""
+        entry = self._entries[trial]
+        try:
+            with entry.inject():
+                made = self._run_on(node, [(trial, s) for s in entry.samples])
+            return {v: self._differing(v, rows) for v, rows in made.items()}
+        except (UnsilentError, KeyboardInterrupt):
+            raise
+        except Diverged as why:
+            self._lose(trial, why)
+        except Exception as error:  # the run of the whole batch says what it means
+            self._lose(trial, Diverged(f"{node.name} raised {type(error).__name__}"))
+        return {}
+
+    def _run_on(self, node: Node, tags: list[Tag]) -> dict[int, CorruptedRows]:
+        """The operation on rows: in calls of their own, or where that is not possible at their places in whole batches."""
+        assert self._plan is not None
+        carried = [v for v in node.values if self._places.carries(v)]
+        calls = self._plan.call_sizes(node.index, len(tags)) if all(map(self._plan.carries, carried)) else None
+        if calls is not None:
+            return self._run_rows(node, tags, calls)
+        if not self._places.sizes.get(node.index):
+            raise Diverged(f"{node.name} needs the whole batch")
+        parts = [self._run_in_place(node, apart, carried) for apart in without_shared_samples(tags)]
+        return {
+            v: CorruptedRows([t for p in parts for t in p[v].tags], torch.cat([p[v].words for p in parts]))
+            for v in parts[0]
+        }
+
+    def _run_in_place(self, node: Node, tags: list[Tag], carried: Iterable[int]) -> dict[int, CorruptedRows]:
+        """The operation on the whole batch, golden but for these rows at the places of their samples."""
+        made = self._replayer.step(node, {v: self._batch_with(v, tags) for v in carried})
+        samples = torch.tensor([s for _, s in tags], device=self._tape.device)
+        return {
+            v: CorruptedRows(list(tags), self._places.words(holder).index_select(0, samples))
+            for v, holder in made.items()
+            if self._places.carries(v)
+        }
+
+    def _batch_with(self, value: int, tags: Sequence[Tag]) -> torch.Tensor:
+        """The golden value of the whole batch with the rows of these trials at the places of their samples."""
+        holder = private_copy(self._replayer.golden(value))
+        rows = self._rows.get(value)
+        if rows is not None:
+            wanted = set(tags)
+            mine = [i for i, tag in enumerate(rows.tags) if tag in wanted]
+            self._places.words(holder)[[rows.tags[i][1] for i in mine]] = rows.words[mine]
+        return holder
+
+
+def without_shared_samples(tags: Iterable[Tag]) -> list[list[Tag]]:
+    """The tags in as few lists as possible so that no sample is twice in one of them."""
+    lists: list[list[Tag]] = []
+    seen: dict[int, int] = {}
+    for tag in tags:
+        place = seen.get(tag[1], 0)
+        seen[tag[1]] = place + 1
+        if place == len(lists):
+            lists.append([])
+        lists[place].append(tag)
+    return lists
