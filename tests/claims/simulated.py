@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from unsilent.studies.pvf.row_scopes import StoredTrials, target_groups
 
 
 class Table:
-    """Outcomes of every single bit flip, by stratum of an adaptive campaign of the same model.
+    """Outcomes of every single bit flip, by stratum of an adaptive campaign of the same model, whose samples are one batch.
 
     Attributes:
         classes: by stratum, units of each fault by outcome, int64[faults, outcomes]. shares: of them that are incorrect.
+        codes: the outcome of each sample, uint8[faults, samples].
     """
 
     def __init__(self, exhaustive: Path, adaptive: Path) -> None:
@@ -27,13 +29,17 @@ class Table:
         strata = {(t.component, bit): t.name for t in self.description.targets for bit in t.bits or ()}
         owners = {t.site: t.component for t in self.description.tensors}
         found: dict[str, list[np.ndarray]] = {t.name: [] for t in self.description.targets}
+        codes_of: dict[str, list[np.ndarray]] = {t.name: [] for t in self.description.targets}
         with PvfStore(exhaustive) as store:
             for row in store.rows():
                 (fault,) = json.loads(row.faults)
                 bit = int(fault["operands"][0], 16).bit_length() - 1
                 codes = np.frombuffer(row.outcome_codes, np.uint8)
-                found[strata[owners[fault["site"]], bit]].append(np.bincount(codes, minlength=len(Outcome)))
+                name = strata[owners[fault["site"]], bit]
+                found[name].append(np.bincount(codes, minlength=len(Outcome)))
+                codes_of[name].append(codes)
         self.classes = {name: np.array(rows) for name, rows in found.items()}
+        self.codes = {name: np.array(rows) for name, rows in codes_of.items()}
         self.shares = {name: Tally(rows).incorrect_share_per_trial for name, rows in self.classes.items()}
         self.truth = {g.name: self._mean(g.targets) for g in target_groups(Simulated(self, 0), 1)}
 
@@ -42,13 +48,17 @@ class Table:
 
 
 class Simulated(StoredTrials):
-    """What a store would hold."""
+    """What a store would hold.
 
-    def __init__(self, table: Table, seed: int) -> None:
-        self.spec, self.description, self.unit = table.spec, table.description, "sample"
+    ``samples``: those of a trial, None where the planner chooses. ``cost``: seconds of a trial and of each of its samples.
+    """
+
+    def __init__(self, table: Table, seed: int, samples: int | None = 0, cost: tuple[float, float] = (1.0, 1.0)) -> None:
+        self.spec, self.description, self.unit = replace(table.spec, samples=samples), table.description, "sample"
+        self._cost = cost
         self.plans, self.rows, self._tallies = {}, {}, {}
         self._table, self._rng = table, np.random.default_rng(seed)
-        self._drawn: dict[str, np.ndarray] = {}
+        self._drawn: dict[tuple[str, int], np.ndarray] = {}
 
     @property
     def trials(self) -> int:
@@ -60,7 +70,7 @@ class Simulated(StoredTrials):
             tuple(
                 StratumTally(
                     t.share,
-                    self._tally(t.name, 1, self.plans[t.group, 1].counting_trial_numbers(t.name, look)),
+                    self._tally(t.name, 1, (self.plans[t.group, 1].counting_trials(t.name, look),)),
                     self.plans[t.group, 1].pilot_means[t.name],
                 )
                 for t in group.targets
@@ -68,23 +78,63 @@ class Simulated(StoredTrials):
             look,
         )
 
-    def _tally(self, stratum: str, flips: int | None, which: range | None) -> Tally:
-        which = which or range(0)
+    @property
+    def seconds(self) -> float:
+        """What all trials cost."""
+        return sum(
+            len(numbers) * self._seconds(samples)
+            for plan in self.plans.values()
+            for stratum in plan.pilot_trials
+            for samples, numbers in plan.trial_numbers(stratum).items()
+        )
+
+    def _seconds(self, samples: int) -> float:
+        per_trial, per_sample = self._cost
+        return per_trial + per_sample * (samples or self.spec.samples or sum(self.description.samples))
+
+    def pilot_seconds(self, plans):
+        return {
+            (stratum, samples): [self._seconds(samples)] * len(numbers)
+            for plan in plans
+            for stratum in plan.pilot_trials
+            for samples, numbers in plan.pilot_of(stratum)
+        }
+
+    def _tally(self, stratum: str, flips: int | None, which) -> Tally:
         key = (stratum, flips, which)
-        if key in self._tallies:
-            return self._tallies[key]
-        drawn = self._drawn.get(stratum, np.zeros(0, np.int64))
-        if drawn.size < which.stop:
-            classes = self._table.classes[stratum]
-            drawn = np.append(drawn, self._rng.integers(len(classes), size=which.stop - drawn.size))
-            self._drawn[stratum] = drawn
-        found = self._tallies[key] = Tally(self._table.classes[stratum][drawn[which.start : which.stop]])
-        return found
+        if key not in self._tallies:
+            parts = [self._outcomes(stratum, samples)(numbers) for samples, numbers in which or ((0, range(0)),)]
+            self._tallies[key] = Tally(np.concatenate(parts))
+        return self._tallies[key]
+
+    def _outcomes(self, stratum: str, samples: int):
+        """Units by outcome of trials of so many samples, int64[trials, outcomes], by their numbers."""
+
+        def outcomes(numbers: range) -> np.ndarray:
+            counts = self._drawn.get((stratum, samples))
+            if counts is None or len(counts) < numbers.stop:
+                more = self._draw(stratum, samples or self.spec.samples or 0, numbers.stop - (0 if counts is None else len(counts)))
+                counts = self._drawn[stratum, samples] = more if counts is None else np.concatenate([counts, more])
+            return counts[numbers.start : numbers.stop]
+
+        return outcomes
+
+    def _draw(self, stratum: str, samples: int, n: int) -> np.ndarray:
+        faults = self._rng.integers(len(self._table.classes[stratum]), size=n)
+        size = self._table.codes[stratum].shape[1]
+        if not samples or samples >= size:
+            return self._table.classes[stratum][faults]
+        if samples == 1:
+            chosen = self._table.codes[stratum][faults, self._rng.integers(size, size=n)][:, None]
+        else:
+            order = self._rng.random((n, size)).argpartition(samples, axis=1)[:, :samples]
+            chosen = np.take_along_axis(self._table.codes[stratum][faults], order, axis=1)
+        return (chosen[:, :, None] == np.arange(len(Outcome))).sum(1).astype(np.int64)
 
 
-def campaign(table: Table, planner: PrecisionPlanner, seed: int, looks: int | None = None) -> Simulated:
-    """Rounds until the planner is content, or so many looks are done."""
-    sim = Simulated(table, seed)
+def campaign(table: Table, planner: PrecisionPlanner, seed: int, looks: int | None = None, **more) -> Simulated:
+    """Rounds until the planner is content, or so many looks are done; ``more``: of `Simulated`."""
+    sim = Simulated(table, seed, **more)
     while (decided := planner.round_after(sim)) and (looks is None or max(c.look for c in decided) < looks):
         sim.plans |= {c.cell: c for c in decided}
     return sim

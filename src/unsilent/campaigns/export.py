@@ -88,7 +88,7 @@ def _records(store: AnyStore) -> Iterator[Json]:
     for row in store.rows():
         trial = row.trial
         plan = plans.get((trial.target, trial.flips))
-        yield store.codec.row_as_json(row) | {"look": plan and plan.look_of_trial(trial.target, trial.k)}
+        yield store.codec.row_as_json(row) | {"look": plan and plan.look_of_trial(trial)}
 
 
 def _flat(store: AnyStore) -> Iterator[Json]:

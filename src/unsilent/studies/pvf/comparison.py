@@ -289,7 +289,7 @@ def _counting(stored: StoredTrials, group: RowScope, stratum: str) -> list[PvfTr
     return (
         rows
         if plan is None
-        else [r for r in rows if r.trial.k in plan.counting_trial_numbers(stratum, group.sample.look_number)]
+        else [r for r in rows if plan.is_counted(r.trial, group.sample.look_number)]
     )
 
 

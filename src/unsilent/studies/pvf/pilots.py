@@ -14,9 +14,11 @@ from statistics import fmean, median
 
 import numpy as np
 
-from unsilent.campaigns.rounds import Cell
+from unsilent.campaigns.rounds import Cell, CellPlan
 from unsilent.outcomes.tallies import Tally
 from unsilent.statistics import Stratum
+from unsilent.studies.pvf.row_scopes import StoredTrials
+from unsilent.studies.pvf.spec import TargetInfo
 
 PILOT = 4
 """Trials of each stratum before anything is decided, at least."""
@@ -40,6 +42,9 @@ WITHIN_WEIGHT = 0.5
 """How much that counts: like two trials of a stratum of which half the outputs are wrong."""
 SAVING = 0.03
 """More samples a trial are chosen where they save at least this part: costs are measured, and few samples spread risk."""
+
+_MANY = 1000.0
+"""Trials of an outcome that is expected, not seen."""
 
 
 def class_of(stratum: str) -> str:
@@ -86,25 +91,20 @@ class Forecast:
     Attributes:
         n: Pilot trials.
         mean: Share of incorrect outputs.
-        spread: Variance of the outcome of one sample of one fault.
-        within: Part of it that lies between samples of one fault; the rest lies between faults.
+        likely: The same a little nearer to one half, for variances: what was not seen may happen.
+        within: Part of the variance of single outcomes that lies between samples of one fault; the rest lies between faults.
     """
 
     n: int
     mean: float
-    spread: float
+    likely: float
     within: float
 
     def stratum(self, weight: float, left: float) -> Stratum:
         """Two outcomes with the expected mean and variance; ``left``: see `variance_left`."""
-        variance = self.spread * (1 - self.within * (1 - left))
-        if variance <= 0:
-            return Stratum(weight, np.array([self.mean]), np.array([float(self.n)]), self.mean)
-        # The mean that goes with the variance: of an outcome that was not seen it is a little more than what is expected.
-        mean = max(self.mean, (1 - math.sqrt(max(0.0, 1 - 4 * self.spread))) / 2)
-        top = min(1.0, variance / mean + mean)
-        share = min(mean / top, 1.0)
-        return Stratum(weight, np.array([0.0, top]), self.n * np.array([1 - share, share]), self.mean)
+        top = self.likely + (1 - self.likely) * (1 - self.within * (1 - left))
+        share = self.likely / top
+        return Stratum(weight, np.array([0.0, top]), _MANY * np.array([1 - share, share]), self.mean)
 
     @property
     def error(self) -> float:
@@ -149,7 +149,7 @@ def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None)
         for cell in cells:
             events, n = float(shares[cell].sum()), len(shares[cell])
             mean, likely = ((events + PSEUDO_COUNT * m) / (n + PSEUDO_COUNT) for m in (means[key], spreads[key]))
-            result[cell] = Forecast(n, mean, likely * (1 - likely), _ratio(*within[key], whole))
+            result[cell] = Forecast(n, mean, likely, _ratio(*within[key], whole))
     return result
 
 
@@ -195,6 +195,57 @@ class TrialCost:
         if asked:
             return self.per_trial + self.per_sample * min(asked, max(samples))
         return len(samples) * self.per_trial + sum(samples) * self.per_sample
+
+
+class PilotView:
+    """What the pilots of some plans let expect.
+
+    Attributes:
+        stored: The trials.
+        forecasts: By stratum and number of flips.
+        cost: What a trial costs; None where the number of samples of a trial is given.
+    """
+
+    def __init__(self, stored: StoredTrials, plans: Sequence[CellPlan]) -> None:
+        self.stored = stored
+        self._samples = stored.description.samples
+        self._pilots = {
+            (name, plan.flips): stored.pilot(name, plan.flips, plan.pilot_of(name))
+            for plan in plans
+            for name in plan.pilot_trials
+        }
+        self._is_open = stored.spec.samples is None
+        self.forecasts = forecasts(self._pilots, self._left if self._is_open else None)
+        self.cost: TrialCost | None = None
+        if self._is_open and max(self._samples) > 1:
+            seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+            for (stratum, samples), values in stored.pilot_seconds(plans).items():
+                seconds[class_of(stratum), samples] += values
+            self.cost = TrialCost.of(seconds)
+
+    def _left(self, asked: int) -> float:
+        return variance_left(asked, self._samples)
+
+    def strata(
+        self, targets: Sequence[TargetInfo], flips: int | None, asked: Mapping[str, int]
+    ) -> list[Stratum]:
+        """As they are expected where trials evaluate so many samples (``asked``, by stratum), with weights that sum to 1."""
+        total = sum(t.share for t in targets)
+        return [
+            self.forecasts[t.name, flips].stratum(t.share / total, self._left(asked[t.name]) if self._is_open else 0.0)
+            for t in targets
+        ]
+
+    def seen(self, targets: Sequence[TargetInfo], flips: int | None) -> list[Stratum]:
+        """Outcomes as they were."""
+        total = sum(t.share for t in targets)
+        return [Stratum.of(self._pilots[t.name, flips].incorrect_share_per_trial, t.share / total) for t in targets]
+
+    def estimate(self, targets: Sequence[TargetInfo], flips: int | None) -> tuple[float, float]:
+        """The share of incorrect outputs that is expected over some strata, and its standard error."""
+        total = sum(t.share for t in targets)
+        known = [(t.share / total, self.forecasts[t.name, flips]) for t in targets]
+        return sum(w * f.mean for w, f in known), math.sqrt(sum((w * f.error) ** 2 for w, f in known))
 
 
 def choose_samples(trials: Callable[[int], int], cost: TrialCost, samples: Sequence[int]) -> int:

@@ -1,7 +1,8 @@
 """Campaigns that stop when every reported row is precise enough: which trials a look asks for next.
 
-A pilot of every stratum shows where outcomes vary, and goes on where it saw too little to plan by; what it shows fixes the trials
-of look 0 (Neyman's allocation, and enough everywhere for what the pilot did not show). If a row then is not precise enough, its
+A pilot of every stratum shows where outcomes vary, and goes on until it is long enough for its plan; what it shows fixes how many
+samples a trial evaluates, where that is left open, and the trials of look 0 (Neyman's allocation, and enough everywhere for what
+the pilot did not show). If a row then is not precise enough, its
 strata grow from look to look by a fixed factor. All is decided from complete rounds, so it depends on neither jobs nor executor
 nor interruptions.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unsilent.campaigns.driver import ROUND
@@ -22,20 +23,28 @@ from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import GROWTH, confidence_at
 from unsilent.statistics.planning import allocate, expected_half_width, expected_interval
 from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.pilots import (
+    PILOT_PER_WIDE,
+    WIDE_SAMPLES,
+    PilotView,
+    choose_samples,
+    first_pilot,
+    first_wide_pilot,
+)
 from unsilent.studies.pvf.records import flips_suffix
 from unsilent.studies.pvf.row_scopes import RowScope, StoredTrials, target_groups
+from unsilent.studies.pvf.spec import TargetInfo
 
-PILOT = 24
-"""Trials of each stratum before anything is decided, at least."""
-PILOT_OF_ALL = 144
-"""Trials of all strata of a target together before anything is decided, at least."""
+PILOT_PART = 0.05
+"""Part of its plan that a pilot is at least: it goes on, sorted as the plan is, until it is. A plan made from less is wrong so
+often, too small or too large, that campaigns take more trials in all (docs/concepts/precision.md has the figures)."""
 PILOT_GROWTH = 4
-"""A pilot that saw too little is made so many times longer, until a plan is no more than ``MOST_AHEAD`` times its pilot."""
-MOST_PLAN_PER_PILOT = 8
-VAGUE_RELATIVE_ERROR = 0.5
-"""Relative standard error of an estimate above which its pilot saw too little."""
+"""How many times longer a pilot becomes at once, at most: its plan may be far too large."""
 PLANNING_MARGIN = 0.9
 """A plan aims a little below what is asked, since the pilot's variances are estimates."""
+CAUTION = 0.5
+"""Standard errors by which a plan takes the estimate to be smaller, as a relative half-width must suffice for what it turns out
+to be: a look that comes too early costs more than some trials too many."""
 LEAST_HALF_WIDTH = 0.0002
 """Half-width that is enough where a relative one is asked: a share of zero has none."""
 REPLAN_FACTOR = 3.0
@@ -140,78 +149,96 @@ class PrecisionPlanner:
         strata: dict[str, list[str]] = {}
         for target in stored.description.targets:
             strata.setdefault(target.group, []).append(target.name)
-        pilots = {
-            g: dict.fromkeys(names, max(PILOT, math.ceil(PILOT_OF_ALL / len(names)))) for g, names in strata.items()
-        }
-        group, pilot = max(pilots.items(), key=lambda item: sum(item[1].values()))
-        if sum(pilot.values()) > self.most_trials:
+        samples = wide = 0
+        if stored.spec.samples is None:
+            samples, wide = 1, min(WIDE_SAMPLES, max(stored.description.samples))
+        some = first_wide_pilot(t.name for t in stored.description.targets) if wide > 1 else {}
+        plans = [
+            CellPlan(
+                group,
+                flips,
+                asked,
+                pilot,
+                {},
+                {},
+                pilot_samples=samples,
+                wide_pilot_trials={name: some[name] for name in pilot if some.get(name)},
+                wide_samples=wide if wide > 1 else 0,
+            )
+            for flips in stored.spec.flips
+            for group, pilot in first_pilot(strata).items()
+        ]
+        longest = max(plans, key=lambda plan: plan.pilot_size)
+        if longest.pilot_size > self.most_trials:
             raise UsageError(
                 f"--trials allows {self.most_trials:,} trials per target, but --ci and --rel need a pilot of "
-                f"{sum(pilot.values())} trials in {group!r} "
+                f"{longest.pilot_size} trials in {longest.group!r} "
                 "to plan the rest; raise --trials, or omit --ci and --rel"
             )
-        return [
-            CellPlan(group, flips, asked, pilot, {}, {})
-            for flips in stored.spec.flips
-            for group, pilot in pilots.items()
-        ]
+        return plans
 
     def _planned(self, stored: StoredTrials, groups: Sequence[RowScope], asked: str) -> list[CellPlan]:
-        """Look 0 of every cell, from all trials so far."""
-        pilots = {
-            (name, flips): p.counting_trial_numbers(name).stop
-            for (_, flips), p in stored.plans.items()
-            for name in p.pilot_trials
-        }
-        known = {cell: stored.pilot(*cell, upto) for cell, upto in pilots.items()}
-        sizes = dict.fromkeys(known, 0)
+        """Look 0 of every cell, from all trials so far; or pilots that go on."""
+        plans = [_with_all_as_pilot(plan, asked) for plan in stored.plans.values()]
+        view = PilotView(stored, plans)
+        plans = [replace(plan, samples=self._samples(plan, view)) for plan in plans]
+        of_target = {name: plan.samples for plan in plans for name in plan.pilot_trials}
+        sizes = {(name, plan.flips): 0 for plan in plans for name in plan.pilot_trials}
         for group in groups:
+            strata = view.strata(group.targets, group.flips, of_target)
             cells = [(t.name, group.flips) for t in group.targets]
-            total = sum(t.share for t in group.targets)
-            strata = [
-                replace(known[c], weight=t.share / total, expected_mean=known[c].mean)
-                for c, t in zip(cells, group.targets, strict=True)
-            ]
-            aim = PLANNING_MARGIN * self.precision.target_half_width(_cautious(strata))
+            aim = self._aim(view, group.targets, group.flips)
             for cell, n in zip(cells, self._enough(strata, [sizes[c] for c in cells], aim), strict=True):
                 sizes[cell] = n
         plans = [
-            CellPlan(
-                group_name,
-                flips,
-                asked,
-                {name: pilots[name, flips] for name in plan.pilot_trials},
-                {name: sizes[name, flips] for name in plan.pilot_trials},
-                {name: known[name, flips].mean for name in plan.pilot_trials},
+            replace(
+                plan,
+                first_look_trials={name: sizes[name, plan.flips] for name in plan.pilot_trials},
+                pilot_means={name: view.forecasts[name, plan.flips].mean for name in plan.pilot_trials},
             )
-            for (group_name, flips), plan in stored.plans.items()
+            for plan in plans
         ]
-        if longer := self._longer(plans, known, groups):
+        if longer := [more for plan in plans if (more := self._longer_pilot(plan)) is not None]:
             return longer
-        return [self._affordable(plan, known, stored, groups) for plan in plans]
+        return [self._affordable(plan, view, groups) for plan in plans]
 
-    def _longer(
-        self, plans: Sequence[CellPlan], known: Mapping[Cell, Stratum], groups: Sequence[RowScope]
-    ) -> list[CellPlan]:
-        """Pilots that go on: a relative precision hangs on an estimate that is hardly known, and much would be run for it."""
-        vague = set()
-        for group in groups if self.precision.relative else ():
-            total = sum(t.share for t in group.targets)
-            strata = [replace(known[t.name, group.flips], weight=t.share / total) for t in group.targets]
-            error = math.sqrt(sum(s.weight**2 * s.variance / s.n for s in strata))
-            if error >= VAGUE_RELATIVE_ERROR * sum(s.weight * s.mean for s in strata):
-                vague |= {(t.group, group.flips) for t in group.targets}
-        result = []
-        for plan in plans:
-            pilot = sum(plan.pilot_trials.values())
-            if (
-                plan.cell in vague
-                and plan.total_trials > MOST_PLAN_PER_PILOT * pilot
-                and MOST_PLAN_PER_PILOT * PILOT_GROWTH * pilot <= self.most_trials
-            ):
-                start = {name: PILOT_GROWTH * n for name, n in plan.pilot_trials.items()}
-                result.append(replace(plan, pilot_trials=start, first_look_trials={}, pilot_means={}))
-        return result
+    def _samples(self, plan: CellPlan, view: PilotView) -> int:
+        """How many samples a trial evaluates: chosen once, where that is left open."""
+        if view.stored.plans[plan.cell].first_look_trials:
+            return plan.samples
+        if view.cost is None:
+            return plan.pilot_samples
+        targets = [t for t in view.stored.description.targets if t.group == plan.group]
+        aim = self._aim(view, targets, plan.flips)
+        level = confidence_at(0, self.question.confidence)
+
+        def trials(samples: int) -> int:
+            strata = view.strata(targets, plan.flips, {t.name: samples for t in targets})
+            return sum(allocate(strata, aim, level, is_rough=True))
+
+        return choose_samples(trials, view.cost, view.stored.description.samples)
+
+    def _aim(self, view: PilotView, targets: Sequence[TargetInfo], flips: int | None) -> float:
+        """The half-width that look 0 is planned for."""
+        estimate, error = view.estimate(targets, flips)
+        return PLANNING_MARGIN * self.precision.target_half_width(max(0.0, estimate - CAUTION * error))
+
+    def _longer_pilot(self, plan: CellPlan) -> CellPlan | None:
+        """A pilot that goes on; None where it is long enough for its plan, or would leave too little."""
+        now, needed = plan.pilot_size, sum(plan.first_look_trials.values())
+        part = min(PILOT_PART, PILOT_GROWTH * now / needed)
+        if now >= PILOT_PART * needed or part * needed > PILOT_PART * self.most_trials:
+            return None
+        pilot = {n: max(k, math.ceil(part * plan.first_look_trials[n])) for n, k in plan.pilot_trials.items()}
+        wide = {n: max(plan.wide_pilot_trials.get(n, 0), k // PILOT_PER_WIDE) for n, k in pilot.items()}
+        return replace(
+            plan,
+            pilot_trials=pilot,
+            wide_pilot_trials={n: k for n, k in wide.items() if k and plan.wide_samples},
+            first_look_trials={},
+            pilot_means={},
+            samples=0,
+        )
 
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float) -> list[int]:
         """These sizes where they reach the aim already, else at least those of the best allocation."""
@@ -220,23 +247,17 @@ class PrecisionPlanner:
             return list(sizes)
         return [max(a, b) for a, b in zip(sizes, allocate(strata, aim, level), strict=True)]
 
-    def _affordable(
-        self, plan: CellPlan, known: Mapping[Cell, Stratum], stored: StoredTrials, groups: Sequence[RowScope]
-    ) -> CellPlan:
+    def _affordable(self, plan: CellPlan, view: PilotView, groups: Sequence[RowScope]) -> CellPlan:
         """The plan, or as much of it as there may be where that might do; raises ``UsageError`` where it cannot."""
-        needed = plan.total_trials
+        needed, stored = plan.total_trials, view.stored
         if needed <= self.most_trials:
             return plan
-        shares = {t.name: t.share for t in stored.description.targets}
-        total = sum(shares[name] for name in plan.first_look_trials)
-        strata = [
-            replace(known[name, plan.flips], weight=shares[name] / total, expected_mean=plan.pilot_means[name])
-            for name in plan.first_look_trials
-        ]
-        scale = (self.most_trials - sum(plan.pilot_trials.values())) / sum(plan.first_look_trials.values())
-        sizes = {name: max(1, math.floor(scale * n)) for name, n in plan.first_look_trials.items()}
+        targets = [t for t in stored.description.targets if t.name in plan.first_look_trials]
+        strata = view.strata(targets, plan.flips, dict.fromkeys(plan.pilot_trials, plan.samples))
+        scale = (self.most_trials - plan.pilot_size) / sum(plan.first_look_trials.values())
+        sizes = {t.name: max(1, math.floor(scale * plan.first_look_trials[t.name])) for t in targets}
         level = confidence_at(0, self.question.confidence)
-        if scale > 0 and self._may_do(strata, list(sizes.values()), level):
+        if scale > 0 and self._may_do(view.seen(targets, plan.flips), list(sizes.values()), level):
             return replace(plan, first_look_trials=sizes)
         widths = [expected_interval(strata, list(sizes.values()), level).half_width] if scale > 0 else []
         question = self.question.with_default_unit(stored.spec.is_transient)
@@ -259,7 +280,7 @@ class PrecisionPlanner:
             for s, n in zip(strata, sizes, strict=True)
         )
         coarsest = max(s.weight / n for s, n in zip(strata, sizes, strict=True))
-        return expected_half_width(variance, coarsest, level) <= self.precision.target_half_width(seen.high)
+        return float(expected_half_width(variance, coarsest, level)) <= self.precision.target_half_width(seen.high)
 
     def _looks(self, group: RowScope) -> int:
         """After how many more looks a row is expected to be precise enough."""
@@ -295,7 +316,11 @@ def _round(trials: float) -> int:
     return int(float(f"{trials:.2g}"))
 
 
-def _cautious(strata: Sequence[Stratum]) -> float:
-    """The estimate less its standard error: a relative half-width must suffice for what it may turn out to be."""
-    estimate = sum(s.weight * s.mean for s in strata)
-    return max(0.0, estimate - math.sqrt(sum(s.weight**2 * s.variance / s.n for s in strata)))
+def _with_all_as_pilot(plan: CellPlan, asked: str) -> CellPlan:
+    """The plan before its look 0: all trials so far are its pilot."""
+    if plan.first_look_trials:
+        numbers = {name: plan.counting_trials(name)[1].stop for name in plan.pilot_trials}
+        same = plan.samples == plan.pilot_samples
+        changed = {"pilot_trials": numbers} if same else {"wide_pilot_trials": numbers, "wide_samples": plan.samples}
+        plan = replace(plan, **changed)
+    return replace(plan, target_precision=asked, first_look_trials={}, pilot_means={}, look=0)

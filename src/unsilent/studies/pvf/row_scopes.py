@@ -18,11 +18,12 @@ from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans
 from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
-from unsilent.statistics import Stratum
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfRow
 from unsilent.studies.pvf.spec import PvfBaseline, PvfTrialRow, TargetInfo, TensorInfo
 
+TrialNumbers = tuple[tuple[int, range], ...] | None
+"""Samples of a trial and numbers of the trials with so many; None for all trials there are."""
 NOTHING = Tally(np.zeros((0, len(Outcome)), np.int64))
 
 
@@ -48,7 +49,7 @@ class StoredTrials:
         for row in store.rows():
             self.rows.setdefault((row.trial.target, row.trial.flips), []).append(row)
         self._groups = {t.name: t.group for t in self.description.targets}
-        self._tallies: dict[tuple[str, int | None, range | None], Tally] = {}
+        self._tallies: dict[tuple[str, int | None, TrialNumbers], Tally] = {}
 
     @property
     def trial_count(self) -> int:
@@ -72,7 +73,7 @@ class StoredTrials:
         result = []
         for target in targets:
             plan = self.plans.get((target.group, flips))
-            which = None if plan is None else plan.counting_trial_numbers(target.name, look)
+            which = None if plan is None else (plan.counting_trials(target.name, look),)
             centre = plan.pilot_means.get(target.name, 0.0) if plan is not None and look is not None else 0.0
             result.append(StratumTally(target.share, self._tally(target.name, flips, which), centre))
         if not self.spec.is_enumerated:
@@ -83,26 +84,42 @@ class StoredTrials:
             return StratifiedTrials(tuple(result), look, "whole list" if listed else "exhaustive")
         return StratifiedTrials(tuple(result), look, not_run_counts=left if listed else ())
 
-    def pilot(self, stratum: str, flips: int | None, upto: int) -> Stratum:
-        """The first trials of a stratum."""
-        return Stratum.of(self._tally(stratum, flips, range(upto)).incorrect_share_per_trial)
+    def pilot(self, stratum: str, flips: int | None, which: Sequence[tuple[int, range]]) -> Tally:
+        """The pilot trials of a stratum (`CellPlan.pilot_of`)."""
+        return self._tally(stratum, flips, tuple(which))
+
+    def pilot_seconds(self, plans: Iterable[CellPlan]) -> dict[tuple[str, int], list[float]]:
+        """How long the pilot trials of these plans took: (stratum, samples of a trial) -> seconds."""
+        result: dict[tuple[str, int], list[float]] = {}
+        for plan in plans:
+            for stratum in plan.pilot_trials:
+                which = dict(plan.pilot_of(stratum))
+                for row in self.rows.get((stratum, plan.flips), []):
+                    if row.trial.k in which.get(row.trial.sample_count, ()):
+                        result.setdefault((stratum, row.trial.sample_count), []).append(row.seconds)
+        return result
 
     def counted_rows(self, target: TargetInfo, flips: int | None, look: int | None) -> list[PvfTrialRow]:
         """The trials of a target that `sample` counts where its look is this."""
         plan = self.plans.get((target.group, flips))
-        which = None if plan is None else plan.counting_trial_numbers(target.name, look)
-        return [row for row in self.rows.get((target.name, flips), []) if which is None or row.trial.k in which]
+        rows = self.rows.get((target.name, flips), [])
+        return rows if plan is None else [row for row in rows if plan.is_counted(row.trial, look)]
 
     def is_counted(self, row: PvfTrialRow) -> bool:
         """Whether a trial counts for estimates at all."""
         plan = self.plans.get((self._groups[row.trial.target], row.trial.flips))
-        return plan is None or row.trial.k in plan.counting_trial_numbers(row.trial.target)
+        return plan is None or plan.is_counted(row.trial)
 
-    def _tally(self, stratum: str, flips: int | None, which: range | None) -> Tally:
+    def _tally(self, stratum: str, flips: int | None, which: TrialNumbers) -> Tally:
         key = (stratum, flips, which)
         if key not in self._tallies:
             rows = self.rows.get((stratum, flips), [])
-            codes = [row.outcome_codes for row in rows if which is None or row.trial.k in which]
+            numbers = None if which is None else dict(which)
+            codes = [
+                row.outcome_codes
+                for row in rows
+                if numbers is None or row.trial.k in numbers.get(row.trial.sample_count, ())
+            ]
             self._tallies[key] = Tally.of(codes, self.description.samples, self.unit)
         return self._tallies[key]
 
