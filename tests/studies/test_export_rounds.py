@@ -13,7 +13,8 @@ import pytest
 
 from conftest import TINY, in_process
 from unsilent.campaigns.export import canonical_lines
-from unsilent.campaigns.rounds import MOST_LOOKS, NO_LOOK, CellPlan
+from unsilent.campaigns.rounds import MOST_LOOKS, NO_LOOK, CellPlan, trial_ids_of_plans
+from unsilent.campaigns.spec import TrialId
 from unsilent.errors import StoreError
 from unsilent.studies.pvf.kind import PvfStore
 
@@ -32,19 +33,20 @@ def folder(tmp_path_factory):
             "last.bias",
             "--seed",
             seed,
+            "--samples",
+            "all",
             "--quiet",
             "--store",
             store,
         )
-        for precision in ("14%", "12%"):
+        for precision in ("14%", "11%", "9%"):
             done = in_process("pvf", *words, "--ci", precision, cwd=found)
             assert done.returncode == 0, done.stderr
         assert in_process("export", store, "-o", f"{seed}.json", cwd=found).returncode == 0
         exported = json.loads((found / f"{seed}.json").read_text())
-        if (
-            len({plan["look"] for plan in {p["group"]: p for decided in exported["rounds"] for p in decided}.values()})
-            > 1
-        ):
+        plans = {p["group"]: p for decided in exported["rounds"] for p in decided}
+        looks = {plan["look"] for plan in plans.values()}
+        if len(looks) > 1 and max(looks) > 1:
             break
     (found / store).rename(found / "s.sqlite")
     for ending in ("json", "csv"):
@@ -111,6 +113,23 @@ def test_a_look_that_no_campaign_comes_to_is_refused(folder, tmp_path):
 
 def test_looks_of_a_plan():
     pilot = CellPlan("a", 1, "", {"a/x": 3}, {}, {})
-    assert [pilot.look_of_trial("a/x", k) for k in range(5)] == [0, 0, 0, NO_LOOK, NO_LOOK]
+    assert [pilot.look_of_trial(TrialId("a/x", 1, k)) for k in range(5)] == [0, 0, 0, NO_LOOK, NO_LOOK]
     plan = replace(pilot, first_look_trials={"a/x": 2}, pilot_means={"a/x": 0.5}, look=1)
-    assert [plan.look_of_trial("a/x", k) for k in range(8)] == [*[NO_LOOK] * 3, 0, 0, 1, NO_LOOK, NO_LOOK]
+    assert [plan.look_of_trial(TrialId("a/x", 1, k)) for k in range(8)] == [*[NO_LOOK] * 3, 0, 0, 1, NO_LOOK, NO_LOOK]
+    assert plan.look_of_trial(TrialId("a/x", 1, 3, 4)) == NO_LOOK, "of other samples"
+    assert plan.total_trials == 6
+
+
+def test_looks_of_a_plan_whose_trials_evaluate_other_samples_than_its_pilot():
+    """They are other trials, so they start at 0; where a part of the pilot evaluates as many, they come after it."""
+    plan = CellPlan("a", 1, "", {"a/x": 3}, {"a/x": 2}, {"a/x": 0.5}, 1, 1, {"a/x": 1}, 16, 4)
+
+    def looks(samples):
+        return [plan.look_of_trial(TrialId("a/x", 1, k, samples)) for k in range(4)]
+
+    assert (looks(4), looks(1), looks(16)) == ([0, 0, 1, NO_LOOK], [NO_LOOK] * 4, [NO_LOOK] * 4)
+    assert plan.total_trials == 3 + 1 + 3
+    wide = replace(plan, samples=16)
+    assert [wide.look_of_trial(TrialId("a/x", 1, k, 16)) for k in range(5)] == [NO_LOOK, 0, 0, 1, NO_LOOK]
+    ids = list(trial_ids_of_plans([wide]))
+    assert len(ids) == len(set(ids)) == wide.total_trials == 3 + 1 + 3

@@ -89,10 +89,16 @@ def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[Cell
     record = parse_record(list[CellPlan], text, "rounds")
     strata = {target.name for target in description.targets}
     for plan in record:
-        numbers = [*plan.pilot_trials.values(), *plan.first_look_trials.values(), plan.look]
+        numbers = [
+            *plan.pilot_trials.values(),
+            *plan.wide_pilot_trials.values(),
+            *plan.first_look_trials.values(),
+            plan.look,
+        ]
         if (
             not plan.pilot_trials
             or not set(plan.pilot_trials) <= strata
+            or not set(plan.wide_pilot_trials) <= set(plan.pilot_trials)
             or not set(plan.first_look_trials) <= set(plan.pilot_trials)
         ):
             raise DamagedRecordError("its interim looks name targets that do not exist")
@@ -103,6 +109,8 @@ def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[Cell
         if (
             plan.look > MOST_LOOKS
             or not all(0 <= n < MOST_TRIALS for n in numbers)
+            or not all(0 <= n <= MOST_SAMPLES for n in (plan.pilot_samples, plan.wide_samples, plan.samples))
+            or (plan.wide_pilot_trials and plan.wide_samples == plan.pilot_samples)
             or not all(0 <= c <= 1 for c in plan.pilot_means.values())
         ):
             raise DamagedRecordError("its interim looks have impossible numbers")

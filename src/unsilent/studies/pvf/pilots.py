@@ -34,7 +34,7 @@ PILOT_PER_WIDE = 16
 """In a longer pilot, one of them for so many others, so that they cost no more than these."""
 PSEUDO_COUNT = 4.0
 """Trials that the mean of the class counts for: in simulations 2 to 6 do equally well."""
-PSEUDO_EVENTS = 0.25
+PSEUDO_EVENTS = 0.5
 """Further outcomes of either kind in each class, for variances: a class without events in a pilot may have some."""
 WITHIN = 0.5
 """Part of the variance that is assumed to lie within faults before any was seen."""
@@ -89,13 +89,11 @@ class Forecast:
     """How outcomes of a stratum are expected to be.
 
     Attributes:
-        n: Pilot trials.
         mean: Share of incorrect outputs.
         likely: The same a little nearer to one half, for variances: what was not seen may happen.
         within: Part of the variance of single outcomes that lies between samples of one fault; the rest lies between faults.
     """
 
-    n: int
     mean: float
     likely: float
     within: float
@@ -105,11 +103,6 @@ class Forecast:
         top = self.likely + (1 - self.likely) * (1 - self.within * (1 - left))
         share = self.likely / top
         return Stratum(weight, np.array([0.0, top]), _MANY * np.array([1 - share, share]), self.mean)
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean, of a trial of one sample at least."""
-        return math.sqrt(self.mean * (1 - self.mean) / (self.n + PSEUDO_COUNT + 1))
 
 
 def variance_left(asked: int, samples: Sequence[int]) -> float:
@@ -149,7 +142,7 @@ def forecasts(pilots: Mapping[Cell, Tally], left: Callable[[int], float] | None)
         for cell in cells:
             events, n = float(shares[cell].sum()), len(shares[cell])
             mean, likely = ((events + PSEUDO_COUNT * m) / (n + PSEUDO_COUNT) for m in (means[key], spreads[key]))
-            result[cell] = Forecast(n, mean, likely, _ratio(*within[key], whole))
+            result[cell] = Forecast(mean, likely, _ratio(*within[key], whole))
     return result
 
 
@@ -241,11 +234,9 @@ class PilotView:
         total = sum(t.share for t in targets)
         return [Stratum.of(self._pilots[t.name, flips].incorrect_share_per_trial, t.share / total) for t in targets]
 
-    def estimate(self, targets: Sequence[TargetInfo], flips: int | None) -> tuple[float, float]:
-        """The share of incorrect outputs that is expected over some strata, and its standard error."""
-        total = sum(t.share for t in targets)
-        known = [(t.share / total, self.forecasts[t.name, flips]) for t in targets]
-        return sum(w * f.mean for w, f in known), math.sqrt(sum((w * f.error) ** 2 for w, f in known))
+    def estimate(self, targets: Sequence[TargetInfo], flips: int | None) -> float:
+        """The share of incorrect outputs that is expected over some strata."""
+        return sum(t.share * self.forecasts[t.name, flips].mean for t in targets) / sum(t.share for t in targets)
 
 
 def choose_samples(trials: Callable[[int], int], cost: TrialCost, samples: Sequence[int]) -> int:

@@ -42,9 +42,8 @@ PILOT_GROWTH = 4
 """How many times longer a pilot becomes at once, at most: its plan may be far too large."""
 PLANNING_MARGIN = 0.9
 """A plan aims a little below what is asked, since the pilot's variances are estimates."""
-CAUTION = 0.5
-"""Standard errors by which a plan takes the estimate to be smaller, as a relative half-width must suffice for what it turns out
-to be: a look that comes too early costs more than some trials too many."""
+HOPELESS = 20
+"""A plan of so many times the trials that there may be is refused without a longer pilot."""
 LEAST_HALF_WIDTH = 0.0002
 """Half-width that is enough where a relative one is asked: a share of zero has none."""
 REPLAN_FACTOR = 3.0
@@ -220,14 +219,14 @@ class PrecisionPlanner:
 
     def _aim(self, view: PilotView, targets: Sequence[TargetInfo], flips: int | None) -> float:
         """The half-width that look 0 is planned for."""
-        estimate, error = view.estimate(targets, flips)
-        return PLANNING_MARGIN * self.precision.target_half_width(max(0.0, estimate - CAUTION * error))
+        return PLANNING_MARGIN * self.precision.target_half_width(view.estimate(targets, flips))
 
     def _longer_pilot(self, plan: CellPlan) -> CellPlan | None:
         """A pilot that goes on; None where it is long enough for its plan, or would leave too little."""
         now, needed = plan.pilot_size, sum(plan.first_look_trials.values())
         part = min(PILOT_PART, PILOT_GROWTH * now / needed)
-        if now >= PILOT_PART * needed or part * needed > PILOT_PART * self.most_trials:
+        too_long = part * needed > PILOT_PART * self.most_trials or needed > HOPELESS * self.most_trials
+        if now >= PILOT_PART * needed or too_long:
             return None
         pilot = {n: max(k, math.ceil(part * plan.first_look_trials[n])) for n, k in plan.pilot_trials.items()}
         wide = {n: max(plan.wide_pilot_trials.get(n, 0), k // PILOT_PER_WIDE) for n, k in pilot.items()}
