@@ -206,13 +206,24 @@ def test_importance_sampling(stores, component, expected):
     assert say(name, limits, float(faults.mean())) >= 0.95 - SLACK
 
 
-def adaptive(stores, seeds, absolute, relative):
+DESIGNS = {
+    "all samples": {"samples": 0},
+    "1 sample": {"samples": 1},
+    "4 samples": {"samples": 4},
+    "chosen, samples are dear": {"samples": None, "cost": (1.0, 10.0)},
+    "chosen, trials are dear": {"samples": None, "cost": (100.0, 1.0)},
+    "chosen, samples are free": {"samples": None, "cost": (1.0, 0.0)},
+}
+"""Samples of a trial, and what a trial and each of its samples cost."""
+
+
+def adaptive(stores, seeds, absolute, relative, design):
     from claims.simulated import Remembering, campaign
 
     known, found = table(stores), []
     for seed in seeds:
         question = Remembering(unit="sample")
-        sim = campaign(known, PrecisionPlanner(Precision(absolute, relative), question, 10**9), int(seed))
+        sim = campaign(known, PrecisionPlanner(Precision(absolute, relative), question, 10**9), int(seed), **DESIGNS[design])
         rows = {}
         for group in target_groups(sim, 1):
             got = question.estimate(group.sample)
@@ -228,18 +239,26 @@ def adaptive(stores, seeds, absolute, relative):
                 confidence_at(0, 0.95),
             )
             rows[group.name] = (got.low, got.estimate, got.high, first.low, first.estimate, first.high)
-        found.append((rows, sim.trials, max(p.look for p in sim.plans.values())))
+        plans = sim.plans.values()
+        pilot = sum(p.pilot_size for p in plans)
+        found.append((rows, sim.trials, sim.seconds, pilot, [p.samples for p in plans], max(p.look for p in plans)))
     return found
 
 
+@pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize(("absolute", "relative"), [(0.0002, 0.2), (0.01, 0.0)])
-def test_campaigns_that_stop_when_they_are_precise(stores, absolute, relative):
+def test_campaigns_that_stop_when_they_are_precise(stores, absolute, relative, design):
     """Pilot, allocation, looks, stopping: at the look that stopped them, and at the first look whatever came after."""
-    found = in_parallel(adaptive, stores, absolute, relative)
-    trials, looks = np.array([t for _, t, _ in found]), np.bincount([k for *_, k in found])
+    found = in_parallel(adaptive, stores, absolute, relative, design)
+    _, trials, seconds, pilots, samples, looks = zip(*found, strict=True)
+    chosen = dict(zip(*np.unique(samples, return_counts=True), strict=True))
     print(
-        f"{Precision(absolute, relative)}: {trials.mean():.0f} trials (sd {trials.std():.0f}), stopped at look {looks.tolist()}"
+        f"{design}, {Precision(absolute, relative)}: {np.mean(trials):.0f} trials (sd {np.std(trials):.0f}), "
+        f"{np.mean(pilots):.0f} of them pilots, cost {np.mean(seconds):.0f}, samples {chosen}, "
+        f"stopped at look {np.bincount(looks).tolist()}"
     )
+    if "dear" in design or "free" in design:
+        assert (np.mean(samples) > 2) == ("samples are dear" not in design)
     limits = defaultdict(list)
     for rows, *_ in found:
         for name, values in rows.items():
@@ -247,6 +266,6 @@ def test_campaigns_that_stop_when_they_are_precise(stores, absolute, relative):
     for name, values in limits.items():
         truth = table(stores).truth[name]
         at_end, at_first = np.array(values)[:, :3], np.array(values)[:, 3:]
-        stopped = f"{name}: {Precision(absolute, relative)}, when it stopped"
+        stopped = f"{name}, {design}: {Precision(absolute, relative)}, when it stopped"
         assert say(stopped, at_end, truth, unbiased=False) >= 0.95 - SLACK  # stopping favours what looks precise
         assert say(f"{name}: … at the first look ({confidence_at(0, 0.95):.2%})", at_first, truth) >= 0.95 - SLACK

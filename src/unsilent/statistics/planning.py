@@ -93,7 +93,7 @@ def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.
     if is_rough:
         return result
     while sum(result) < _HOPELESS and (wide := expected_interval(pilot, result, confidence).half_width) > half_width:
-        result = tuple(math.ceil(n * max(1.02, wide / half_width)) for n in result)
+        result = tuple(math.ceil(n * max(1.02, (wide / half_width) ** 1.5)) for n in result)
     return result
 
 

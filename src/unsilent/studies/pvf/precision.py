@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unsilent.campaigns.driver import ROUND
@@ -181,25 +181,24 @@ class PrecisionPlanner:
         plans = [_with_all_as_pilot(plan, asked) for plan in stored.plans.values()]
         view = PilotView(stored, plans)
         plans = [replace(plan, samples=self._samples(plan, view)) for plan in plans]
+        sizes = self._sizes(view, plans, groups, True)
+        rough = [_with_look(plan, view, sizes) for plan in plans]
+        if longer := [more for plan in rough if (more := self._longer_pilot(plan)) is not None]:
+            return longer
+        sizes = self._sizes(view, plans, groups, False)
+        return [self._affordable(_with_look(plan, view, sizes), view, groups) for plan in plans]
+
+    def _sizes(self, view: PilotView, plans: Sequence[CellPlan], groups: Sequence[RowScope], is_rough: bool) -> dict[Cell, int]:
+        """Trials of look 0 by stratum and number of flips, enough for each row; ``is_rough``: see `allocate`."""
         of_target = {name: plan.samples for plan in plans for name in plan.pilot_trials}
         sizes = {(name, plan.flips): 0 for plan in plans for name in plan.pilot_trials}
-        for group in groups:
+        for group in reversed(groups):  # small ones first: what these need is mostly enough for what they sum up to
             strata = view.strata(group.targets, group.flips, of_target)
             cells = [(t.name, group.flips) for t in group.targets]
             aim = self._aim(view, group.targets, group.flips)
-            for cell, n in zip(cells, self._enough(strata, [sizes[c] for c in cells], aim), strict=True):
+            for cell, n in zip(cells, self._enough(strata, [sizes[c] for c in cells], aim, is_rough), strict=True):
                 sizes[cell] = n
-        plans = [
-            replace(
-                plan,
-                first_look_trials={name: sizes[name, plan.flips] for name in plan.pilot_trials},
-                pilot_means={name: view.forecasts[name, plan.flips].mean for name in plan.pilot_trials},
-            )
-            for plan in plans
-        ]
-        if longer := [more for plan in plans if (more := self._longer_pilot(plan)) is not None]:
-            return longer
-        return [self._affordable(plan, view, groups) for plan in plans]
+        return sizes
 
     def _samples(self, plan: CellPlan, view: PilotView) -> int:
         """How many samples a trial evaluates: chosen once, where that is left open."""
@@ -239,12 +238,12 @@ class PrecisionPlanner:
             samples=0,
         )
 
-    def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float) -> list[int]:
+    def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float, is_rough: bool) -> list[int]:
         """These sizes where they reach the aim already, else at least those of the best allocation."""
         level = confidence_at(0, self.question.confidence)
-        if all(sizes) and expected_interval(strata, sizes, level).half_width <= aim:
+        if not is_rough and all(sizes) and expected_interval(strata, sizes, level).half_width <= aim:
             return list(sizes)
-        return [max(a, b) for a, b in zip(sizes, allocate(strata, aim, level), strict=True)]
+        return [max(a, b) for a, b in zip(sizes, allocate(strata, aim, level, is_rough), strict=True)]
 
     def _affordable(self, plan: CellPlan, view: PilotView, groups: Sequence[RowScope]) -> CellPlan:
         """The plan, or as much of it as there may be where that might do; raises ``UsageError`` where it cannot."""
@@ -313,6 +312,14 @@ class PrecisionPlanner:
 def _round(trials: float) -> int:
     """To two digits: it is a forecast."""
     return int(float(f"{trials:.2g}"))
+
+
+def _with_look(plan: CellPlan, view: PilotView, sizes: Mapping[Cell, int]) -> CellPlan:
+    return replace(
+        plan,
+        first_look_trials={name: sizes[name, plan.flips] for name in plan.pilot_trials},
+        pilot_means={name: view.forecasts[name, plan.flips].mean for name in plan.pilot_trials},
+    )
 
 
 def _with_all_as_pilot(plan: CellPlan, asked: str) -> CellPlan:
