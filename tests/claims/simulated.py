@@ -20,7 +20,7 @@ class Table:
 
     Attributes:
         classes: by stratum, units of each fault by outcome, int64[faults, outcomes]. shares: of them that are incorrect.
-        codes: the outcome of each sample, uint8[faults, samples].
+        codes: the outcome of each sample, uint8[faults, samples]. places: site, element and bit of each fault.
     """
 
     def __init__(self, exhaustive: Path, adaptive: Path) -> None:
@@ -29,6 +29,7 @@ class Table:
         strata = {(t.component, bit): t.name for t in self.description.targets for bit in t.bits or ()}
         owners = {t.site: t.component for t in self.description.tensors}
         found: dict[str, list[np.ndarray]] = {t.name: [] for t in self.description.targets}
+        self.places: dict[str, list[tuple[str, int, int]]] = {t.name: [] for t in self.description.targets}
         codes_of: dict[str, list[np.ndarray]] = {t.name: [] for t in self.description.targets}
         with PvfStore(exhaustive) as store:
             for row in store.rows():
@@ -38,6 +39,7 @@ class Table:
                 name = strata[owners[fault["site"]], bit]
                 found[name].append(np.bincount(codes, minlength=len(Outcome)))
                 codes_of[name].append(codes)
+                self.places[name].append((fault["site"], fault["elements"][0], bit))
         self.classes = {name: np.array(rows) for name, rows in found.items()}
         self.codes = {name: np.array(rows) for name, rows in codes_of.items()}
         self.shares = {name: Tally(rows).incorrect_share_per_trial for name, rows in self.classes.items()}

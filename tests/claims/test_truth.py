@@ -18,7 +18,7 @@ import unsilent
 from unsilent.outcomes.tallies import WILSON_FROM
 from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, importance, stratified, wilson
 from unsilent.statistics.interim import confidence_at
-from unsilent.statistics.planning import allocate
+from unsilent.statistics.planning import allocate, oracle_trials
 from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
 from unsilent.studies.pvf.row_scopes import target_groups
 
@@ -269,3 +269,47 @@ def test_campaigns_that_stop_when_they_are_precise(stores, absolute, relative, d
         stopped = f"{name}, {design}: {Precision(absolute, relative)}, when it stopped"
         assert say(stopped, at_end, truth, unbiased=False) >= 0.95 - SLACK  # stopping favours what looks precise
         assert say(f"{name}: … at the first look ({confidence_at(0, 0.95):.2%})", at_first, truth) >= 0.95 - SLACK
+
+
+def finer(stores, component, key, samples):
+    """Strata of a component by class of bits and ``key(magnitude quarter, bit)``, with the truth of each for so many samples."""
+    from claims import small_mlp
+
+    values = {f"param:{name}": p.detach().reshape(-1).numpy() for name, p in small_mlp.make().model().named_parameters()}
+    known, strata = table(stores), []
+    targets = [t for t in known.description.targets if t.component == component]
+    sizes = np.abs(np.concatenate([v for site, v in values.items() if f":{component}." in site]))
+    edges = np.quantile(sizes, [0.25, 0.5, 0.75])
+    for target in targets:
+        places = known.places[target.name]
+        keys = [key(int(np.searchsorted(edges, abs(values[site][element]))), bit) for site, element, bit in places]
+        weight = target.share / sum(t.share for t in targets)
+        for one in sorted(set(keys)):
+            shares = known.shares[target.name][[k == one for k in keys]]
+            outcomes = Stratum.of(shares, weight * len(shares) / len(keys))
+            if samples == 1:
+                wrong = float(shares.mean())
+                outcomes = Stratum(outcomes.weight, np.array([0.0, 1.0]), 1e6 * np.array([1 - wrong, wrong]))
+            strata.append(outcomes)
+    return strata
+
+
+@pytest.mark.parametrize("samples", [1, 64])
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_what_finer_strata_and_predictions_could_save(stores, component, samples):
+    """Fewest trials that know everything, for 20 %; and with no variance at all, as if each outcome had been predicted."""
+    aim = 0.2 * table(stores).truth[component]
+    designs = {
+        "classes of bits": lambda quarter, bit: 0,
+        "classes and quarters of magnitude": lambda quarter, bit: quarter,
+        "single bits": lambda quarter, bit: bit,
+        "single bits and quarters of magnitude": lambda quarter, bit: (bit, quarter),
+    }
+    needed = {name: oracle_trials(finer(stores, component, key, samples), aim) for name, key in designs.items()}
+    usual = finer(stores, component, designs["classes of bits"], samples)
+    needed["every outcome predicted"] = oracle_trials(
+        [Stratum(s.weight, np.array([s.mean]), np.array([1.0])) for s in usual], aim
+    )
+    for name, trials in needed.items():
+        print(f"{component}, {samples} samples, {name}: {trials} trials ({trials / needed['classes of bits'] - 1:+.0%})")
+    assert min(needed.values()) == needed["every outcome predicted"] > 0
