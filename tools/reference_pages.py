@@ -265,8 +265,10 @@ READING = """\
   trial with `look` -1. A row for one target uses its other trials. A row for several targets uses the trials up to the last look
   that all of these targets have reached. The `.json` format has what each round decided in `rounds`, the last one last, and so
   has the first line of a canonical export: by stratum the number of trials of the pilot (`pilot_trials`), of look 0
-  (`first_look_trials`; look L has 1.5 to the power of L times as many, rounded up), the mean share of incorrect outputs in the
-  pilot (`pilot_means`), and the look that the target has reached (`look`).
+  (`first_look_trials`; look L has 1.5 to the power of L times as many, rounded up), the mean share of incorrect outputs that the
+  pilot lets expect (`pilot_means`), the samples of a trial of the pilot (`pilot_samples`), further pilot trials of more samples
+  (`wide_pilot_trials`, of `wide_samples` each), the samples of a trial of the looks (`samples`; 0 for what the campaign says), and the look
+  that the target has reached (`look`).
   [How to compute an estimate from an export](../howto/export-results.md#compute-an-estimate-yourself).
 """
 MEANINGS = {
