@@ -267,8 +267,8 @@ READING = """\
   has the first line of a canonical export: by stratum the number of trials of the pilot (`pilot_trials`), of look 0
   (`first_look_trials`; look L has 1.5 to the power of L times as many, rounded up), the mean share of incorrect outputs that the
   pilot lets expect (`pilot_means`), the samples of a trial of the pilot (`pilot_samples`), further pilot trials of more samples
-  (`wide_pilot_trials`, of `wide_samples` each), the samples of a trial of the looks (`samples`; 0 for what the campaign says), and the look
-  that the target has reached (`look`).
+  (`wide_pilot_trials`, of `wide_samples` each), the samples of a trial of the looks (`samples`; 0 for what the campaign
+  says), and the look that the target has reached (`look`).
   [How to compute an estimate from an export](../howto/export-results.md#compute-an-estimate-yourself).
 """
 MEANINGS = {

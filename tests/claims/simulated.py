@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from claims import small_mlp
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
 from unsilent.studies.pvf.kind import PvfStore
@@ -26,7 +27,17 @@ class Table:
     def __init__(self, exhaustive: Path, adaptive: Path) -> None:
         with PvfStore(adaptive) as store:
             self.spec, self.description = store.spec, store.baseline
-        strata = {(t.component, bit): t.name for t in self.description.targets for bit in t.bits or ()}
+        # The top exponent bit is split by the sign of the element.
+        strata = {
+            (t.component, bit, is_negative): t.name
+            for t in self.description.targets
+            for bit in t.bits or ()
+            for is_negative in (True, False)
+            if not t.name.endswith("-positive" if is_negative else "-negative")
+        }
+        negative = {
+            f"param:{n}": p.detach().signbit().flatten() for n, p in small_mlp.make().model().named_parameters()
+        }
         owners = {t.site: t.component for t in self.description.tensors}
         found: dict[str, list[np.ndarray]] = {t.name: [] for t in self.description.targets}
         self.places: dict[str, list[tuple[str, int, int]]] = {t.name: [] for t in self.description.targets}
@@ -36,10 +47,11 @@ class Table:
                 (fault,) = json.loads(row.faults)
                 bit = int(fault["operands"][0], 16).bit_length() - 1
                 codes = np.frombuffer(row.outcome_codes, np.uint8)
-                name = strata[owners[fault["site"]], bit]
+                site, (element,) = fault["site"], fault["elements"]
+                name = strata[owners[site], bit, bool(negative[site][element])]
                 found[name].append(np.bincount(codes, minlength=len(Outcome)))
                 codes_of[name].append(codes)
-                self.places[name].append((fault["site"], fault["elements"][0], bit))
+                self.places[name].append((site, element, bit))
         self.classes = {name: np.array(rows) for name, rows in found.items()}
         self.codes = {name: np.array(rows) for name, rows in codes_of.items()}
         self.shares = {name: Tally(rows).incorrect_share_per_trial for name, rows in self.classes.items()}
@@ -55,7 +67,9 @@ class Simulated(StoredTrials):
     ``samples``: those of a trial, None where the planner chooses. ``cost``: seconds of a trial and of each of its samples.
     """
 
-    def __init__(self, table: Table, seed: int, samples: int | None = 0, cost: tuple[float, float] = (1.0, 1.0)) -> None:
+    def __init__(
+        self, table: Table, seed: int, samples: int | None = 0, cost: tuple[float, float] = (1.0, 1.0)
+    ) -> None:
         self.spec, self.description, self.unit = replace(table.spec, samples=samples), table.description, "sample"
         self._cost = cost
         self.plans, self.rows, self._tallies = {}, {}, {}
@@ -115,7 +129,9 @@ class Simulated(StoredTrials):
         def outcomes(numbers: range) -> np.ndarray:
             counts = self._drawn.get((stratum, samples))
             if counts is None or len(counts) < numbers.stop:
-                more = self._draw(stratum, samples or self.spec.samples or 0, numbers.stop - (0 if counts is None else len(counts)))
+                more = self._draw(
+                    stratum, samples or self.spec.samples or 0, numbers.stop - (0 if counts is None else len(counts))
+                )
                 counts = self._drawn[stratum, samples] = more if counts is None else np.concatenate([counts, more])
             return counts[numbers.start : numbers.stop]
 

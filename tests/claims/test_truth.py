@@ -184,7 +184,9 @@ def weighted(stores, seeds, component, n):
     known, found = table(stores), []
     targets = [t for t in known.description.targets if t.component == component]
     law = np.array([t.share for t in targets]) / sum(t.share for t in targets)
-    focus = law * [FOCUS[t.name.rpartition("/")[2]] for t in targets]
+    focus = law * [
+        FOCUS[t.name.rpartition("/")[2].removesuffix("-negative").removesuffix("-positive")] for t in targets
+    ]
     proposal = 0.5 * law + 0.5 * focus / focus.sum()
     ratios = law / proposal  # at most 2
     for seed in seeds:
@@ -223,7 +225,9 @@ def adaptive(stores, seeds, absolute, relative, design):
     known, found = table(stores), []
     for seed in seeds:
         question = Remembering(unit="sample")
-        sim = campaign(known, PrecisionPlanner(Precision(absolute, relative), question, 10**9), int(seed), **DESIGNS[design])
+        sim = campaign(
+            known, PrecisionPlanner(Precision(absolute, relative), question, 10**9), int(seed), **DESIGNS[design]
+        )
         rows = {}
         for group in target_groups(sim, 1):
             got = question.estimate(group.sample)
@@ -275,7 +279,9 @@ def finer(stores, component, key, samples):
     """Strata of a component by class of bits and ``key(magnitude quarter, bit)``, with the truth of each for so many samples."""
     from claims import small_mlp
 
-    values = {f"param:{name}": p.detach().reshape(-1).numpy() for name, p in small_mlp.make().model().named_parameters()}
+    values = {
+        f"param:{name}": p.detach().reshape(-1).numpy() for name, p in small_mlp.make().model().named_parameters()
+    }
     known, strata = table(stores), []
     targets = [t for t in known.description.targets if t.component == component]
     sizes = np.abs(np.concatenate([v for site, v in values.items() if f":{component}." in site]))
@@ -311,5 +317,7 @@ def test_what_finer_strata_and_predictions_could_save(stores, component, samples
         [Stratum(s.weight, np.array([s.mean]), np.array([1.0])) for s in usual], aim
     )
     for name, trials in needed.items():
-        print(f"{component}, {samples} samples, {name}: {trials} trials ({trials / needed['classes of bits'] - 1:+.0%})")
+        print(
+            f"{component}, {samples} samples, {name}: {trials} trials ({trials / needed['classes of bits'] - 1:+.0%})"
+        )
     assert min(needed.values()) == needed["every outcome predicted"] > 0

@@ -152,7 +152,9 @@ def rounds(stored, rel=0.1):
     return found
 
 
-@pytest.mark.parametrize(("cost", "least", "most"), [((1.0, 1000.0), 1, 1), ((1000.0, 1.0), 16, 64), ((1.0, 0.0), 32, 64)])
+@pytest.mark.parametrize(
+    ("cost", "least", "most"), [((1.0, 1000.0), 1, 1), ((1000.0, 1.0), 16, 64), ((1.0, 0.0), 32, 64)]
+)
 def test_planned_trials_have_the_samples_that_are_cheapest(cost, least, most):
     """All variance lies within faults."""
     stored = Stored(None, cost)

@@ -74,7 +74,9 @@ def expected_interval(pilot: Sequence[Stratum], sizes: Sequence[int], confidence
     )
 
 
-def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.95, is_rough: bool = False) -> tuple[int, ...]:
+def allocate(
+    pilot: Sequence[Stratum], half_width: float, confidence: float = 0.95, is_rough: bool = False
+) -> tuple[int, ...]:
     """About the fewest trials of each stratum for which the half-width that is foreseen is at most ``half_width``.
 
     ``pilot``: its trials show means and variances. Every stratum gets trials in proportion to its weight, since what it has
@@ -100,7 +102,7 @@ def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.
 def _sizes(
     weights: NDArray[np.float64], spread: NDArray[np.float64], half_width: float, confidence: float
 ) -> NDArray[np.float64]:
-    """float64[coarsenesses, strata]: sizes where no trial moves the estimate by more than this, with as much Neyman allocation as is needed."""
+    """float64[coarsenesses, strata]: sizes of trials that are as coarse at most, with as much Neyman allocation as is needed."""
     empty = float(expected_half_width(0.0, 1.0, confidence))
     base = np.maximum(weights / (_COARSENESSES * half_width / empty)[:, None], MIN_TRIALS)
 

@@ -286,11 +286,7 @@ def _sides(store: PvfStore, question: PvfEstimator) -> dict[RowKey, RowTrials]:
 def _counting(stored: StoredTrials, group: RowScope, stratum: str) -> list[PvfTrialRow]:
     rows = stored.rows.get((stratum, group.flips), [])
     plan = next((p for p in stored.plans.values() if stratum in p.pilot_trials and p.flips == group.flips), None)
-    return (
-        rows
-        if plan is None
-        else [r for r in rows if plan.is_counted(r.trial, group.sample.look_number)]
-    )
+    return rows if plan is None else [r for r in rows if plan.is_counted(r.trial, group.sample.look_number)]
 
 
 def _trials(rows: Sequence[PvfTrialRow]) -> tuple[bytes, ...]:

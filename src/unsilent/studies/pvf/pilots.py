@@ -20,6 +20,7 @@ from unsilent.statistics import Stratum
 from unsilent.studies.pvf.row_scopes import StoredTrials
 from unsilent.studies.pvf.spec import TargetInfo
 
+RISKS = ("risky", "calm")
 PILOT = 4
 """Trials of each stratum before anything is decided, at least."""
 PILOT_OF_TARGET = 24
@@ -48,8 +49,9 @@ _MANY = 1000.0
 
 
 def class_of(stratum: str) -> str:
-    """The class of bits of a stratum: what its name ends in."""
-    return stratum.rpartition("/")[2]
+    """The class of bits of a stratum, with that of its predicted risk: what its name ends in."""
+    rest, _, last = stratum.rpartition("/")
+    return f"{rest.rpartition('/')[2]}/{last}" if last in RISKS else last
 
 
 def first_pilot(targets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int]]:
@@ -219,9 +221,7 @@ class PilotView:
     def _left(self, asked: int) -> float:
         return variance_left(asked, self._samples)
 
-    def strata(
-        self, targets: Sequence[TargetInfo], flips: int | None, asked: Mapping[str, int]
-    ) -> list[Stratum]:
+    def strata(self, targets: Sequence[TargetInfo], flips: int | None, asked: Mapping[str, int]) -> list[Stratum]:
         """As they are expected where trials evaluate so many samples (``asked``, by stratum), with weights that sum to 1."""
         total = sum(t.share for t in targets)
         return [
@@ -242,7 +242,7 @@ class PilotView:
 def choose_samples(trials: Callable[[int], int], cost: TrialCost, samples: Sequence[int]) -> int:
     """The samples of a trial for which ``trials(samples) * seconds`` is least; 0 for all.
 
-    More samples need fewer trials, and ever fewer are saved: the first number that costs more than the one before ends the search.
+    Of more samples each saves fewer trials: the first number that costs more than the one before ends the search.
     """
     best, least = 1, math.inf
     before = math.inf

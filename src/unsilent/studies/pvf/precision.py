@@ -188,7 +188,9 @@ class PrecisionPlanner:
         sizes = self._sizes(view, plans, groups, False)
         return [self._affordable(_with_look(plan, view, sizes), view, groups) for plan in plans]
 
-    def _sizes(self, view: PilotView, plans: Sequence[CellPlan], groups: Sequence[RowScope], is_rough: bool) -> dict[Cell, int]:
+    def _sizes(
+        self, view: PilotView, plans: Sequence[CellPlan], groups: Sequence[RowScope], is_rough: bool
+    ) -> dict[Cell, int]:
         """Trials of look 0 by stratum and number of flips, enough for each row; ``is_rough``: see `allocate`."""
         of_target = {name: plan.samples for plan in plans for name in plan.pilot_trials}
         sizes = {(name, plan.flips): 0 for plan in plans for name in plan.pilot_trials}
