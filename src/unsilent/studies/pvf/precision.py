@@ -198,8 +198,7 @@ class PrecisionPlanner:
             strata = view.strata(group.targets, group.flips, of_target)
             cells = [(t.name, group.flips) for t in group.targets]
             aim = self._aim(view, group.targets, group.flips)
-            for cell, n in zip(cells, self._enough(strata, [sizes[c] for c in cells], aim, is_rough), strict=True):
-                sizes[cell] = n
+            sizes.update(zip(cells, self._enough(strata, [sizes[c] for c in cells], aim, is_rough), strict=True))
         return sizes
 
     def _samples(self, plan: CellPlan, view: PilotView) -> int:
