@@ -40,10 +40,10 @@ class Packs:
         trial, evaluate = engine.trial, engine._evaluate
         current = -1
 
-        def one_trial(acting: Sequence[Fault]) -> Any:
+        def one_trial(acting: Sequence[Fault], samples: Any = None) -> Any:
             nonlocal current
             current = next(coming)
-            return trial(acting)
+            return trial(acting, samples)
 
         def one_batch(batch: int, acting: Sequence[Fault]) -> Any:
             self.shared += batch in getattr(engine, "_ready", ())
