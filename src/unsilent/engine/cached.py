@@ -262,9 +262,7 @@ class CachedEngine(PlainEngine):
                 self._ready = {}
             yield outcome
 
-    def _sampled_trials(
-        self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples]
-    ) -> Iterator[TrialOutcome]:
+    def _sampled_trials(self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples]) -> Iterator[TrialOutcome]:
         """Trials whose faults are in parameters, with the samples that count."""
         self._refresh()
         for faults in many:

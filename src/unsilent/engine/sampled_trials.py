@@ -80,9 +80,7 @@ def _chunks(numbers: Sequence[int], samples: Sequence[int], replayer: Replayer) 
 
 
 def _of_all_batches(engine: CachedEngine, batch: int, outcome: BatchOutcome) -> TrialOutcome:
-    return TrialOutcome(
-        tuple(outcome if i == batch else engine.spared_outcome(i) for i in range(len(engine.batches)))
-    )
+    return TrialOutcome(tuple(outcome if i == batch else engine.spared_outcome(i) for i in range(len(engine.batches))))
 
 
 def _batch_outcomes(engine: CachedEngine, batch: int, trials: Sequence[SampledTrial]) -> list[BatchOutcome | None]:
@@ -138,9 +136,7 @@ def walk_together(
         return walk, [(tags, assemble_output(replayer, dirty)) for tags, dirty in walk.outputs()]
 
 
-def gives_plain_bits(
-    engine: CachedEngine, batch: int, trials: Sequence[SampledTrial], place: int, plain: Any
-) -> bool:
+def gives_plain_bits(engine: CachedEngine, batch: int, trials: Sequence[SampledTrial], place: int, plain: Any) -> bool:
     """Whether a trial, run again together with the others, gives the bits of a plain output for its own samples."""
     walk, outputs = walk_together(engine, batch, trials)
     if place in walk.lost:
@@ -154,5 +150,3 @@ def gives_plain_bits(
         ):
             return False
     return True
-
-

@@ -64,7 +64,11 @@ class SampledWalk(Walk):
     def _visit(self, node: Node) -> None:
         own = [t for t in sorted(self._forced.get(node.index, ())) if t not in self._lost]
         read = [self._rows[v] for v in node.values if v in self._rows]
-        tags = sorted({tag for rows in read for tag in rows.tags}.difference((t, s) for t in own for s in self._entries[t].samples))
+        tags = sorted(
+            {tag for rows in read for tag in rows.tags}.difference(
+                (t, s) for t in own for s in self._entries[t].samples
+            )
+        )
         made = [self._run_together(node, tags)] if tags else []
         for trial in own:
             made.append(self._run_own(node, trial))
