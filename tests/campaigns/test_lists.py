@@ -18,6 +18,7 @@ import unsilent
 from campaigns.test_survival import canonical, stored, wait_until
 from conftest import command, in_process
 from unsilent.campaigns.export import export_store
+from unsilent.campaigns.spec import TrialId
 from unsilent.cli.main import run
 from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.tallies import PvfEstimator
@@ -144,7 +145,7 @@ def test_each_fault_is_corrupted_and_ends_as_by_hand(net, write):
     numbers: dict[str, int] = {}
     for name, index, bit in CORRUPTED:
         k = numbers[name] = numbers.get(name, -1) + 1
-        row = rows[name, None, k]
+        row = rows[TrialId(name, None, k)]
         (fault,) = json.loads(row.faults)
         expected = record(name, index, bit)
         assert {key: fault[key] for key in expected} == expected
@@ -201,7 +202,7 @@ def test_shards_join_to_the_whole_and_a_part_claims_no_more_than_it_knows(net):
 
 
 @pytest.mark.parametrize(
-    "ask", [{"trials": 6, "flips": [1, 5]}, {"trials": 20, "at": "op:*"}, {"trials": 9, "one_batch": True}]
+    "ask", [{"trials": 6, "flips": [1, 5]}, {"trials": 20, "at": "op:*"}, {"trials": 9, "samples": 5}]
 )
 def test_what_was_exported_runs_again_as_a_list(net, ask):
     def content(name):
@@ -318,7 +319,7 @@ REFUSED = {
     "--trials 5": "leave out --trials", "--ci 1%": "leave out --ci", "--rel 20%": "leave out --rel",
     "--flips 1": "leave out --flips", "--fault zero": "leave out --fault",
     "--at head.*": "leave out --at", "--exhaustive": "leave out --exhaustive",
-    "--law per-tensor": "leave out --law", "--strata bits": "leave out --strata", "--one-batch": "leave out --one-batch",
+    "--law per-tensor": "leave out --law", "--strata bits": "leave out --strata", "--samples 4": "leave out --samples",
     "--per bit": "--per is 'bit'; expected component, layer or tensor for a list of faults",
     "--faults-as sci-fi": "list.jsonl line 1: found the header",
     "--faults-as csv": "unknown format of a list of faults 'csv'",

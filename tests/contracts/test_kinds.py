@@ -394,7 +394,7 @@ class LongerSpec(PiSpec):
             "has other columns than this version of unsilent pi",
         ),
         ({"spec": LongerSpec}, "other options (more) than those of this version of unsilent pi; give another --store"),
-        ({"schema_version": 9}, "has store version 4, but this version of unsilent pi uses 9"),
+        ({"schema_version": 9}, "has store version 5, but this version of unsilent pi uses 9"),
     ],
 )
 def test_a_store_of_another_version_says_so(tmp_path, change, said):
@@ -466,9 +466,9 @@ def test_reports_of_two_runs_are_equal_where_they_are_canonical(tmp_path, capsys
 ASKS = {
     "pi": (PI, "points = 50\ntrials = 7", ["--points", "50", "--trials", "7"], {"points": 50}, 7),
     "pvf": (
-        PVF, 'workload = "tiny.py:make"\nwith = {sleep = 0}\nflips = [1, 8]\nat = "last.*"\none-batch = true\ntrials = 7',
-        ["tiny.py:make", "--with", "sleep=0", "--flips", "1,8", "--at", "last.*", "--one-batch", "--trials", "7"],
-        {"options": [["sleep", "0"]], "flips": [1, 8], "at": ["last.*"], "one_batch": True}, 14,
+        PVF, 'workload = "tiny.py:make"\nwith = {sleep = 0}\nflips = [1, 8]\nat = "last.*"\nsamples = 2\ntrials = 7',
+        ["tiny.py:make", "--with", "sleep=0", "--flips", "1,8", "--at", "last.*", "--samples", "2", "--trials", "7"],
+        {"options": [["sleep", "0"]], "flips": [1, 8], "at": ["last.*"], "samples": 2}, 14,
     ),
     "training": (
         TRAINING, 'workload = "faulty_loop.py:make"\nwith = ["steps=12"]\nfault = ["2*RD", "RD"]\nphase = "fwd"\ntrials = 7',
@@ -627,7 +627,7 @@ def test_a_function_takes_the_options_of_its_verb(kind):
 
 CALLS = {
     "pvf": {
-        "workload": "tiny.py:make", "options": {"sleep": 0}, "flips": [1, 8], "at": "last.*", "one_batch": True, "trials": 7,
+        "workload": "tiny.py:make", "options": {"sleep": 0}, "flips": [1, 8], "at": "last.*", "samples": 2, "trials": 7,
     },
     "training": {
         "workload": "faulty_loop.py:make", "options": ["steps=12"], "fault": ["2*RD", "RD"], "phase": "fwd", "trials": 7,

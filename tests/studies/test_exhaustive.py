@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from conftest import in_process
 from studies.test_truth import row, sizes, truth, workload  # noqa: F401 - fixtures
 from unsilent.campaigns.driver import ROUND
 from unsilent.errors import UsageError
+from unsilent.outcomes.base import Outcome
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import PILOT, Precision
 
@@ -156,20 +158,37 @@ def test_adaptive_rows_do_not_depend_on_jobs_or_kills(tiny, tmp_path):
     assert len(set(exports)) == 1
 
 
-def test_one_batch_a_trial_asks_the_same_question(workload, truth):  # noqa: F811
-    """The batch is drawn with the fault, the others are spared; estimates stay those of all samples."""
+@pytest.mark.parametrize("samples", [1, 3, 7])
+def test_some_samples_a_trial_ask_the_same_question(workload, truth, samples):  # noqa: F811
+    """Batch and samples are drawn with the fault, the others are not evaluated; estimates stay those of all samples."""
     from oracles.pvf_oracle import pvf_by_module
 
-    result = unsilent.pvf(workload, trials=1500, one_batch=True, seed=2)
+    result = unsilent.pvf(workload, trials=1500, samples=samples, seed=2)
     for name, value in pvf_by_module(truth).items():
         got = row(result, name)
         assert got.n == 1500
-        assert got.units == 1500 * 7  # of two batches of seven
+        assert got.units == 1500 * samples  # of two batches of seven
         assert abs(got.estimate - value) < 4 * (got.high - got.low) / 3.92
-    assert "one_batch=True" in result.command
-    for more in ({"at": "op:*"}, {"exhaustive": True, "trials": None}):
-        with pytest.raises(UsageError, match="--one-batch draws one batch for each fault"):
-            unsilent.pvf(workload, **{"trials": 5, "one_batch": True, **more})
+    assert f"samples={samples}" in result.command
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"at": "op:*"}, "acts in all samples of one batch"),
+        ({"exhaustive": True, "trials": None}, "--exhaustive evaluates all samples"),
+        ({"samples": 0.5}, "expected a number of samples of 1 or more, or all"),
+        ({"samples": 8}, "the largest batch has 7; give at most 7, or all .14 samples in 2 batches"),
+    ],
+)
+def test_samples_that_a_trial_cannot_have(workload, more, message):  # noqa: F811
+    with pytest.raises(UsageError, match=message):
+        unsilent.pvf(workload, **{"trials": 5, "samples": 2, **more})
+
+
+def test_all_samples_are_the_default(workload):  # noqa: F811
+    codes = [unsilent.pvf(workload, trials=20, samples=samples, seed=3).campaign for samples in (None, "all", 14)]
+    assert codes[0] == codes[1] != codes[2]
 
 
 def test_strata_of_predicted_risk_estimate_the_same(workload, truth):  # noqa: F811
@@ -187,19 +206,25 @@ def test_strata_of_predicted_risk_estimate_the_same(workload, truth):  # noqa: F
 
 def test_fixed_trials_do_not_go_on_where_looks_say_what_counts(workload, tmp_path):  # noqa: F811
     path = tmp_path / "s.sqlite"
-    unsilent.pvf(workload, ci="4%", store=path)
+    unsilent.pvf(workload, ci="4%", samples="all", store=path)
     with pytest.raises(UsageError, match="was planned with --ci or --rel"):
         unsilent.pvf(workload, strata="bits", trials=300, store=path)
 
 
-def test_unequal_batches_are_not_drawn_per_batch():
+def test_every_sample_of_unequal_batches_is_as_likely(tmp_path):
     from unsilent import Workload
 
     batches = [torch.randn(n, 6, generator=torch.Generator().manual_seed(n)) for n in (1, 1, 9)]
     uneven = Workload(torch.nn.Linear(6, 3), batches)
-    assert unsilent.pvf(uneven, trials=50, one_batch=True).rows
-    with pytest.raises(UsageError, match="in proportion to their samples .1, 1, 9"):
-        unsilent.pvf(uneven, trials=50, one_batch=True, unit="batch")
+    for samples in (1, 2, 9):
+        path = tmp_path / f"{samples}.sqlite"
+        assert unsilent.pvf(uneven, trials=2200, samples=samples, store=path).rows
+        with PvfStore(path) as store:
+            codes = np.array([np.frombuffer(r.outcome_codes, np.uint8) for r in store.rows()])
+        shares = (codes != Outcome.SPARED) / (codes != Outcome.SPARED).sum(1, keepdims=True)
+        assert abs(shares.mean(0) - 1 / 11).max() < 4.5 * (1 / 11 / 2200) ** 0.5  # what the mean of a sample weighs
+    with pytest.raises(UsageError, match="needs trials that evaluate whole batches"):
+        unsilent.pvf(uneven, trials=50, samples=1, unit="batch")
 
 
 @pytest.mark.claim

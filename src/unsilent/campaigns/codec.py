@@ -106,7 +106,7 @@ class RowCodec(Generic[R]):
         self.columns = tuple(column.name for column in self._columns)
         self.schema = (
             f"CREATE TABLE trial ({', '.join(f'{c.name} {c.sql}' for c in self._columns)});\n"
-            "CREATE UNIQUE INDEX trial_identity ON trial (target, IFNULL(flips, 0), k, samples);\n"
+            "CREATE UNIQUE INDEX trial_identity ON trial (target, IFNULL(flips, 0), k, sample_count);\n"
         )
 
     def encode(self, row: R, shapes: Callable[[Mapping[str, Any]], Mapping[str, Shape]]) -> tuple[Any, ...]:

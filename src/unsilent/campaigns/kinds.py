@@ -60,7 +60,7 @@ class Kind(Generic[S, B, R]):
         shapes: By the baseline and the scalars of a row, the shapes of its arrays.
         accepts_trial: Whether a campaign with this spec and these names of targets may hold a trial.
         is_planned_trial: Whether a trial is part of the campaign, not asked for afterwards.
-        max_samples: Samples that a trial may say it evaluates (`TrialId.samples`).
+        max_samples: Samples that a trial may say it evaluates (`TrialId.sample_count`).
         max_cell_bytes: Bytes of a cell at most.
         record_readers: Further records by name -> how their text is read, with spec and baseline.
         shared_baseline_fields: Fields of the baseline that are equal in all stores of one campaign.

@@ -235,7 +235,7 @@ def _rows(store: AnyStore, number: int) -> Generator[tuple[Order, int, CampaignR
 
 def _order(trial: TrialId) -> Order:
     """Sorts trials as SQLite does: by target, then no number of flips before any, then k and samples."""
-    return trial.target, trial.flips is not None, trial.flips or 0, trial.k, trial.samples
+    return trial.target, trial.flips is not None, trial.flips or 0, trial.k, trial.sample_count
 
 
 def _check_equal(one: CampaignRow, two: CampaignRow, where: Path, other: Path) -> None:

@@ -43,17 +43,17 @@ class WorkerSettings:
 class TrialId(NamedTuple):
     """One trial: the k-th fault of ``flips`` flips in ``target``. Text form ``target/x8/17``, or ``target/x8/17/s4``.
 
-    ``samples``: how many samples of one batch it evaluates; 0 is what the spec says, usually all samples of all batches.
+    ``sample_count``: how many samples of one batch it evaluates; 0 is what the spec says, usually all samples of all batches.
     """
 
     target: str
     flips: int | None
     k: int
-    samples: int = 0
+    sample_count: int = 0
 
     def __str__(self) -> str:
         text = f"{self.target}/x{self.flips or ''}/{self.k}"
-        return f"{text}/s{self.samples}" if self.samples else text
+        return f"{text}/s{self.sample_count}" if self.sample_count else text
 
     @classmethod
     def parse(cls, text: str) -> TrialId:
@@ -246,7 +246,7 @@ def differences(
     yield from ((key, None) for key in {**then, **now} if then.get(key) != now.get(key))
 
 
-DEFAULT_TEXTS = {"dtype": "as built", "judge": "the workload's own"}
+DEFAULT_TEXTS = {"dtype": "as built", "judge": "the workload's own", "samples": "chosen by a pilot"}
 """What it is called that nothing was asked; else ``none``."""
 
 
@@ -255,6 +255,8 @@ def spec_value_text(spec: type, key: str, value: Any) -> str:
     asking = options_of(spec).get(key)
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if asking is not None and asking.option.formatter is not None and isinstance(value, int):
+        return " ".join(asking.format_value(value))
     if key == "flips" and isinstance(value, tuple | list) and None in value:
         return "set by the fault model"
     if value and isinstance(value, tuple | list) and asking is not None:

@@ -230,10 +230,13 @@ class Store(SqliteFile, Generic[S, B, R]):
         """Identities of all stored trials."""
         with self._errors():
             known = self._known()
-            return {self._trial(known, *cells) for cells in self._db.execute("SELECT target, flips, k, samples FROM trial")}
+            return {
+                self._trial(known, *cells)
+                for cells in self._db.execute("SELECT target, flips, k, sample_count FROM trial")
+            }
 
     def rows(self, *, target: str | None = None, omit_arrays: Collection[str] = ()) -> Iterator[R]:
-        """All trials (of one target) in canonical order (target, flips, k, samples), each one that the campaign has.
+        """All trials (of one target) in canonical order (target, flips, k, sample_count), each one that the campaign has.
 
         Arrays that are named in ``omit_arrays`` are left empty.
         """
@@ -241,7 +244,7 @@ class Store(SqliteFile, Generic[S, B, R]):
         where, values = ("", ()) if target is None else ("WHERE target = ? ", (target,))
         with self._errors():
             yield from check_ascending(
-                self._select(f"{where}ORDER BY target, IFNULL(flips, 0), k, samples", values, omit_arrays)
+                self._select(f"{where}ORDER BY target, IFNULL(flips, 0), k, sample_count", values, omit_arrays)
             )
 
     def analyse(self, **options: Any) -> Any:
@@ -261,7 +264,7 @@ class Store(SqliteFile, Generic[S, B, R]):
 
     def find_row(self, trial: TrialId) -> R | None:
         """One trial; None where it was not run."""
-        rows = list(self._select("WHERE target = ? AND flips IS ? AND k = ? AND samples = ?", tuple(trial)))
+        rows = list(self._select("WHERE target = ? AND flips IS ? AND k = ? AND sample_count = ?", tuple(trial)))
         return rows[0] if rows else None
 
     def row(self, trial: TrialId) -> R:
@@ -298,16 +301,20 @@ class Store(SqliteFile, Generic[S, B, R]):
         """The spec, and names of targets."""
         return self.spec, frozenset(target.name for target in self.baseline.targets)
 
-    def _trial(self, known: tuple[S, frozenset[str]], target: Any, flips: Any, k: Any, samples: Any) -> TrialId:
+    def _trial(self, known: tuple[S, frozenset[str]], target: Any, flips: Any, k: Any, count: Any) -> TrialId:
         """A trial that the campaign has; raises ``DamagedRecordError``."""
-        numbers = [k, samples, 0 if flips is None else flips]
+        numbers = [k, count, 0 if flips is None else flips]
         if not isinstance(target, str) or not all(map(is_whole_number, numbers)):
             raise DamagedRecordError(
                 f"trial {one_line_preview(target)}/{one_line_preview(k)} has a target, flips, a trial number or samples of the "
                 "wrong type"
             )
-        trial = TrialId(target, flips, k, samples)
-        if not 0 <= k < MOST_TRIALS or not 0 <= samples <= self.kind.max_samples or not self.kind.accepts_trial(trial, *known):
+        trial = TrialId(target, flips, k, count)
+        if (
+            not 0 <= k < MOST_TRIALS
+            or not 0 <= count <= self.kind.max_samples
+            or not self.kind.accepts_trial(trial, *known)
+        ):
             raise DamagedRecordError(
                 f"it holds trial {one_line_preview(str(trial))}, which does not belong to its campaign"
             )

@@ -116,7 +116,7 @@ def check_ascending(rows: Iterable[R]) -> Iterator[R]:
     last: tuple[str, int, int, int] | None = None
     for row in rows:
         trial = row.trial
-        place = (trial.target, trial.flips or 0, trial.k, trial.samples)
+        place = (trial.target, trial.flips or 0, trial.k, trial.sample_count)
         if last is not None and place <= last:
             raise DamagedRecordError(f"trial {one_line_preview(str(trial))} is stored twice")
         last = place

@@ -46,6 +46,8 @@ CALLS = 16
 """Calls of one size in each round on other samples than golden ones."""
 POOL = 131_101
 """Random numbers that are drawn; more are the same again, a prime number of places further on."""
+CALL_SECONDS = 50e-6
+"""Of gathering the rows of a call and taking its results apart."""
 SPECIAL = (float("inf"), float("-inf"), -0.0, 1e-42, 3e38, -3e38)
 SPECIAL_SHARE = 0.02
 LINE = 64
@@ -334,6 +336,7 @@ class RowPlan:
     def _cheapest(self, allowed: dict[int, float], rows: int) -> list[int] | None:
         if not allowed:
             return None
+        allowed = {size: seconds + CALL_SECONDS for size, seconds in allowed.items()}
         best = min(allowed, key=lambda size: allowed[size] * -(-rows // size))
         plan = [best] * (rows // best)
         if (rest := rows % best) > 0:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from unsilent.engine.sample_rows import CorruptedRows, Tag
-from unsilent.engine.tape import Node
+from unsilent.engine.tape import Node, restore_shared_arguments
 from unsilent.engine.tape_values import Diverged, Holders, private_copy
 from unsilent.engine.walk import TrialEntry, Walk
 from unsilent.errors import UnsilentError
@@ -63,21 +63,21 @@ class SampledWalk(Walk):
 
     def _visit(self, node: Node) -> None:
         own = [t for t in sorted(self._forced.get(node.index, ())) if t not in self._lost]
-        read = [self._rows[v] for v in node.values if v in self._rows]
-        tags = sorted(
-            {tag for rows in read for tag in rows.tags}.difference(
-                (t, s) for t in own for s in self._entries[t].samples
-            )
-        )
+        read = [self._rows[v].tags for v in node.values if v in self._rows]
+        tags = max(read, key=len, default=[])  # in the order that most rows lie in already
+        if any(other is not tags and other != tags for other in read):
+            tags = list(dict.fromkeys([*tags, *(tag for other in read for tag in other)]))
+        if own:
+            excepted = {(t, s) for t in own for s in self._entries[t].samples}
+            tags = [tag for tag in tags if tag not in excepted]
         made = [self._run_together(node, tags)] if tags else []
-        for trial in own:
-            made.append(self._run_own(node, trial))
+        made += [self._run_own(node, trial) for trial in own]
         self._forget_spent(node.values, node.index)
         for value in {v for rows in made for v in rows if not self._spent(v, node.index)}:
-            for rows in made:
-                if value in rows and rows[value].tags:
-                    self._add_rows(value, rows[value].tags, rows[value].words)
-                    self._push(value)
+            parts = [rows[value] for rows in made if value in rows and rows[value].tags]
+            if parts:
+                self._rows[value] = joined(parts)
+                self._push(value)
 
     def _run_together(self, node: Node, tags: list[Tag]) -> dict[int, CorruptedRows]:
         try:
@@ -94,7 +94,9 @@ class SampledWalk(Walk):
             self._replayer.golden(value)  # made again, should it have to be, before parameters are corrupted
         try:
             with entry.inject():
-                made = self._run_on(node, [(trial, s) for s in entry.samples])
+                made = self._run_beside_golden(node, (trial, entry.samples[0])) if len(entry.samples) == 1 else None
+                if made is None:
+                    made = self._run_on(node, [(trial, s) for s in entry.samples])
             return {v: self._differing(v, rows) for v, rows in made.items()}
         except (UnsilentError, KeyboardInterrupt):
             raise
@@ -114,10 +116,37 @@ class SampledWalk(Walk):
         if not self._places.sizes.get(node.index):
             raise Diverged(f"{node.name} needs the whole batch")
         parts = [self._run_in_place(node, apart, carried) for apart in without_shared_samples(tags)]
-        return {
-            v: CorruptedRows([t for p in parts for t in p[v].tags], torch.cat([p[v].words for p in parts]))
-            for v in parts[0]
-        }
+        return {v: joined([part[v] for part in parts]) for v in parts[0]}
+
+    def _run_beside_golden(self, node: Node, tag: Tag) -> dict[int, CorruptedRows] | None:
+        """The operation on one sample that is golden so far, among the golden ones at its side, so that nothing is copied.
+
+        None where that is not possible.
+        """
+        plan, replayer = self._plan, self._replayer
+        assert plan is not None
+        if node.writes or any(tag in self._rows[v].tags for v in node.values if v in self._rows):
+            return None
+        if any(self._places.carries(v) and not plan.carries(v) for v in node.values):
+            return None
+        calls = plan.call_sizes(node.index, 1)
+        size = calls[0] if calls is not None else 0
+        first = tag[1] // max(size, 1) * size  # a multiple, so that samples lie as they do in calls of their own
+        if not size or first + size > plan.batch:
+            return None
+        beside = {v: plan.words(replayer.golden(v))[first : first + size] for v in node.values if plan.carries(v)}
+        tensors = [
+            plan.window(beside[w.value], w)
+            if w.value in beside
+            else plan.shared(replayer.golden_operand(node, k), size)
+            for k, w in enumerate(node.reads)
+        ]
+        restore_shared_arguments(node, tensors)
+        made = plan.results(node, replayer.apply(node, tensors), size)
+        if made is None:
+            raise Diverged(f"{node.name} returns a different shape for single rows")
+        place = tag[1] - first
+        return {v: CorruptedRows([tag], words[place : place + 1]) for v, words in made.items()}
 
     def _run_in_place(self, node: Node, tags: list[Tag], carried: Iterable[int]) -> dict[int, CorruptedRows]:
         """The operation on the whole batch, golden but for these rows at the places of their samples."""
@@ -138,6 +167,13 @@ class SampledWalk(Walk):
             mine = [i for i, tag in enumerate(rows.tags) if tag in wanted]
             self._places.words(holder)[[rows.tags[i][1] for i in mine]] = rows.words[mine]
         return holder
+
+
+def joined(parts: Sequence[CorruptedRows]) -> CorruptedRows:
+    """Rows of one value together."""
+    if len(parts) == 1:
+        return parts[0]
+    return CorruptedRows([tag for part in parts for tag in part.tags], torch.cat([part.words for part in parts]))
 
 
 def without_shared_samples(tags: Iterable[Tag]) -> list[list[Tag]]:

@@ -49,7 +49,7 @@ from unsilent.workloads.model_fitting import Progress, no_progress
 from unsilent.workloads.process_side_effects import take_notes
 
 PROOF_EVERY = 500
-PROOF_GOLDENS = 300
+PROOF_GOLDENS, LEAST_PROOF_GOLDENS = 300, 60
 FIRST_PROOFS = (1, 10)
 """Trials, or time in golden runs, before a proof that the model is intact and trials are independent."""
 
@@ -217,7 +217,7 @@ class TrialRunner:
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
         step, population = self._evaluations[target.name].draw_batch(rng)
         faults = self._model(target.bits, trial.flips).draw(population, rng, self.spec.law)
-        count = trial.samples or self.spec.samples or 0
+        count = trial.sample_count or self.spec.samples or 0
         if not count or count >= sum(self.engine.samples):
             return DrawnTrial(step, faults)
         ends = np.cumsum(self.engine.samples)  # a batch is drawn by its samples, so that every sample is as likely
@@ -276,7 +276,7 @@ class TrialRunner:
                 yield make_row(trials[place], drawn[place].faults, outcome, seconds)
 
     def _outcomes(self, drawn: Sequence[DrawnTrial]) -> Iterator[tuple[int, TrialOutcome, float]]:
-        """Place, outcome and seconds of each trial, in order; those of equally many samples run together, and share their time."""
+        """Place, outcome and seconds of each trial, in order; those with as many samples run together and share their time."""
         sampled = [one.samples is not None for one in drawn]
         results: dict[int, tuple[TrialOutcome, float]] = {}
         for count in {len(one.samples) for one in drawn if one.samples is not None}:
@@ -288,7 +288,9 @@ class TrialRunner:
                 )
             each = (time.perf_counter() - start) / len(places)
             results |= {i: (outcome, each) for i, outcome in zip(places, outcomes, strict=True)}
-        whole = self.engine.trials([one.faults for one, some in zip(drawn, sampled, strict=True) if not some and one.faults])
+        whole = self.engine.trials(
+            [one.faults for one, some in zip(drawn, sampled, strict=True) if not some and one.faults]
+        )
         for place, one in enumerate(drawn):
             start = time.perf_counter()
             if sampled[place]:
@@ -318,8 +320,8 @@ class TrialRunner:
         asked, most, total = self.spec.samples or 0, max(self.engine.samples), sum(self.engine.samples)
         if most < asked < total:
             raise UsageError(
-                f"--samples is {asked}, but a trial evaluates samples of one batch and the largest batch has {most}; give at most "
-                f"{most}, or all ({total} samples in {len(self.engine.samples)} batches)"
+                f"--samples is {asked}, but a trial evaluates samples of one batch and the largest batch has {most}; "
+                f"give at most {most}, or all ({total} samples in {len(self.engine.samples)} batches)"
             )
 
     def verify_restored_state(self, after: TrialOutcome | None = None) -> None:
@@ -348,8 +350,10 @@ class TrialRunner:
         """Often at first, so that a workload that keeps state is refused early; later proofs cost a third of a percent."""
         if self._proofs < len(FIRST_PROOFS):
             return self.unverified_row_count >= FIRST_PROOFS[self._proofs]
-        since = time.monotonic() - self._proven_at
-        return self.unverified_row_count >= PROOF_EVERY or since > max(1.0, PROOF_GOLDENS * self.engine.golden_seconds)
+        goldens = (time.monotonic() - self._proven_at) / max(self.engine.golden_seconds, 1e-9)
+        if self.unverified_row_count >= PROOF_EVERY and goldens > LEAST_PROOF_GOLDENS:
+            return True
+        return goldens > PROOF_GOLDENS and time.monotonic() - self._proven_at > 1.0
 
     def _make_targets(self, scores: Scores | None) -> tuple[Target, ...]:
         if self.given is not None:

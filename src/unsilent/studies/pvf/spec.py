@@ -47,11 +47,10 @@ DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "exhaustive", "samples",
 
 def read_samples(given: object) -> int:
     """The value of ``--samples``: a number, or 0 for ``all``; raises ``UsageError``."""
-    if given == "all" or (given == 0 and isinstance(given, int)):
+    if given == "all":
         return 0
-    if isinstance(given, int) or (isinstance(given, str) and given.strip().isdecimal()):
-        if (count := int(given)) > 0:
-            return check_count("--samples", count, 1, MOST_TRIALS)
+    if isinstance(given, int | str) and not isinstance(given, bool) and str(given).isdecimal():
+        return check_count("--samples", int(given), 1, MOST_TRIALS)
     raise UsageError(f"--samples is {given!r}; expected a number of samples of 1 or more, or all")
 
 
@@ -61,7 +60,7 @@ class PvfSpec:
 
     ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
     faults are given. ``strata`` dtype: in each of its dtypes. ``samples``: how many each trial evaluates, 0 for all of all
-    batches, None where each trial says it (`TrialId.samples`).
+    batches, None where each trial says it (`TrialId.sample_count`).
     """
 
     workload: Annotated[str, Option(
@@ -303,7 +302,9 @@ def _samples(spec: PvfSpec, can_be_chosen: bool) -> int | None:
                 if spec.exhaustive
                 else "a fault in a value of a run acts in all samples of one batch"
             )
-            raise UsageError(f"--samples {spec.samples} is the number of samples of each trial, but {what}; omit --samples")
+            raise UsageError(
+                f"--samples {spec.samples} is the number of samples of each trial, but {what}; omit --samples"
+            )
         return 0
     return None if spec.samples is None and can_be_chosen else spec.samples or 0
 
