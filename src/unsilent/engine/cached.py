@@ -23,7 +23,7 @@ import torch
 
 from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.fault_entries import trial_entry_of
-from unsilent.engine.memory_plan import default_budget, plan_memory
+from unsilent.engine.memory_plan import default_budget, minimum_memory, plan_memory
 from unsilent.engine.perturbation_check import hidden_read_check, perturbation_check
 from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in, same_outputs
 from unsilent.engine.recorder import record
@@ -138,9 +138,11 @@ class CachedEngine(PlainEngine):
         """Hold the golden values that the budget allows, and try what can be tried with them."""
         able = [(i, r) for i, r in enumerate(self.replayers) if r is not None]
         device = able[0][1].tape.device if able else torch.device("cpu")
-        budget = default_budget(device) if self.memory is None else self.memory
+        tapes = [r.tape for _, r in able]
+        least = self.sharers * sum(map(minimum_memory, tapes))  # which is in use already
+        budget = max(default_budget(device), least) if self.memory is None else self.memory
         self.plan = plan_memory(
-            [r.tape for _, r in able],
+            tapes,
             budget,
             operations=float(self._operations or self._sampled),
             worker_count=self.sharers,
