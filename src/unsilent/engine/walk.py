@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.sample_rows import CorruptedRows, RowPlan, Tag
+from unsilent.engine.sample_rows import LINE, CorruptedRows, RowPlan, Tag
 from unsilent.engine.tape import FaultEntryPoint, Node, restore_shared_arguments
 from unsilent.engine.tape_values import Diverged, Holders, private_copy, tensor_at_window
 from unsilent.faults import Fault
@@ -214,7 +214,7 @@ class Walk:
         first = 0
         for size in calls:
             count = min(size, len(tags) - first)
-            mine = {v: self._padded(v, words, first, count, size) for v, words in parts.items()}
+            mine = {v: self._padded(v, words, first, count, size, bool(node.writes)) for v, words in parts.items()}
             tensors = [
                 plan.window(mine[w.value], w)
                 if w.value in mine
@@ -237,8 +237,10 @@ class Walk:
         """Words of a value for each tag: corrupted ones, else golden ones."""
         plan, rows = self._plan, self._rows.get(value)
         assert plan is not None
-        if rows is not None and rows.tags == tags:
-            return rows.words
+        if rows is not None and rows.tags == tags[: len(rows.tags)]:
+            rest = [s for _, s in tags[len(rows.tags) :]]
+            more = [plan.golden_rows(self._replayer.golden(value), rest)] if rest else []
+            return torch.cat([rows.words, *more]) if more else rows.words
         words = plan.golden_rows(self._replayer.golden(value), [s for _, s in tags])
         if rows is not None:
             place = {tag: i for i, tag in enumerate(tags)}
@@ -246,14 +248,13 @@ class Walk:
             words[[to for to, _ in mine]] = rows.words[[i for _, i in mine]]
         return words
 
-    def _padded(self, value: int, words: Tensor, first: int, count: int, size: int) -> Tensor:
-        """The rows of one call in memory of their own, free places filled with golden samples."""
-        if count == size == words.shape[0] and not words.storage_offset():
-            return words
+    def _padded(self, value: int, words: Tensor, first: int, count: int, size: int, own: bool) -> Tensor:
+        """The rows of one call, free places filled with golden samples; ``own``: in memory of their own."""
         assert self._plan is not None
         mine = words[first : first + count]
         if count == size:
-            return mine.clone()
+            aligned = mine.storage_offset() * mine.element_size() % LINE == 0
+            return mine.clone() if not aligned or (own and size < words.shape[0]) else mine
         return torch.cat([mine, self._plan.golden_rows(self._replayer.golden(value), [0] * (size - count))])
 
     def _differing(self, value: int, rows: CorruptedRows) -> CorruptedRows:
