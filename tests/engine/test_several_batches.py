@@ -177,9 +177,19 @@ def test_golden_values_are_not_made_again_while_a_parameter_is_corrupted(monkeyp
         trials.append(of_batch(fault_model("bitflip:bits=exponent").draw(regions, chance), 1))
         samples.append(np.sort(chance.choice(16, 2, replace=False)))
     assert held_by_batch(fast) == [True, False]
+    monkeypatch.setattr(fast, "_unheld", {})  # as if memory for them were missing
     found, expected = list(fast.trials(trials, samples)), list(plain.trials(trials, samples))
     assert held_by_batch(fast) == [True, False]
     for one, other in zip(found, expected, strict=True):
         assert (one.codes.tobytes(), one.severity) == (other.codes.tobytes(), other.severity)
     assert len({o.codes.tobytes() for o in expected}) > 10
     fast.check_intact()
+
+
+def test_a_batch_of_which_some_samples_are_evaluated_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    later(monkeypatch, 10**9)
+    fast, plain = engines(ReadsTwice(), [numbers(16, 64) * k for k in (1, 2, 3)], sampled=True)
+    faults = of_batch(draw(plain, ["param:*"], 1)[0], 2)
+    assert held_by_batch(fast) == [True, False, False]
+    list(fast.trials([faults], [np.arange(1)]))
+    assert held_by_batch(fast) == [True, False, True]

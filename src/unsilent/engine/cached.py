@@ -182,9 +182,13 @@ class CachedEngine(PlainEngine):
         size = sum(replayer.tape.values[v].nbytes for v in replayer.planned)
         return size <= HELD_AT_ONCE or replayer.needs_golden_values or replayer.tape.device.type != "cpu"
 
-    def _hold_one_more(self) -> None:
-        """Hold the golden values of a batch that has been used often; of one at a time, so that no trial takes long."""
-        due = next((i for i, r in self._unheld.items() if r.passes >= PASSES_BEFORE_HOLDING), None)
+    def _hold_one_more(self, faults: Sequence[Fault]) -> None:
+        """Hold the golden values of a batch that has been used often; of one at a time, so that no trial takes long.
+
+        Trials of some samples need so many golden values that those of the batch of ``faults`` are held at once.
+        """
+        steps = {fault.step for fault in faults} if self._sampled else set()
+        due = next((i for i, r in self._unheld.items() if i in steps or r.passes >= PASSES_BEFORE_HOLDING), None)
         if due is None:
             return
         replayer = self._unheld.pop(due)
@@ -207,7 +211,7 @@ class CachedEngine(PlainEngine):
         super().check_and_prepare(faults)
         if any(is_transient(f.site) for f in faults):
             self.prepare_for_transient_faults()
-        self._hold_one_more()
+        self._hold_one_more(faults)
 
     def prepare_for_transient_faults(self) -> None:
         """Hold the golden values that faults in operations and inputs need, and measure rows; done once."""
