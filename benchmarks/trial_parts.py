@@ -108,7 +108,9 @@ def main(rounds: int, device: str) -> None:
     """Print a line for each workload."""
     torch.set_num_threads(1)
     files = {k: os.environ.get(f"UNSILENT_CIFAR_{k.upper()}") for k in ("weights", "data")}
-    print(f"{'ms a trial of one sample':26}" + "".join(f"{part:>18}" for part in (*PARTS, "other", "sum", "undisturbed")))
+    print(
+        f"{'ms a trial of one sample':26}" + "".join(f"{part:>18}" for part in (*PARTS, "other", "sum", "undisturbed"))
+    )
     for name in WORKLOADS:
         own = files if name.startswith("cifar") else {}
         if own and not all(own.values()):

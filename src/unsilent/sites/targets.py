@@ -136,12 +136,14 @@ def make_targets(
     corruptible: Callable[[Region], bool] = lambda region: True,
     strata: str = "none",
     scores: Mapping[str, NDArray[np.float32]] | None = None,
+    negative: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> tuple[Target, ...]:
     """Split the selected regions into targets; shares follow ``law`` and sum to 1.
 
     ``strata`` splits every target further, each part a target of its own: ``dtype`` by dtype, so that all bits of a part are
-    equally likely; ``bits`` by classes of them as well (`Codec.bit_strata`); ``risk`` moreover all classes but the mantissa's by
-    whether an element's score is among the target's highest (``scores``: by parameter name, one for each element).
+    equally likely; ``bits`` by classes of them as well (`Codec.bit_strata`), and the top exponent bit by the sign of the element
+    (``negative``: by parameter name, one for each element); ``risk`` moreover the classes below it but the mantissa's by whether
+    an element's score is among the target's highest (``scores``: by parameter name, one for each element).
 
     ``corruptible`` says whether a fault model can corrupt a tensor at all (exponent bits of an integer: no); a tensor that it
     cannot is in no target and has no share.
@@ -161,8 +163,9 @@ def make_targets(
     for region in regions:
         share = region.eligible_count / total if law == "per-element" else 1 / len(regions)
         site = parse_site(region.site)
+        below = None if negative is None or site.kind != "param" else negative.get(site.name)
         for piece in _pieces(region, site, component_of(site, components), per, strata, share):
-            for part in _by_risk(piece, risky.get(region)):
+            for part in _by_sign(piece, below) or _by_risk(piece, risky.get(region)):
                 by_name.setdefault(part.name, []).append(part)
     return tuple(_joined(pieces) for pieces in by_name.values())
 
@@ -249,19 +252,37 @@ def _risky(
     return result
 
 
+def _by_sign(target: Target, negative: NDArray[np.bool_] | None) -> list[Target]:
+    """The top exponent bit of one region by the sign of the elements; empty for other targets.
+
+    A flip of it makes a value huge, and an activation function like ReLU often stops huge numbers of one sign only.
+    """
+    if negative is None or not target.name.endswith("/exponent-top"):
+        return []
+    (region,) = target.regions
+    chosen = negative if region.elements is None else negative[region.elements]
+    return _split(target, {"-negative": chosen, "-positive": ~chosen})
+
+
 def _by_risk(target: Target, risky: NDArray[np.bool_] | None) -> list[Target]:
     """A target of one region, split in two where it is worth it."""
     name = target.name.rpartition("/")[2]
-    if risky is None or target.bits is None or name.startswith("mantissa") or risky.all() or not risky.any():
+    if risky is None or target.bits is None or name.startswith("mantissa"):
         return [target]
+    return _split(target, {"/risky": risky, "/calm": ~risky})
+
+
+def _split(target: Target, chosen: Mapping[str, NDArray[np.bool_]]) -> list[Target]:
+    """A target of one region by which of its elements are chosen; parts without elements are left out."""
     (region,) = target.regions
     elements = np.arange(region.numel) if region.elements is None else region.elements
     return [
         replace(
             target,
-            name=f"{target.name}/{word}",
-            regions=(replace(region, elements=elements[chosen]),),
-            share=target.share * float(chosen.mean()),
+            name=target.name + ending,
+            regions=(replace(region, elements=elements[part]),),
+            share=target.share * float(part.mean()),
         )
-        for word, chosen in (("risky", risky), ("calm", ~risky))
+        for ending, part in chosen.items()
+        if part.any()
     ]

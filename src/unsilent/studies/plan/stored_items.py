@@ -70,7 +70,8 @@ def make_items(description: PvfBaseline, law: str, granularity: str) -> tuple[It
 def _mass(tensor: TensorInfo, target: TargetInfo, law: str) -> float:
     """In proportion to the probability that a fault of the target hits the tensor."""
     if target.elements_by_site:
-        return float(target.elements_by_site.get(tensor.site, 0))
+        mine = float(target.elements_by_site.get(tensor.site, 0))
+        return mine if law == "per-element" else mine / tensor.elements
     return float(tensor.elements) if law == "per-element" else 1.0
 
 

@@ -69,7 +69,7 @@ def run_validation(
     trials = options.validation_trials or math.ceil(sum(1 for _ in store.rows()) / len(components))
     pvf(
         spec.workload if workload is None else workload, trials=trials, per="component", strata="none", seed=seed, flips=1,
-        fault=spec.fault, at=spec.at, law=spec.law, samples=spec.samples, dtype=spec.dtype, threads=spec.threads,
+        fault=spec.fault, at=spec.at, law=spec.law, samples=spec.samples or "all", dtype=spec.dtype, threads=spec.threads,
         device=spec.device, unit=options.unit, jobs=options.jobs, store=path, observer=observer, **named,
     )  # fmt: skip
     with PvfStore(path) as second:

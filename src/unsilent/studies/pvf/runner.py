@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import MOST_ELEMENTS, faults_text
@@ -50,6 +52,8 @@ from unsilent.workloads.process_side_effects import take_notes
 
 PROOF_EVERY = 500
 PROOF_GOLDENS, LEAST_PROOF_GOLDENS = 300, 60
+MOST_SORTED_ELEMENTS = 2**24
+"""Elements of a model that are sorted by sign: their numbers are held in memory."""
 FIRST_PROOFS = (1, 10)
 """Trials, or time in golden runs, before a proof that the model is intact and trials are independent."""
 
@@ -111,6 +115,7 @@ class TrialRunner:
                 spec.faults, spec.faults_as, spec.per, self.engine, self.components, MOST_ELEMENTS
             )
         self.regions = self.engine.select_regions(spec.at) if self.given is None else self.given.regions
+        self._lookups = {} if spec.is_transient else self._count_lookups()
         scores, self._screened = score_parameters(self.engine) if spec.strata == "risk" else (None, "")
         self.targets = {t.name: t for t in self._make_targets(scores)}
         self._evaluations = {name: RegionsByBatch(target, spec.law) for name, target in self.targets.items()}
@@ -124,11 +129,6 @@ class TrialRunner:
     def establish_baseline(self) -> PvfBaseline:
         """What the driver needs to plan and a report to explain."""
         engine = self.engine
-        lookups = EmbeddingLookupCounter(engine.parameters)
-        if not self.spec.is_transient:
-            with lookups:
-                for batch in engine.batches:
-                    engine._run(batch)
         notes = [*engine.notes, *take_notes(self.workload.name)]
         notes += filter(None, [self._screened, self.given.note if self.given else ""])
         if engine.seeded:
@@ -171,9 +171,7 @@ class TrialRunner:
                     group=t.group,
                     bits=t.bits,
                     dtype=t.regions[0].dtype if t.bits or self.spec.strata != "none" else "",
-                    elements_by_site={r.site: r.eligible_count for r in t.regions}
-                    if self.spec.strata == "risk"
-                    else {},
+                    elements_by_site=elements_by_site(t),
                     slots=self._slots(t) if self.spec.is_enumerated else 0,
                 )
                 for t in self.targets.values()
@@ -185,7 +183,7 @@ class TrialRunner:
             info=dict(self.workload.info),
             versions=versions(),
             notes=tuple(notes),
-            lookups={name: counts.tolist() for name, counts in lookups.counts.items()},
+            lookups=self._lookups,
         )
 
     def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
@@ -371,9 +369,32 @@ class TrialRunner:
                 f"--strata {spec.strata} needs one flip of any bit, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; omit --strata"
             )
+        negative = self._negative_elements() if spec.strata in ("bits", "risk") else None
         return make_targets(
-            self.regions, self.components, spec.per, spec.law, lambda r: plain.value.ways(r) > 0, spec.strata, scores
+            self.regions,
+            self.components,
+            spec.per,
+            spec.law,
+            lambda r: plain.value.ways(r) > 0,
+            spec.strata,
+            scores,
+            negative,
         )
+
+    def _count_lookups(self) -> dict[str, list[int]]:
+        """How often each row of each embedding table is looked up in one evaluation, by parameter name."""
+        with EmbeddingLookupCounter(self.engine.parameters) as lookups:
+            for batch in self.engine.batches:
+                self.engine._run(batch)
+        return {name: counts.tolist() for name, counts in lookups.counts.items()}
+
+    def _negative_elements(self) -> dict[str, NDArray[np.bool_]]:
+        """Which elements of each parameter are negative; without embedding tables, whose rows a result sorts in its own way."""
+        tensors = {name: site.memory.tensor for name, site in self.engine.parameters.sites.items()}
+        split = {name: t for name, t in tensors.items() if t.is_floating_point() and name not in self._lookups}
+        if sum(t.numel() for t in split.values()) > MOST_SORTED_ELEMENTS:
+            return {}
+        return {name: t.detach().lt(0).reshape(-1).cpu().numpy() for name, t in split.items()}
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a runner lives as long as its worker
     def _model(self, bits: tuple[int, ...] | None, flips: int | None) -> FaultModel:
@@ -428,6 +449,16 @@ class TrialRunner:
             sorted_json_text({k: list(v) for k, v in self.components.items()}).encode()
         )
         return result
+
+
+def elements_by_site(target: Target) -> dict[str, int]:
+    """Elements of each site, where a target has a part of them; empty where it has all."""
+    if all(region.elements is None for region in target.regions):
+        return {}
+    counts: Counter[str] = Counter()
+    for region in target.regions:
+        counts[region.site] += region.eligible_count
+    return dict(counts)
 
 
 def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:
