@@ -221,9 +221,10 @@ class ProcessExecutor(Closing):
         elif kind == "proven":
             worker.cpu, worker.proving = message[1], False
             return self._release(worker)
-        elif kind == "row":
+        elif kind == "rows":
             worker.cpu, worker.since = message[2], time.monotonic()
-            self._take(worker, message[1])
+            for row in message[1]:
+                self._take(worker, row)
             return self._release(worker) if message[3] else []
         return []
 
