@@ -18,6 +18,12 @@ from typing import Any
 import hypothesis
 import pytest
 
+if hasattr(os, "sched_setaffinity"):
+    # Two cores, on any machine: the default of --jobs is then 1, here and in every process that a test starts.
+    _cores = sorted(os.sched_getaffinity(0))
+    _first = 2 * int("".join(filter(str.isdigit, os.environ.get("PYTEST_XDIST_WORKER", ""))) or 0)
+    os.sched_setaffinity(0, {_cores[(_first + i) % len(_cores)] for i in range(2)})
+
 TINY = '''
 import os, time
 import torch
@@ -283,9 +289,7 @@ def inline_campaigns() -> Iterator[None]:
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.replicas import runner
 
-    def here(
-        spec: Any, *, jobs: int = 1, deadline: float | None = None, observer: Any = None, worker_settings: Any = None
-    ) -> InlineExecutor:
+    def here(spec: Any, *, observer: Any = None, worker_settings: Any = None, **rest: Any) -> InlineExecutor:
         return InlineExecutor(spec, None, observer, worker_settings)
 
     before, modules = set(sys.modules), code._user_modules

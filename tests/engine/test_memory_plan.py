@@ -13,7 +13,7 @@ from torch import nn
 
 import unsilent
 from unsilent.engine import PlainEngine
-from unsilent.engine.available import UNKNOWN, available_memory_bytes
+from unsilent.engine.available import UNKNOWN
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.fault_propagation import PropagationStart, costs, propagate_faults, set_weights
 from unsilent.engine.memory_plan import (
@@ -29,6 +29,7 @@ from unsilent.engine.tape import Node, Tape, Value
 from unsilent.engine.tape_replay import Replayer
 from unsilent.engine.tape_values import StorageWindow
 from unsilent.errors import UsageError
+from unsilent.free_memory import available_memory_bytes
 from unsilent.sizes import as_byte_count, human_bytes, parse_bytes
 
 # -- synthetic tapes ---------------------------------------------------------------------------------------------------

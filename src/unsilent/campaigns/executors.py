@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
+from unsilent.campaigns.job_count import default_job_count
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
@@ -64,7 +65,7 @@ def make_executor(
     name: str | None,
     spec: Spec,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     deadline: float | None = None,
     observer: Observer | None = None,
     worker_settings: WorkerSettings | None = None,
@@ -72,7 +73,7 @@ def make_executor(
 ) -> Executor:
     """The executor of that name, default by ``jobs``; raises ``UsageError`` for an unknown one or for jobs that do not fit.
 
-    ``address`` is that of an existing Ray cluster, which asks for ``ray``.
+    ``jobs`` None: what `default_job_count` says. ``address`` is that of an existing Ray cluster, which asks for ``ray``.
     """
     name = resolve_executor_name(name, jobs=jobs, deadline=deadline, address=address)
     observer, worker_settings = observer or Silent(), worker_settings or WorkerSettings()
@@ -80,28 +81,42 @@ def make_executor(
         from unsilent.campaigns.ray_executor import RayExecutor
 
         return RayExecutor(
-            spec, jobs=jobs, deadline=deadline, observer=observer, worker_settings=worker_settings, address=address
+            spec, jobs=jobs or 1, deadline=deadline, observer=observer, worker_settings=worker_settings, address=address
         )
-    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, worker_settings=worker_settings)
+    return ProcessExecutor(
+        spec,
+        jobs=chosen_job_count(name, spec, jobs),
+        deadline=deadline,
+        observer=observer,
+        worker_settings=worker_settings,
+        grows_slowly=jobs is None,
+    )
+
+
+def chosen_job_count(name: str | None, spec: Spec, jobs: int | None, address: str | None = None) -> int:
+    """The number of workers of the executor ``name``: ``jobs``, or where that is None what fits."""
+    if jobs is not None:
+        return jobs
+    return 1 if name in ("serial", "ray") or address is not None else default_job_count(spec)
 
 
 def resolve_executor_name(
-    name: str | None, *, jobs: int = 1, deadline: float | None = None, address: str | None = None
+    name: str | None, *, jobs: int | None = None, deadline: float | None = None, address: str | None = None
 ) -> str:
     """The name of the executor that `make_executor` would make; raises ``UsageError``, before anything is loaded."""
     if INSIDE in os.environ:
         raise UsageError(
             "the file of the workload starts a campaign when a worker loads it; put that call under: if __name__ == '__main__':"
         )
-    name = name or ("ray" if address is not None else "processes" if jobs > 1 else "serial")
+    name = name or ("ray" if address is not None else "serial" if jobs == 1 else "processes")
     if name not in EXECUTORS:
         raise unknown_name_error("executor", name, EXECUTORS)
     if address is not None and name != "ray":
         raise UsageError(
             f"--ray {address} needs --executor ray, but --executor is {name}; leave out --ray or --executor"
         )
-    check_count("--jobs", jobs, 1, MOST_JOBS)
-    if name == "serial" and jobs > 1:
+    check_count("--jobs", 1 if jobs is None else jobs, 1, MOST_JOBS)
+    if name == "serial" and jobs is not None and jobs > 1:
         raise UsageError(f"--executor serial runs one job, but --jobs is {jobs}; use --executor processes")
     if deadline is not None and deadline <= 0:
         raise UsageError(f"--deadline is {deadline}; expected a number of seconds above 0")

@@ -113,7 +113,9 @@ class ReportOptions:
 class ExecutionOptions:
     """Where trials are run."""
 
-    jobs: Annotated[int, Option("Number of worker processes.", EXECUTION_PANEL)] = 1
+    jobs: Annotated[int | None, Option(
+        "Number of worker processes.", EXECUTION_PANEL,
+        default_text="one less than the cores, fewer if memory is short; 1 with CUDA or Ray")] = None  # fmt: skip
     executor: Annotated[
         str | None,
         Option("Where trials run: serial, processes or ray.", EXECUTION_PANEL, default_text="depends on --jobs"),
@@ -134,7 +136,7 @@ class ExecutionOptions:
     @property
     def worker_settings(self) -> WorkerSettings:
         """What a worker knows of it."""
-        return WorkerSettings(jobs=self.jobs)
+        return WorkerSettings(jobs=self.jobs or 1)
 
     def open_executor(self, spec: Spec, observer: Observer | None = None) -> Executor:
         """What runs the trials of a campaign."""
@@ -166,7 +168,7 @@ class EngineOptions(ExecutionOptions):
     @property
     def worker_settings(self) -> WorkerSettings:
         """What a worker knows of it."""
-        return WorkerSettings(self.engine, self.memory, self.jobs)
+        return WorkerSettings(self.engine, self.memory, self.jobs or 1)
 
 
 def known_device(device: str) -> str:

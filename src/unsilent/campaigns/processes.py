@@ -17,6 +17,7 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from unsilent.campaigns.job_count import has_memory_for_another
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
@@ -66,6 +67,8 @@ class ProcessExecutor(Closing):
 
     Rows are handed out once their worker has proven that the model is intact and trials leave no trace; rows of a worker
     that is lost before that are run again. ``environment`` is that of the workers, the driver's own when None.
+    ``grows_slowly``: the others follow only once trials have run for as long as the first worker took to load, and where
+    memory is left, so that a short campaign does not pay for workers that it does not need.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class ProcessExecutor(Closing):
         observer: Observer,
         worker_settings: WorkerSettings,
         environment: Mapping[str, str] | None = None,
+        grows_slowly: bool = False,
     ) -> None:
+        self._grows_slowly, self._grows_at = grows_slowly, 0.0
         self._spec, self._jobs, self._observer = spec, jobs, observer
         self._deadline, self._means = deadline, replace(worker_settings, jobs=max(jobs, worker_settings.jobs))
         self._environment = environment
@@ -111,7 +116,9 @@ class ProcessExecutor(Closing):
     def establish_baseline(self) -> Baseline:
         """Start the first worker, let it load the workload, and return what it found."""
         if self._description is None:
+            begun = time.monotonic()
             self._await_ready(self._spawn())
+            self._grows_at = 2 * time.monotonic() - begun  # then trials have run for as long as it took to load
         assert self._description is not None
         return self._description
 
@@ -214,9 +221,10 @@ class ProcessExecutor(Closing):
         elif kind == "proven":
             worker.cpu, worker.proving = message[1], False
             return self._release(worker)
-        elif kind == "row":
+        elif kind == "rows":
             worker.cpu, worker.since = message[2], time.monotonic()
-            self._take(worker, message[1])
+            for row in message[1]:
+                self._take(worker, row)
             return self._release(worker) if message[3] else []
         return []
 
@@ -291,10 +299,17 @@ class ProcessExecutor(Closing):
             if not self._backlog and not any(w.busy for w in self._workers):
                 return
             working = [w for w in self._workers if w.unanswered_trials or not w.ready]
-            if len(self._workers) < self._jobs and len(working) == len(self._workers):
+            if len(self._workers) < self._jobs and len(working) == len(self._workers) and self._may_grow():
                 self._spawn()
             yield from self._collect()
             yield []  # who asked may stop here, also during a long trial
+
+    def _may_grow(self) -> bool:
+        """Whether one more worker is worth its start and fits into memory, where nobody said how many there are to be."""
+        if not self._grows_slowly:
+            return True
+        starting = sum(not worker.ready for worker in self._workers)
+        return time.monotonic() >= self._grows_at and has_memory_for_another(self._workers[0].process.pid, starting)
 
     def _collect(self) -> Iterator[list[CampaignRow]]:
         """Wait for messages or a deadline, and deal with what came."""

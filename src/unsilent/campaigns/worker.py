@@ -3,7 +3,7 @@
 Driver to worker: ``("start", spec, settings)``, ``("run", [trial, ...], alone)``, ``("lost", trial, outcome, seconds, reason)``,
 ``("prove",)``, ``("ask", what, *arguments)``.
 Worker to driver: ``("loading", description, done, total)``, ``("ready", baseline, cpu, max_trials_together)``,
-``("row", row, cpu, proven)`` (also for a trial that must run alone), ``("proven", cpu)``, ``("answered", answer)``,
+``("rows", [row, ...], cpu, proven)`` (also for trials that must run alone), ``("proven", cpu)``, ``("answered", answer)``,
 ``("said", note)``, ``("failed", error)``, ``("unusable", error)``. What user code prints goes to stderr, so that the
 driver's stdout stays clean.
 """
@@ -22,6 +22,10 @@ from unsilent.campaigns.executors import INSIDE
 from unsilent.child_processes import exit_with_parent
 from unsilent.error_origin import unexpected_error
 from unsilent.errors import ProcessUnusable, UnsilentError
+
+
+SEND_SECONDS = 0.05
+"""Rows of trials that run together are sent no more often."""
 
 
 def main(fd: int, driver_pid: int, serve: Callable[[Connection], None]) -> None:
@@ -82,8 +86,18 @@ def _serve(connection: Connection) -> None:
     while True:
         message: tuple[Any, ...] = connection.recv()
         if message[0] == "run":
+            together = runner.max_trials_together > 1
+            rows: list[Any] = []
+            sent = time.monotonic()
             for row in run_trials_in_order(runner, *message[1:]):
-                connection.send(("row", row, time.process_time(), runner.unverified_row_count == 0))
+                rows.append(row)
+                proven = runner.unverified_row_count == 0
+                # Of trials that run one at a time the driver has to know which one is running.
+                if not together or proven or time.monotonic() - sent > SEND_SECONDS:
+                    connection.send(("rows", rows, time.process_time(), proven))
+                    rows, sent = [], time.monotonic()
+            if rows:
+                connection.send(("rows", rows, time.process_time(), False))
             for note in take_notes(runner.workload.name):
                 connection.send(("said", note))
         elif message[0] == "ask":
@@ -93,7 +107,7 @@ def _serve(connection: Connection) -> None:
             connection.send(("proven", time.process_time()))
         elif message[0] == "lost":
             row = check_row_of_trial(runner, runner.lost_trial_row(*message[1:]), message[1])
-            connection.send(("row", row, time.process_time(), runner.unverified_row_count == 0))
+            connection.send(("rows", [row], time.process_time(), runner.unverified_row_count == 0))
 
 
 def as_picklable_error(error: BaseException) -> UnsilentError:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.driver import check_strata
+from unsilent.campaigns.executors import chosen_job_count
 from unsilent.campaigns.spec import TrialId, differences, spec_value_text
 from unsilent.cli.report_output import show_report
 from unsilent.options import OptionField, OptionValues, options_of
@@ -28,7 +29,8 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     groups = {target.name: getattr(target, "group", "") for target in baseline.targets}
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
-    each, jobs = verb.fault_free_seconds(baseline), asked["jobs"]
+    each, asked_of = verb.fault_free_seconds(baseline), verb.execution_options(asked)
+    jobs = chosen_job_count(asked_of.executor, spec, asked_of.jobs, asked_of.ray)
     seconds = left * each
     table = Table(
         (Column("target", left_aligned=True), Column("flips"), Column("trials", "number")),

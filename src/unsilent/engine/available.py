@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import torch
+
+from unsilent.free_memory import available_memory_bytes
 
 UNKNOWN = 1 << 30
 """Bytes to be had where nothing can be found out."""
 SHARE = 4
-_UNLIMITED = 1 << 60
-"""Version 1 control groups write a huge number for "no limit"."""
 
 
 def default_budget(device: torch.device | str) -> int:
@@ -23,67 +20,3 @@ def default_budget(device: torch.device | str) -> int:
         return UNKNOWN
     free = available_memory_bytes()
     return UNKNOWN if free is None else free // SHARE
-
-
-def available_memory_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still use, None where unknown: what the machine has, or a control group leaves.
-
-    Args:
-        root: Where ``proc`` and ``sys`` are found.
-    """
-    result = [*_machine(root), *_control_groups(root)]
-    return max(0, min(result)) if result else None
-
-
-def _machine(root: Path) -> Iterator[int]:
-    for key, value in _table(root / "proc/meminfo"):
-        if key == "MemAvailable":
-            yield value * 1024
-
-
-def _control_groups(root: Path) -> Iterator[int]:
-    """What each control group above this process leaves; inside a container its own group may be mounted at the top."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if not controllers:
-            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            mount = root / "sys/fs/cgroup/memory"
-        else:
-            continue
-        group = Path(path.lstrip("/"))
-        for folder in (group, *group.parents) if ".." not in group.parts else (Path(),):
-            yield from _left(mount / folder, *names)
-
-
-def _left(folder: Path, limit_name: str, used_name: str, cache_name: str) -> Iterator[int]:
-    """Limit less use; file cache that can be given up does not count as used."""
-    limit, used = _number(folder / limit_name), _number(folder / used_name)
-    if limit is None or used is None or limit >= _UNLIMITED:
-        return
-    cache = next((value for key, value in _table(folder / "memory.stat") if key == cache_name), 0)
-    yield limit - max(0, used - cache)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # not there, or "max"
-        return None
-
-
-def _table(path: Path) -> Iterator[tuple[str, int]]:
-    """Lines of a name and a number."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        words = line.replace(":", " ").split()
-        if len(words) >= 2 and words[1].isdigit():
-            yield words[0], int(words[1])

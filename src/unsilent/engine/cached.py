@@ -23,7 +23,7 @@ import torch
 
 from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.fault_entries import trial_entry_of
-from unsilent.engine.memory_plan import default_budget, plan_memory
+from unsilent.engine.memory_plan import default_budget, minimum_memory, plan_memory
 from unsilent.engine.perturbation_check import hidden_read_check, perturbation_check
 from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in, same_outputs
 from unsilent.engine.recorder import record
@@ -46,6 +46,10 @@ PACK = 64
 """Trials that are given to the engine at a time."""
 PACK_BYTES = 64 << 20
 """The largest value of a tape times the trials that go through it together stays below."""
+PASSES_BEFORE_HOLDING = 8
+"""Passes over a tape after which its golden values are held: fresh memory for them costs about as much as so many evaluations."""
+HELD_AT_ONCE = 16 << 20
+"""Bytes of golden values of a tape that are held from the start."""
 
 
 class CachedEngine(PlainEngine):
@@ -91,8 +95,13 @@ class CachedEngine(PlainEngine):
 
     def _record_all(self) -> None:
         self.replayers, self.fallback_reasons = [], {}
+        self._timed: dict[str, Replayer] = {}
+        """The first tape of each structure, whose operations are timed."""
         self._ready, self._operations = {}, False
-        self._shaken: set[object] = set()
+        self._checked: dict[str, Replayer] = {}
+        """The first tape of each structure that has passed every check."""
+        self._unheld: dict[int, Replayer] = {}
+        """By batch, those whose golden values are not held yet."""
         scratch = {id(t) for t, _ in self._scratch}
         self._watched = [t for t, _ in self._writes() if id(t) not in scratch]
         self._versions = self._count_writes()
@@ -115,8 +124,12 @@ class CachedEngine(PlainEngine):
         except Exception as error:  # it runs, but not under a dispatch mode
             raise Unrecordable(f"recording it raised {type(error).__name__}: {error}") from None
         replayer = Replayer(tape)
+        timed = self._timed.setdefault(replayer.structure, replayer)
         with torch.no_grad():
-            outputs = replayer.run_golden(lambda value: False, timer(clock(tape.device)))
+            observe = timer(clock(tape.device)) if timed is replayer else None
+            outputs = replayer.run_golden(lambda value: False, observe)
+            for node, same in zip(tape.nodes, timed.tape.nodes, strict=True):
+                node.seconds = same.seconds
             if not same_outputs(self.golden[i], assemble_output(replayer, outputs)):
                 raise Unrecordable("executing the recorded operations again gives other bits than the recorded run")
         return replayer
@@ -125,40 +138,69 @@ class CachedEngine(PlainEngine):
         """Hold the golden values that the budget allows, and try what can be tried with them."""
         able = [(i, r) for i, r in enumerate(self.replayers) if r is not None]
         device = able[0][1].tape.device if able else torch.device("cpu")
-        budget = default_budget(device) if self.memory is None else self.memory
+        tapes = [r.tape for _, r in able]
+        least = self.sharers * sum(map(minimum_memory, tapes))  # which is in use already
+        budget = max(default_budget(device), least) if self.memory is None else self.memory
         self.plan = plan_memory(
-            [r.tape for _, r in able],
+            tapes,
             budget,
             operations=float(self._operations or self._sampled),
             worker_count=self.sharers,
         )
+        self._unheld.clear()
         for (i, replayer), keep in zip(able, self.plan.kept_values, strict=True):
-            replayer.release_golden_values()
-            with torch.no_grad():
-                replayer.run_golden(keep.__contains__)
-                if not self._operations:  # for faults in parameters
-                    replayer.try_blocks()
             try:
-                self._check_hidden(i, replayer)
+                with torch.no_grad():
+                    self._try_shortcuts(i, replayer, keep)
             except Unrecordable as why:
                 self.fallback_reasons[i] = str(why)
                 self.replayers[i] = None
-                continue
-            if self._sampled:
-                replayer.row_plan.try_row_counts(replayer)
-                able_on_rows = [index for index, sizes in replayer.row_plan.sizes.items() if sizes]
-                replayer.in_place_plan.try_row_counts(replayer, except_for=able_on_rows)
+
+    def _try_shortcuts(self, i: int, replayer: Replayer, keep: frozenset[int]) -> None:
+        """Check one tape and find out what can be computed in blocks and on rows: once for batches of one structure."""
+        first = self._checked.get(replayer.structure, replayer)
+        replayer.plan_to_hold(keep)
+        if first is replayer or replayer.kept or self._is_held_at_once(replayer):
+            replayer.hold()
+        else:
+            self._unheld[i] = replayer
+        if first is replayer and not self._operations:  # for faults in parameters
+            replayer.try_blocks()
+        if replayer.structure not in self._checked or replayer.tape.unexplained:
+            self._check_hidden(i, replayer)
+        self._checked.setdefault(replayer.structure, replayer)
+        if first is replayer and (self._operations or self._sampled):
+            replayer.row_plan.try_row_counts(replayer)
+        if first is replayer and self._sampled:
+            able_on_rows = [index for index, sizes in replayer.row_plan.sizes.items() if sizes]
+            replayer.in_place_plan.try_row_counts(replayer, except_for=able_on_rows)
+        if first is not replayer:
+            replayer.adopt(first)
+
+    def _is_held_at_once(self, replayer: Replayer) -> bool:
+        """Whether golden values are cheap to hold, or dear to be without."""
+        size = sum(replayer.tape.values[v].nbytes for v in replayer.planned)
+        return size <= HELD_AT_ONCE or replayer.needs_golden_values or replayer.tape.device.type != "cpu"
+
+    def _hold_one_more(self, faults: Sequence[Fault]) -> None:
+        """Hold the golden values of a batch that has been used often; of one at a time, so that no trial takes long.
+
+        Trials of some samples need so many golden values that those of the batch of ``faults`` are held at once.
+        """
+        steps = {fault.step for fault in faults} if self._sampled else set()
+        due = next((i for i, r in self._unheld.items() if i in steps or r.passes >= PASSES_BEFORE_HOLDING), None)
+        if due is None:
+            return
+        replayer = self._unheld.pop(due)
+        with _preparing(), torch.no_grad():
+            replayer.hold()
+        self.ledger.forget_batch(due)
 
     def _check_hidden(self, i: int, replayer: Replayer) -> None:
-        """That nothing but what is on the tape matters: once for batches that do the same."""
-        tape = replayer.tape
-        what = (*(n.name for n in tape.nodes), *((v.nbytes, *v.storage_window.shape) for v in tape.values))
-        if tape.unexplained or what not in self._shaken:
-            with torch.no_grad():
-                hidden_read_check(self, i, replayer, partial(assemble_output, replayer))
-            perturbation_check(self, i, tape)
-            self._run(self.batches[i])  # what the model raised meanwhile must not have left it raising
-            self._shaken.add(what)
+        """That nothing but what is on the tape matters."""
+        hidden_read_check(self, i, replayer, partial(assemble_output, replayer))
+        perturbation_check(self, i, replayer.tape)
+        self._run(self.batches[i])  # what the model raised meanwhile must not have left it raising
 
     def output_without_tape(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of a plain run of one batch; faults of parameters are in place."""
@@ -169,6 +211,7 @@ class CachedEngine(PlainEngine):
         super().check_and_prepare(faults)
         if any(is_transient(f.site) for f in faults):
             self.prepare_for_transient_faults()
+        self._hold_one_more(faults)
 
     def prepare_for_transient_faults(self) -> None:
         """Hold the golden values that faults in operations and inputs need, and measure rows; done once."""
@@ -178,9 +221,6 @@ class CachedEngine(PlainEngine):
         self._refresh()
         with _preparing():
             self._hold()
-            for replayer in self.replayers:
-                if replayer is not None:
-                    replayer.row_plan.try_row_counts(replayer)
 
     def output_from_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
         """The same from the tape, on rows if they are ready and ``packed``; raises `Diverged`."""

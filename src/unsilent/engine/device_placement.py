@@ -64,13 +64,23 @@ def _fits(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> bo
 
 
 def place(value: Any, device: str, dtype: str | None) -> Any:
-    """Tensors of a nested input on the device; floating-point ones in ``dtype``."""
+    """Tensors of a nested input on the device; floating-point ones in ``dtype``.
+
+    A part of a larger tensor, as ``images.split(64)`` gives, is copied: its memory is then that of this input alone.
+    """
 
     def placed(path: Path, tensor: Tensor) -> Tensor:
         wanted = torch_dtype(dtype) if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
-        return tensor.to(device=torch.device(device), dtype=wanted)
+        result = tensor.to(device=torch.device(device), dtype=wanted)
+        return result.clone() if _is_part(result) else result
 
     return map_tensors(value, placed)
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Whether a plain tensor without gaps lies in memory that has room for more."""
+    dense = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.is_contiguous()
+    return dense and not tensor.requires_grad and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def clone(value: Any) -> Any:

@@ -149,7 +149,7 @@ class PlainEngine:
             raise UsageError(
                 "running the model changes its own parameters or buffers; give a model that does not change them in eval mode"
             )
-        self.check_intact()
+        self._check_memory()
 
     def _first_difference(self, batch: Any) -> str | None:
         from unsilent.engine.differences import first_difference
@@ -355,6 +355,17 @@ class PlainEngine:
                 state that one run leaves for the next, so that a trial could depend on the ones before it, or forks a process
                 and lets the child return.
         """
+        self._check_memory()
+        for i, (batch, golden) in enumerate(zip(self.batches, self.golden, strict=True)):
+            again = self._run(batch)
+            if not same_outputs(golden, again):
+                raise UsageError(
+                    f"batch {i}: a fault-free run returns other bits after some trials than before them, so trials are not "
+                    "independent; reset all state outside of parameters and inputs (caches, counters) in run()"
+                )
+
+    def _check_memory(self) -> None:
+        """That weights, inputs and golden outputs are as they were at the start; raises as `check_intact`."""
         self.parameters.check(self.weights_hash)
         if _hash(self.batches) != self.inputs_hash:
             raise UsageError(
@@ -365,13 +376,6 @@ class PlainEngine:
                 "the judge writes into the outputs it compares, so trials are not independent; let it work on copies"
             )
         check_no_returned_fork(self.workload.name)
-        for i, (batch, golden) in enumerate(zip(self.batches, self.golden, strict=True)):
-            again = self._run(batch)
-            if not same_outputs(golden, again):
-                raise UsageError(
-                    f"batch {i}: a fault-free run returns other bits after some trials than before them, so trials are not "
-                    "independent; reset all state outside of parameters and inputs (caches, counters) in run()"
-                )
 
     def fingerprint(self) -> dict[str, str]:
         """Hashes of weights, inputs and golden outputs: what makes this campaign this one."""

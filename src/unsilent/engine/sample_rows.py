@@ -23,6 +23,7 @@ from torch import Tensor
 
 from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.tape import Node, Tape, Value, flatten, restore_shared_arguments
+from unsilent.engine.tape_structure import kind_of_operation
 from unsilent.engine.tape_values import StorageWindow
 from unsilent.sites.memory import WORDS
 
@@ -205,23 +206,34 @@ class RowPlan:
     # -- trying ------------------------------------------------------------------------------------------------
 
     def try_row_counts(self, replayer: Replayer, except_for: Collection[int] = ()) -> None:
-        """Try every operation (``except_for`` some) at every size, where the golden values are at hand; done once."""
+        """Try every operation (``except_for`` some) at every size, where the golden values are at hand; done once.
+
+        Operations of one kind are tried once; all samples being alike in one of them says nothing about the others.
+        """
         if self.measured:
             return
         self.measured = True
+        found: dict[object, dict[int, float]] = {}
         for index, allowed in self.sizes.items():
             node = self.tape.nodes[index]
             used = (v for v in (*node.values, *node.new_values) if self._used(v))
             if index in except_for or not all(map(replayer.at_hand, used)):
                 continue
             sizes = sorted({*(s for s in SIZES if s <= 4 * self.batch and not self.keeps_places), self.batch})
-            allowed.update(self._agreeing(node, sizes, replayer))
+            if torch.Tag.pointwise not in node.func.tags and any(self._alike(v, replayer) for v in node.values):
+                continue
+            kind = kind_of_operation(self.tape, node, lambda v: (v in self._carrying, self._used(v)))
+            if kind not in found:
+                found[kind] = self._agreeing(node, sizes, replayer)
+            allowed.update(found[kind])
+
+    def adopt(self, other: RowPlan) -> None:
+        """Take over what was found by trying on a tape of the same structure."""
+        self.sizes, self.measured = {index: dict(sizes) for index, sizes in other.sizes.items()}, other.measured
 
     def _agreeing(self, node: Node, sizes: Sequence[int], replayer: Replayer) -> dict[int, float]:
         """Time of a call on so many rows, for the sizes at which it gives the same bits."""
         values = [self.tape.values[v] for v in (*node.values, *node.new_values) if v in self._carrying]
-        if torch.Tag.pointwise not in node.func.tags and any(self._alike(v, replayer) for v in node.values):
-            return {}
         spent: dict[int, list[float]] = {n: [] for n in sizes if all(self._lined(node, v, n) for v in values)}
         for seed, case in enumerate(self._cases(node, replayer)) if spent else ():
             if case is None:

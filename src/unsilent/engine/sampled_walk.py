@@ -90,6 +90,8 @@ class SampledWalk(Walk):
     def _run_own(self, node: Node, trial: int) -> dict[int, CorruptedRows]:
         """An operation that reads the corrupted memory of a trial; rows that it leaves golden are dropped."""
         entry = self._entries[trial]
+        for value in node.values:
+            self._replayer.golden(value)  # made again, should it have to be, before parameters are corrupted
         try:
             with entry.inject():
                 made = self._run_beside_golden(node, (trial, entry.samples[0])) if len(entry.samples) == 1 else None

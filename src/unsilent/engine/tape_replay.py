@@ -20,6 +20,7 @@ from torch import Tensor
 from unsilent.engine.partial import BlockwiseOperation, candidates, equal_bits
 from unsilent.engine.sample_rows import RowPlan
 from unsilent.engine.tape import Node, Tape, default_generator_of, flatten, restore_shared_arguments
+from unsilent.engine.tape_structure import structure_of
 from unsilent.engine.tape_values import (
     Diverged,
     Holders,
@@ -43,8 +44,17 @@ class Replayer:
         self.kept: Holders = {}
         self.blocks: dict[int, BlockwiseOperation] = {}
         """Operations that are computed in blocks of outputs."""
+        self.planned: frozenset[int] = frozenset()
+        """Golden values that are to be held."""
+        self.passes = 0
+        """Passes over the tape so far."""
         self._golden_windows: dict[tuple[int, int], Tensor] = {}
         self._remade: Holders = {}
+
+    @cached_property
+    def structure(self) -> str:
+        """See `structure_of`."""
+        return structure_of(self.tape)
 
     @cached_property
     def largest(self) -> int:
@@ -123,15 +133,35 @@ class Replayer:
             if self.tape.values[value].last <= index:
                 self._remade.pop(value, None)
 
-    def release_golden_values(self) -> None:
-        """Hold no golden value, and what was found out by them is forgotten."""
-        for result in (self.kept, self._golden_windows, self._remade, self.blocks):
+    def plan_to_hold(self, values: frozenset[int]) -> None:
+        """Of golden values only these are held from now on, once `hold` is called; what was found out by them is forgotten."""
+        self.planned = values
+        for value in self.kept.keys() - values:
+            del self.kept[value]
+        for result in (self._golden_windows, self._remade, self.blocks):
             result.clear()
         for plan in ("row_plan", "in_place_plan"):
             self.__dict__.pop(plan, None)
 
+    def hold(self) -> None:
+        """Make the planned golden values, unless all are there."""
+        if not self.planned <= self.kept.keys():
+            self.run_golden(self.planned.__contains__)
+
+    @cached_property
+    def needs_golden_values(self) -> bool:
+        """Whether a pass without them ends in a plain run: Python reads a value back, which is to be compared."""
+        return any(node.func is None for node in self.tape.nodes)
+
+    def adopt(self, other: Replayer) -> None:
+        """Take over what was found out about blocks and rows on a tape of the same structure."""
+        self.blocks = dict(other.blocks)
+        self.row_plan.adopt(other.row_plan)
+        self.in_place_plan.adopt(other.in_place_plan)
+
     def drop_recomputed(self) -> None:
-        """Drop golden values that were made again."""
+        """Drop golden values that were made again, at the end of a pass."""
+        self.passes += 1
         self._remade.clear()
 
     def golden_operand(self, node: Node, k: int) -> Tensor:

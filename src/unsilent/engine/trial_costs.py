@@ -83,6 +83,10 @@ class TrialCosts:
         self.costs[key].plain.add(seconds)
         self._plain.setdefault(key[1], MeasuredCost()).add(seconds)
 
+    def forget_batch(self, batch: int) -> None:
+        """Measure a batch anew, because its trials cost something else from now on."""
+        self.costs = {key: costs for key, costs in self.costs.items() if key[1] != batch}
+
     def relative_cost(self, key: Class) -> float:
         """Cost of the shortcut as a share of the plain run's, as far as it is known."""
         known = self.costs.get(key)

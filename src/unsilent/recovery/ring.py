@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.engine.available import available_memory_bytes
 from unsilent.engine.holding import HeldTraining
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.free_memory import available_memory_bytes
 from unsilent.sizes import human_bytes
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state
 

@@ -39,7 +39,7 @@ def run_noise_floors(
     implementation: Switches,
     count: int = LEAST,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     observer: Observer | None = None,
 ) -> NoiseFloors:
     """Run the replicas that the store lacks, ``count`` of each floor, and compare them with their clean twin.

@@ -20,7 +20,7 @@ def run_replicas(
     wanted: Wanted,
     store: ReplicaStore,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     deadline: float | None = None,
     executor: str | None = None,
     address: str | None = None,

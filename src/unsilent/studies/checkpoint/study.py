@@ -45,7 +45,7 @@ def checkpoint_study(
     data: str | Path | None = None,
     seed: int = 0,
     init: int = 0,
-    jobs: int = 1,
+    jobs: int | None = None,
     executor: str | None = None,
     ray: str | None = None,
     deadline: float | None = None,
@@ -107,7 +107,7 @@ def run_study(
 
 
 def measure_floors(
-    spec: CheckpointSpec, replicas: int, path: Path, jobs: int, observer: Observer | None = None
+    spec: CheckpointSpec, replicas: int, path: Path, jobs: int | None, observer: Observer | None = None
 ) -> NoiseFloors:
     """Both noise floors of the training in one process, from fault-free runs that ``path`` keeps."""
     with ReplicaStore(path, write=True) as opened:

@@ -52,7 +52,7 @@ def coverage(
     data: str | Path | None = None,
     seed: int = 0,
     init: int = 0,
-    jobs: int = 1,
+    jobs: int | None = None,
     executor: str | None = None,
     ray: str | None = None,
     deadline: float | None = None,

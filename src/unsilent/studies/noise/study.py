@@ -127,7 +127,7 @@ def noise(
     options: Mapping[str, object] | Sequence[str] = (),
     data: str | Path | None = None,
     seed: int = 0,
-    jobs: int = 1,
+    jobs: int | None = None,
     executor: str | None = None,
     ray: str | None = None,
     deadline: float | None = None,

@@ -126,7 +126,7 @@ def pvf(
     options: Mapping[str, object] | Sequence[str] = (),
     data: str | Path | None = None,
     weights: str | Path | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     executor: str | None = None,
     ray: str | None = None,
     deadline: float | None = None,
@@ -161,6 +161,7 @@ def pvf(
         unit: What one incorrect output is counted on, ``sample`` (default for parameters) or ``batch``
             (default else).
         options, data, weights: For a named workload, what ``--with``, ``--data`` and ``--weights`` give it.
+        jobs: Worker processes of a named workload; default one less than there are cores, fewer if memory is short.
         executor, ray, deadline: Where a named workload runs, and seconds after which a trial hangs.
         engine: ``auto`` runs only what a fault changes, ``plain`` everything; rows are the same, bit for bit.
         memory: What all workers may hold for that, in bytes or as text (``"2GB"``); default a quarter of what
@@ -210,7 +211,7 @@ def _executor(
     worker_settings.check()
     if isinstance(workload, str):
         return worker_settings.open_executor(spec, observer)
-    if worker_settings.jobs != 1:
+    if worker_settings.jobs not in (None, 1):
         raise UsageError(
             "a workload object runs in this process, so jobs must be 1; name it as 'file.py:name' to use more jobs"
         )

@@ -89,7 +89,7 @@ def training(
     data: str | Path | None = None,
     seed: int = 0,
     init: int = 0,
-    jobs: int = 1,
+    jobs: int | None = None,
     executor: str | None = None,
     ray: str | None = None,
     deadline: float | None = None,
@@ -139,7 +139,7 @@ def training(
 
 
 def floors_and_horizon(
-    spec: TrainingSpec, compared: ReferenceRunOptions, path: Path, jobs: int, observer: Observer | None = None
+    spec: TrainingSpec, compared: ReferenceRunOptions, path: Path, jobs: int | None, observer: Observer | None = None
 ) -> tuple[NoiseFloors, TrainingSpec]:
     """Both noise floors, from fault-free runs that ``path`` keeps, and the spec with the horizon that follows from them."""
     switches = Switches.parse(compared.noise)

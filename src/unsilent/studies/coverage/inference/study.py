@@ -50,7 +50,7 @@ def inference_coverage(
     judge: str | None = None,
     device: str = "auto",
     seed: int = 0,
-    jobs: int = 1,
+    jobs: int | None = None,
     executor: str | None = None,
     ray: str | None = None,
     deadline: float | None = None,
