@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from benchmarks import cached_trial, determinism, explain, faulty_step, guard, plain_trial, time_to_answer
+from benchmarks import cached_trial, determinism, explain, faulty_step, guard, plain_trial, time_to_answer, trial_parts
 
 BENCHMARKS = {
     "plain_trial": plain_trial.main,
@@ -19,6 +19,7 @@ BENCHMARKS = {
     "faulty_step": faulty_step.main,
     "determinism": determinism.main,
     "time_to_answer": time_to_answer.main,
+    "trial_parts": trial_parts.main,
     "guard": guard.main,
 }
 PARTS = cached_trial.PARTS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections import deque
 from types import SimpleNamespace
@@ -35,3 +37,20 @@ def test_a_stopped_driver_takes_no_time_from_its_workers(stopped):
     executor._forgive_pauses()
     assert worker.since == pytest.approx(now - 100 + stopped, abs=1)
     executor._workers.clear()
+
+
+def test_the_driver_of_a_campaign_never_loads_torch(tmp_path, monkeypatch):
+    """Start and memory of every command would grow by it; what a worker sends must not bring it along."""
+    (tmp_path / "small.py").write_text(
+        "import torch, unsilent\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    return unsilent.Workload(torch.nn.Linear(6, 3), [torch.randn(5, 6)])\n"
+    )
+    command = (
+        "import sys; from unsilent.cli.main import run; "
+        "code = run(['pvf', 'small.py:make', '--rel', '80%', '--ci', '20%', '--store', 's.sqlite', '--quiet', '--jobs', '1']); "
+        "assert code == 0, code; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

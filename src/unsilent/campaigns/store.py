@@ -235,16 +235,25 @@ class Store(SqliteFile, Generic[S, B, R]):
                 for cells in self._db.execute("SELECT target, flips, k, sample_count FROM trial")
             }
 
-    def rows(self, *, target: str | None = None, omit_arrays: Collection[str] = ()) -> Iterator[R]:
+    @property
+    def rows_written(self) -> int:
+        """A number that grows with every row that is written."""
+        row = self._one("SELECT IFNULL(MAX(rowid), 0) FROM trial")
+        assert row is not None
+        return int(row[0])
+
+    def rows(self, *, target: str | None = None, omit_arrays: Collection[str] = (), after: int = 0) -> Iterator[R]:
         """All trials (of one target) in canonical order (target, flips, k, sample_count), each one that the campaign has.
 
-        Arrays that are named in ``omit_arrays`` are left empty.
+        Arrays that are named in ``omit_arrays`` are left empty. ``after``: only those written since `rows_written` was that.
         """
         # By the index: sorting cannot be interrupted.
-        where, values = ("", ()) if target is None else ("WHERE target = ? ", (target,))
+        where, values = (
+            ("WHERE rowid > ? ", [after]) if target is None else ("WHERE rowid > ? AND target = ? ", [after, target])
+        )
         with self._errors():
             yield from check_ascending(
-                self._select(f"{where}ORDER BY target, IFNULL(flips, 0), k, sample_count", values, omit_arrays)
+                self._select(f"{where}ORDER BY target, IFNULL(flips, 0), k, sample_count", tuple(values), omit_arrays)
             )
 
     def analyse(self, **options: Any) -> Any:

@@ -23,7 +23,6 @@ from unsilent.child_processes import exit_with_parent
 from unsilent.error_origin import unexpected_error
 from unsilent.errors import ProcessUnusable, UnsilentError
 
-
 SEND_SECONDS = 0.05
 """Rows of trials that run together are sent no more often."""
 

@@ -275,7 +275,7 @@ class CheckpointRunner:
         return {
             "golden": xxhash.xxh3_128_hexdigest(resumes.encode()),
             "code": code_fingerprint(self.spec.workload, self.workload, None),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "numpy": ".".join(np.__version__.split(".")[:2]),
         }
 

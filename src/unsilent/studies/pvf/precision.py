@@ -106,6 +106,8 @@ class PrecisionPlanner:
     question: PvfEstimator
     most_trials: int
     imprecise_rows: tuple[str, ...] = ()
+    _stored: StoredTrials | None = None
+    """What the store held when the last round was decided: a planner is for one store."""
 
     def requested_trials(self, store: PvfStore) -> Iterator[TrialId]:
         """All trials of the rounds so far."""
@@ -118,7 +120,8 @@ class PrecisionPlanner:
             UsageError: the plan of look 0 needs more than ``most_trials``; says what is needed and what can be had.
         """
         unit = self.question.with_default_unit(store.spec.is_transient).unit or "sample"
-        return [plan.to_json() for plan in self.round_after(StoredTrials(store, unit))]
+        self._stored = StoredTrials(store, unit, self._stored)
+        return [plan.to_json() for plan in self.round_after(self._stored)]
 
     def round_after(self, stored: StoredTrials) -> list[CellPlan]:
         """The next round after these trials."""

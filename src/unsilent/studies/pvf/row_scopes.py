@@ -28,7 +28,7 @@ NOTHING = Tally(np.zeros((0, len(Outcome)), np.int64))
 
 
 class StoredTrials:
-    """All trials of a store, read once.
+    """All trials of a store, read once; ``earlier``: the same when it held less, so that only the rest is read.
 
     Attributes:
         spec, description: Of the campaign.
@@ -36,7 +36,7 @@ class StoredTrials:
         plans: What the last rounds decided.
     """
 
-    def __init__(self, store: PvfStore, unit: str) -> None:
+    def __init__(self, store: PvfStore, unit: str, earlier: StoredTrials | None = None) -> None:
         self.spec, self.description = store.spec, store.baseline
         self.unit = unit
         if self.spec.samples != 0 and unit == "batch":
@@ -46,8 +46,12 @@ class StoredTrials:
             )
         self.plans: dict[Cell, CellPlan] = latest_plans(store.records(ROUND))
         self.rows: dict[Cell, list[PvfTrialRow]] = {}
-        for row in store.rows():
+        self.rows_written = store.rows_written
+        for row in store.rows(after=0 if earlier is None else earlier.rows_written):
             self.rows.setdefault((row.trial.target, row.trial.flips), []).append(row)
+        for cell, known in (earlier.rows if earlier is not None else {}).items():
+            rows = [*known, *self.rows.get(cell, ())]
+            self.rows[cell] = sorted(rows, key=lambda row: row.trial[2:])
         self._groups = {t.name: t.group for t in self.description.targets}
         self._tallies: dict[tuple[str, int | None, TrialNumbers], Tally] = {}
 

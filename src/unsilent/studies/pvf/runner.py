@@ -434,7 +434,7 @@ class TrialRunner:
         device = resolve_device(spec.device)
         result["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
         result["threads"] = str(spec.threads)
-        result["torch"] = torch.__version__
+        result["torch"] = str(torch.__version__)  # a class of its own: who unpickles it loads torch
         result["numpy"] = ".".join(np.__version__.split(".")[:2])
         result["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge)
         if self.given is not None:

@@ -242,7 +242,7 @@ class TrainingRunner:
             "held-out": xxhash.xxh3_128_hexdigest(golden.evaluation.labels.tobytes()),
             "code": code_fingerprint(self.spec.workload, self.workload, None),
             "device": str(next(golden.state_before_step(0).model.parameters()).device.type),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "numpy": ".".join(np.__version__.split(".")[:2]),
         }
 
