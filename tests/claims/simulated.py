@@ -71,6 +71,7 @@ class Simulated(StoredTrials):
         self, table: Table, seed: int, samples: int | None = 0, cost: tuple[float, float] = (1.0, 1.0)
     ) -> None:
         self.spec, self.description, self.unit = replace(table.spec, samples=samples), table.description, "sample"
+        self.description = replace(table.description, trial_seconds=cost[0], sample_seconds=cost[1])
         self._cost = cost
         self.plans, self.rows, self._tallies = {}, {}, {}
         self._table, self._rng = table, np.random.default_rng(seed)
@@ -107,14 +108,6 @@ class Simulated(StoredTrials):
     def _seconds(self, samples: int) -> float:
         per_trial, per_sample = self._cost
         return per_trial + per_sample * (samples or self.spec.samples or sum(self.description.samples))
-
-    def pilot_seconds(self, plans):
-        return {
-            (stratum, samples): [self._seconds(samples)] * len(numbers)
-            for plan in plans
-            for stratum in plan.pilot_trials
-            for samples, numbers in plan.pilot_of(stratum)
-        }
 
     def _tally(self, stratum: str, flips: int | None, which) -> Tally:
         key = (stratum, flips, which)

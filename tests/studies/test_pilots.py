@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from unsilent.campaigns.rounds import CellPlan, trial_ids_of_plans
+from unsilent.campaigns.rounds import trial_ids_of_plans
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, Tally
 from unsilent.studies.pvf.pilots import (
@@ -55,14 +54,6 @@ def test_all_samples_of_all_batches_are_chosen_where_they_are_cheapest():
     assert choose_samples(trials, TrialCost(1.0, 0.0), [8]) == 8
     assert TrialCost(2.0, 3.0).seconds(0, [8, 4]) == 2 * 2 + 12 * 3
     assert TrialCost(2.0, 3.0).seconds(6, [4, 5]) == 2 + 5 * 3
-
-
-def test_a_cost_is_fitted_by_medians_of_each_class():
-    seconds = {("a", 1): [3.0, 3.0, 90.0], ("a", 16): [33.0], ("b", 1): [1.0], ("b", 16): [1.0, 1.0]}
-    fitted = TrialCost.of(seconds)
-    assert (fitted.per_trial, fitted.per_sample) == (pytest.approx(1.0), pytest.approx(1.0))
-    falling = TrialCost.of({("a", 1): [3.0], ("a", 16): [2.0]})
-    assert (falling.per_trial, falling.per_sample) == (3.0, 0.0)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 10])
@@ -122,8 +113,10 @@ class Stored(StoredTrials):
             for c in CLASSES
         ]
         self.spec = SimpleNamespace(samples=samples, flips=(1,), is_transient=False, is_enumerated=False)
-        self.description = SimpleNamespace(targets=tuple(strata), samples=sizes)
-        self.unit, self.plans, self._cost, self._share = "sample", {}, cost, share
+        self.description = SimpleNamespace(
+            targets=tuple(strata), samples=sizes, trial_seconds=cost[0], sample_seconds=cost[1]
+        )
+        self.unit, self.plans, self._share = "sample", {}, share
 
     def _tally(self, stratum, flips, which):
         trials = []
@@ -133,15 +126,6 @@ class Stored(StoredTrials):
             p = self._share if stratum.endswith("exponent-top") else 0.0
             trials += [(n, int(k)) for k in rng.binomial(n, p, numbers.stop)[numbers.start :]]
         return tally(*trials)
-
-    def pilot_seconds(self, plans):
-        per_trial, per_sample = self._cost
-        return {
-            (name, n): [per_trial + n * per_sample] * len(numbers)
-            for plan in plans
-            for name in plan.pilot_trials
-            for n, numbers in plan.pilot_of(name)
-        }
 
 
 def rounds(stored, rel=0.1):
@@ -172,7 +156,7 @@ def test_what_was_chosen_stays_when_a_campaign_goes_on_with_other_costs():
     rounds(stored)
     chosen = {cell: plan.samples for cell, plan in stored.plans.items()}
     assert min(chosen.values()) > 1
-    stored._cost = (1.0, 1000.0)
+    stored.description.trial_seconds, stored.description.sample_seconds = 1.0, 1000.0
     again = rounds(stored, rel=0.02)
     assert again, "more was asked for"
     assert {cell: plan.samples for cell, plan in stored.plans.items()} == chosen
@@ -191,12 +175,3 @@ def test_batches_of_one_sample_leave_nothing_to_choose():
     stored = Stored(None, (1000.0, 1.0), sizes=(1,) * 64)
     rounds(stored)
     assert {t.sample_count for t in trial_ids_of_plans(stored.plans.values())} == {1}
-
-
-def test_the_same_trials_are_planned_alike_in_whatever_order_they_came():
-    one, other = Stored(None, (10.0, 1.0)), Stored(None, (10.0, 1.0))
-    first = rounds(one)
-    other.pilot_seconds = lambda plans: dict(reversed(Stored.pilot_seconds(other, plans).items()))
-    assert rounds(other) == first
-    assert isinstance(first[0][0], CellPlan)
-    assert replace(first[0][0]) == first[0][0]

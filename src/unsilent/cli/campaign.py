@@ -116,6 +116,10 @@ class Verb:
         """Further sentences of a dry run."""
         yield from ()
 
+    def plan_notes(self, spec: Any, baseline: Any, path: Path) -> Iterator[str]:
+        """Further sentences of a dry run, from what a worker found and from the store at this path."""
+        yield from ()
+
     @contextmanager
     def open_executor_and_display(self, asked: OptionValues, spec: Any) -> Iterator[ExecutorAndDisplay]:
         """The executor, while what it does is shown."""

@@ -57,6 +57,7 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
             f"a fault-free run takes {rough_duration_text(each)}, and a trial that does not hang takes at most that long",
             "the time estimate does not include set-up and checks of the workload",
             *verb.dry_run_notes(asked),
+            *verb.plan_notes(spec, baseline, path),
         ),
         sections=(Section("Plan", "", (table, spelled)),),
         repeat_command=verb.command_line(asked),

@@ -57,6 +57,25 @@ class PvfVerb(Verb):
         if asked.make_dataclass(PvfBudget).precision is not None:
             yield "the campaign chooses the number of trials of each target from outcomes; the table shows maximum numbers"
 
+    def plan_notes(self, spec: Any, baseline: Any, path: Path) -> Iterator[str]:
+        from unsilent.studies.pvf.analysis import samples_of_trials
+        from unsilent.studies.pvf.kind import PvfStore
+        from unsilent.studies.pvf.row_scopes import StoredTrials
+        from unsilent.studies.pvf.words import samples_text
+
+        if spec.samples is not None:
+            return
+        per_trial, per_sample = 1e3 * baseline.trial_seconds, 1e3 * baseline.sample_seconds
+        yield (
+            "a pilot chooses how many samples a trial evaluates, by what trials are expected to cost: "
+            f"{per_trial:.2g} ms, and {per_sample:.2g} ms for each sample"
+        )
+        if path.exists() and path.stat().st_size:
+            with PvfStore(path) as store:
+                stored = StoredTrials(store, "sample")
+            if any(plan.first_look_trials for plan in stored.plans.values()):
+                yield f"the pilot in {path} chose: samples of a trial {samples_text(samples_of_trials(stored))}"
+
     @contextmanager
     def open_executor_and_display(self, asked: OptionValues, spec: Any) -> Iterator[ExecutorAndDisplay]:
         with super().open_executor_and_display(asked, spec) as (executor, observer):

@@ -98,12 +98,20 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
         device=description.fingerprint.get("device", spec.device),
         dtype=dtype_of(spec, description),
         rows=tuple(rows),
+        samples_of_trials=samples_of_trials(stored),
         heat_maps=heat_maps(hits, description, unit),
         lookups=()
         if spec.strata == "risk" or spec.faults is not None  # such trials are not uniform over rows
         else lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
         notes=(*description.notes, *_notes(rows, spec.is_transient)),
     )
+
+
+def samples_of_trials(stored: StoredTrials) -> dict[str, int]:
+    """By reported target, how many samples of one batch a trial evaluates; empty where all trials evaluate all."""
+    samples = {t.group or t.name: stored.spec.samples or 0 for t in stored.description.targets}
+    samples |= {plan.group: plan.samples or samples[plan.group] for plan in stored.plans.values()}
+    return samples if any(samples.values()) else {}
 
 
 def _over_looks(stored: StoredTrials, confidence: float) -> float:

@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
 
 import numpy as np
 
@@ -42,7 +41,7 @@ WITHIN = 0.5
 WITHIN_WEIGHT = 0.5
 """How much that counts: like two trials of a stratum of which half the outputs are wrong."""
 SAVING = 0.03
-"""More samples a trial are chosen where they save at least this part: costs are measured, and few samples spread risk."""
+"""More samples a trial are chosen where they save at least this part: costs are estimates, and few samples spread risk."""
 
 _MANY = 1000.0
 """Trials of an outcome that is expected, not seen."""
@@ -170,20 +169,10 @@ def _ratio(part: float, whole: float, prior: float) -> float:
 
 @dataclass(frozen=True)
 class TrialCost:
-    """Seconds of a trial: ``per_trial`` and ``per_sample``, in each batch that it evaluates."""
+    """Expected seconds of a trial: ``per_trial`` in each batch that it evaluates, and ``per_sample``; see `engine.trial_work`."""
 
     per_trial: float
     per_sample: float
-
-    @classmethod
-    def of(cls, seconds: Mapping[tuple[str, int], Sequence[float]]) -> TrialCost:
-        """From seconds by class of bits and number of samples, of two numbers of samples: the mean over classes of medians."""
-        few, many = (pick({n for _, n in seconds}) for pick in (min, max))
-        short, long = (
-            fmean(median(values) for (_, n), values in seconds.items() if n == samples) for samples in (few, many)
-        )
-        per_sample = max(0.0, long - short) / max(many - few, 1)
-        return cls(max(0.0, short - few * per_sample), per_sample)
 
     def seconds(self, asked: int, samples: Sequence[int]) -> float:
         """Of a trial of so many samples of one batch, or (0) of all of all batches."""
@@ -213,10 +202,7 @@ class PilotView:
         self.forecasts = forecasts(self._pilots, self._left if self._is_open else None)
         self.cost: TrialCost | None = None
         if self._is_open and max(self._samples) > 1:
-            seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
-            for (stratum, samples), values in stored.pilot_seconds(plans).items():
-                seconds[class_of(stratum), samples] += values
-            self.cost = TrialCost.of(seconds)
+            self.cost = TrialCost(stored.description.trial_seconds, stored.description.sample_seconds)
 
     def _left(self, asked: int) -> float:
         return variance_left(asked, self._samples)

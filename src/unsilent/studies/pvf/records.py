@@ -125,6 +125,8 @@ class PvfResult:
     """Sentences a reader must see: what limits these numbers."""
     imprecise_rows: tuple[str, ...] = ()
     """Sentences on rows that were not allowed enough trials for the precision that was asked."""
+    samples_of_trials: Mapping[str, int] = field(default_factory=dict)
+    """By reported target, how many samples of one batch a trial evaluates, 0 for all; empty where all trials evaluate all."""
     transient: bool = False
     """Whether values of one evaluation were corrupted (operations, inputs, caches) rather than parameters."""
 

@@ -92,17 +92,6 @@ class StoredTrials:
         """The pilot trials of a stratum (`CellPlan.pilot_of`)."""
         return self._tally(stratum, flips, tuple(which))
 
-    def pilot_seconds(self, plans: Iterable[CellPlan]) -> dict[tuple[str, int], list[float]]:
-        """How long the pilot trials of these plans took: (stratum, samples of a trial) -> seconds."""
-        result: dict[tuple[str, int], list[float]] = {}
-        for plan in plans:
-            for stratum in plan.pilot_trials:
-                which = dict(plan.pilot_of(stratum))
-                for row in self.rows.get((stratum, plan.flips), []):
-                    if row.trial.k in which.get(row.trial.sample_count, ()):
-                        result.setdefault((stratum, row.trial.sample_count), []).append(row.seconds)
-        return result
-
     def counted_rows(self, target: TargetInfo, flips: int | None, look: int | None) -> list[PvfTrialRow]:
         """The trials of a target that `sample` counts where its look is this."""
         plan = self.plans.get((target.group, flips))

@@ -24,6 +24,7 @@ from unsilent.engine.embedding_lookups import EmbeddingLookupCounter
 from unsilent.engine.listed_faults import ListedFaults
 from unsilent.engine.risk_scores import Scores, score_parameters
 from unsilent.engine.running_out import release_cached_memory, unusable_if_raised
+from unsilent.engine.trial_work import WorkCounter
 from unsilent.errors import InjectionError, UsageError, unknown_name_error
 from unsilent.fault_trace import FaultTrace
 from unsilent.faults import Fault, FaultModel, Region, fault_model
@@ -115,6 +116,7 @@ class TrialRunner:
                 spec.faults, spec.faults_as, spec.per, self.engine, self.components, MOST_ELEMENTS
             )
         self.regions = self.engine.select_regions(spec.at) if self.given is None else self.given.regions
+        self._work = WorkCounter()
         self._lookups = {} if spec.is_transient else self._count_lookups()
         scores, self._screened = score_parameters(self.engine) if spec.strata == "risk" else (None, "")
         self.targets = {t.name: t for t in self._make_targets(scores)}
@@ -184,6 +186,8 @@ class TrialRunner:
             versions=versions(),
             notes=tuple(notes),
             lookups=self._lookups,
+            trial_seconds=self._work.trial_seconds(len(engine.batches)),
+            sample_seconds=self._work.sample_seconds(sum(engine.samples)),
         )
 
     def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
@@ -382,8 +386,8 @@ class TrialRunner:
         )
 
     def _count_lookups(self) -> dict[str, list[int]]:
-        """How often each row of each embedding table is looked up in one evaluation, by parameter name."""
-        with EmbeddingLookupCounter(self.engine.parameters) as lookups:
+        """How often each row of each embedding table is looked up in one evaluation, by parameter name; counts work as well."""
+        with self._work, EmbeddingLookupCounter(self.engine.parameters) as lookups:
             for batch in self.engine.batches:
                 self.engine._run(batch)
         return {name: counts.tolist() for name, counts in lookups.counts.items()}

@@ -195,6 +195,9 @@ class PvfBaseline:
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
     lookups: Mapping[str, list[int]] = field(default_factory=dict)
+    trial_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
+    """What a trial is expected to cost, whatever it evaluates, and further for each sample: counted, not measured."""
+    sample_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
 
     def to_json(self) -> Json:
         """Plain JSON values."""

@@ -121,11 +121,23 @@ def meaning(result: PvfResult) -> str:
 def measured_on(result: PvfResult) -> str:
     """What was run and how outputs were judged."""
     accuracy = accuracy_text(result.info)
+    some = f", each on {samples_text(result.samples_of_trials)} of" if result.samples_of_trials else " on"
     return (
-        f"{count_text(result.trials_done, 'trial')} on {count_text(result.samples, 'sample')} in "
-        f"{count_text(result.batches, 'batch')}"
+        f"{count_text(result.trials_done, 'trial')}{some} {count_text(result.samples, 'sample')} in "
+        f"{count_text(result.batches, 'batch')}{' drawn at random' if result.samples_of_trials else ''}"
         f"{accuracy and ', '}{accuracy}; unit {result.unit}, judge {result.judge}, law {result.law}, seed {result.seed}"
     )
+
+
+def samples_text(samples: Mapping[str, int]) -> str:
+    """How many samples a trial evaluates, of each target where they differ: ``1``, ``1 (embedding) or 4 (top_mlp)``."""
+    by_count: dict[int, list[str]] = {}
+    for name, count in samples.items():
+        by_count.setdefault(count, []).append(name)
+    named = {count or "all": names for count, names in sorted(by_count.items(), key=lambda item: item[0] or math.inf)}
+    if len(named) == 1:
+        return str(next(iter(named)))
+    return " or ".join(f"{count} ({listed(names)})" for count, names in named.items())
 
 
 def dtype_text(result: PvfResult) -> str:
@@ -271,6 +283,8 @@ def common_facts(result: PvfResult) -> Iterator[tuple[str, str]]:
     yield "where", result.at
     yield "trials", f"{result.trials_done:,} of {result.trials_planned:,} planned"
     yield "evaluation", f"{count_text(result.samples, 'sample')} in {count_text(result.batches, 'batch')}"
+    if result.samples_of_trials:
+        yield "samples of a trial", samples_text(result.samples_of_trials)
     yield "seed", str(result.seed)
     yield "device", f"{result.device}, {dtype_text(result)}, {count_text(result.threads, 'thread')}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.versions.items())
