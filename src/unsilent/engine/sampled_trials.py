@@ -47,34 +47,37 @@ def group_size(engine: CachedEngine) -> int:
 
 def outcomes_together(engine: CachedEngine, many: Sequence[SampledTrial | None]) -> dict[int, TrialOutcome]:
     """By number, the outcomes of the trials that could be run on rows; the others have to be run on the whole batch."""
-    by_batch: dict[int, list[int]] = {}
+    by_batch: dict[int, list[tuple[int, SampledTrial]]] = {}
     for number, trial in enumerate(many):
         batch = trial.faults[0].step if trial is not None and trial.faults else None
-        if batch is not None and len(many[number].samples) <= MOST_SAMPLES * engine.samples[batch]:  # type: ignore[union-attr]
-            by_batch.setdefault(batch, []).append(number)
+        if trial is not None and batch is not None and len(trial.samples) <= MOST_SAMPLES * engine.samples[batch]:
+            by_batch.setdefault(batch, []).append((number, trial))
     result: dict[int, TrialOutcome] = {}
-    for batch, numbers in by_batch.items():
+    for batch, numbered in by_batch.items():
         replayer = engine.replayers[batch]
         if replayer is None or replayer.row_plan.batch != engine.samples[batch]:
             continue
-        for chunk in _chunks(numbers, [len(many[n].samples) for n in numbers], replayer):  # type: ignore[union-attr]
-            trials = [many[n] for n in chunk]
-            for number, outcome in zip(chunk, _batch_outcomes(engine, batch, trials), strict=True):  # type: ignore[arg-type]
+        for chunk in _chunks(numbered, replayer):
+            outcomes = _batch_outcomes(engine, batch, [trial for _, trial in chunk])
+            for (number, _), outcome in zip(chunk, outcomes, strict=True):
                 if outcome is not None:
                     result[number] = _of_all_batches(engine, batch, outcome)
     return result
 
 
-def _chunks(numbers: Sequence[int], samples: Sequence[int], replayer: Replayer) -> Iterator[list[int]]:
+def _chunks(
+    numbered: Sequence[tuple[int, SampledTrial]], replayer: Replayer
+) -> Iterator[list[tuple[int, SampledTrial]]]:
+    """Trials of one batch in parts whose rows take little memory."""
     most = max(1, ROW_BYTES * replayer.row_plan.batch // max(replayer.largest, 1))
-    chunk: list[int] = []
+    chunk: list[tuple[int, SampledTrial]] = []
     rows = 0
-    for number, count in zip(numbers, samples, strict=True):
-        if chunk and rows + count > most:
+    for number, trial in numbered:
+        if chunk and rows + len(trial.samples) > most:
             yield chunk
             chunk, rows = [], 0
-        chunk.append(number)
-        rows += count
+        chunk.append((number, trial))
+        rows += len(trial.samples)
     if chunk:
         yield chunk
 
