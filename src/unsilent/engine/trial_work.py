@@ -1,25 +1,37 @@
 """What a trial is expected to cost, counted instead of measured, so that it is the same on every machine and for every engine.
 
 The work of an evaluation is the multiplications and additions of its matrix products and convolutions, and the bytes that
-operations write. Seconds are those of one core of a usual server; only their ratio matters, and to within a factor of two.
+operations write. Only the ratio of the seconds matters, and to within a factor of two.
 """
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from unsilent.engine.tape import flatten
 from unsilent.sites.dispatch_mode import DispatchMode
 
-FLOPS_PER_SECOND = 1.5e11
-BYTES_PER_SECOND = 1e10
-TRIAL_SECONDS = 3e-4
-"""To draw a fault, inject it, run the operations that read it, judge, undo and store."""
-OPERATION_SECONDS = 1e-6
-"""An operation of the evaluation in a trial: a call from Python takes fifty times as long, but is shared by many trials."""
+
+class DeviceSpeed(NamedTuple):
+    """How fast a kind of device is taken to be.
+
+    Attributes:
+        flops, bytes_written: Per second.
+        trial: Seconds to draw a fault, inject it, run the operations that read it, judge, undo and store.
+        operation: Seconds of an operation in a trial: a call from Python takes longer, but is shared by many trials.
+    """
+
+    flops: float
+    bytes_written: float
+    trial: float
+    operation: float
+
+
+SPEEDS = {"cpu": DeviceSpeed(1.5e11, 1e10, 3e-4, 1e-6), "cuda": DeviceSpeed(1e13, 1e12, 1e-3, 1e-5)}
+"""Of one core of a server, as measured on five models; of a CUDA device assumed, not measured."""
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 """Operations that multiply matrices: which of their arguments these are."""
 
@@ -39,13 +51,15 @@ class WorkCounter(DispatchMode):
         self.flops += _flops(func.name().partition("::")[2].partition(".")[0], args, tensors)
         return result
 
-    def trial_seconds(self, batches: int) -> float:
+    def trial_seconds(self, device: str, batches: int) -> float:
         """Of a trial, whatever it evaluates; ``batches``: that were evaluated."""
-        return TRIAL_SECONDS + OPERATION_SECONDS * self.operations / batches
+        speed = SPEEDS[device]
+        return speed.trial + speed.operation * self.operations / batches
 
-    def sample_seconds(self, samples: int) -> float:
+    def sample_seconds(self, device: str, samples: int) -> float:
         """Of each sample that a trial evaluates; ``samples``: that were evaluated."""
-        return (self.flops / FLOPS_PER_SECOND + self.written_bytes / BYTES_PER_SECOND) / samples
+        speed = SPEEDS[device]
+        return (self.flops / speed.flops + self.written_bytes / speed.bytes_written) / samples
 
 
 def _flops(name: str, args: tuple[Any, ...], results: list[Tensor]) -> float:

@@ -158,6 +158,7 @@ class TrialRunner:
                 "No faults in these tensors, which are empty or of an unsupported dtype: "
                 f"{', '.join(sorted(engine.parameters.skipped))}."
             )
+        device = resolve_device(self.spec.device).partition(":")[0]
         return PvfBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
@@ -186,8 +187,8 @@ class TrialRunner:
             versions=versions(),
             notes=tuple(notes),
             lookups=self._lookups,
-            trial_seconds=self._work.trial_seconds(len(engine.batches)),
-            sample_seconds=self._work.sample_seconds(sum(engine.samples)),
+            trial_seconds=self._work.trial_seconds(device, len(engine.batches)),
+            sample_seconds=self._work.sample_seconds(device, sum(engine.samples)),
         )
 
     def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
