@@ -606,7 +606,7 @@ def test_a_dry_run_says_the_most_that_a_precision_can_take(asks):
     ask = ("pvf", "tiny.py:make", "--rel", "20%", "--trials", 1000, "--quiet", "--dry-run")
     found = json.loads(told(*ask, "--json"))
     assert {row["target"]: row["trials"] for row in found["results"]} == dict.fromkeys(("first", "norm", "last"), 1000)
-    assert "the campaign chooses the number of trials of each target" in told(*ask).replace("\n", " ")
+    assert "a pilot decides how many trials each target gets" in told(*ask).replace("\n", " ")
     gate = in_process(*ask, "--assert", "lost<=0.5")
     assert (gate.returncode, gate.stdout) == (2, "")
     assert "did you mean 'last'" in gate.stderr

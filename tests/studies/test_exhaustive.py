@@ -183,6 +183,7 @@ def test_some_samples_a_trial_ask_the_same_question(workload, truth, samples):  
         ({"at": "op:*"}, "acts in all samples of one batch"),
         ({"exhaustive": True, "trials": None}, "--exhaustive evaluates all samples"),
         ({"samples": 0.5}, "expected a number of samples of 1 or more, or all"),
+        ({"unit": "batch"}, "--unit batch judges whole batches"),
         ({"samples": 8}, "the largest batch has 7; give at most 7, or all .14 samples in 2 batches"),
     ],
 )
@@ -228,8 +229,8 @@ def test_every_sample_of_unequal_batches_is_as_likely(tmp_path):
             codes = np.array([np.frombuffer(r.outcome_codes, np.uint8) for r in store.rows()])
         shares = (codes != Outcome.SPARED) / (codes != Outcome.SPARED).sum(1, keepdims=True)
         assert abs(shares.mean(0) - 1 / 11).max() < 4.5 * (1 / 11 / 2200) ** 0.5  # what the mean of a sample weighs
-    with pytest.raises(UsageError, match="needs trials that evaluate whole batches"):
-        unsilent.pvf(uneven, trials=50, samples=1, unit="batch")
+    with PvfStore(path) as store, pytest.raises(UsageError, match="needs trials that evaluate whole batches"):
+        store.analyse(unit="batch")
 
 
 @pytest.mark.claim

@@ -33,6 +33,10 @@ class Planner(Protocol):
         """The next round, to be stored; empty when the campaign has come to its end."""
         ...
 
+    def describe_round(self, store: Any) -> str:
+        """What the round that was decided last is for, in a sentence."""
+        ...
+
 
 def check_strata(spec: Spec, baseline: Baseline) -> None:
     """Raise ``UsageError`` where two strata are one: their trials could not be told apart, and never all be stored."""
@@ -115,6 +119,7 @@ def run_campaign(
             store.record_budget(budget.trials, command)
             noted = True
         store.add_record(ROUND, decided)
+        watcher.say(planner.describe_round(store))
 
 
 def run_trials(trials: Iterable[TrialId], executor: Executor, store: AnyStore, observer: Observer | None = None) -> int:

@@ -116,6 +116,10 @@ class Verb:
         """Further sentences of a dry run."""
         yield from ()
 
+    def has_open_number_of_trials(self, asked: OptionValues) -> bool:
+        """Whether the campaign itself decides how many trials it runs, up to a maximum."""
+        return False
+
     def plan_notes(self, spec: Any, baseline: Any, path: Path) -> Iterator[str]:
         """Further sentences of a dry run, from what a worker found and from the store at this path."""
         yield from ()

@@ -49,7 +49,9 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
         schema="unsilent/dry-run/1",
         report_type="Dry run",
         title="Dry run",
-        headline=f"{count_text(left, 'trial')} would run, in at most about {rough_duration_text(seconds / jobs)} "
+        headline=f"at most {count_text(left, 'trial')} would run; the campaign decides how many"
+                 if verb.has_open_number_of_trials(asked)
+                 else f"{count_text(left, 'trial')} would run, in at most about {rough_duration_text(seconds / jobs)} "
                  f"with {count_text(jobs, 'job')}",
         estimates=table,
         findings=(

@@ -55,20 +55,23 @@ class PvfVerb(Verb):
 
     def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
         if asked.make_dataclass(PvfBudget).precision is not None:
-            yield "the campaign chooses the number of trials of each target from outcomes; the table shows maximum numbers"
+            yield "a pilot decides how many trials each target gets, usually far fewer than the maximum numbers in the table"
+
+    def has_open_number_of_trials(self, asked: OptionValues) -> bool:
+        return asked.make_dataclass(PvfBudget).precision is not None
 
     def plan_notes(self, spec: Any, baseline: Any, path: Path) -> Iterator[str]:
         from unsilent.studies.pvf.analysis import samples_of_trials
         from unsilent.studies.pvf.kind import PvfStore
+        from unsilent.studies.pvf.records import samples_text
         from unsilent.studies.pvf.row_scopes import StoredTrials
-        from unsilent.studies.pvf.words import samples_text
 
         if spec.samples is not None:
             return
         per_trial, per_sample = 1e3 * baseline.trial_seconds, 1e3 * baseline.sample_seconds
         yield (
-            "a pilot chooses how many samples a trial evaluates, by what trials are expected to cost: "
-            f"{per_trial:.2g} ms, and {per_sample:.2g} ms for each sample"
+            "a pilot chooses how many samples a trial evaluates; it compares numbers by counted costs, "
+            f"{per_trial:.2g} ms for a trial and {per_sample:.2g} ms for each of its samples"
         )
         if path.exists() and path.stat().st_size:
             with PvfStore(path) as store:

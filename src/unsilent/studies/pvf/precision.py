@@ -31,7 +31,7 @@ from unsilent.studies.pvf.pilots import (
     first_pilot,
     first_wide_pilot,
 )
-from unsilent.studies.pvf.records import flips_suffix
+from unsilent.studies.pvf.records import flips_suffix, samples_text
 from unsilent.studies.pvf.row_scopes import RowScope, StoredTrials, target_groups
 from unsilent.studies.pvf.spec import TargetInfo
 
@@ -122,6 +122,19 @@ class PrecisionPlanner:
         unit = self.question.with_default_unit(store.spec.is_transient).unit or "sample"
         self._stored = StoredTrials(store, unit, self._stored)
         return [plan.to_json() for plan in self.round_after(self._stored)]
+
+    def describe_round(self, store: PvfStore) -> str:
+        """What the round that was decided last is for, and how many trials there are to be then."""
+        plans = latest_plans(store.records(ROUND)).values()
+        total = f"{sum(plan.total_trials for plan in plans):,} trials in all"
+        if not all(plan.first_look_trials for plan in plans):
+            return f"pilot: {total}"
+        pilot = sum(plan.pilot_size for plan in plans)
+        if any(plan.look for plan in plans):
+            return f"some intervals are still too wide: {total}"
+        chosen = {plan.group: plan.samples for plan in plans}
+        some = f", each on {samples_text(chosen)} of the samples" if any(chosen.values()) else ""
+        return f"plan made from {pilot:,} pilot trials: {total}{some}"
 
     def round_after(self, stored: StoredTrials) -> list[CellPlan]:
         """The next round after these trials."""

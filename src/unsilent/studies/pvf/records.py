@@ -6,6 +6,7 @@ Also which rows of a result are shown where, and gates for continuous integratio
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,24 @@ from typing import Any, Protocol, TypeVar
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.report.estimates import has_few_trials
 from unsilent.report.heat import HeatMap
+from unsilent.report.text import listed
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec
 
 
 def flips_suffix(flips: int | None) -> str:
     """`` at 8 flips``, to stand behind a name; nothing where the fault model says how many there are."""
     return "" if flips is None else f" at {flips} flip{'s' if flips != 1 else ''}"
+
+
+def samples_text(samples: Mapping[str, int]) -> str:
+    """How many samples a trial evaluates, of each target where they differ: ``1``, ``1 (embedding) or 4 (top_mlp)``."""
+    by_count: dict[int, list[str]] = {}
+    for name, count in samples.items():
+        by_count.setdefault(count, []).append(name)
+    named = {count or "all": names for count, names in sorted(by_count.items(), key=lambda item: item[0] or math.inf)}
+    if len(named) == 1:
+        return str(next(iter(named)))
+    return " or ".join(f"{count} ({listed(names)})" for count, names in named.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +140,8 @@ class PvfResult:
     """Sentences on rows that were not allowed enough trials for the precision that was asked."""
     samples_of_trials: Mapping[str, int] = field(default_factory=dict)
     """By reported target, how many samples of one batch a trial evaluates, 0 for all; empty where all trials evaluate all."""
+    pilot_trials: int = 0
+    """Trials that only decided how many others there are; 0 where none was run, or no other."""
     transient: bool = False
     """Whether values of one evaluation were corrupted (operations, inputs, caches) rather than parameters."""
 

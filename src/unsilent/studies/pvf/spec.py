@@ -98,7 +98,7 @@ class PvfSpec:
         default_text="none; bits for single flips with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
     samples: Annotated[int | None, Option(
         "Samples that each trial evaluates, drawn at random from one batch: a number, or all.", PRECISION_PANEL,
-        default_text="all; chosen by a pilot with --ci or --rel", parser=read_samples,
+        default_text="all; with --ci or --rel a pilot chooses for each target", parser=read_samples,
         formatter=lambda samples: [str(samples or "all")])] = None  # fmt: skip
     exhaustive: Annotated[bool, Option(
         "Try every possible single bit flip; narrow it with --at or bits=.", PRECISION_PANEL)] = False  # fmt: skip
@@ -234,7 +234,7 @@ class PvfBudget:
     """How many trials: a number, or until every row is precise."""
 
     trials: Annotated[int | None, Option(
-        "Trials per target and number of flips; with --ci or --rel the maximum.", PRECISION_PANEL,
+        "Trials per target and number of flips; with --ci or --rel the maximum, pilot included.", PRECISION_PANEL,
         default_text="1000; 200000 with --ci or --rel")] = None  # fmt: skip
     ci: Annotated[str | None, Option(
         "Run until every row's interval has this half-width, like 0.1%.", PRECISION_PANEL, parser=str)] = None  # fmt: skip
@@ -281,7 +281,7 @@ def make_pvf_spec(asked: OptionValues) -> PvfSpec:
     if device != "cpu":
         asked.given_values["device"] = device  # a command for another machine has to name it
     spec = asked.make_dataclass(PvfSpec)
-    spec = replace(spec, samples=_samples(spec, adaptive and asked["unit"] in (None, "sample")))
+    spec = replace(spec, samples=_samples(spec, asked["unit"] or "sample", adaptive))
     if spec.faults is not None:
         from unsilent.faults.lists import kind_of_list
 
@@ -296,8 +296,12 @@ def make_pvf_spec(asked: OptionValues) -> PvfSpec:
     return replace(spec, device=device, fault=model.text, flips=flips, strata=strata)
 
 
-def _samples(spec: PvfSpec, can_be_chosen: bool) -> int | None:
+def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:
     """Samples of every trial, None where a pilot chooses them; raises ``UsageError`` where a trial has no choice."""
+    if spec.samples and unit == "batch":
+        raise UsageError(
+            f"--samples is {spec.samples}, but --unit batch judges whole batches; use --unit sample, or --samples all"
+        )
     if spec.is_enumerated or spec.is_transient:
         if spec.samples:
             what = (
@@ -309,7 +313,7 @@ def _samples(spec: PvfSpec, can_be_chosen: bool) -> int | None:
                 f"--samples {spec.samples} is the number of samples of each trial, but {what}; omit --samples"
             )
         return 0
-    return None if spec.samples is None and can_be_chosen else spec.samples or 0
+    return None if spec.samples is None and adaptive and unit == "sample" else spec.samples or 0
 
 
 def _flips(asked: tuple[int, ...] | None, counted: bool, pattern: str) -> tuple[int | None, ...]:

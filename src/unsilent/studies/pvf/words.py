@@ -23,6 +23,7 @@ from unsilent.studies.pvf.records import (
     headline_flips,
     is_pooled,
     main_level,
+    samples_text,
     vulnerability_key,
 )
 
@@ -121,23 +122,12 @@ def meaning(result: PvfResult) -> str:
 def measured_on(result: PvfResult) -> str:
     """What was run and how outputs were judged."""
     accuracy = accuracy_text(result.info)
-    some = f", each on {samples_text(result.samples_of_trials)} of" if result.samples_of_trials else " on"
+    some = f" that evaluate {samples_text(result.samples_of_trials)} of" if result.samples_of_trials else " on"
     return (
         f"{count_text(result.trials_done, 'trial')}{some} {count_text(result.samples, 'sample')} in "
-        f"{count_text(result.batches, 'batch')}{' drawn at random' if result.samples_of_trials else ''}"
+        f"{count_text(result.batches, 'batch')}{', drawn anew in each trial' if result.samples_of_trials else ''}"
         f"{accuracy and ', '}{accuracy}; unit {result.unit}, judge {result.judge}, law {result.law}, seed {result.seed}"
     )
-
-
-def samples_text(samples: Mapping[str, int]) -> str:
-    """How many samples a trial evaluates, of each target where they differ: ``1``, ``1 (embedding) or 4 (top_mlp)``."""
-    by_count: dict[int, list[str]] = {}
-    for name, count in samples.items():
-        by_count.setdefault(count, []).append(name)
-    named = {count or "all": names for count, names in sorted(by_count.items(), key=lambda item: item[0] or math.inf)}
-    if len(named) == 1:
-        return str(next(iter(named)))
-    return " or ".join(f"{count} ({listed(names)})" for count, names in named.items())
 
 
 def dtype_text(result: PvfResult) -> str:
@@ -284,7 +274,9 @@ def common_facts(result: PvfResult) -> Iterator[tuple[str, str]]:
     yield "trials", f"{result.trials_done:,} of {result.trials_planned:,} planned"
     yield "evaluation", f"{count_text(result.samples, 'sample')} in {count_text(result.batches, 'batch')}"
     if result.samples_of_trials:
-        yield "samples of a trial", samples_text(result.samples_of_trials)
+        yield "samples of a trial", f"{samples_text(result.samples_of_trials)}, drawn at random from one batch"
+    if result.pilot_trials:
+        yield "pilot", f"{count_text(result.pilot_trials, 'trial')}, which are not counted in any estimate"
     yield "seed", str(result.seed)
     yield "device", f"{result.device}, {dtype_text(result)}, {count_text(result.threads, 'thread')}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.versions.items())
@@ -337,7 +329,8 @@ def method(result: PvfResult) -> Iterator[str]:
     if has_any_interval(rows):
         once = f"A fault is judged on one batch{', the one that it corrupts' if result.transient else ''}, so n faults are n "
         once += "independent trials, each with one batch that is incorrect or not."
-        many = f"One fault is judged on many {every}{', those of the batch that it corrupts' if result.transient else ''}, so "
+        how = f"many {every}{', those of the batch that it corrupts' if result.transient else ''}"
+        many = f"One fault is judged on {f'the {every} of its trial' if result.samples_of_trials else how}, so "
         many += f"intervals are computed from the differences between faults, not from the number of {every}."
         yield (
             f"Intervals: {once if _judged_once(result) else many} Where no output was wrong, the number of faults "
