@@ -45,8 +45,43 @@ class DerivedWeight(Base):
         return torch.nn.functional.linear(y, self.last.weight.t() @ self.last.weight / 10)
 
 
+class MixesLate(nn.Module):
+    """A token changes the samples that hold it, and through the similarities of all samples the others as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(40, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        each = nn.functional.normalize(self.tokens(ids).mean(1), dim=1)
+        return each @ each.t()
+
+
+class FlatToo(Base):
+    """A second output without a row for each sample."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return {"scores": y, "flat": y.reshape(-1)}
+
+
+class Codebook(nn.Module):
+    """A corrupted sample may look up a row that is not there, which ends the run of all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.book, self.last = nn.Linear(6, 32), nn.Embedding(64, 32), nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = (self.first(x).relu().sum(1) * 0.2).round().long()
+        return self.last(self.book(place))
+
+
 SAMPLED = {
     **MODELS,
+    "mixes late": (MixesLate, [torch.randint(40, (12, 3), generator=torch.Generator().manual_seed(2))]),
+    "flat too": (FlatToo, [numbers(7, 6), numbers(4, 6)]),
+    "codebook": (Codebook, [numbers(16, 6)]),
     "wide": (Wide, [numbers(16, 3, 16, 16), numbers(5, 3, 16, 16)]),
     "derived weight": (DerivedWeight, [numbers(7, 6), numbers(4, 6)]),
 }
@@ -77,7 +112,9 @@ def outcomes(engine: PlainEngine, trials: Trials) -> list[tuple[bytes, float, st
     return [(one.codes.tobytes(), one.severity, one.error) for one in found]
 
 
-@pytest.mark.parametrize("name", few(SAMPLED, "wide", "derived weight", "across samples", *FAST))
+@pytest.mark.parametrize(
+    "name", few(SAMPLED, "wide", "mixes late", "flat too", "codebook", "derived weight", "across samples", *FAST)
+)
 def test_sampled_trials_end_as_in_whole_runs(name: str) -> None:
     fast, plain = engines(name)
     trials = sampled(plain, 60)
@@ -108,6 +145,19 @@ def test_trials_that_need_the_whole_batch_are_left_to_a_whole_run() -> None:
     early = [n for n, trial in enumerate(trials) if any(f.site.startswith("param:first") for f in trial.faults)]
     assert early
     assert not set(early) & outcomes_together(fast, list(trials)).keys()  # an operation after it mixes samples
+
+
+def relative_to_the_batch(golden: Tensor, faulty: Tensor, batch: object) -> Tensor:
+    moved = (golden - faulty).abs().amax(1)
+    return moved > 0.5 * moved.nan_to_num(0, 0, 0).max()
+
+
+def test_a_judge_of_ones_own_sees_whole_batches() -> None:
+    workload = unsilent.Workload(seeded(Wide()), [numbers(16, 3, 16, 16)], judge=relative_to_the_batch, name="own")
+    fast, plain = make_engine(workload, sampled=True), make_engine(workload, engine="plain")
+    trials = sampled(plain, 40)
+    assert outcomes(fast, trials) == outcomes(plain, trials)
+    assert any("whole batches, because a judge of your own" in note for note in fast.notes)
 
 
 def test_no_sample_is_twice_in_one_list() -> None:

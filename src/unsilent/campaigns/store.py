@@ -286,7 +286,7 @@ class Store(SqliteFile, Generic[S, B, R]):
             most = max(t.slots for t in self.baseline.targets) if self.spec.is_enumerated else self.largest_budget()[0]
             raise StoreError(
                 f"{self.path} has no trial {trial}; expected TARGET/xFLIPS/NUMBER with a target of {targets} …, flips of {flips} "
-                f"and a number below {most}"
+                f"and a number below {most}; trials that evaluate some samples end in /s and their number, like /s1"
             )
         return result
 

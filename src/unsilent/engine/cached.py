@@ -36,6 +36,7 @@ from unsilent.engine.validation_sample import ValidationSample, ValidationSample
 from unsilent.errors import ProcessUnusable, UnsilentError, kind_and_line
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient
+from unsilent.outcomes import judges_samples_apart
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, same_outcome_for_all
 from unsilent.sites import Parameters
@@ -237,7 +238,10 @@ class CachedEngine(PlainEngine):
     def fallback_notes(self) -> list[str]:
         """What a report should say of the shortcuts: batches that run plainly, and why."""
         why = Counter(self.fallback_reasons.values())
-        return [
+        notes = []
+        if self._sampled and not judges_samples_apart(self.judge):
+            notes = ["Trials evaluate whole batches, because a judge of your own may compare samples with each other."]
+        return notes + [
             f"{n} of {len(self.batches)} batches run completely for every trial, without shortcuts. Reason: {text}."
             for text, n in why.items()
         ]

@@ -142,6 +142,10 @@ class RowPlan:
         """Whether anything becomes of a value (batch norm gives empty statistics, for one)."""
         return bool(self.tape.values[value].readers) or self.tape.values[value].output
 
+    def lies_apart(self, window: StorageWindow) -> bool:
+        """Whether a window is the same piece of each sample's share of its value."""
+        return self._apart(window, self.tape.values[window.value].nbytes)
+
     def _apart(self, window: StorageWindow, nbytes: int) -> bool:
         """Whether a window is the same piece of each sample's share of the memory, one sample after the other."""
         size = window.dtype.itemsize

@@ -14,8 +14,9 @@ from unsilent.engine.fault_entries import trial_entry_of
 from unsilent.engine.plain import TrialOutcome
 from unsilent.engine.sampled_walk import SampledEntry, SampledWalk
 from unsilent.engine.tape_replay import Replayer
-from unsilent.errors import UnsilentError
+from unsilent.errors import InjectionError, ProcessUnusable
 from unsilent.faults import Fault
+from unsilent.outcomes import judges_samples_apart
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import BatchOutcome, classify, same_outcome_for_all
 from unsilent.outcomes.tensors import leaves, samples_that_differ
@@ -42,11 +43,15 @@ class SampledTrial(NamedTuple):
 
 def group_size(engine: CachedEngine) -> int:
     """How many sampled trials are run together best."""
+    if not judges_samples_apart(engine.judge):
+        return 1
     return min(MOST_TOGETHER, ROWS_OF_A_BATCH * len(engine.batches))
 
 
 def outcomes_together(engine: CachedEngine, many: Sequence[SampledTrial | None]) -> dict[int, TrialOutcome]:
     """By number, the outcomes of the trials that could be run on rows; the others have to be run on the whole batch."""
+    if not judges_samples_apart(engine.judge):
+        return {}
     by_batch: dict[int, list[tuple[int, SampledTrial]]] = {}
     for number, trial in enumerate(many):
         batch = trial.faults[0].step if trial is not None and trial.faults else None
@@ -96,7 +101,7 @@ def _batch_outcomes(engine: CachedEngine, batch: int, trials: Sequence[SampledTr
             for trial, sample in tags:
                 result[trial].codes[sample] = judged.codes[sample]
                 result[trial].severity[sample] = judged.severity[sample]
-    except (UnsilentError, KeyboardInterrupt):
+    except (InjectionError, ProcessUnusable, KeyboardInterrupt):
         raise
     except Exception:  # of an operation or the judge, for one of them: the others are found by halves
         if len(trials) == 1:

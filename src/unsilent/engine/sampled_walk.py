@@ -5,8 +5,8 @@ trial alone, while its faults are in memory; everything after them runs on the r
 sample costs about that sample's share of the batch's evaluation.
 
 The result is what a run of the whole batch under the fault gives for these samples, because every operation that is used here
-was tested to treat samples apart and to give the same bits. A trial that reaches another operation has to be run on the whole
-batch.
+was tested to treat samples apart and to give the same bits. A trial after whose fault any other operation comes, or an output
+that has no row for each sample, has to be run on the whole batch.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class SampledWalk(Walk):
         for trial, entry in enumerate(entries):
             if entry.dirty:
                 self._lose(trial, Diverged("the output is a parameter itself"))
+            elif not entry.corrupted <= replayer.separate_operations:
+                self._lose(trial, Diverged("an operation after the fault needs the whole batch"))
 
     @property
     def lost(self) -> dict[int, Diverged]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.partial import BlockwiseOperation, candidates, equal_bits
+from unsilent.engine.sample_paths import separate_operations
 from unsilent.engine.sample_rows import RowPlan
 from unsilent.engine.tape import Node, Tape, default_generator_of, flatten, restore_shared_arguments
 from unsilent.engine.tape_structure import structure_of
@@ -140,7 +141,7 @@ class Replayer:
             del self.kept[value]
         for result in (self._golden_windows, self._remade, self.blocks):
             result.clear()
-        for plan in ("row_plan", "in_place_plan"):
+        for plan in ("row_plan", "in_place_plan", "separate_operations"):
             self.__dict__.pop(plan, None)
 
     def hold(self) -> None:
@@ -205,6 +206,11 @@ class Replayer:
     def in_place_plan(self) -> RowPlan:
         """What can run on whole batches in which each sample belongs to another trial; to be measured before it is used."""
         return RowPlan(self.tape, keeps_places=True)
+
+    @cached_property
+    def separate_operations(self) -> frozenset[int]:
+        """Operations after which every sample can be followed by itself; to be asked once the plans are measured."""
+        return separate_operations(self)
 
     def step(self, node: Node, dirty: Holders, faults: Sequence[tuple[int, Fault]] = ()) -> Holders:
         """One operation on whole values, with faults on copies of its operands."""

@@ -23,6 +23,13 @@ def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
     return Function(what) if hasattr(what, "__qualname__") else what  # an object's own repr names it
 
 
+def judges_samples_apart(what: Judge) -> bool:
+    """Whether each verdict is known to depend on its own sample alone: of built-in judges, not of a user's own."""
+    from unsilent.outcomes.judges import JUDGES
+
+    return type(what) in JUDGES.values()
+
+
 def judge_text(what: Judge) -> str:
     """A judge as the command line takes it (``topk:k=3``); a user's own by its ``repr``."""
     from dataclasses import fields, is_dataclass

@@ -266,43 +266,21 @@ class TrialRunner:
             release_cached_memory()
         start = time.perf_counter()
         drawn = [self._draw(trial) for trial in trials]
-        spent = (time.perf_counter() - start) / len(trials)
-        for place, outcome, seconds in self._outcomes(drawn):
-            start = time.perf_counter()
+        acting = [one for one in drawn if one.faults]
+        samples = [one.samples for one in acting] if any(one.samples is not None for one in acting) else None
+        outcomes = self.engine.trials([one.faults for one in acting], samples)
+        for trial, one in zip(trials, drawn, strict=True):
+            with unusable_if_raised():
+                outcome = next(outcomes) if one.faults else self._all(Outcome.MASKED, one)
             self.unverified_row_count += 1
             if outcome.error or self._proof_due():
                 self.verify_restored_state(after=outcome)
+            now = time.perf_counter()
             if outcome.out_of_memory and not alone:
-                yield DeferredTrial(trials[place], outcome.error)
+                yield DeferredTrial(trial, outcome.error)
             else:
-                seconds += spent + time.perf_counter() - start
-                yield make_row(trials[place], drawn[place].faults, outcome, seconds)
-
-    def _outcomes(self, drawn: Sequence[DrawnTrial]) -> Iterator[tuple[int, TrialOutcome, float]]:
-        """Place, outcome and seconds of each trial, in order; those with as many samples run together and share their time."""
-        sampled = [one.samples is not None for one in drawn]
-        results: dict[int, tuple[TrialOutcome, float]] = {}
-        for count in {len(one.samples) for one in drawn if one.samples is not None}:
-            places = [i for i, one in enumerate(drawn) if one.samples is not None and len(one.samples) == count]
-            start = time.perf_counter()
-            with unusable_if_raised():
-                outcomes = list(
-                    self.engine.trials([drawn[i].faults for i in places], [drawn[i].samples for i in places])
-                )
-            each = (time.perf_counter() - start) / len(places)
-            results |= {i: (outcome, each) for i, outcome in zip(places, outcomes, strict=True)}
-        whole = self.engine.trials(
-            [one.faults for one, some in zip(drawn, sampled, strict=True) if not some and one.faults]
-        )
-        for place, one in enumerate(drawn):
-            start = time.perf_counter()
-            if sampled[place]:
-                outcome, seconds = results[place]
-            else:
-                with unusable_if_raised():
-                    outcome = next(whole) if one.faults else self._all(Outcome.MASKED, one)
-                seconds = time.perf_counter() - start
-            yield place, outcome, seconds
+                yield make_row(trial, one.faults, outcome, now - start)
+            start = now
 
     def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> PvfTrialRow:
         """The row of a trial that took its worker with it: every sample that was corrupted ended as ``ended``."""
@@ -321,7 +299,7 @@ class TrialRunner:
     def _check_samples(self) -> None:
         """Raise ``UsageError`` for more samples than a batch has."""
         asked, most, total = self.spec.samples or 0, max(self.engine.samples), sum(self.engine.samples)
-        if most < asked < total:
+        if asked > most:
             raise UsageError(
                 f"--samples is {asked}, but a trial evaluates samples of one batch and the largest batch has {most}; "
                 f"give at most {most}, or all ({total} samples in {len(self.engine.samples)} batches)"

@@ -273,10 +273,6 @@ def common_facts(result: PvfResult) -> Iterator[tuple[str, str]]:
     yield "where", result.at
     yield "trials", f"{result.trials_done:,} of {result.trials_planned:,} planned"
     yield "evaluation", f"{count_text(result.samples, 'sample')} in {count_text(result.batches, 'batch')}"
-    if result.samples_of_trials:
-        yield "samples of a trial", f"{samples_text(result.samples_of_trials)}, drawn at random from one batch"
-    if result.pilot_trials:
-        yield "pilot", f"{count_text(result.pilot_trials, 'trial')}, which are not counted in any estimate"
     yield "seed", str(result.seed)
     yield "device", f"{result.device}, {dtype_text(result)}, {count_text(result.threads, 'thread')}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.versions.items())
@@ -287,6 +283,10 @@ def facts(result: PvfResult) -> Iterator[tuple[str, str]]:
     yield from common_facts(result)
     yield "fault model", result.fault
     yield "targets", f"per {result.per}"
+    if result.samples_of_trials:
+        yield "samples of a trial", f"{samples_text(result.samples_of_trials)}, drawn at random from one batch"
+    if result.pilot_trials:
+        yield "pilot", f"{count_text(result.pilot_trials, 'trial')}, which are not counted in any estimate"
     yield from ((name, getattr(result, name)) for name in ("law", "unit", "judge"))
     if has_any_interval(result.rows) or not result.rows:
         yield "confidence", f"{100 * result.confidence:g} %"
