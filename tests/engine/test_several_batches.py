@@ -12,24 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import unsilent
+from engine.test_cached import numbers, seeded
 from unsilent.engine import cached, make_engine
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import PlainEngine, acting_in, same_outputs
 from unsilent.engine.sample_rows import RowPlan
 from unsilent.faults import Fault, fault_model
-
-
-def seeded(module: nn.Module) -> nn.Module:
-    """With weights that do not depend on what ran before."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
-    return module.eval()
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(4))
 
 
 class Convolutions(nn.Module):

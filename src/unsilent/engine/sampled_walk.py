@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from unsilent.engine.sample_rows import CorruptedRows, Tag
-from unsilent.engine.tape import Node, restore_shared_arguments
+from unsilent.engine.tape import Node
 from unsilent.engine.tape_values import Diverged, Holders, private_copy
 from unsilent.engine.walk import TrialEntry, Walk
 from unsilent.errors import UnsilentError
@@ -137,16 +137,7 @@ class SampledWalk(Walk):
         if not size or first + size > plan.batch:
             return None
         beside = {v: plan.words(replayer.golden(v))[first : first + size] for v in node.values if plan.carries(v)}
-        tensors = [
-            plan.window(beside[w.value], w)
-            if w.value in beside
-            else plan.shared(replayer.golden_operand(node, k), size)
-            for k, w in enumerate(node.reads)
-        ]
-        restore_shared_arguments(node, tensors)
-        made = plan.results(node, replayer.apply(node, tensors), size)
-        if made is None:
-            raise Diverged(f"{node.name} returns a different shape for single rows")
+        made = self._call_on_rows(node, beside, size)
         place = tag[1] - first
         return {v: CorruptedRows([tag], words[place : place + 1]) for v, words in made.items()}
 

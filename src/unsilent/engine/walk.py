@@ -207,7 +207,7 @@ class Walk:
 
     def _run_rows(self, node: Node, tags: list[Tag], calls: Sequence[int]) -> dict[int, CorruptedRows]:
         """The operation on rows, in calls of the sizes given."""
-        plan, replayer = self._plan, self._replayer
+        plan = self._plan
         assert plan is not None
         parts = {v: self._gather(v, tags) for v in node.values if plan.carries(v)}
         made: dict[int, list[Tensor]] = {}
@@ -215,16 +215,7 @@ class Walk:
         for size in calls:
             count = min(size, len(tags) - first)
             mine = {v: self._padded(v, words, first, count, size, bool(node.writes)) for v, words in parts.items()}
-            tensors = [
-                plan.window(mine[w.value], w)
-                if w.value in mine
-                else plan.shared(replayer.golden_operand(node, k), size)
-                for k, w in enumerate(node.reads)
-            ]
-            restore_shared_arguments(node, tensors)
-            results = plan.results(node, replayer.apply(node, tensors), size)
-            if results is None:
-                raise Diverged(f"{node.name} returns a different shape for single rows")
+            results = self._call_on_rows(node, mine, size)
             results.update({w.new: mine[w.old] for w in node.writes})
             for value, words in results.items():
                 made.setdefault(value, []).append(words[:count])
@@ -232,6 +223,20 @@ class Walk:
         return {
             v: CorruptedRows(list(tags), parts[0] if len(parts) == 1 else torch.cat(parts)) for v, parts in made.items()
         }
+
+    def _call_on_rows(self, node: Node, rows: Mapping[int, Tensor], size: int) -> dict[int, Tensor]:
+        """What the operation makes of ``size`` rows (words by value); what it reads besides is golden."""
+        plan, replayer = self._plan, self._replayer
+        assert plan is not None
+        tensors = [
+            plan.window(rows[w.value], w) if w.value in rows else plan.shared(replayer.golden_operand(node, k), size)
+            for k, w in enumerate(node.reads)
+        ]
+        restore_shared_arguments(node, tensors)
+        results = plan.results(node, replayer.apply(node, tensors), size)
+        if results is None:
+            raise Diverged(f"{node.name} returns a different shape for single rows")
+        return results
 
     def _gather(self, value: int, tags: list[Tag]) -> Tensor:
         """Words of a value for each tag: corrupted ones, else golden ones."""
