@@ -325,12 +325,12 @@ def test_a_plan_from_all_faults_is_the_oracle_and_exact(workload, truth, tmp_pat
     unsilent.pvf(workload, trials=600, per="tensor", store=tmp_path / "drawn.sqlite")
     drawn = unsilent.plan(
         tmp_path / "drawn.sqlite", budget=("3%", "10%"), granularity="tensor-bits", truth=tmp_path / "all.sqlite",
-        validate=True, workload=workload, validation_trials=1000,
+        validate=True, workload=workload, validation_trials=1000, confidence=0.999,
     )  # fmt: skip
     for budget, best in zip(drawn.budgets, result.budgets, strict=True):
         assert budget.oracle == pytest.approx(best.oracle)
         assert budget.oracle <= budget.plan_by_truth
-        assert budget.predicted.low <= budget.plan_by_truth <= budget.predicted.high  # misses in 1 of 40 seeds
+        assert budget.predicted.low <= budget.plan_by_truth <= budget.predicted.high
         assert budget.second_campaign.low <= budget.plan_by_truth <= budget.second_campaign.high
         assert not budget.differs
         assert budget.predicted.estimate < budget.baselines["random"].estimate

@@ -174,7 +174,7 @@ class TrialRunner:
                     group=t.group,
                     bits=t.bits,
                     dtype=t.regions[0].dtype if t.bits or self.spec.strata != "none" else "",
-                    elements_by_site=elements_by_site(t),
+                    elements_by_site=elements_by_site(t) if self.spec.strata in ("bits", "risk") else {},
                     slots=self._slots(t) if self.spec.is_enumerated else 0,
                 )
                 for t in self.targets.values()
@@ -435,9 +435,7 @@ class TrialRunner:
 
 
 def elements_by_site(target: Target) -> dict[str, int]:
-    """Elements of each site, where a target has a part of them; empty where it has all."""
-    if all(region.elements is None for region in target.regions):
-        return {}
+    """Elements of each site: a stratum may have some of them, or some of the tensors."""
     counts: Counter[str] = Counter()
     for region in target.regions:
         counts[region.site] += region.eligible_count
