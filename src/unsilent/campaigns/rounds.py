@@ -32,7 +32,7 @@ class CellPlan:
         pilot_means: By stratum, the mean share of wrong outputs that the pilot lets expect.
         look: Which look the cell has come to.
         pilot_samples: Samples of a pilot trial (`TrialId.sample_count`).
-        wide_pilot_trials: By stratum, further pilot trials that evaluate more samples; they tell what samples cost and add.
+        wide_pilot_trials: By stratum, further pilot trials that evaluate more samples; they show how samples of one fault differ.
         wide_samples: Samples of such a trial.
         samples: Samples of the trials of looks, chosen from the pilot.
     """

@@ -11,7 +11,6 @@ run both ways.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +28,8 @@ from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in,
 from unsilent.engine.recorder import record
 from unsilent.engine.sampled_trials import SampledTrial, gives_plain_bits, group_size, outcomes_together
 from unsilent.engine.tape import Node, Unrecordable
-from unsilent.engine.tape_replay import Replayer
-from unsilent.engine.tape_values import Diverged, Holders, view_window
+from unsilent.engine.tape_replay import Replayer, assemble_output
+from unsilent.engine.tape_values import Diverged
 from unsilent.engine.trial_costs import TrialCosts, cost_class_of
 from unsilent.engine.validation_sample import ValidationSample, ValidationSamples
 from unsilent.errors import ProcessUnusable, UnsilentError, kind_and_line
@@ -436,15 +435,6 @@ def _preparing() -> Iterator[None]:
         raise
     except BaseException as error:
         raise ProcessUnusable(kind_and_line(error), shortcuts=True) from error
-
-
-def assemble_output(replayer: Replayer, dirty: Holders) -> Any:
-    """The output of the run with what differs put in."""
-    memo: dict[int, Any] = {}
-    for leaf, window in replayer.tape.output_tensors:
-        holder = dirty.get(window.value)
-        memo[id(leaf)] = leaf.clone() if holder is None else view_window(holder, window)  # a judge may write into it
-    return copy.deepcopy(replayer.tape.output, memo)
 
 
 def timer(now: Callable[[], float]) -> Callable[[Node | None], None]:

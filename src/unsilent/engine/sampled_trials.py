@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from unsilent.engine.fault_entries import trial_entry_of
 from unsilent.engine.plain import TrialOutcome
 from unsilent.engine.sampled_walk import SampledEntry, SampledWalk
-from unsilent.engine.tape_replay import Replayer
+from unsilent.engine.tape_replay import Replayer, assemble_output
 from unsilent.errors import InjectionError, ProcessUnusable
 from unsilent.faults import Fault
 from unsilent.outcomes import judges_samples_apart
@@ -95,7 +95,8 @@ def _batch_outcomes(engine: CachedEngine, batch: int, trials: Sequence[SampledTr
     """How the samples of each trial end; None for one that has to be run on the whole batch."""
     try:
         walk, outputs = walk_together(engine, batch, trials)
-        result = [_masked(engine.samples[batch], trial.samples) for trial in trials]
+        masked = same_outcome_for_all(Outcome.MASKED, engine.samples[batch])
+        result = [masked.only(trial.samples) for trial in trials]
         for tags, output in outputs:
             judged = classify(engine.judge, engine.golden[batch], output, engine.batches[batch], engine.samples[batch])
             for trial, sample in tags:
@@ -118,18 +119,10 @@ def _batch_outcomes(engine: CachedEngine, batch: int, trials: Sequence[SampledTr
     return [None if place in walk.lost else outcome for place, outcome in enumerate(result)]
 
 
-def _masked(count: int, samples: NDArray[np.int64]) -> BatchOutcome:
-    result = same_outcome_for_all(Outcome.SPARED, count)
-    result.codes[samples] = Outcome.MASKED
-    return result
-
-
 def walk_together(
     engine: CachedEngine, batch: int, trials: Sequence[SampledTrial]
 ) -> tuple[SampledWalk, list[tuple[list[tuple[int, int]], Any]]]:
     """One pass for these trials, and its outputs with the trials and samples whose results are in each."""
-    from unsilent.engine.cached import assemble_output
-
     replayer = engine.replayers[batch]
     assert replayer is not None
     entries = []

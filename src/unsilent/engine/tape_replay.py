@@ -7,6 +7,7 @@ exception) ends the shortcut with `Diverged`; that trial is run plainly.
 
 from __future__ import annotations
 
+import copy
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -322,6 +323,15 @@ class Replayer:
             return result
         finally:
             generator.set_state(now)
+
+
+def assemble_output(replayer: Replayer, dirty: Holders) -> Any:
+    """The output of the run with what differs put in."""
+    memo: dict[int, Any] = {}
+    for leaf, window in replayer.tape.output_tensors:
+        holder = dirty.get(window.value)
+        memo[id(leaf)] = leaf.clone() if holder is None else view_window(holder, window)  # a judge may write into it
+    return copy.deepcopy(replayer.tape.output, memo)
 
 
 def _same(one: Any, two: Any) -> bool:

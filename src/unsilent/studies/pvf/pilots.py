@@ -1,4 +1,4 @@
-"""What a pilot says: how outcomes of a stratum vary, what trials cost, and how many samples a trial should evaluate.
+"""What a pilot says: how outcomes of a stratum vary, and how many samples a trial should evaluate.
 
 A pilot is short, so nothing of it is taken at its face value: means are pulled towards that of all strata of the same class of
 bits, and variances are those of slightly more events than were seen.
@@ -27,7 +27,7 @@ PILOT_OF_TARGET = 24
 PILOT_OF_CLASS = 20
 """Trials of a class of bits over all targets at least: classes are what means are pulled towards."""
 WIDE_SAMPLES = 16
-"""Samples of the few pilot trials that show how samples of one fault differ, and what a sample costs."""
+"""Samples of the few pilot trials that show how samples of one fault differ."""
 WIDE_OF_CLASS = 2
 """Such trials of each class of bits at least; each may cost as much as 16 others."""
 PILOT_PER_WIDE = 16
