@@ -35,6 +35,7 @@ from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
 from unsilent.outcomes.classify import same_outcome_for_all
 from unsilent.printable import escape_unprintable
+from unsilent.report.text import count_text
 from unsilent.sites.targets import (
     RegionsByBatch,
     Target,
@@ -302,7 +303,7 @@ class TrialRunner:
         if asked > most:
             raise UsageError(
                 f"--samples is {asked}, but a trial evaluates samples of one batch and the largest batch has {most}; "
-                f"give at most {most}, or all ({total} samples in {len(self.engine.samples)} batches)"
+                f"give at most {most}, or all ({total} samples in {count_text(len(self.engine.samples), 'batch')})"
             )
 
     def verify_restored_state(self, after: TrialOutcome | None = None) -> None:
