@@ -211,7 +211,8 @@ def test_a_generating_model_is_corrupted_everywhere():
 
 
 def test_codes_of_a_store_are_believed_only_where_they_can_be():
-    check_codes(bytes([7, 7, 0, 2]), (2, 2))
+    for codes in ([7, 7, 0, 2], [7, 7, 0, 7], [0, 0, 1, 2]):
+        check_codes(bytes(codes), (2, 2))
     for codes in ([8, 0, 0, 0], [7, 7, 7, 7], [7, 0, 0, 0], [0, 0, 7, 1], [0, 0, 0]):
         with pytest.raises(DamagedRecordError):
             check_codes(bytes(codes), (2, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.driver import ROUND
@@ -75,11 +76,15 @@ def check_row(row: PvfTrialRow, baseline: PvfBaseline) -> None:
 
 
 def check_codes(codes: bytes, samples: Sequence[int]) -> None:
-    """Raise ``DamagedRecordError`` unless there is an outcome for each sample, and at least one sample was evaluated."""
+    """Raise ``DamagedRecordError`` unless there is an outcome for each sample, of whole batches or of samples of one."""
     if len(codes) != sum(samples) or codes.translate(None, _CODES):
         raise DamagedRecordError(f"does not have one known outcome for each of {sum(samples)} samples")
-    if codes.count(Outcome.SPARED) == len(codes):
-        raise DamagedRecordError("marks all samples as not evaluated")
+    if Outcome.SPARED in codes:
+        ends = accumulate(samples)
+        evaluated = [n - codes.count(Outcome.SPARED, end - n, end) for n, end in zip(samples, ends, strict=True)]
+        batches = [(done, n) for done, n in zip(evaluated, samples, strict=True) if done]
+        if not batches or (len(batches) > 1 and any(done < n for done, n in batches)):
+            raise DamagedRecordError("marks all samples, or a part of one batch among several, as not evaluated")
 
 
 def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[CellPlan]:
