@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge, JudgeVerdict, Outcome
+from unsilent.outcomes.decision_judges import DecisionJudge, host_rows
 from unsilent.outcomes.judges import to_verdict
 from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_nonfinite
 
@@ -62,30 +64,42 @@ def same_outcome_for_all(outcome: Outcome, samples: int) -> BatchOutcome:
 
 def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -> BatchOutcome:
     """Outcome and severity of each sample of one batch."""
-    codes = np.zeros(samples, np.uint8)
-    severity = np.zeros(samples)
     if _one_result_a_sample(golden, samples) and _one_result_a_sample(faulty, samples):
-        each = [_changed_and_loud(g, f, 1) for g, f in zip(golden, faulty, strict=True)]
-        changed, loud = np.concatenate([c for c, _ in each]), np.concatenate([n for _, n in each])
+        each = [changed_and_nonfinite(g, f, 1) for g, f in zip(golden, faulty, strict=True)]
+        changed, nonfinite = (np.concatenate([pair[i].cpu().numpy() for pair in each]) for i in (0, 1))
     else:
-        changed, loud = _changed_and_loud(golden, faulty, samples)
-    if not changed.any():
-        return BatchOutcome(codes, severity)
-    if loud[changed].all():  # nothing left to judge, and a judge need not cope with NaN
-        codes[loud], severity[loud] = Outcome.NONFINITE, np.inf
-        return BatchOutcome(codes, severity)
+        changed, nonfinite = (flags.cpu().numpy() for flags in changed_and_nonfinite(golden, faulty, samples))
+    judged = changed & ~nonfinite
+    if not judged.any():  # nothing left to judge, and a judge need not cope with NaN
+        return outcome_of_samples(changed, nonfinite, None)
+    same_shapes = _same_shapes(golden, faulty)
     try:
-        verdict = _judged(judge, golden, faulty, batch)
+        if isinstance(judge, DecisionJudge) and same_shapes:
+            verdict = judge.compare(*(host_rows(judge.decision_rows(x)) for x in (golden, faulty)))
+        else:
+            verdict = _judged(judge, golden, faulty, batch)
     except Exception:
-        if _same_shapes(golden, faulty):
+        if same_shapes:
             raise
         return same_outcome_for_all(Outcome.SDC, samples)  # an answer of another shape is another answer
     if len(verdict.incorrect) != samples:
         return same_outcome_for_all(Outcome.SDC, samples)
-    codes[changed] = np.where(verdict.incorrect[changed], Outcome.SDC, Outcome.BENIGN)
-    codes[loud] = Outcome.NONFINITE
-    severity[changed] = verdict.severity[changed]
-    severity[loud] = np.inf
+    return outcome_of_samples(changed, nonfinite, JudgeVerdict(verdict.incorrect[judged], verdict.severity[judged]))
+
+
+def outcome_of_samples(
+    changed: NDArray[np.bool_], nonfinite: NDArray[np.bool_], verdict: JudgeVerdict | None
+) -> BatchOutcome:
+    """The outcome of samples that changed, and hold NaN or infinity that golden has not, bool[n] both.
+
+    ``verdict``: on those that changed and are finite, in order; None where there are none.
+    """
+    codes, severity = np.zeros(len(changed), np.uint8), np.zeros(len(changed))
+    if verdict is not None:
+        judged = changed & ~nonfinite
+        codes[judged] = np.where(verdict.incorrect, Outcome.SDC, Outcome.BENIGN)
+        severity[judged] = verdict.severity
+    codes[nonfinite], severity[nonfinite] = Outcome.NONFINITE, np.inf
     return BatchOutcome(codes, severity)
 
 
@@ -98,18 +112,23 @@ def _one_result_a_sample(output: Any, samples: int) -> bool:
     return isinstance(output, list) and len(output) == samples and all(isinstance(o, Mapping) for o in output)
 
 
-def _changed_and_loud(
-    golden_output: Any, faulty_output: Any, samples: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def changed_and_nonfinite(
+    golden_output: Any, faulty_output: Any, samples: int, wait: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Which samples changed, and which of these hold NaN or infinity, bool[samples] both.
+
+    ``wait=False``: everything stays on the device of the outputs, which must be one, and nothing waits for it.
+    """
     golden, faulty = list(leaves(golden_output)), list(leaves(faulty_output))
+    place = faulty[0].device if faulty and not wait else torch.device("cpu")
     if len(golden) != len(faulty):
-        changed = torch.ones(samples, dtype=torch.bool)
+        changed = torch.ones(samples, dtype=torch.bool, device=place)
     else:
-        changed = torch.zeros(samples, dtype=torch.bool)
+        changed = torch.zeros(samples, dtype=torch.bool, device=place)
         for g, f in zip(golden, faulty, strict=True):
-            changed |= samples_that_differ(g, f, samples)
-    loud = torch.zeros(samples, dtype=torch.bool)
-    if bool(changed.any()):
+            changed = changed | samples_that_differ(g, f, samples).to(place)
+    nonfinite = torch.zeros(samples, dtype=torch.bool, device=place)
+    if not wait or bool(changed.any()):
         for f in faulty:
-            loud |= samples_with_nonfinite(f, samples)
-    return changed.numpy(), (loud & changed).numpy()
+            nonfinite = nonfinite | samples_with_nonfinite(f, samples, wait).to(place)
+    return changed, nonfinite & changed

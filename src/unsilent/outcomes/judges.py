@@ -1,4 +1,4 @@
-"""Judges: what counts as an incorrect output, always against the golden output of the same batch.
+"""Judges: what counts as an incorrect output, always against the golden output of the same batch; their names.
 
 Outputs may be nested; the *decision tensor* is the output itself, its ``logits`` entry, or its first floating-point
 tensor. All judges answer in numpy on the CPU and never raise because of NaN: a non-finite value compares as different.
@@ -6,46 +6,28 @@ tensor. All judges answer in numpy on the CPU and never raise because of NaN: a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
 from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge, JudgeVerdict
+from unsilent.outcomes.decision_judges import (
+    ExactSequence,
+    NextToken,
+    Segmentation,
+    Threshold,
+    Top1,
+    TopK,
+    doubles,
+    make_verdict,
+    same_shaped,
+)
 from unsilent.outcomes.detections import DetectionSet
-from unsilent.outcomes.tensors import array_of, float8_as_float32, leaves, rows_of
-
-Doubles = NDArray[np.float64]
-
-
-def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
-    """The tensor a judge looks at, at least ``dims`` dimensions; raises ``UsageError`` when there is none."""
-    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
-        output = output["logits"]
-    candidates = list(leaves(output))
-    value = next((leaf for leaf in candidates if leaf.dtype.is_floating_point), next(iter(candidates), None))
-    if value is None:
-        raise UsageError(f"{judge!r} needs a tensor in the output, found {type(output).__name__}; choose another judge")
-    if value.ndim < dims:
-        raise UsageError(
-            f"{judge!r} does not fit an output of shape {tuple(value.shape)}; it needs {dims} dimensions or more "
-            "(samples first); choose another judge"
-        )
-    return value
-
-
-def doubles(tensor: Tensor) -> Doubles:
-    """The values as numpy float64 on the CPU."""
-    return array_of(tensor).astype(np.float64, copy=False)
-
-
-def _verdict(incorrect: NDArray[np.bool_], severity: Doubles) -> JudgeVerdict:
-    return JudgeVerdict(incorrect, np.where(np.isnan(severity), np.inf, severity))
+from unsilent.outcomes.tensors import array_of, rows_of
 
 
 def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
@@ -70,126 +52,7 @@ def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
             f"judge {judge!r} returned {wrong.dtype}{list(wrong.shape)} and {amount.dtype}{list(amount.shape)}; "
             "expected bool[n] and float[n], one value per sample"
         )
-    return _verdict(wrong.astype(bool), amount.astype(np.float64))
-
-
-def _pair(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tensor, Tensor]:
-    g, f = decision_tensor(golden, judge, dims), decision_tensor(faulty, judge, dims)
-    if g.shape != f.shape:
-        raise UsageError(
-            f"{judge!r} cannot compare outputs of different shapes ({tuple(g.shape)} golden, {tuple(f.shape)} faulty); "
-            "use exact-sequence or a function of your own"
-        )
-    return g, f
-
-
-def _choices(golden: Doubles, faulty: Doubles) -> JudgeVerdict:
-    """Rows of scores, float64[n, classes]: whether the best class changed, and the fall of its softmax probability."""
-    rows, choice = np.arange(len(golden)), golden.argmax(1)
-    with np.errstate(all="ignore"):  # NaN and infinity are what faults make; they come out as infinite severity
-        before, after = (np.exp(x - x.max(1, keepdims=True)) for x in (golden, faulty))
-        fall = before[rows, choice] / before.sum(1) - after[rows, choice] / after.sum(1)
-    return _verdict(choice != faulty.argmax(1), fall)
-
-
-def _classes(golden: Any, faulty: Any, judge: Judge) -> tuple[Tensor, Tensor]:
-    g, f = _pair(golden, faulty, judge, 2)
-    if g.ndim > 2:
-        raise UsageError(
-            f"{judge!r} needs one row of class scores per sample, but the output has shape {tuple(g.shape)}; "
-            "try next-token, exact-sequence, or a function of your own"
-        )
-    if g.shape[-1] < 2:
-        raise UsageError(
-            f"{judge!r} needs two or more classes, but the output has shape {tuple(g.shape)}; try threshold"
-        )
-    return g, f
-
-
-@dataclass(frozen=True)
-class Top1:
-    """The most likely class changed; severity: fall of that class's softmax probability. Output [n, classes]."""
-
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        g, f = _classes(golden, faulty, self)
-        return _choices(doubles(g), doubles(f))
-
-
-@dataclass(frozen=True)
-class TopK:
-    """The set of the k most likely classes changed; severity: share of the golden set that was lost. Output [n, classes]."""
-
-    k: int = 5
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UsageError(f"topk: k is {self.k}; expected 1 or more")
-
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        g, f = _classes(golden, faulty, self)
-        if self.k >= g.shape[-1]:
-            raise UsageError(f"topk: k is {self.k}, but the output has {g.shape[-1]} classes; choose a smaller k")
-        golden_set, faulty_set = (float8_as_float32(x).topk(self.k, -1).indices.cpu().numpy() for x in (g, f))
-        kept = (golden_set[:, :, None] == faulty_set[:, None, :]).any(2).mean(1)
-        return _verdict(kept < 1, 1 - kept)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A score crossed ``at`` and moved by more than ``tolerance``; severity: size of the move. Output [n] or [n, 1].
-
-    ``logits=True`` applies the sigmoid first.
-    """
-
-    at: float = 0.5
-    tolerance: float = 0.0
-    logits: bool = False
-
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        g, f = _pair(golden, faulty, self, 1)
-        if g.numel() != g.shape[0]:
-            raise UsageError(
-                f"{self!r} needs one score per sample, but the output has shape {tuple(g.shape)}; try top1"
-            )
-        with np.errstate(all="ignore"):
-            before, after = (
-                1 / (1 + np.exp(-x)) if self.logits else x for x in (doubles(g).ravel(), doubles(f).ravel())
-            )
-            moved = np.abs(after - before)
-            crossed = (before >= self.at) != (after >= self.at)
-        return _verdict(crossed & ~(moved <= self.tolerance), moved)
-
-
-@dataclass(frozen=True)
-class NextToken:
-    """The most likely next token (last position) changed; severity: fall of its probability. Output [n, time, vocabulary]."""
-
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        g, f = _pair(golden, faulty, self, 3)
-        return _choices(doubles(g[:, -1]), doubles(f[:, -1]))
-
-
-@dataclass(frozen=True)
-class ExactSequence:
-    """Any token differs; severity: share of differing positions. Output: token ids [n, time], or logits [n, time, vocabulary].
-
-    Lengths may differ (generation that stops early): the missing part counts as different.
-    """
-
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        g, f = (self._tokens(decision_tensor(o, self, 2)) for o in (golden, faulty))
-        if g.shape[0] != f.shape[0]:
-            raise UsageError(
-                f"{self!r}: the golden output has {g.shape[0]} sequences, the faulty one {f.shape[0]}; "
-                "the batch size must not change"
-            )
-        longest, common = max(g.shape[1], f.shape[1]), min(g.shape[1], f.shape[1])
-        differing = (g[:, :common] != f[:, :common]).sum(1) + float(longest - common)
-        return _verdict(differing > 0, differing / max(longest, 1))
-
-    @staticmethod
-    def _tokens(output: Tensor) -> NDArray[np.int64]:
-        return (float8_as_float32(output).argmax(-1) if output.dtype.is_floating_point else output).long().cpu().numpy()
+    return make_verdict(wrong.astype(bool), amount.astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -200,48 +63,13 @@ class Tolerance:
     atol: float = 1e-5
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        g, f = _pair(golden, faulty, self, 1)
+        g, f = same_shaped(golden, faulty, self, 1)
         before, after = doubles(rows_of(g)), doubles(rows_of(f))
         with np.errstate(all="ignore"):
             moved = np.where(before == after, 0.0, np.abs(after - before))
             beyond = ~(moved <= self.atol + self.rtol * np.abs(before))
             relative = moved / (np.abs(before) + np.maximum(self.atol, np.finfo(np.float64).tiny))
-        return _verdict(np.asarray(beyond.any(1)), relative.max(1, initial=0))
-
-
-@dataclass(frozen=True)
-class Segmentation:
-    """The map of pixel labels changed too much; severity: 1 - intersection over union of the golden and the faulty map.
-
-    Output: class scores [n, classes, height, width], or whole-number labels [n, height, width]. A map is taken as the set of its
-    pairs (pixel, label), without pairs of the label ``background``; an answer is incorrect if the intersection over union of the
-    two sets is below ``iou``. With ``iou=1`` a single pixel makes it incorrect.
-    """
-
-    iou: float = 0.95
-    background: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.iou <= 1:
-            raise UsageError(f"segmentation: iou is {self.iou}; expected a value above 0, at most 1")
-
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
-        g, f = (self._labels(x) for x in _pair(golden, faulty, self, 3))
-        counted = [np.ones_like(m, bool) if self.background is None else m != self.background for m in (g, f)]
-        both = ((g == f) & counted[0]).sum(1, dtype=np.float64)
-        either = sum(c.sum(1, dtype=np.float64) for c in counted) - both
-        overlap = np.where(either > 0, both / np.maximum(either, 1), 1.0)
-        return _verdict(overlap < self.iou, 1 - overlap)
-
-    def _labels(self, output: Tensor) -> NDArray[np.int64]:
-        """One row of labels per sample: [n, height * width]."""
-        scores = output.dtype.is_floating_point
-        if output.ndim != (4 if scores else 3):
-            raise UsageError(
-                f"{self!r} does not fit an output {output.dtype} of shape {tuple(output.shape)}; it needs class scores "
-                "[n, classes, height, width] or whole-number labels [n, height, width]"
-            )
-        return rows_of(float8_as_float32(output).max(1).indices if scores else output).long().cpu().numpy()
+        return make_verdict(np.asarray(beyond.any(1)), relative.max(1, initial=0))
 
 
 @dataclass(frozen=True)

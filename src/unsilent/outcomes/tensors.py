@@ -66,23 +66,29 @@ def words_of(tensor: Tensor) -> Tensor:
 
 
 def samples_that_differ(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
-    """Which samples differ in any bit, bool[samples]; a tensor without a sample dimension stands for all of them."""
+    """Which samples differ in any bit, bool[samples]; a tensor without a sample dimension stands for all of them.
+
+    The result is on the device of the tensors, and nothing waits for it.
+    """
     if golden.shape != faulty.shape or golden.dtype != faulty.dtype:
-        return torch.ones(samples, dtype=torch.bool)
-    unequal = words_of(golden) != words_of(faulty)
-    if golden.ndim and golden.shape[0] == samples:
-        return rows_of(unequal).any(1).cpu()
-    return unequal.any().expand(samples).cpu()
+        return torch.ones(samples, dtype=torch.bool, device=faulty.device)
+    return _any_of_sample(words_of(golden) != words_of(faulty), samples)
 
 
-def samples_with_nonfinite(tensor: Tensor, samples: int) -> Tensor:
-    """Which samples hold NaN or infinity, bool[samples]."""
+def samples_with_nonfinite(tensor: Tensor, samples: int, wait: bool = True) -> Tensor:
+    """Which samples hold NaN or infinity, bool[samples], on the device of the tensor.
+
+    ``wait``: look at one number first, which says it of nearly all; on a GPU this waits for it.
+    """
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-        return torch.zeros(samples, dtype=torch.bool)
+        return torch.zeros(samples, dtype=torch.bool, device=tensor.device)
     tensor = float8_as_float32(tensor)
-    if torch.isfinite(tensor.sum()):  # one pass says it of nearly all: NaN and infinity stay in any sum they enter
-        return torch.zeros(samples, dtype=torch.bool)
-    bad = ~torch.isfinite(tensor)
-    if tensor.ndim and tensor.shape[0] == samples:
-        return rows_of(bad).any(1).cpu()
-    return bad.any().expand(samples).cpu()
+    if wait and torch.isfinite(tensor.sum()):  # NaN and infinity stay in any sum they enter
+        return torch.zeros(samples, dtype=torch.bool, device=tensor.device)
+    return _any_of_sample(~torch.isfinite(tensor), samples)
+
+
+def _any_of_sample(flags: Tensor, samples: int) -> Tensor:
+    if flags.ndim and flags.shape[0] == samples:
+        return rows_of(flags).any(1)
+    return flags.any().expand(samples)

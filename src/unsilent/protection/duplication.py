@@ -103,7 +103,7 @@ class Duplication:
                 row[:] = 1
                 continue
             for one, other in zip(first, second, strict=True):
-                row[samples_that_differ(one, other, recorded.samples).numpy()] = 1
+                row[samples_that_differ(one, other, recorded.samples).cpu().numpy()] = 1
         return rows
 
 

@@ -18,7 +18,7 @@ import torch
 
 from unsilent.errors import UsageError, first_line
 from unsilent.outcomes import judge
-from unsilent.outcomes.judges import decision_tensor
+from unsilent.outcomes.decision_judges import decision_tensor
 from unsilent.plainfiles import open_plain
 from unsilent.workloads.base import Workload, call_model
 from unsilent.workloads.exported_inputs import FORMS, ProgramInputs
