@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unsilent.engine.cached import CachedEngine
+from unsilent.engine.graphed import GraphedEngine
 from unsilent.engine.plain import PlainEngine
 from unsilent.errors import unknown_name_error
 from unsilent.outcomes.base import Judge
@@ -36,7 +37,8 @@ def make_engine(
         raise unknown_name_error("--engine", engine, ENGINES)
     if engine == "plain":
         return PlainEngine(workload, device=device, dtype=dtype, judge=judge)
-    return CachedEngine(
+    made = GraphedEngine if device.startswith("cuda") else CachedEngine
+    return made(
         workload,
         device=device,
         dtype=dtype,

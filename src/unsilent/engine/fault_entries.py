@@ -46,7 +46,7 @@ def _parameter(start: TrialEntry, tape: Tape, tensor: Tensor, fault: Fault) -> N
         return
     if tape.values[value].output:
         start.dirty[value] = tape.externals[value]
-    offsets = _offsets(tensor, fault)
+    offsets = storage_offsets(tensor, fault.elements)
     size = tensor.element_size()
     places = (offsets[:, None] * size + np.arange(0, size, min(size, WORD))).ravel()
     before = start.offsets.get(value)
@@ -69,12 +69,12 @@ def _extent(window: StorageWindow) -> tuple[int, int]:
     return window.offset * window.dtype.itemsize, (last + 1) * window.dtype.itemsize
 
 
-def _offsets(tensor: Tensor, fault: Fault) -> NDArray[np.int64]:
-    """Places of a fault's elements in the storage, in elements."""
+def storage_offsets(tensor: Tensor, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places of elements (flat, in C order) in the storage of a tensor, in elements."""
     if tensor.is_contiguous():
-        return np.asarray(fault.elements + int(tensor.storage_offset()), np.int64)
-    offsets = np.full(len(fault), int(tensor.storage_offset()), np.int64)
-    for places, stride in zip(np.unravel_index(fault.elements, tuple(tensor.shape)), tensor.stride(), strict=True):
+        return np.asarray(elements + int(tensor.storage_offset()), np.int64)
+    offsets = np.full(len(elements), int(tensor.storage_offset()), np.int64)
+    for places, stride in zip(np.unravel_index(elements, tuple(tensor.shape)), tensor.stride(), strict=True):
         offsets += places * stride
     return offsets
 

@@ -52,6 +52,8 @@ class TrialOutcome:
     """First exception raised: its type and the first line of its message."""
     out_of_memory: bool = False
     """Whether that was for want of memory, of the device or of the host."""
+    graphed: bool = False
+    """Whether it was evaluated by CUDA graphs."""
 
     def of_samples(self, samples: Samples) -> TrialOutcome:
         """What is known of these samples alone, where one batch was evaluated."""

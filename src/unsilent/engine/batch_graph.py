@@ -1,0 +1,160 @@
+"""One batch's evaluation with the verdict on its output, as one call that the host does not wait for: a CUDA graph.
+
+A CUDA graph is a recording of all kernels that a call launches. It can be launched again as a whole, which costs far less than
+launching each kernel from Python. What was recorded reads the same memory as before: faults are written there before a launch.
+The verdict on each sample is collected on the device for many trials, and read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from unsilent.engine.tape import READBACK, Tape
+from unsilent.outcomes.base import JudgeVerdict
+from unsilent.outcomes.classify import BatchOutcome, changed_and_nonfinite, outcome_of_samples
+from unsilent.outcomes.decision_judges import DecisionJudge, host_rows
+from unsilent.outcomes.tensors import leaves
+
+Call = Callable[[], Any]
+Capture = Callable[[Call], Call]
+"""Makes of a function one that does the same work again on the same memory, and returns what it returned."""
+WARM_UPS = 2
+"""Calls before a capture, in which libraries choose kernels and allocate their memory."""
+MOST_TRIALS = 64
+"""Trials that are collected before the host reads them."""
+MOST_BYTES = 256 << 20
+"""Of decision rows that are collected."""
+
+
+class CudaGraphs:
+    """Captures functions as CUDA graphs whose temporary memory is shared: they must not run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def __call__(self, function: Call) -> Call:
+        """Capture a function; raises whatever CUDA raises where it cannot be captured, as when it reads a result back."""
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            side = torch.cuda.Stream()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    function()
+            current.wait_stream(side)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                    result = function()
+            except BaseException:
+                torch.cuda.set_stream(current)  # a capture that fails leaves its own stream behind
+                self._pool = None
+                raise
+
+        def replay() -> Any:
+            graph.replay()
+            return result
+
+        return replay
+
+
+def host_read(tape: Tape) -> str:
+    """Where an evaluation waits for the device or reads memory of the host, so that it cannot be captured; empty if nowhere."""
+    for node in tape.nodes:
+        if node.func is None or READBACK in node.results:
+            return f"Python reads a result back ({node.name})"
+        tags = node.func.tags
+        chosen_by_mask = any(w.dtype in (torch.bool, torch.uint8) for w in node.reads[1:])
+        if torch.Tag.data_dependent_output in tags:
+            return f"Python reads a result back ({node.name})"
+        if torch.Tag.dynamic_output_shape in tags and (chosen_by_mask or node.func is not torch.ops.aten.index.Tensor):
+            return f"the shape of a result depends on data ({node.name})"
+        if "device" in node.kwargs and torch.device(node.kwargs["device"] or tape.device).type != tape.device.type:
+            return f"a tensor is copied between devices ({node.name})"
+        if node.generator is not None:
+            return f"random numbers are drawn ({node.name})"
+    if any(tensor.device.type != tape.device.type for tensor in tape.externals.values()):
+        return "it reads a tensor of another device"
+    return ""
+
+
+class BatchGraph:
+    """The evaluation of one batch and the verdict on it.
+
+    Args:
+        run: Evaluates the batch and returns its output.
+        golden: The golden output. judge, samples: of the batch.
+        capture: `CudaGraphs`, or a function that returns its argument, which runs everything directly.
+
+    Attributes:
+        capacity: Evaluations that can be collected before they are read.
+        output: Of the last evaluation; its memory is used again by the next.
+
+    Raises:
+        Exception: whatever ``capture`` raises.
+    """
+
+    def __init__(self, run: Call, golden: Any, judge: DecisionJudge, samples: int, capture: Capture) -> None:
+        self._run, self._golden, self._judge, self._samples = run, golden, judge, samples
+        with torch.no_grad():
+            rows = judge.decision_rows(golden)
+            self._golden_rows = host_rows(rows)
+            self.capacity = max(1, min(MOST_TRIALS, MOST_BYTES // max(1, rows.numel() * rows.element_size())))
+            device = next(leaves(golden)).device
+            # One more than are collected: warming up and capturing write there.
+            self._rows = rows.new_zeros((self.capacity + 1, *rows.shape))
+            self._changed, self._nonfinite = (
+                torch.zeros((self.capacity + 1, samples), dtype=torch.bool, device=device) for _ in range(2)
+            )
+            self._number = torch.full((1,), self.capacity, dtype=torch.int64, device=device)
+            self.output: Any = None
+            self.count = 0
+            self._call = capture(self._evaluate)
+        self.clear()
+
+    def _evaluate(self) -> Any:
+        output = self._run()
+        with torch.no_grad():
+            changed, nonfinite = changed_and_nonfinite(self._golden, output, self._samples, wait=False)
+            rows = self._judge.decision_rows(output)
+            for collected, new in ((self._changed, changed), (self._nonfinite, nonfinite), (self._rows, rows)):
+                collected.index_copy_(0, self._number, new[None])
+            self._number.add_(1).clamp_(max=self.capacity)
+        return output
+
+    def clear(self) -> None:
+        """Forget what was collected."""
+        self.count = 0
+        self._number.zero_()
+
+    def evaluate(self) -> int:
+        """Evaluate the batch as its memory is now; the number of its verdict among those that are collected."""
+        self.output = self._call()
+        self.count += 1
+        return self.count - 1
+
+    def outcomes(self) -> list[BatchOutcome]:
+        """Wait for the device and return the outcomes of all evaluations since `clear`, in order."""
+        changed, nonfinite = torch.stack((self._changed[: self.count], self._nonfinite[: self.count])).cpu().numpy()
+        judged = changed & ~nonfinite
+        verdict = None
+        if judged.any():
+            trials, samples = np.nonzero(judged)
+            places = torch.from_numpy(np.stack((trials, samples))).to(self._rows.device)
+            faulty = host_rows(self._rows[places[0], places[1]])
+            verdict = self._judge.compare(self._golden_rows[samples], faulty)
+        result, first = [], 0
+        for number, size in enumerate(judged.sum(1).tolist()):
+            part = None
+            if verdict is not None:
+                own = slice(first, first + size)
+                part = JudgeVerdict(verdict.incorrect[own], verdict.severity[own])
+            result.append(outcome_of_samples(changed[number], nonfinite[number], part))
+            first += size
+        return result
