@@ -1,6 +1,6 @@
 """Trials by graphs against the plain engine: the same outcomes and severities, and no bit left behind.
 
-A CUDA graph repeats what a call has launched. Without CUDA the call itself is made, so everything but the capture is tested anywhere.
+A CUDA graph repeats what a call has launched. Without CUDA the call itself is made, which tests all but the capture anywhere.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Direct(GraphedEngine):
 
 @pytest.fixture(autouse=True)
 def _always_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GraphCosts, "prefers_graph", lambda *_: True)
-    monkeypatch.setattr(GraphCosts, "prefers_graph_to_rows", True)
+    monkeypatch.setattr("unsilent.engine.graphed.is_cheapest", lambda *_: True)
+    monkeypatch.setattr(GraphCosts, "prefers_graph_to_rows", lambda *_: True)
 
 
 def numbers(*shape: int, seed: int = 4) -> Tensor:
@@ -190,10 +190,50 @@ def test_what_graphs_cannot_do_goes_another_way_in_its_place() -> None:
     assert [outcome.graphed for outcome in ours] == [True, False] * 12, "token ids are indices"
     for faults, outcome in zip(many, ours, strict=True):
         assert_same(outcome, plain.trial(faults))
-    operations = draws(plain, "op:mix#*", "bitflip:bits=exponent", 6)
-    for faults, outcome in zip(operations, graphed.trials(operations), strict=True):
-        assert not outcome.graphed
+
+
+@pytest.mark.parametrize("case", ["top1", "channels last", "bfloat16", "next token", "segmentation", "sigmoid"])
+@pytest.mark.parametrize("text", ["bitflip", "bitflip:bits=exponent,count=3", "zero:run=4", "stuck", "random"])
+def test_faults_in_operations_are_those_of_the_plain_engine(case: str, text: str) -> None:
+    graphed, plain = engines(case)
+    many = draws(plain, "op:*", text, 40)
+    ours = list(graphed.trials(many))
+    floats = [all(f.dtype not in ("int64", "bool") for f in faults) for faults in many]
+    assert [outcome.graphed for outcome in ours] == floats
+    assert any(floats)
+    for faults, outcome in zip(many, ours, strict=True):
         assert_same(outcome, plain.trial(faults))
+    graphed.check_intact()
+
+
+class Ways(Images):
+    """Operations in place, on views, and of one module twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        y[:, :3].mul_(0.5).relu_()
+        y += y.flip(1)
+        return self.last(self.norm(y.contiguous()).mean((2, 3))) + self.last(y.amax((2, 3)))
+
+
+def test_each_operation_of_a_run_is_a_point() -> None:
+    """Two faults of one operation, too, in their order; a fault that copies a word goes another way."""
+    graphed, plain = (kind(unsilent.Workload(seeded(Ways()), IMAGES, judge="top1")) for kind in (Direct, PlainEngine))
+    regions = [r for r in plain.select_regions(["op:*"]) if r.dtype == "float32"]
+    assert len({r.site for r in regions}) >= 8
+    model, many = fault_model("bitflip:bits=exponent"), []
+    for k, region in enumerate(regions):
+        faults = model.draw([region], np.random.default_rng(k))
+        more = model.draw([region], np.random.default_rng(k + 1000))
+        many += [faults, (*faults, *more), (*faults, replace(more[0], operation="set", elements=faults[0].elements))]
+    ours = list(graphed.trials(many))
+    assert all(outcome.graphed for outcome in ours)
+    for faults, outcome in zip(many, ours, strict=True):
+        assert_same(outcome, plain.trial(faults))
+    copied = replace(many[0][0], operation="copy_from", operands=many[0][0].elements + 1)
+    (outcome,) = graphed.trials([(copied,)])
+    assert not outcome.graphed
+    assert_same(outcome, plain.trial((copied,)))
 
 
 def test_more_trials_than_are_collected_at_once() -> None:

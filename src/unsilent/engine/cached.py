@@ -90,7 +90,7 @@ class CachedEngine(PlainEngine):
 
         Raises ``ProcessUnusable`` where the checks, which corrupt parameters and inputs, end in a device that only raises.
         """
-        with _preparing():
+        with preparing():
             self._record_all()
 
     def _record_all(self) -> None:
@@ -192,7 +192,7 @@ class CachedEngine(PlainEngine):
         if due is None:
             return
         replayer = self._unheld.pop(due)
-        with _preparing(), torch.no_grad():
+        with preparing(), torch.no_grad():
             replayer.hold()
         self.ledger.forget_batch(due)
 
@@ -219,7 +219,7 @@ class CachedEngine(PlainEngine):
             return
         self._operations = True
         self._refresh()
-        with _preparing():
+        with preparing():
             self._hold()
 
     def output_from_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
@@ -428,7 +428,8 @@ class CachedEngine(PlainEngine):
 
 
 @contextmanager
-def _preparing() -> Iterator[None]:
+def preparing() -> Iterator[None]:
+    """The context of preparations: what they raise makes the process unusable, and is not the trial's doing."""
     try:
         yield
     except (UnsilentError, KeyboardInterrupt, GeneratorExit):

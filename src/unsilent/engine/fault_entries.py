@@ -73,9 +73,16 @@ def storage_offsets(tensor: Tensor, elements: NDArray[np.int64]) -> NDArray[np.i
     """Places of elements (flat, in C order) in the storage of a tensor, in elements."""
     if tensor.is_contiguous():
         return np.asarray(elements + int(tensor.storage_offset()), np.int64)
-    offsets = np.full(len(elements), int(tensor.storage_offset()), np.int64)
-    for places, stride in zip(np.unravel_index(elements, tuple(tensor.shape)), tensor.stride(), strict=True):
-        offsets += places * stride
+    return strided_offsets(elements, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+def strided_offsets(
+    elements: NDArray[np.int64], shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> NDArray[np.int64]:
+    """The same from the geometry of a tensor."""
+    offsets = np.full(len(elements), offset, np.int64)
+    for places, step in zip(np.unravel_index(elements, shape) if shape else (), stride, strict=True):
+        offsets += places * step
     return offsets
 
 

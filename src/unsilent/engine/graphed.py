@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from unsilent.engine.batch_graph import MOST_TRIALS, BatchGraph, Capture, CudaGraphs, host_read
-from unsilent.engine.cached import CachedEngine
+from unsilent.engine.cached import CachedEngine, preparing
 from unsilent.engine.device_or_cpu_clock import clock
-from unsilent.engine.graph_costs import GraphCosts
+from unsilent.engine.graph_costs import GraphCosts, is_cheapest
+from unsilent.engine.injection_points import InjectionPoints, StagedPointFaults
 from unsilent.engine.perturbation_check import input_element_swap_faults, perturbing_faults
 from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in, same_outputs
-from unsilent.engine.staged_faults import GoldenWords, MemoryFault, StagedFaults, edits_of_trial
+from unsilent.engine.staged_faults import GoldenWords, StagedFaults, edits_of_trial
+from unsilent.engine.tape import Tape
 from unsilent.engine.trial_costs import ENOUGH, cost_class_of
 from unsilent.engine.validation_sample import ValidationSamples
 from unsilent.errors import UnsilentError, kind_and_line
@@ -42,6 +46,10 @@ INDICES = (torch.int64, torch.int32, torch.bool)
 """Tensors of these types may be indices: a corrupted index can stop the device, which must be the fault of one trial."""
 
 
+Staged = StagedFaults | StagedPointFaults
+"""Faults of several trials on their device."""
+
+
 class NotGraphed(Exception):
     """No graph stands for the evaluation of this batch; the message says why."""
 
@@ -51,6 +59,7 @@ class GraphedEngine(CachedEngine):
 
     Attributes:
         graphs: By batch, of those that could be captured; ``graph_refusals`` says why another could not.
+        operation_graphs: The same with points where faults of operations enter; made when the first such fault comes.
         capture: What makes a graph of a function; None: CUDA, on a CUDA device.
     """
 
@@ -61,32 +70,40 @@ class GraphedEngine(CachedEngine):
         super()._record_all()
         self.recordings += 1
         self.graphs: dict[int, BatchGraph] = {}
+        self.operation_graphs: dict[int, BatchGraph] | None = None
         self.graph_refusals: dict[int, str] = {}
         self.graph_costs = GraphCosts()
+        self._points: dict[int, InjectionPoints] = {}
         self._graph_samples = ValidationSamples()
         self._tape_seconds: dict[tuple[int, str], float] = {}
         self._device = next((t.device for t, _ in self._writes()), torch.device("cpu"))
         self._inputs = {i: input_memory(batch) for i, batch in enumerate(self.batches)}
-        capture = self.capture or (CudaGraphs(self._device) if self._device.type == "cuda" else None)
-        if capture is None:
+        self._capture = self.capture or (CudaGraphs(self._device) if self._device.type == "cuda" else None)
+        if self._capture is None:
             return
         for i in range(len(self.batches)):
-            try:
-                self.graphs[i] = self._checked_graph(i, capture)
-            except UnsilentError:
-                raise
-            except Exception as error:
-                self.graph_refusals[i] = str(error) if isinstance(error, NotGraphed) else kind_and_line(error)
+            self._try(i, self.graphs, partial(self._graph, i, partial(self._run, self.batches[i])))
         why = Counter(self.graph_refusals.values())
         self.notes += tuple(
             f"{n} of {len(self.batches)} batches run without a CUDA graph. Reason: {text}." for text, n in why.items()
         )
 
-    def _checked_graph(self, i: int, capture: Capture) -> BatchGraph:
+    def _try(self, i: int, graphs: dict[int, BatchGraph], make: Callable[[], BatchGraph]) -> None:
+        """Make the graph of one batch, or remember why there is none."""
+        try:
+            graphs[i] = make()
+        except UnsilentError:
+            raise
+        except Exception as error:
+            self.graph_refusals[i] = str(error) if isinstance(error, NotGraphed) else kind_and_line(error)
+
+    def _graph(self, i: int, run: Callable[[], Any]) -> BatchGraph:
+        """A graph of one batch that has passed every check, with its cost measured."""
         if why := self._refusal(i):
             raise NotGraphed(why)
         assert isinstance(self.judge, DecisionJudge)
-        graph = BatchGraph(lambda: self._run(self.batches[i]), self.golden[i], self.judge, self.samples[i], capture)
+        assert self._capture is not None
+        graph = BatchGraph(run, self.golden[i], self.judge, self.samples[i], self._capture)
         graph.evaluate()
         if not same_outputs(self.golden[i], graph.output) or graph.outcomes()[0].codes.any():
             raise NotGraphed("the graph gives other bits than the run that it was captured from")
@@ -109,8 +126,9 @@ class GraphedEngine(CachedEngine):
         """With everything corrupted, strongly or else gently, a plain run and the graph must give the same bits."""
         swaps = [f for f in input_element_swap_faults(self.batches[i], i) if f.site in self._inputs[i]]
         for strongly in (True, False):
+            faults = [*perturbing_faults(self.parameters, strongly), *swaps]
             try:
-                same = self._gives_plain_bits(i, graph, [*perturbing_faults(self.parameters, strongly), *swaps])
+                same = self._gives_plain_bits(i, graph, faults, self._staged([faults], i))
             except UnsilentError:
                 raise
             except Exception:  # noqa: S112 - the run takes another way then, or fails
@@ -120,11 +138,9 @@ class GraphedEngine(CachedEngine):
             return
         raise NotGraphed("every run with corrupted parameters fails")
 
-    def _gives_plain_bits(self, i: int, graph: BatchGraph, faults: Sequence[Fault]) -> bool:
+    def _gives_plain_bits(self, i: int, graph: BatchGraph, faults: Sequence[Fault], staged: Staged) -> bool:
         with self.inject_parameter_faults(faults):
             plain = self.output_without_tape(i, faults)
-        memories = [(self._memory(fault, i), fault) for fault in faults]
-        staged = StagedFaults([edits_of_trial(memories, GoldenWords([memories]))], self._device)
         graph.clear()
         with staged.applied(0):
             graph.evaluate()
@@ -145,7 +161,28 @@ class GraphedEngine(CachedEngine):
             for _ in range(TIMED):
                 evaluate()
             seconds.append((now() - begun) / TIMED)
-        self.graph_costs.graph[i], self.graph_costs.plain[i] = seconds
+        graph.seconds, graph.plain_seconds = seconds
+
+    def _capture_operations(self) -> dict[int, BatchGraph]:
+        """Graphs of all batches in which faults of operations can enter."""
+        graphs: dict[int, BatchGraph] = {}
+        with preparing():
+            for i in self.graphs:
+                self._try(i, graphs, partial(self._graph_with_points, i))
+        return graphs
+
+    def _graph_with_points(self, i: int) -> BatchGraph:
+        points = InjectionPoints(self.model, self._device)
+
+        def run() -> Any:
+            with points:
+                return self._run(self.batches[i])
+
+        run()
+        points.allocate()
+        graph = self._graph(i, run)
+        self._points[i] = points
+        return graph
 
     # -- trials ------------------------------------------------------------------------------------------------
 
@@ -154,13 +191,17 @@ class GraphedEngine(CachedEngine):
         size = super().preferred_group_size(transient, sampled)
         if not self.graphs:
             return size
-        return max(
-            size, min(MOST_TRIALS, int(GROUP_SECONDS / max(self.graph_costs.trial_seconds, 1e-9)), self._capacity)
-        )
+        together = min(MOST_TRIALS, self._capacity, int(GROUP_SECONDS / max(self._trial_seconds, 1e-9)))
+        return max(size, together)
 
     @property
     def _capacity(self) -> int:
         return min(graph.capacity for graph in self.graphs.values())
+
+    @property
+    def _trial_seconds(self) -> float:
+        """Of a trial in all batches by graphs."""
+        return self.graph_costs.trial_seconds or sum(graph.seconds for graph in self.graphs.values())
 
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
@@ -186,32 +227,40 @@ class GraphedEngine(CachedEngine):
 
     def _by_graphs(self, many: Sequence[Sequence[Fault]], sampled: bool) -> dict[int, TrialOutcome]:
         """The outcomes, by number, of the trials that graphs can evaluate and for which that is cheapest."""
-        if sampled and not self.graph_costs.prefers_graph_to_rows:
-            return {}
-        fitting = [i for i, faults in enumerate(many) if faults and self._fits_graphs(faults)]
-        for i in fitting:
-            PlainEngine.check_and_prepare(self, many[i])  # the tape need not be prepared
         result: dict[int, TrialOutcome] = {}
-        for first in range(0, len(fitting), self._capacity):
-            numbers = fitting[first : first + self._capacity]
+        if sampled and not self.graph_costs.prefers_graph_to_rows(self._trial_seconds):
+            return result
+        for graphs, fits in ((self.graphs, self._lies_in_memory), (None, self._enters_operations)):
+            fitting = [i for i, faults in enumerate(many) if faults and fits(faults)]
+            if not fitting:
+                continue
+            if graphs is None:
+                self.operation_graphs = graphs = self.operation_graphs or self._capture_operations()
+            result |= self._in_groups(many, [i for i in fitting if self._is_cheapest(graphs, many[i])], graphs)
+        return result
+
+    def _in_groups(
+        self, many: Sequence[Sequence[Fault]], numbers: Sequence[int], graphs: Mapping[int, BatchGraph]
+    ) -> dict[int, TrialOutcome]:
+        result: dict[int, TrialOutcome] = {}
+        for first in range(0, len(numbers), self._capacity):
+            part = numbers[first : first + self._capacity]
+            for i in part:
+                PlainEngine.check_and_prepare(self, many[i])  # the tape need not be prepared
             try:
-                outcomes = self._run_graphs([many[i] for i in numbers])
+                outcomes = self._run_graphs([many[i] for i in part], graphs)
             except UnsilentError:
                 raise
             except Exception:  # one of them fails, and alone each says so for itself
-                return result
-            result.update(zip(numbers, outcomes, strict=True))
+                break
+            result.update(zip(part, outcomes, strict=True))
         return result
 
-    def _fits_graphs(self, faults: Sequence[Fault]) -> bool:
-        """Whether graphs can evaluate a trial, and are measured to be the cheapest way."""
-        acting = [i for i in range(len(self.batches)) if acting_in(i, faults)]
-        if any(i not in self.graphs for i in acting) or not all(self._is_writable(fault) for fault in faults):
-            return False
-        return all(self.graph_costs.prefers_graph(i, self._seconds_from_tape(i, faults)) for i in acting)
+    def _lies_in_memory(self, faults: Sequence[Fault]) -> bool:
+        """Whether the faults of a trial lie in memory that graphs read, and not in what may be an index."""
+        return all(self._is_writable(fault) for fault in faults)
 
     def _is_writable(self, fault: Fault) -> bool:
-        """Whether a fault lies in memory that graphs read, and not in what may be an index."""
         kind = parse_site(fault.site).kind
         if kind == "input" and (fault.step is None or fault.site not in self._inputs[fault.step]):
             return False
@@ -219,6 +268,20 @@ class GraphedEngine(CachedEngine):
             return False
         tensor = self._memory(fault, fault.step).tensor
         return tensor.dtype not in INDICES and tensor.device == self._device and not misfit(tensor, fault)
+
+    def _enters_operations(self, faults: Sequence[Fault]) -> bool:
+        """Whether all faults of a trial are in outputs of operations of one batch."""
+        outputs = all(parse_site(f.site).kind == "op" and parse_site(f.site).operand == "out" for f in faults)
+        return outputs and len({f.step for f in faults}) == 1 and faults[0].step in self.graphs
+
+    def _is_cheapest(self, graphs: Mapping[int, BatchGraph], faults: Sequence[Fault]) -> bool:
+        """Whether graphs can evaluate a trial, and are measured to be the cheapest way."""
+        acting = [i for i in range(len(self.batches)) if acting_in(i, faults)]
+        if any(i not in graphs for i in acting):
+            return False
+        if graphs is self.operation_graphs and self._points[acting[0]].faults_at_points(faults) is None:
+            return False
+        return all(is_cheapest(graphs[i], self._seconds_from_tape(i, faults)) for i in acting)
 
     def _memory(self, fault: Fault, batch: int | None) -> TensorMemory:
         if is_transient(fault.site):
@@ -234,47 +297,62 @@ class GraphedEngine(CachedEngine):
             return known.tape_cost.mean
         if replayer is None or len(faults) > 1:
             return float("inf")
-        if (batch, faults[0].site) not in self._tape_seconds:
-            tape = replayer.tape
-            value = tape.by_storage.get(self._memory(faults[0], batch).tensor.untyped_storage().data_ptr())
-            readers = [] if value is None else tape.values[value].readers
-            first = min(readers, default=len(tape.nodes))
-            self._tape_seconds[batch, faults[0].site] = sum(node.seconds for node in tape.nodes[first:])
-        return self._tape_seconds[batch, faults[0].site]
+        place = batch, faults[0].site
+        if place not in self._tape_seconds:
+            first = self._first_reader(replayer.tape, batch, faults[0])
+            self._tape_seconds[place] = sum(node.seconds for node in replayer.tape.nodes[first:])
+        return self._tape_seconds[place]
 
-    def _run_graphs(self, trials: Sequence[Sequence[Fault]]) -> list[TrialOutcome]:
-        begun = time.perf_counter()
-        memories: list[list[MemoryFault]] = [[(self._memory(f, f.step), f) for f in faults] for faults in trials]
+    def _first_reader(self, tape: Tape, batch: int, fault: Fault) -> int:
+        site = parse_site(fault.site)
+        if site.kind == "op":
+            return tape.by_name.get(site.name, -1) + 1
+        value = tape.by_storage.get(self._memory(fault, batch).tensor.untyped_storage().data_ptr())
+        return min([] if value is None else tape.values[value].readers, default=len(tape.nodes))
+
+    def _staged(self, trials: Sequence[Sequence[Fault]], batch: int | None = None) -> Staged:
+        """The faults of trials, all of one kind, on the device."""
+        if all(parse_site(fault.site).kind == "op" for faults in trials for fault in faults):
+            points = [self._points[faults[0].step or 0] for faults in trials]
+            at = [own.faults_at_points(faults) or [] for own, faults in zip(points, trials, strict=True)]
+            return StagedPointFaults(list(zip(points, at, strict=True)), self._device)
+        memories = [[(self._memory(f, f.step if batch is None else batch), f) for f in faults] for faults in trials]
         golden = GoldenWords(memories)
-        staged = StagedFaults([edits_of_trial(one, golden) for one in memories], self._device)
-        for graph in self.graphs.values():
+        return StagedFaults([edits_of_trial(one, golden) for one in memories], self._device)
+
+    def _run_graphs(self, trials: Sequence[Sequence[Fault]], graphs: Mapping[int, BatchGraph]) -> list[TrialOutcome]:
+        begun = time.perf_counter()
+        staged = self._staged(trials)
+        for graph in graphs.values():
             graph.clear()
         places: list[dict[int, int]] = []
         for number, faults in enumerate(trials):
             with staged.applied(number):
-                places.append({i: graph.evaluate() for i, graph in self.graphs.items() if acting_in(i, faults)})
-        verdicts = {i: graph.outcomes() for i, graph in self.graphs.items() if graph.count}
+                places.append({i: graph.evaluate() for i, graph in graphs.items() if acting_in(i, faults)})
+        verdicts = {i: graph.outcomes() for i, graph in graphs.items() if graph.count}
         staged.check(range(len(trials)))
-        for _ in trials:
-            self.graph_costs.trial.add((time.perf_counter() - begun) / len(trials))
-        return [self._outcome_of(faults, {i: verdicts[i][n] for i, n in own.items()})
-            for faults, own in zip(trials, places, strict=True)]  # fmt: skip
+        self.graph_costs.add(time.perf_counter() - begun, len(trials))
+        return [
+            self._outcome_of(faults, {i: verdicts[i][n] for i, n in own.items()})
+            for faults, own in zip(trials, places, strict=True)
+        ]
 
     def _outcome_of(self, faults: Sequence[Fault], verdicts: Mapping[int, BatchOutcome]) -> TrialOutcome:
         for i, verdict in verdicts.items():
             self._graph_samples.add(i, [acting_in(i, faults)], 0, bool(verdict.codes.any()))
-        batches = range(len(self.batches))
-        return TrialOutcome(
-            tuple(verdicts[i] if i in verdicts else self.spared_outcome(i) for i in batches), graphed=True
-        )
+        batches = [verdicts[i] if i in verdicts else self.spared_outcome(i) for i in range(len(self.batches))]
+        return TrialOutcome(tuple(batches), graphed=True)
 
     def check_intact(self) -> None:
         """As `CachedEngine.check_intact`; and a random trial of each graph since the last proof must give the plain bits."""
         super().check_intact()
         for sample in self._graph_samples.take():
-            if not self._gives_plain_bits(sample.batch, self.graphs[sample.batch], sample.faults):
+            i, faults = sample.batch, sample.faults
+            graphs = self.operation_graphs if parse_site(faults[0].site).kind == "op" else self.graphs
+            assert graphs is not None
+            if not self._gives_plain_bits(i, graphs[i], faults, self._staged([faults])):
                 raise UnsilentError(
-                    f"a CUDA graph returned other bits than a plain run ({sample.faults[0].describe()}); trials since the last "
+                    f"a CUDA graph returned other bits than a plain run ({faults[0].describe()}); trials since the last "
                     "check were not stored: use --engine plain, and report this as a bug"
                 )
 

@@ -1,0 +1,175 @@
+"""Places in a captured evaluation where faults of operations enter: after each operation, words of its output can be changed.
+
+A graph cannot stop at an operation. So every operation of floating-point numbers is followed by a change of up to `MOST_ELEMENTS`
+words of its output, ``word & keep ^ flip``, whose operands lie in buffers on the device. Without a fault they change no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from unsilent.engine.fault_entries import strided_offsets
+from unsilent.faults import Fault
+from unsilent.faults.naming import PHASES, parse_site
+from unsilent.sites.calls import OperationNamer
+from unsilent.sites.dispatch_mode import DispatchMode
+from unsilent.sites.memory import WORDS, Words, dtype_name
+from unsilent.sites.operands import corruptible_output
+
+MOST_ELEMENTS = 16
+"""Words of one operation that the faults of a trial can change."""
+Masks = tuple[Words, Words]
+"""Which bits are kept and which are then flipped, of each word."""
+OnDevice = tuple["InjectionPoint", Tensor, Tensor, Tensor]
+"""A point, places in the memory of its output, and masks, all int[MOST_ELEMENTS] on the device."""
+
+
+class InjectionPoint(NamedTuple):
+    """The output of an operation; ``row``: its place in the buffers for words of its width."""
+
+    row: int
+    width: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class PointFault(NamedTuple):
+    """What the faults of a trial change at one point: places in the output's memory, int64[n], and masks [n]."""
+
+    point: InjectionPoint
+    places: NDArray[np.int64]
+    keep: Words
+    flip: Words
+
+
+class InjectionPoints(DispatchMode):
+    """Active around each evaluation of one batch. The first one finds the points, before which there are no buffers.
+
+    Attributes:
+        points: By name of the operation.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._calls = OperationNamer(model)
+        super().__init__(self._calls)
+        self.points: dict[str, InjectionPoint] = {}
+        self._device = device
+        self._rows: dict[int, int] = {}
+        self._buffers: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def allocate(self) -> None:
+        """Make the buffers for the points that an evaluation has found."""
+        for width, rows in self._rows.items():
+            shape = (rows, MOST_ELEMENTS)
+            places = torch.zeros(shape, dtype=torch.int64, device=self._device)
+            keep, flip = (torch.full(shape, bits, dtype=WORDS[width], device=self._device) for bits in (-1, 0))
+            self._buffers[width] = places, keep, flip
+
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = self._calls.next_name(func)
+        result = func(*args, **kwargs)
+        out = corruptible_output(func, args, kwargs, result)
+        if out is not None and out.is_floating_point() and out.device == self._device:
+            self._visit(name, out.detach())
+        return result
+
+    def _visit(self, name: str, out: Tensor) -> None:
+        width = out.element_size()
+        if not self._buffers:
+            row = self._rows.get(width, 0)
+            geometry = tuple(out.shape), out.stride(), int(out.storage_offset())
+            self.points[name] = InjectionPoint(row, width, dtype_name(out.dtype), *geometry)
+            self._rows[width] = row + 1
+            return
+        places, keep, flip = (buffer[self.points[name].row] for buffer in self._buffers[width])
+        size = out.untyped_storage().nbytes() // width
+        words = out.view(WORDS[width]).as_strided((size,), (1,), 0)
+        words.index_copy_(0, places, words.index_select(0, places).bitwise_and_(keep).bitwise_xor_(flip))
+
+    def faults_at_points(self, faults: Sequence[Fault]) -> list[PointFault] | None:
+        """What the faults of one trial, in order, change at each point; None where they cannot enter here."""
+        at: dict[str, dict[int, tuple[Any, Any]]] = {}
+        for fault in faults:
+            site, point = parse_site(fault.site), self.points.get(parse_site(fault.site).name)
+            masks = masks_of(fault)
+            if point is None or (site.kind, site.phase, site.operand) != ("op", PHASES[0], "out") or masks is None:
+                return None
+            if (point.dtype, point.shape) != (fault.dtype, tuple(fault.shape)) or fault.reach is not None:
+                return None
+            words = at.setdefault(site.name, {})
+            places = strided_offsets(fault.elements, point.shape, point.stride, point.offset)
+            for place, keep, flip in zip(places.tolist(), *masks, strict=True):
+                before = words.get(place)  # an earlier fault of the same word
+                words[place] = (keep, flip) if before is None else (before[0] & keep, (before[1] & keep) ^ flip)
+        if any(len(words) > MOST_ELEMENTS for words in at.values()):
+            return None
+        return [_padded(self.points[name], words) for name, words in at.items()]
+
+    @contextmanager
+    def applied(self, staged: Sequence[OnDevice]) -> Iterator[None]:
+        """The context in which evaluations have these faults: places and masks on the device."""
+        try:
+            for point, *new in staged:
+                for buffer, values in zip(self._buffers[point.width], new, strict=True):
+                    buffer[point.row].copy_(values)
+            yield
+        finally:
+            for point, *_ in staged:
+                _, keep, flip = self._buffers[point.width]
+                keep[point.row].fill_(-1)
+                flip[point.row].zero_()
+
+
+def masks_of(fault: Fault) -> Masks | None:
+    """A fault as bits that are kept and bits that are flipped; None where it computes with values or copies them."""
+    if fault.held is not None or fault.operation not in ("xor", "or", "and", "set"):
+        return None
+    words = np.asarray(fault.operands, fault.codec.word_dtype)
+    all_bits, none = ~np.zeros_like(words), np.zeros_like(words)
+    keep = {"xor": all_bits, "or": ~words, "and": words, "set": none}[fault.operation]
+    return keep, none if fault.operation == "and" else words
+
+
+def _padded(point: InjectionPoint, words: dict[int, tuple[Any, Any]]) -> PointFault:
+    """The last word comes several times: writing it again changes nothing, as all writes see the word before."""
+    entries = [(place, *masks) for place, masks in words.items()]
+    entries += entries[-1:] * (MOST_ELEMENTS - len(entries))
+    places, keep, flip = zip(*entries, strict=True)
+    return PointFault(point, np.array(places, np.int64), np.array(keep), np.array(flip))
+
+
+class StagedPointFaults:
+    """The faults of several trials on their device: one copy of each kind for all of them.
+
+    Args:
+        trials: Of each the points of its batch, and what changes there.
+    """
+
+    def __init__(self, trials: Sequence[tuple[InjectionPoints, Sequence[PointFault]]], device: torch.device) -> None:
+        every = [one for _, faults in trials for one in faults]
+        places = torch.from_numpy(np.concatenate([one.places for one in every])).to(device).split(MOST_ELEMENTS)
+        masks: dict[int, Sequence[Tensor]] = {}
+        for width in {one.point.width for one in every}:
+            numbers = [k for k, one in enumerate(every) if one.point.width == width]
+            joined = (np.concatenate([getattr(every[k], which) for k in numbers]) for which in ("keep", "flip"))
+            parts = (torch.from_numpy(words.view(f"i{width}")).to(device).split(MOST_ELEMENTS) for words in joined)
+            masks.update(zip(numbers, zip(*parts, strict=True), strict=True))
+        staged = iter([(one.point, places[k], *masks[k]) for k, one in enumerate(every)])
+        self._trials = [(points, [next(staged) for _ in faults]) for points, faults in trials]
+
+    def applied(self, trial: int) -> AbstractContextManager[None]:
+        """The context in which an evaluation of the trial's batch has its faults."""
+        points, staged = self._trials[trial]
+        return points.applied(staged)
+
+    def check(self, ran: Sequence[int]) -> None:
+        """Nothing stays corrupted. That faults land is proven by trials that run both ways."""
