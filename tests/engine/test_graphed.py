@@ -1,6 +1,6 @@
 """Trials by graphs against the plain engine: the same outcomes and severities, and no bit left behind.
 
-A CUDA graph repeats what a call has launched. Without CUDA the call itself is made, which tests all but the capture anywhere.
+A CUDA graph repeats what a call has launched, without Python. Here operations that were noted are repeated in its place on a CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import unsilent
 from unsilent.engine.batch_graph import BatchGraph, host_read
@@ -23,18 +24,50 @@ from unsilent.engine.recorder import record
 from unsilent.engine.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.errors import InjectionError
 from unsilent.faults import Fault, fault_model
+from unsilent.nested import tensors_in
 from unsilent.outcomes import judge
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import classify
 from unsilent.sites.inputs import named_inputs
+from unsilent.sites.operands import gives_views
 
 FAULTS = ("bitflip", "bitflip:bits=exponent", "bitflip:bits=sign", "bitflip:count=5", "zero:run=3", "bitflip:rate=0.02")
 
 
-class Direct(GraphedEngine):
-    """Makes each call directly where a CUDA device would launch a graph."""
+class Operations(TorchDispatchMode):
+    """Notes every operation with the tensors that it was given and gave."""
 
-    capture = staticmethod(lambda function: function)
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.seen.append((func, args, kwargs or {}, result))
+        return result
+
+
+def replayed(function: Any) -> Any:
+    """What a CUDA graph does, on a CPU: the same operations again on the same memory, and nothing of Python in between."""
+    with torch.no_grad(), Operations() as noted:
+        output = function()
+
+    def replay() -> Any:
+        with torch.no_grad():
+            for func, args, kwargs, result in noted.seen:
+                again = func(*args, **kwargs)
+                written = func._schema.is_mutable or gives_views(func)
+                for old, new in () if written else zip(tensors_in(result), tensors_in(again), strict=True):
+                    old.copy_(new)
+        return output
+
+    return replay
+
+
+class Replayed(GraphedEngine):
+    """Repeats operations where a CUDA device would launch a graph."""
+
+    capture = staticmethod(replayed)
 
 
 @pytest.fixture(autouse=True)
@@ -114,14 +147,14 @@ CASES = {
 }
 
 
-def engines(case: str) -> tuple[Direct, PlainEngine]:
+def engines(case: str) -> tuple[Replayed, PlainEngine]:
     make, batches, name, dtype = CASES[case]
     result = []
-    for kind in (Direct, PlainEngine):
+    for kind in (Replayed, PlainEngine):
         workload = unsilent.Workload(seeded(make()), batches, judge=name)
         result.append(kind(workload, dtype=dtype))
     graphed, plain = result
-    assert isinstance(graphed, Direct)
+    assert isinstance(graphed, Replayed)
     assert not graphed.graph_refusals, graphed.graph_refusals
     return graphed, plain
 
@@ -218,7 +251,7 @@ class Ways(Images):
 
 def test_each_operation_of_a_run_is_a_point() -> None:
     """Two faults of one operation, too, in their order; a fault that copies a word goes another way."""
-    graphed, plain = (kind(unsilent.Workload(seeded(Ways()), IMAGES, judge="top1")) for kind in (Direct, PlainEngine))
+    graphed, plain = (kind(unsilent.Workload(seeded(Ways()), IMAGES, judge="top1")) for kind in (Replayed, PlainEngine))
     regions = [r for r in plain.select_regions(["op:*"]) if r.dtype == "float32"]
     assert len({r.site for r in regions}) >= 8
     model, many = fault_model("bitflip:bits=exponent"), []
@@ -291,7 +324,7 @@ def test_a_run_that_waits_for_the_device_is_not_captured(model: type[nn.Module],
     with torch.no_grad():
         tape = record(lambda: made(IMAGES[0]), made, named_inputs(IMAGES[0]))
     assert why in host_read(tape)
-    engine = Direct(unsilent.Workload(made, IMAGES, judge="top1"))
+    engine = Replayed(unsilent.Workload(made, IMAGES, judge="top1"))
     assert not engine.graphs
     assert why in " ".join(engine.notes)
 
@@ -301,7 +334,7 @@ def test_a_run_that_waits_for_the_device_is_not_captured(model: type[nn.Module],
     (Images, "tolerance", "whole outputs"),
 ])  # fmt: skip
 def test_a_workload_that_graphs_do_not_fit_says_why(model: type[nn.Module], name: str, why: str) -> None:
-    engine = Direct(unsilent.Workload(seeded(model()), IMAGES, judge=name))
+    engine = Replayed(unsilent.Workload(seeded(model()), IMAGES, judge=name))
     assert not engine.graphs
     assert why in " ".join(engine.notes)
     (outcome,) = engine.trials(draws(engine, "param:*", "bitflip", 1))

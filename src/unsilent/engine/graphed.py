@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 
-from unsilent.engine.batch_graph import MOST_TRIALS, BatchGraph, Capture, CudaGraphs, host_read
+from unsilent.engine.batch_graph import MOST_TRIALS, BatchGraph, Capture, CudaGraphs
 from unsilent.engine.cached import CachedEngine, preparing
-from unsilent.engine.device_or_cpu_clock import clock
+from unsilent.engine.graph_checks import NotGraphed, checked_graph, gives_plain_bits
 from unsilent.engine.graph_costs import GraphCosts, is_cheapest
 from unsilent.engine.injection_points import InjectionPoints, StagedPointFaults
-from unsilent.engine.perturbation_check import input_element_swap_faults, perturbing_faults
-from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in, same_outputs
+from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in
 from unsilent.engine.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.engine.tape import Tape
 from unsilent.engine.trial_costs import ENOUGH, cost_class_of
@@ -32,26 +31,19 @@ from unsilent.engine.validation_sample import ValidationSamples
 from unsilent.errors import UnsilentError, kind_and_line
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient, parse_site
-from unsilent.outcomes.classify import BatchOutcome, classify
-from unsilent.outcomes.decision_judges import DecisionJudge
+from unsilent.outcomes.classify import BatchOutcome
 from unsilent.sites.corrupting import corruptible, misfit
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.memory import TensorMemory
 
 GROUP_SECONDS = 1.0
 """Trials that run together take about as long at most, so that rows keep coming."""
-TIMED = 3
-"""Evaluations that are timed when a graph is made."""
 INDICES = (torch.int64, torch.int32, torch.bool)
 """Tensors of these types may be indices: a corrupted index can stop the device, which must be the fault of one trial."""
 
 
 Staged = StagedFaults | StagedPointFaults
 """Faults of several trials on their device."""
-
-
-class NotGraphed(Exception):
-    """No graph stands for the evaluation of this batch; the message says why."""
 
 
 class GraphedEngine(CachedEngine):
@@ -61,6 +53,8 @@ class GraphedEngine(CachedEngine):
         graphs: By batch, of those that could be captured; ``graph_refusals`` says why another could not.
         operation_graphs: The same with points where faults of operations enter; made when the first such fault comes.
         capture: What makes a graph of a function; None: CUDA, on a CUDA device.
+        placed_on: The device of the model.
+        inputs: By batch and site, the memory of inputs that can be corrupted in place.
     """
 
     capture: Capture | None = None
@@ -76,17 +70,24 @@ class GraphedEngine(CachedEngine):
         self._points: dict[int, InjectionPoints] = {}
         self._graph_samples = ValidationSamples()
         self._tape_seconds: dict[tuple[int, str], float] = {}
-        self._device = next((t.device for t, _ in self._writes()), torch.device("cpu"))
-        self._inputs = {i: input_memory(batch) for i, batch in enumerate(self.batches)}
-        self._capture = self.capture or (CudaGraphs(self._device) if self._device.type == "cuda" else None)
+        self.placed_on = next((t.device for t, _ in self._writes()), torch.device("cpu"))
+        self.inputs = {i: input_memory(batch) for i, batch in enumerate(self.batches)}
+        self._capture = self.capture or (CudaGraphs(self.placed_on) if self.placed_on.type == "cuda" else None)
         if self._capture is None:
             return
         for i in range(len(self.batches)):
-            self._try(i, self.graphs, partial(self._graph, i, partial(self._run, self.batches[i])))
+            self._try(
+                i, self.graphs, partial(checked_graph, self, i, partial(self._run, self.batches[i]), self._capture)
+            )
         why = Counter(self.graph_refusals.values())
         self.notes += tuple(
             f"{n} of {len(self.batches)} batches run without a CUDA graph. Reason: {text}." for text, n in why.items()
         )
+
+    @property
+    def has_scratch_memory(self) -> bool:
+        """Whether a run writes into buffers of the model."""
+        return bool(self._scratch)
 
     def _try(self, i: int, graphs: dict[int, BatchGraph], make: Callable[[], BatchGraph]) -> None:
         """Make the graph of one batch, or remember why there is none."""
@@ -97,72 +98,6 @@ class GraphedEngine(CachedEngine):
         except Exception as error:
             self.graph_refusals[i] = str(error) if isinstance(error, NotGraphed) else kind_and_line(error)
 
-    def _graph(self, i: int, run: Callable[[], Any]) -> BatchGraph:
-        """A graph of one batch that has passed every check, with its cost measured."""
-        if why := self._refusal(i):
-            raise NotGraphed(why)
-        assert isinstance(self.judge, DecisionJudge)
-        assert self._capture is not None
-        graph = BatchGraph(run, self.golden[i], self.judge, self.samples[i], self._capture)
-        graph.evaluate()
-        if not same_outputs(self.golden[i], graph.output) or graph.outcomes()[0].codes.any():
-            raise NotGraphed("the graph gives other bits than the run that it was captured from")
-        self._shake(i, graph)
-        self._measure(i, graph)
-        return graph
-
-    def _refusal(self, i: int) -> str:
-        """Why no graph is tried; empty where it is."""
-        if not isinstance(self.judge, DecisionJudge):
-            return "the judge needs whole outputs"
-        if self.seeded:
-            return "the workload draws random numbers"
-        if self._scratch:
-            return "a run writes into buffers of the model"
-        replayer = self.replayers[i]
-        return self.fallback_reasons[i] if replayer is None else host_read(replayer.tape)
-
-    def _shake(self, i: int, graph: BatchGraph) -> None:
-        """With everything corrupted, strongly or else gently, a plain run and the graph must give the same bits."""
-        swaps = [f for f in input_element_swap_faults(self.batches[i], i) if f.site in self._inputs[i]]
-        for strongly in (True, False):
-            faults = [*perturbing_faults(self.parameters, strongly), *swaps]
-            try:
-                same = self._gives_plain_bits(i, graph, faults, self._staged([faults], i))
-            except UnsilentError:
-                raise
-            except Exception:  # noqa: S112 - the run takes another way then, or fails
-                continue
-            if not same:
-                raise NotGraphed("with corrupted parameters the graph gives other bits than a plain run")
-            return
-        raise NotGraphed("every run with corrupted parameters fails")
-
-    def _gives_plain_bits(self, i: int, graph: BatchGraph, faults: Sequence[Fault], staged: Staged) -> bool:
-        with self.inject_parameter_faults(faults):
-            plain = self.output_without_tape(i, faults)
-        graph.clear()
-        with staged.applied(0):
-            graph.evaluate()
-        staged.check([0])
-        return same_outputs(plain, graph.output)
-
-    def _measure(self, i: int, graph: BatchGraph) -> None:
-        """Seconds of an evaluation with its verdict, by the graph and plainly."""
-
-        def plain() -> None:
-            classify(self.judge, self.golden[i], self._run(self.batches[i]), self.batches[i], self.samples[i])
-
-        now, seconds = clock(self._device), []
-        graph.clear()
-        for evaluate in (graph.evaluate, plain):
-            evaluate()
-            begun = now()
-            for _ in range(TIMED):
-                evaluate()
-            seconds.append((now() - begun) / TIMED)
-        graph.seconds, graph.plain_seconds = seconds
-
     def _capture_operations(self) -> dict[int, BatchGraph]:
         """Graphs of all batches in which faults of operations can enter."""
         graphs: dict[int, BatchGraph] = {}
@@ -172,7 +107,7 @@ class GraphedEngine(CachedEngine):
         return graphs
 
     def _graph_with_points(self, i: int) -> BatchGraph:
-        points = InjectionPoints(self.model, self._device)
+        points = InjectionPoints(self.model, self.placed_on)
 
         def run() -> Any:
             with points:
@@ -180,7 +115,8 @@ class GraphedEngine(CachedEngine):
 
         run()
         points.allocate()
-        graph = self._graph(i, run)
+        assert self._capture is not None
+        graph = checked_graph(self, i, run, self._capture)
         self._points[i] = points
         return graph
 
@@ -262,12 +198,12 @@ class GraphedEngine(CachedEngine):
 
     def _is_writable(self, fault: Fault) -> bool:
         kind = parse_site(fault.site).kind
-        if kind == "input" and (fault.step is None or fault.site not in self._inputs[fault.step]):
+        if kind == "input" and (fault.step is None or fault.site not in self.inputs[fault.step]):
             return False
         if kind not in ("param", "input"):
             return False
         tensor = self._memory(fault, fault.step).tensor
-        return tensor.dtype not in INDICES and tensor.device == self._device and not misfit(tensor, fault)
+        return tensor.dtype not in INDICES and tensor.device == self.placed_on and not misfit(tensor, fault)
 
     def _enters_operations(self, faults: Sequence[Fault]) -> bool:
         """Whether all faults of a trial are in outputs of operations of one batch."""
@@ -286,7 +222,7 @@ class GraphedEngine(CachedEngine):
     def _memory(self, fault: Fault, batch: int | None) -> TensorMemory:
         if is_transient(fault.site):
             assert batch is not None
-            return self._inputs[batch][fault.site]
+            return self.inputs[batch][fault.site]
         return self.parameters.memory(fault)
 
     def _seconds_from_tape(self, batch: int, faults: Sequence[Fault]) -> float:
@@ -310,19 +246,19 @@ class GraphedEngine(CachedEngine):
         value = tape.by_storage.get(self._memory(fault, batch).tensor.untyped_storage().data_ptr())
         return min([] if value is None else tape.values[value].readers, default=len(tape.nodes))
 
-    def _staged(self, trials: Sequence[Sequence[Fault]], batch: int | None = None) -> Staged:
-        """The faults of trials, all of one kind, on the device."""
+    def staged(self, trials: Sequence[Sequence[Fault]], batch: int | None = None) -> Staged:
+        """The faults of trials, all of one kind, on the device; ``batch``: where those without one of their own act."""
         if all(parse_site(fault.site).kind == "op" for faults in trials for fault in faults):
             points = [self._points[faults[0].step or 0] for faults in trials]
             at = [own.faults_at_points(faults) or [] for own, faults in zip(points, trials, strict=True)]
-            return StagedPointFaults(list(zip(points, at, strict=True)), self._device)
+            return StagedPointFaults(list(zip(points, at, strict=True)), self.placed_on)
         memories = [[(self._memory(f, f.step if batch is None else batch), f) for f in faults] for faults in trials]
         golden = GoldenWords(memories)
-        return StagedFaults([edits_of_trial(one, golden) for one in memories], self._device)
+        return StagedFaults([edits_of_trial(one, golden) for one in memories], self.placed_on)
 
     def _run_graphs(self, trials: Sequence[Sequence[Fault]], graphs: Mapping[int, BatchGraph]) -> list[TrialOutcome]:
         begun = time.perf_counter()
-        staged = self._staged(trials)
+        staged = self.staged(trials)
         for graph in graphs.values():
             graph.clear()
         places: list[dict[int, int]] = []
@@ -350,7 +286,7 @@ class GraphedEngine(CachedEngine):
             i, faults = sample.batch, sample.faults
             graphs = self.operation_graphs if parse_site(faults[0].site).kind == "op" else self.graphs
             assert graphs is not None
-            if not self._gives_plain_bits(i, graphs[i], faults, self._staged([faults])):
+            if not gives_plain_bits(self, i, graphs[i], faults):
                 raise UnsilentError(
                     f"a CUDA graph returned other bits than a plain run ({faults[0].describe()}); trials since the last "
                     "check were not stored: use --engine plain, and report this as a bug"

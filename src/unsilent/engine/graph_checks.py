@@ -1,0 +1,105 @@
+"""A graph of a batch's evaluation that has passed every check, with what it costs.
+
+It must give the golden output, and with every parameter and input shaken the bits of a plain run: a graph that missed what
+a run depends on would give other bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unsilent.engine.batch_graph import BatchGraph, Capture, host_read
+from unsilent.engine.device_or_cpu_clock import clock
+from unsilent.engine.perturbation_check import input_element_swap_faults, perturbing_faults
+from unsilent.engine.plain import same_outputs
+from unsilent.errors import UnsilentError
+from unsilent.faults import Fault
+from unsilent.outcomes.classify import classify
+from unsilent.outcomes.decision_judges import DecisionJudge
+
+if TYPE_CHECKING:
+    from unsilent.engine.graphed import GraphedEngine
+
+TIMED = 3
+"""Evaluations that are timed."""
+
+
+class NotGraphed(Exception):
+    """No graph stands for the evaluation of this batch; the message says why."""
+
+
+def checked_graph(engine: GraphedEngine, i: int, run: Callable[[], Any], capture: Capture) -> BatchGraph:
+    """The graph of ``run``, an evaluation of batch ``i``.
+
+    Raises:
+        NotGraphed: it cannot be captured, or gives other bits. Exception: what capturing it raises.
+    """
+    if why := _refusal(engine, i):
+        raise NotGraphed(why)
+    assert isinstance(engine.judge, DecisionJudge)
+    graph = BatchGraph(run, engine.golden[i], engine.judge, engine.samples[i], capture)
+    graph.evaluate()
+    if not same_outputs(engine.golden[i], graph.output) or graph.outcomes()[0].codes.any():
+        raise NotGraphed("the graph gives other bits than the run that it was captured from")
+    _shake(engine, i, graph)
+    _measure(engine, i, graph)
+    return graph
+
+
+def _refusal(engine: GraphedEngine, i: int) -> str:
+    """Why no graph is tried; empty where it is."""
+    if not isinstance(engine.judge, DecisionJudge):
+        return "the judge needs whole outputs"
+    if engine.seeded:
+        return "the workload draws random numbers"
+    if engine.has_scratch_memory:
+        return "a run writes into buffers of the model"
+    replayer = engine.replayers[i]
+    return engine.fallback_reasons[i] if replayer is None else host_read(replayer.tape)
+
+
+def _shake(engine: GraphedEngine, i: int, graph: BatchGraph) -> None:
+    """With everything corrupted, strongly or else gently, a plain run and the graph must give the same bits."""
+    swaps = [f for f in input_element_swap_faults(engine.batches[i], i) if f.site in engine.inputs[i]]
+    for strongly in (True, False):
+        try:
+            same = gives_plain_bits(engine, i, graph, [*perturbing_faults(engine.parameters, strongly), *swaps])
+        except UnsilentError:
+            raise
+        except Exception:  # noqa: S112 - the run takes another way then, or fails
+            continue
+        if not same:
+            raise NotGraphed("with corrupted parameters the graph gives other bits than a plain run")
+        return
+    raise NotGraphed("every run with corrupted parameters fails")
+
+
+def gives_plain_bits(engine: GraphedEngine, i: int, graph: BatchGraph, faults: Sequence[Fault]) -> bool:
+    """Whether the graph of batch ``i`` and a plain run give the same bits under faults that act there."""
+    with engine.inject_parameter_faults(faults):
+        plain = engine.output_without_tape(i, faults)
+    staged = engine.staged([faults], i)
+    graph.clear()
+    with staged.applied(0):
+        graph.evaluate()
+    staged.check([0])
+    return same_outputs(plain, graph.output)
+
+
+def _measure(engine: GraphedEngine, i: int, graph: BatchGraph) -> None:
+    """Seconds of an evaluation with its verdict, by the graph and plainly."""
+
+    def plain() -> None:
+        output = engine.output_without_tape(i, ())
+        classify(engine.judge, engine.golden[i], output, engine.batches[i], engine.samples[i])
+
+    now, seconds = clock(engine.placed_on), []
+    graph.clear()
+    for evaluate in (graph.evaluate, plain):
+        evaluate()
+        begun = now()
+        for _ in range(TIMED):
+            evaluate()
+        seconds.append((now() - begun) / TIMED)
+    graph.seconds, graph.plain_seconds = seconds
