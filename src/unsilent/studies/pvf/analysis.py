@@ -99,6 +99,7 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
         dtype=dtype_of(spec, description),
         rows=tuple(rows),
         samples_of_trials=samples_of_trials(stored),
+        graphed_trials=sum(row.graphed for rows in stored.rows.values() for row in rows),
         pilot_trials=sum(plan.pilot_size for plan in stored.plans.values() if plan.first_look_trials),
         heat_maps=heat_maps(hits, description, unit),
         lookups=()

@@ -142,6 +142,8 @@ class PvfResult:
     """By reported target, how many samples of one batch a trial evaluates, 0 for all; empty where all trials evaluate all."""
     pilot_trials: int = 0
     """Trials that only decided how many others there are; 0 where none was run, or no other."""
+    graphed_trials: int = 0
+    """Trials that CUDA graphs evaluated."""
     transient: bool = False
     """Whether values of one evaluation were corrupted (operations, inputs, caches) rather than parameters."""
 

@@ -220,6 +220,8 @@ class PvfTrialRow(StoredRow):
     error: str
     seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC]
     worker: Annotated[int, RUN_SPECIFIC] = 0
+    graphed: Annotated[bool, RUN_SPECIFIC] = False
+    """Whether CUDA graphs evaluated it; the outcome is the same either way."""
 
     def derived(self) -> dict[str, int]:
         """Samples by outcome."""

@@ -287,6 +287,8 @@ def facts(result: PvfResult) -> Iterator[tuple[str, str]]:
         yield "samples of a trial", f"{samples_text(result.samples_of_trials)}, drawn at random from one batch"
     if result.pilot_trials:
         yield "pilot", f"{count_text(result.pilot_trials, 'trial')}, which are not counted in any estimate"
+    if result.graphed_trials:
+        yield "by CUDA graphs", f"{100 * result.graphed_trials / result.trials_done:.3g} % of trials"
     yield from ((name, getattr(result, name)) for name in ("law", "unit", "judge"))
     if has_any_interval(result.rows) or not result.rows:
         yield "confidence", f"{100 * result.confidence:g} %"
