@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unsilent
+from unsilent.campaigns.export import canonical_lines
+from unsilent.campaigns.store import open_store
 from unsilent.engine.batch_graph import BatchGraph, host_read
-from unsilent.engine.graph_costs import GraphCosts
+from unsilent.engine.graph_costs import GraphCosts, is_cheapest
 from unsilent.engine.graphed import GraphedEngine
 from unsilent.engine.plain import PlainEngine, TrialOutcome
 from unsilent.engine.recorder import record
 from unsilent.engine.staged_faults import GoldenWords, StagedFaults, edits_of_trial
-from unsilent.errors import InjectionError
+from unsilent.errors import InjectionError, ProcessUnusable
 from unsilent.faults import Fault, fault_model
 from unsilent.nested import tensors_in
 from unsilent.outcomes import judge
@@ -30,6 +33,8 @@ from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import classify
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.operands import gives_views
+from unsilent.studies.pvf.kind import PVF
+from unsilent.studies.pvf.words import facts
 
 FAULTS = ("bitflip", "bitflip:bits=exponent", "bitflip:bits=sign", "bitflip:count=5", "zero:run=3", "bitflip:rate=0.02")
 
@@ -73,7 +78,7 @@ class Replayed(GraphedEngine):
 @pytest.fixture(autouse=True)
 def _always_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unsilent.engine.graphed.is_cheapest", lambda *_: True)
-    monkeypatch.setattr(GraphCosts, "prefers_graph_to_rows", lambda *_: True)
+    monkeypatch.setattr(GraphCosts, "trials_on_rows", lambda *_: 0)
 
 
 def numbers(*shape: int, seed: int = 4) -> Tensor:
@@ -402,3 +407,66 @@ def test_verdicts_of_many_trials_are_those_of_each(name: str) -> None:
         expected = classify(made, golden, output, None, 5)
         np.testing.assert_array_equal(outcome.codes, expected.codes)
         np.testing.assert_array_equal(outcome.severity, expected.severity)
+
+
+def test_the_cheapest_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    graph = graphs_of(Images).graphs[0]
+    graph.seconds, graph.plain_seconds = 1.0, 2.0
+    assert is_cheapest(graph, from_tape=1.5)
+    assert not is_cheapest(graph, from_tape=0.9), "a fault near the output"
+    graph.plain_seconds = 1.0
+    assert not is_cheapest(graph, from_tape=1.5), "a plain run of the same cost is simpler"
+
+
+def graphs_of(model: type[nn.Module]) -> Replayed:
+    return Replayed(unsilent.Workload(seeded(model()), IMAGES, judge="top1"))
+
+
+def test_rows_are_tried_before_graphs_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    costs = GraphCosts()
+    for _ in range(2):
+        assert costs.trials_on_rows(1.0, 500) == 128
+        costs.add_on_rows(seconds=64.0, trials=128)
+    assert costs.trials_on_rows(0.4, 500) == 0
+    assert costs.trials_on_rows(0.6, 500) == 500
+    costs.add(0.3 * 64, trials=64)
+    assert costs.trial_seconds == pytest.approx(0.3)
+
+
+def test_a_device_that_has_stopped_is_not_blamed_on_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphed = graphs_of(Images)
+    many = draws(graphed, "param:*", "bitflip", 5)
+
+    def stopped(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(BatchGraph, "outcomes", stopped)
+    monkeypatch.setattr("unsilent.engine.graphed.clock", stopped)
+    with pytest.raises(ProcessUnusable, match="device-side assert") as caught:
+        list(graphed.trials(many))
+    assert not caught.value.caused_by_trial
+
+
+@pytest.mark.parametrize("at", ["param:*", "input:*", "op:*"])
+def test_campaigns_have_the_same_canonical_export(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exports = []
+    for kind in (Replayed, PlainEngine):
+        monkeypatch.setattr("unsilent.studies.pvf.runner.make_engine", engine_maker(kind))
+        workload = unsilent.Workload(seeded(Images()), IMAGES, judge="top1")
+        result = unsilent.pvf(workload, at=at, trials=30, samples="all", store=tmp_path / f"{kind.__name__}.sqlite")
+        assert (result.graphed_trials == result.trials_done) == (kind is Replayed)
+        text = " ".join(f"{name} {value}" for name, value in facts(result))
+        assert ("by CUDA graphs 100 % of trials" in text) == (kind is Replayed)
+        with open_store(result.store, PVF) as store:
+            exports.append(list(canonical_lines(store)))
+    assert exports[0] == exports[1]
+    assert len(exports[0]) > 30
+
+
+def engine_maker(kind: type[PlainEngine]) -> Any:
+    def make(workload: Any, **options: Any) -> PlainEngine:
+        return kind(workload, **{name: options[name] for name in ("device", "dtype", "judge")})
+
+    return make

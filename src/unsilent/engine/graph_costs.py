@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from unsilent.engine.batch_graph import BatchGraph
 from unsilent.engine.trial_costs import ENOUGH, PLAIN_ABOVE, MeasuredCost
 
-GROUPS = 2
-"""Groups of trials on rows before their cost is believed; the first one finds cold caches."""
+GROUPS, TRIED = 2, 128
+"""Groups of trials on rows, and trials of each, before their cost is believed; the first group finds cold caches."""
 
 
 @dataclass
@@ -35,9 +35,14 @@ class GraphCosts:
         """Of a trial by graphs; 0 where that is not known."""
         return self.by_graphs.mean if self.by_graphs.trials >= ENOUGH else 0.0
 
-    def prefers_graph_to_rows(self, by_graphs: float) -> bool:
-        """Whether trials of some samples are cheaper by graphs of whole batches than on rows; rows are tried first."""
-        return self.groups_on_rows >= GROUPS and by_graphs <= self.on_rows.mean
+    def trials_on_rows(self, by_graphs: float, trials: int) -> int:
+        """How many of so many trials of some samples, the first ones, are to be evaluated on rows: all, none, or some to try it.
+
+        ``by_graphs``: seconds of a trial by graphs, which evaluate whole batches.
+        """
+        if self.groups_on_rows < GROUPS:
+            return min(trials, TRIED)
+        return 0 if by_graphs <= self.on_rows.mean else trials
 
 
 def is_cheapest(graph: BatchGraph, from_tape: float) -> bool:

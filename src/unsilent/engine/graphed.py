@@ -20,10 +20,12 @@ import torch
 
 from unsilent.engine.batch_graph import MOST_TRIALS, BatchGraph, Capture, CudaGraphs
 from unsilent.engine.cached import CachedEngine, preparing
+from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.graph_checks import NotGraphed, checked_graph, gives_plain_bits
 from unsilent.engine.graph_costs import GraphCosts, is_cheapest
 from unsilent.engine.injection_points import InjectionPoints, StagedPointFaults
 from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in
+from unsilent.engine.running_out import unusable_if_raised
 from unsilent.engine.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.engine.tape import Tape
 from unsilent.engine.trial_costs import ENOUGH, cost_class_of
@@ -144,7 +146,8 @@ class GraphedEngine(CachedEngine):
     ) -> Iterator[TrialOutcome]:
         """As `PlainEngine.trials`; those that graphs evaluate are evaluated first."""
         self._refresh()
-        ready = self._by_graphs(many, samples is not None) if self.graphs else {}
+        tried = self.graph_costs.trials_on_rows(self._trial_seconds, len(many)) if samples is not None else 0
+        ready = self._by_graphs(many, tried) if self.graphs else {}
         own = [None] * len(many) if samples is None else list(samples)
         left = [i for i in range(len(many)) if i not in ready]
         rest = super().trials([many[i] for i in left], samples and [own[i] for i in left])
@@ -161,13 +164,11 @@ class GraphedEngine(CachedEngine):
         if samples is not None and left:
             self.graph_costs.add_on_rows(seconds, len(left))
 
-    def _by_graphs(self, many: Sequence[Sequence[Fault]], sampled: bool) -> dict[int, TrialOutcome]:
-        """The outcomes, by number, of the trials that graphs can evaluate and for which that is cheapest."""
+    def _by_graphs(self, many: Sequence[Sequence[Fault]], first: int) -> dict[int, TrialOutcome]:
+        """The outcomes, by number from ``first``, of the trials that graphs can evaluate and for which that is cheapest."""
         result: dict[int, TrialOutcome] = {}
-        if sampled and not self.graph_costs.prefers_graph_to_rows(self._trial_seconds):
-            return result
         for graphs, fits in ((self.graphs, self._lies_in_memory), (None, self._enters_operations)):
-            fitting = [i for i, faults in enumerate(many) if faults and fits(faults)]
+            fitting = [i for i, faults in enumerate(many) if i >= first and faults and fits(faults)]
             if not fitting:
                 continue
             if graphs is None:
@@ -187,7 +188,9 @@ class GraphedEngine(CachedEngine):
                 outcomes = self._run_graphs([many[i] for i in part], graphs)
             except UnsilentError:
                 raise
-            except Exception:  # one of them fails, and alone each says so for itself
+            except Exception as error:  # one of them fails, and alone each says so for itself
+                with unusable_if_raised(kind_and_line(error)):
+                    clock(self.placed_on)()  # unless the device has stopped
                 break
             result.update(zip(part, outcomes, strict=True))
         return result

@@ -459,4 +459,6 @@ def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, s
     """A trial's record."""
     wrong = sum(bool(incorrect(b.codes).any()) for b in outcome.batches)
     codes, text = outcome.codes.tobytes(), faults_text(faults)
-    return PvfTrialRow(trial, text, codes, wrong, float(outcome.severity), outcome.error, seconds, graphed=outcome.graphed)
+    return PvfTrialRow(
+        trial, text, codes, wrong, float(outcome.severity), outcome.error, seconds, graphed=outcome.graphed
+    )
