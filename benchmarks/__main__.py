@@ -11,7 +11,17 @@ import sys
 
 import torch
 
-from benchmarks import cached_trial, determinism, explain, faulty_step, guard, plain_trial, time_to_answer, trial_parts
+from benchmarks import (
+    cached_trial,
+    determinism,
+    device_trials,
+    explain,
+    faulty_step,
+    guard,
+    plain_trial,
+    time_to_answer,
+    trial_parts,
+)
 
 BENCHMARKS = {
     "plain_trial": plain_trial.main,
@@ -22,8 +32,12 @@ BENCHMARKS = {
     "trial_parts": trial_parts.main,
     "guard": guard.main,
 }
-PARTS = cached_trial.PARTS
-"""Of ``cached_trial``; run alone only when they are named."""
+PARTS = {
+    **cached_trial.PARTS,
+    "device_trials": device_trials.main,
+    "device_campaigns": device_trials.campaigns,
+}
+"""Parts of ``cached_trial``, and what is meant for a GPU; run only when they are named."""
 
 
 def main() -> None:

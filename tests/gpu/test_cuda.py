@@ -8,34 +8,66 @@ from torch import nn
 
 import unsilent
 from conftest import unsilent_cli
+from engine.test_graphed import CASES, assert_same, draws, seeded
+from unsilent.engine.graphed import GraphedEngine
+from unsilent.engine.plain import PlainEngine
 from unsilent.monitor import Guard
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*no current CUDA context:UserWarning")]
 
 
-@pytest.mark.parametrize("workload", ["digits-cnn", "chargpt"])
-def test_both_engines_give_the_same_rows(tmp_path, workload):
+WORKLOADS = ["digits-cnn", "digits-vit", "digits-efficientnet", "chargpt", "dlrm", "scenes-unet"]
+
+
+@pytest.mark.parametrize("at", ["param:*", "op:*", "input:*"])
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_both_engines_give_the_same_rows(tmp_path, workload, at):
     exports = []
     for engine in ("plain", "auto"):
         store = tmp_path / f"{engine}.sqlite"
         done = unsilent_cli(
-            "pvf",
-            workload,
-            "--device",
-            "cuda",
-            "--trials",
-            20,
-            "--engine",
-            engine,
-            "--store",
-            store,
-            "--quiet",
-            cwd=tmp_path,
-        )
+            "pvf", workload, "--device", "cuda", "--at", at, "--trials", 20, "--samples", "all", "--engine", engine,
+            "--store", store, "--quiet", cwd=tmp_path,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         exports.append(unsilent_cli("export", store, "--canonical").stdout)
     assert exports[0] == exports[1]
     assert exports[0].count("\n") > 20
+
+
+@pytest.mark.parametrize("at", ["param:*", "op:*", "input:*"])
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_give_the_outcomes_of_the_plain_engine(monkeypatch, case, at):
+    monkeypatch.setattr("unsilent.engine.graphed.is_cheapest", lambda *_: True)
+    make, batches, name, dtype = CASES[case]
+    workload = unsilent.Workload(seeded(make()), batches, judge=name)
+    graphed, plain = (kind(workload, device="cuda", dtype=dtype) for kind in (GraphedEngine, PlainEngine))
+    assert not graphed.graph_refusals, graphed.graph_refusals
+    many = draws(plain, at, "bitflip", 40)
+    ours = list(graphed.trials(many))
+    for faults, outcome in zip(many, ours, strict=True):
+        assert outcome.graphed == all(fault.dtype not in ("int64", "bool") for fault in faults)
+        assert_same(outcome, plain.trial(faults))
+    graphed.check_intact()
+
+
+def test_a_run_that_waits_for_the_device_leaves_it_usable():
+    """A capture that fails must not disturb what comes after it."""
+
+    class Waiting(nn.Linear):
+        def forward(self, x):
+            torch.cuda.synchronize()
+            return super().forward(x)
+
+    workload = unsilent.Workload(Waiting(4, 3).eval(), [torch.ones(5, 4)], judge="top1")
+    engine = GraphedEngine(workload, device="cuda")
+    assert not engine.graphs
+    many = draws(engine, "param:*", "bitflip", 10)
+    assert not any(outcome.graphed for outcome in engine.trials(many))
+    assert torch.rand(3, device="cuda").sum() > 0
+    assert GraphedEngine(
+        unsilent.Workload(nn.Linear(4, 3).eval(), [torch.ones(5, 4)], judge="top1"), device="cuda"
+    ).graphs
 
 
 def test_a_faulty_index_that_poisons_the_device_is_an_outcome(tmp_path):

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from unsilent.engine.host_reads import READ, HostReads
 from unsilent.engine.tape import READBACK, Tape
 from unsilent.outcomes.base import JudgeVerdict
 from unsilent.outcomes.classify import BatchOutcome, changed_and_nonfinite, outcome_of_samples
@@ -50,7 +52,11 @@ class CudaGraphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                # Code that asks whether it is captured would take another way than in the golden run.
+                with (
+                    torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+                    patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+                ):
                     result = function()
             except BaseException:
                 torch.cuda.set_stream(current)  # a capture that fails leaves its own stream behind
@@ -71,7 +77,7 @@ def host_read(tape: Tape) -> str:
             return f"Python reads a result back ({node.name})"
         tags = node.func.tags
         chosen_by_mask = any(w.dtype in (torch.bool, torch.uint8) for w in node.reads[1:])
-        if torch.Tag.data_dependent_output in tags:
+        if torch.Tag.data_dependent_output in tags and node.func is not READ:
             return f"Python reads a result back ({node.name})"
         if torch.Tag.dynamic_output_shape in tags and (chosen_by_mask or node.func is not torch.ops.aten.index.Tensor):
             return f"the shape of a result depends on data ({node.name})"
@@ -113,19 +119,25 @@ class BatchGraph:
             self._changed, self._nonfinite = (
                 torch.zeros((self.capacity + 1, samples), dtype=torch.bool, device=device) for _ in range(2)
             )
+            self._other_way = torch.zeros((self.capacity + 1, 1), dtype=torch.bool, device=device)
+            self._reads = HostReads(device)
             self._number = torch.full((1,), self.capacity, dtype=torch.int64, device=device)
             self.output: Any = None
             self.seconds = self.plain_seconds = 0.0
             self.count = 0
+            self._evaluate()  # finds what is read back
             self._call = capture(self._evaluate)
         self.clear()
 
     def _evaluate(self) -> Any:
-        output = self._run()
+        with self._reads:
+            output = self._run()
         with torch.no_grad():
             changed, nonfinite = changed_and_nonfinite(self._golden, output, self._samples, wait=False)
             rows = self._judge.decision_rows(output)
-            for collected, new in ((self._changed, changed), (self._nonfinite, nonfinite), (self._rows, rows)):
+            for collected, new in (
+                (self._changed, changed), (self._nonfinite, nonfinite), (self._rows, rows), (self._other_way, self._reads.changed)
+            ):  # fmt: skip
                 collected.index_copy_(0, self._number, new[None])
             self._number.add_(1).clamp_(max=self.capacity)
         return output
@@ -141,8 +153,12 @@ class BatchGraph:
         self.count += 1
         return self.count - 1
 
-    def outcomes(self) -> list[BatchOutcome]:
-        """Wait for the device and return the outcomes of all evaluations since `clear`, in order."""
+    def outcomes(self) -> list[BatchOutcome | None]:
+        """Wait for the device and return the outcomes of all evaluations since `clear`, in order.
+
+        None: a number that Python reads was another one, so a run may take another way.
+        """
+        other_way = self._other_way[: self.count, 0].tolist()
         changed, nonfinite = torch.stack((self._changed[: self.count], self._nonfinite[: self.count])).cpu().numpy()
         judged = changed & ~nonfinite
         verdict = None
@@ -151,12 +167,13 @@ class BatchGraph:
             places = torch.from_numpy(np.stack((trials, samples))).to(self._rows.device)
             faulty = host_rows(self._rows[places[0], places[1]])
             verdict = self._judge.compare(self._golden_rows[samples], faulty)
-        result, first = [], 0
+        result: list[BatchOutcome | None] = []
+        first = 0
         for number, size in enumerate(judged.sum(1).tolist()):
             part = None
             if verdict is not None:
                 own = slice(first, first + size)
                 part = JudgeVerdict(verdict.incorrect[own], verdict.severity[own])
-            result.append(outcome_of_samples(changed[number], nonfinite[number], part))
+            result.append(None if other_way[number] else outcome_of_samples(changed[number], nonfinite[number], part))
             first += size
         return result

@@ -13,6 +13,7 @@ from unsilent.engine.batch_graph import BatchGraph, Capture, host_read
 from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.perturbation_check import input_element_swap_faults, perturbing_faults
 from unsilent.engine.plain import same_outputs
+from unsilent.engine.tape_values import Diverged
 from unsilent.errors import UnsilentError
 from unsilent.faults import Fault
 from unsilent.outcomes.classify import classify
@@ -40,7 +41,8 @@ def checked_graph(engine: GraphedEngine, i: int, run: Callable[[], Any], capture
     assert isinstance(engine.judge, DecisionJudge)
     graph = BatchGraph(run, engine.golden[i], engine.judge, engine.samples[i], capture)
     graph.evaluate()
-    if not same_outputs(engine.golden[i], graph.output) or graph.outcomes()[0].codes.any():
+    outcome = graph.outcomes()[0]
+    if not same_outputs(engine.golden[i], graph.output) or outcome is None or outcome.codes.any():
         raise NotGraphed("the graph gives other bits than the run that it was captured from")
     _shake(engine, i, graph)
     _measure(engine, i, graph)
@@ -84,6 +86,8 @@ def gives_plain_bits(engine: GraphedEngine, i: int, graph: BatchGraph, faults: S
     with staged.applied(0):
         graph.evaluate()
     staged.check([0])
+    if graph.outcomes()[0] is None:
+        raise Diverged("a number that the run reads back is another one")
     return same_outputs(plain, graph.output)
 
 

@@ -192,7 +192,7 @@ class GraphedEngine(CachedEngine):
                 with unusable_if_raised(kind_and_line(error)):
                     clock(self.placed_on)()  # unless the device has stopped
                 break
-            result.update(zip(part, outcomes, strict=True))
+            result.update((i, outcome) for i, outcome in zip(part, outcomes, strict=True) if outcome is not None)
         return result
 
     def _lies_in_memory(self, faults: Sequence[Fault]) -> bool:
@@ -259,7 +259,10 @@ class GraphedEngine(CachedEngine):
         golden = GoldenWords(memories)
         return StagedFaults([edits_of_trial(one, golden) for one in memories], self.placed_on)
 
-    def _run_graphs(self, trials: Sequence[Sequence[Fault]], graphs: Mapping[int, BatchGraph]) -> list[TrialOutcome]:
+    def _run_graphs(
+        self, trials: Sequence[Sequence[Fault]], graphs: Mapping[int, BatchGraph]
+    ) -> list[TrialOutcome | None]:
+        """The outcome of each trial; None of one whose run may take another way than the golden one."""
         begun = time.perf_counter()
         staged = self.staged(trials)
         for graph in graphs.values():
@@ -276,11 +279,14 @@ class GraphedEngine(CachedEngine):
             for faults, own in zip(trials, places, strict=True)
         ]
 
-    def _outcome_of(self, faults: Sequence[Fault], verdicts: Mapping[int, BatchOutcome]) -> TrialOutcome:
-        for i, verdict in verdicts.items():
-            self._graph_samples.add(i, [acting_in(i, faults)], 0, bool(verdict.codes.any()))
+    def _outcome_of(self, faults: Sequence[Fault], verdicts: Mapping[int, BatchOutcome | None]) -> TrialOutcome | None:
         batches = [verdicts[i] if i in verdicts else self.spared_outcome(i) for i in range(len(self.batches))]
-        return TrialOutcome(tuple(batches), graphed=True)
+        known = [outcome for outcome in batches if outcome is not None]
+        if len(known) < len(batches):
+            return None
+        for i in verdicts:
+            self._graph_samples.add(i, [acting_in(i, faults)], 0, bool(known[i].codes.any()))
+        return TrialOutcome(tuple(known), graphed=True)
 
     def check_intact(self) -> None:
         """As `CachedEngine.check_intact`; and a random trial of each graph since the last proof must give the plain bits."""
@@ -297,11 +303,11 @@ class GraphedEngine(CachedEngine):
 
 
 def input_memory(batch: object) -> dict[str, TensorMemory]:
-    """By site, the memory of each input that can be corrupted in place: none that two inputs share."""
+    """By site, the memory of each input that can be corrupted in place: no indices, none that two inputs share."""
     named = [(f"input:{name}", tensor) for name, tensor in named_inputs(batch)]
     users = Counter(tensor.untyped_storage().data_ptr() for _, tensor in named if corruptible(tensor))
     return {
         site: TensorMemory(tensor)
         for site, tensor in named
-        if corruptible(tensor) and users[tensor.untyped_storage().data_ptr()] == 1
+        if corruptible(tensor) and tensor.dtype not in INDICES and users[tensor.untyped_storage().data_ptr()] == 1
     }

@@ -269,7 +269,12 @@ class TrialRunner:
         drawn = [self._draw(trial) for trial in trials]
         acting = [one for one in drawn if one.faults]
         samples = [one.samples for one in acting] if any(one.samples is not None for one in acting) else None
-        outcomes = self.engine.trials([one.faults for one in acting], samples)
+        # A trial that may have stopped a device does nothing but a run of its own.
+        outcomes = (
+            (self.engine.trial(one.faults, one.samples) for one in acting)
+            if alone
+            else self.engine.trials([one.faults for one in acting], samples)
+        )
         for trial, one in zip(trials, drawn, strict=True):
             with unusable_if_raised():
                 outcome = next(outcomes) if one.faults else self._all(Outcome.MASKED, one)
