@@ -35,6 +35,7 @@ from unsilent.sites.inputs import named_inputs
 from unsilent.sites.operands import gives_views
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.words import facts
+from unsilent.workloads import load
 
 FAULTS = ("bitflip", "bitflip:bits=exponent", "bitflip:bits=sign", "bitflip:count=5", "zero:run=3", "bitflip:rate=0.02")
 
@@ -496,3 +497,29 @@ def engine_maker(kind: type[PlainEngine]) -> Any:
         return kind(workload, **{name: options[name] for name in ("device", "dtype", "judge")})
 
     return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "digits-cnn",
+        "digits-vit",
+        "digits-efficientnet",
+        "digits-mobilenet",
+        "chargpt",
+        "llama-chars",
+        "dlrm",
+        "scenes-unet",
+    ],
+)
+@pytest.mark.parametrize("at", ["param:*", "op:*", "input:*"])
+def test_built_in_workloads_have_graphs(name: str, at: str) -> None:
+    workload = load(name, {})
+    graphed, plain = Replayed(workload), PlainEngine(workload)
+    assert len(graphed.graphs) == len(graphed.batches), graphed.graph_refusals
+    many = draws(plain, at, "bitflip", 30)
+    for faults, outcome in zip(many, graphed.trials(many), strict=True):
+        assert outcome.graphed or faults[0].dtype == "int64"
+        assert_same(outcome, plain.trial(faults))
+    graphed.check_intact()
