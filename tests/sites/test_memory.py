@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unsilent.faults import CODECS
-from unsilent.sites.memory import TensorMemory
+from unsilent.sites.memory import TensorMemory, read_together
 
 DEVICES = [
     "cpu",
@@ -55,3 +55,18 @@ def test_reading_gives_a_copy():
     words = TensorMemory(tensor).read(np.array([1, 2]))
     words[:] = 0
     assert tensor.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_words_of_several_tensors_are_read_together(device):
+    parts, expected = [], []
+    for dtype in ("float32", "int8", "bfloat16", "float16", "int32"):
+        for tensor in tensors(getattr(torch, dtype), device).values():
+            memory = TensorMemory(tensor)
+            elements = np.random.default_rng(len(parts)).integers(0, tensor.numel(), len(parts) % 4)
+            expected.append(memory.read(elements))
+            memory._array = None if len(parts) % 3 else memory._array
+            parts.append((memory, elements))
+    for got, wanted in zip(read_together(parts), expected, strict=True):
+        assert got.dtype == wanted.dtype
+        assert got.tolist() == wanted.tolist()

@@ -374,7 +374,7 @@ class CachedEngine(PlainEngine):
 
     # -- proofs ------------------------------------------------------------------------------------------------
 
-    def check_intact(self) -> None:
+    def check_intact(self, by_copies: bool = False) -> None:
         """As `PlainEngine.check_intact`; and a random trial of each batch, run plainly, must give the bits of the tape.
 
         It is drawn from those that went through the tape since the last proof, in the company that it went in.
@@ -382,7 +382,7 @@ class CachedEngine(PlainEngine):
         Raises:
             UnsilentError: it does not.
         """
-        super().check_intact()
+        super().check_intact(by_copies)
         for witness in self.validation_samples.take():
             if not self._stands(witness):
                 raise UnsilentError(

@@ -288,9 +288,9 @@ class GraphedEngine(CachedEngine):
             self._graph_samples.add(i, [acting_in(i, faults)], 0, bool(known[i].codes.any()))
         return TrialOutcome(tuple(known), graphed=True)
 
-    def check_intact(self) -> None:
+    def check_intact(self, by_copies: bool = False) -> None:
         """As `CachedEngine.check_intact`; and a random trial of each graph since the last proof must give the plain bits."""
-        super().check_intact()
+        super().check_intact(by_copies)
         for sample in self._graph_samples.take():
             i, faults = sample.batch, sample.faults
             graphs = self.operation_graphs if parse_site(faults[0].site).kind == "op" else self.graphs

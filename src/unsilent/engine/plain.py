@@ -31,6 +31,7 @@ from unsilent.outcomes.classify import BatchOutcome, classify, same_outcome_for_
 from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_nonfinite
 from unsilent.sites import OperationInjector, Parameters, Receipt, Survey, TransientInjection
 from unsilent.sites.addresses import component_hint
+from unsilent.sites.content_hash import ContentHash, content_hashes
 from unsilent.sites.memory import content_of
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.process_side_effects import add_workload_note, check_no_returned_fork, contain_user_process
@@ -131,6 +132,7 @@ class PlainEngine:
             first = self._first_outputs()
         self.golden = first
         self.golden_hash = _hash(first)
+        self._content_hashes = self._all_content_hashes()
         self.golden_seconds = 0.0
         self.batch_seconds: list[float] = []
         for i, (one, batch) in enumerate(zip(first, self.batches, strict=True)):
@@ -152,6 +154,10 @@ class PlainEngine:
                 "running the model changes its own parameters or buffers; give a model that does not change them in eval mode"
             )
         self._check_memory()
+
+    def _all_content_hashes(self) -> tuple[list[ContentHash], ...]:
+        """Of weights, inputs and golden outputs."""
+        return self.parameters.content_hashes(), *(content_hashes(_tensors(of)) for of in (self.batches, self.golden))
 
     def _first_difference(self, batch: Any) -> str | None:
         from unsilent.engine.differences import first_difference
@@ -349,15 +355,17 @@ class PlainEngine:
                 "run the model without compiling or tracing it"
             )
 
-    def check_intact(self) -> None:
+    def check_intact(self, by_copies: bool = False) -> None:
         """Proof that everything is as it was at the start: weights, inputs, golden outputs, and what a fault-free run gives.
+
+        ``by_copies``: compare the hashes that identify the campaign, for which a device copies all of it to the host.
 
         Raises:
             InjectionError: a bit of the model differs. UsageError: the workload writes into its inputs or outputs, or keeps
                 state that one run leaves for the next, so that a trial could depend on the ones before it, or forks a process
                 and lets the child return.
         """
-        self._check_memory()
+        self._check_memory(by_copies)
         for i, (batch, golden) in enumerate(zip(self.batches, self.golden, strict=True)):
             again = self._run(batch)
             if not same_outputs(golden, again):
@@ -366,18 +374,23 @@ class PlainEngine:
                     "independent; reset all state outside of parameters and inputs (caches, counters) in run()"
                 )
 
-    def _check_memory(self) -> None:
+    def _check_memory(self, by_copies: bool = False) -> None:
         """That weights, inputs and golden outputs are as they were at the start; raises as `check_intact`."""
-        self.parameters.check(self.weights_hash)
-        if _hash(self.batches) != self.inputs_hash:
+        weights, inputs, golden = self._content_hashes
+        self.parameters.check(self.weights_hash if by_copies else weights)
+        if self._differs(self.batches, inputs, self.inputs_hash if by_copies else ""):
             raise UsageError(
                 "the workload writes into its own inputs, so trials depend on each other; let run() work on a copy"
             )
-        if _hash(self.golden) != self.golden_hash:
+        if self._differs(self.golden, golden, self.golden_hash if by_copies else ""):
             raise UsageError(
                 "the judge writes into the outputs it compares, so trials are not independent; let it work on copies"
             )
         check_no_returned_fork(self.workload.name)
+
+    @staticmethod
+    def _differs(values: Sequence[Any], known: list[ContentHash], copied: str) -> bool:
+        return _hash(values) != copied if copied else content_hashes(_tensors(values)) != known
 
     def fingerprint(self) -> dict[str, str]:
         """Hashes of weights, inputs and golden outputs: what makes this campaign this one."""
@@ -432,9 +445,15 @@ def _random_states() -> list[torch.Tensor]:
     return [torch.random.get_rng_state(), *devices]
 
 
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    """Those of several outputs or batches."""
+    return (leaf for value in values for leaf in leaves(value))
+
+
 def _hash(values: Sequence[Any]) -> str:
+    """xxh3-128 of dtypes, shapes and all bits, as read on the host."""
     digest = xxhash.xxh3_128()
-    for leaf in (leaf for value in values for leaf in leaves(value)):
+    for leaf in _tensors(values):
         digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
         digest.update(content_of(leaf))
     return digest.hexdigest()

@@ -19,7 +19,7 @@ from torch import Tensor
 from unsilent.engine.fault_entries import storage_offsets
 from unsilent.errors import InjectionError
 from unsilent.faults import Fault
-from unsilent.sites.memory import WORDS, TensorMemory, Words
+from unsilent.sites.memory import WORDS, TensorMemory, Words, read_together
 
 MemoryFault = tuple[TensorMemory, Fault]
 """A fault and the tensor that it corrupts."""
@@ -46,7 +46,8 @@ class GoldenWords:
             if fault.operation == "copy_from":
                 wanted[id(memory)].append(np.asarray(fault.operands, np.int64))
         self._elements = {key: np.unique(np.concatenate(parts)) for key, parts in wanted.items()}
-        self._words = {key: memories[key].read(elements) for key, elements in self._elements.items()}
+        words = read_together([(memories[key], elements) for key, elements in self._elements.items()])
+        self._words = dict(zip(self._elements, words, strict=True))
 
     def of(self, memory: TensorMemory, elements: NDArray[np.int64]) -> Words:
         """The words at some of the elements, a copy."""

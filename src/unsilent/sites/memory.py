@@ -6,6 +6,7 @@ and no copy of the tensor is made. Writes use ``.data``: a hardware fault does n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,23 @@ def content_of(tensor: Tensor) -> Any:
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data if dense.numel() else b""
 
 
+def read_together(parts: Sequence[tuple[TensorMemory, NDArray[np.int64]]]) -> list[Words]:
+    """The words of elements of several tensors: from a device one copy for all those of one width."""
+    result: dict[int, Words] = {}
+    begun: dict[tuple[torch.device, int], list[int]] = {}
+    for number, (memory, elements) in enumerate(parts):
+        if memory._array is not None:
+            result[number] = memory.read(elements)
+        else:
+            begun.setdefault((memory.tensor.device, memory.tensor.element_size()), []).append(number)
+    for numbers in begun.values():
+        words = torch.cat([parts[n][0].begin_read(parts[n][1]) for n in numbers]).cpu().numpy()
+        ends = np.cumsum([len(parts[n][1]) for n in numbers])
+        for number, own in zip(numbers, np.split(words, ends[:-1]), strict=True):
+            result[number] = own.view(parts[number][0].codec.word_dtype)
+    return [result[number] for number in range(len(parts))]
+
+
 class TensorMemory:
     """Word access to one tensor by flat C-order element index."""
 
@@ -57,16 +75,24 @@ class TensorMemory:
         self._array = self._words.numpy().view(self.codec.word_dtype) if tensor.device.type == "cpu" else None
 
     @property
+    def words(self) -> Tensor:
+        """The bits of all elements, as integers of their width; flat where the memory is dense."""
+        return self._words
+
+    @property
     def is_attached(self) -> bool:
         """Whether the tensor still uses this memory (``model.double()`` or ``.to()`` would replace it)."""
         return self.tensor.data_ptr() == self._words.data_ptr() and dtype_name(self.tensor.dtype) == self.codec.name
 
     def read(self, elements: NDArray[np.int64]) -> Words:
         """The words at ``elements``, int64[n] -> unsigned[n], a copy."""
-        index = self._index(elements)
         if self._array is not None:
-            return self._array[index]
-        return self._words[self._on_device(index)].cpu().numpy().view(self.codec.word_dtype)
+            return self._array[self._index(elements)]
+        return self.begin_read(elements).cpu().numpy().view(self.codec.word_dtype)
+
+    def begin_read(self, elements: NDArray[np.int64]) -> Tensor:
+        """The same on the tensor's device, as signed integers; nothing waits for it."""
+        return self._words[self._on_device(self._index(elements))]
 
     def write(self, elements: NDArray[np.int64], words: Words) -> None:
         """Put ``words`` at ``elements``; elements must be distinct."""

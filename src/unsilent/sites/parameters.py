@@ -23,6 +23,7 @@ from unsilent.faults.naming import is_transient
 from unsilent.faults.receipts import AppliedFault, Receipt
 from unsilent.printable import escape_unprintable
 from unsilent.sites.addresses import Address, flat_elements
+from unsilent.sites.content_hash import ContentHash, content_hashes
 from unsilent.sites.corrupting import has_plain_memory, intended, write
 from unsilent.sites.memory import TensorMemory, Words, drop_repeated_dimensions, dtype_name
 from unsilent.sites.memory_ownership import StorageOwnership
@@ -167,9 +168,13 @@ class Parameters:
             digest.update(f"{name}={site.memory.hash()};".encode())
         return digest.hexdigest()
 
-    def check(self, expected: str) -> None:
-        """Full-hash proof: raises ``InjectionError`` when any bit differs from when ``hash()`` gave ``expected``."""
-        if self.hash() != expected:
+    def content_hashes(self) -> list[ContentHash]:
+        """A hash of the bits of each site, computed on its device."""
+        return content_hashes(site.memory.words for site in self.sites.values())
+
+    def check(self, expected: Sequence[ContentHash] | str) -> None:
+        """Raise ``InjectionError`` where any bit differs from when ``content_hashes()``, or ``hash()``, gave ``expected``."""
+        if (self.hash() if isinstance(expected, str) else self.content_hashes()) != expected:
             raise InjectionError(
                 "the bits of the model changed, although all injected faults were undone; find what else changed the model"
             )

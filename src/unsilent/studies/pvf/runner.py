@@ -323,7 +323,7 @@ class TrialRunner:
         """
         raised = "" if after is None else after.error
         with unusable_if_raised(raised, known=bool(raised) and not (after and after.out_of_memory)):
-            self.engine.check_intact()
+            self.engine.check_intact(by_copies=after is None)
         changed = [k for k, v in self.engine.fingerprint().items() if self.fingerprint[k] != v]
         if changed:
             raise InjectionError(

@@ -1,0 +1,94 @@
+"""Hashes of tensors' bits, computed where the tensors are: proof that nothing has changed, without copies to the host.
+
+On a device the hash is a sum of whole numbers, so it is the same in whatever order a device adds, and equal to that of a CPU. The
+bytes of a tensor are taken as 32-bit words, the last one filled with zeros, in chunks of `CHUNK` words:
+
+    hash = sum over chunks c of r(c) * (sum over words i of the chunk of w(c, i) * k(i))  modulo 2^64
+
+with odd factors ``r(c)`` and ``k(i)``. If one word changes by d, the sum changes by d times an odd number, which is not 0 modulo
+2^64 for 0 < |d| < 2^32. So **every change within one word is noticed**, each single flipped bit among them. Others pass with
+a chance of about 2^-64 if they do not depend on the factors. For tensors on the CPU xxh3 does the same several times faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from unsilent.sites.memory import content_of
+
+CHUNK = 1 << 20
+"""Words of a chunk: 8 MiB of products at a time."""
+FACTORS_SEED = 0x5EED
+MASK = 2**64 - 1
+
+
+class ContentHash(NamedTuple):
+    """What a tensor holds: its dtype, its shape, and 64 bits that stand for its elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    bits: int
+
+
+def content_hashes(tensors: Iterable[Tensor]) -> list[ContentHash]:
+    """A hash for each tensor: `device_hash`, or xxh3-64 of the bytes where the tensor is on the CPU."""
+    tensors = list(tensors)
+    bits: dict[int, int] = {}
+    begun: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for number, tensor in enumerate(tensors):
+        if tensor.device.type == "cpu":
+            bits[number] = xxhash.xxh3_64_intdigest(content_of(tensor))
+        else:
+            begun.setdefault(tensor.device, []).append((number, device_hash(tensor)))
+    for pairs in begun.values():  # one copy for each device
+        values = torch.stack([value for _, value in pairs]).cpu().tolist()
+        bits.update((number, value & MASK) for (number, _), value in zip(pairs, values, strict=True))
+    return [ContentHash(tensor.dtype, tuple(tensor.shape), bits[number]) for number, tensor in enumerate(tensors)]
+
+
+def device_hash(tensor: Tensor) -> Tensor:
+    """The hash of a tensor's bits in logical order, as an int64 scalar on its device; nothing waits for it."""
+    words = _words(tensor)
+    factors = _factors(words.device)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for number, chunk in enumerate(words.split(CHUNK)):
+        part = (chunk.to(torch.int64) * factors[: len(chunk)]).sum()
+        total += part * chunk_factor(number)
+    return total
+
+
+def chunk_factor(number: int) -> int:
+    """The odd factor of a chunk as a signed 64-bit number, from the finaliser of SplitMix64."""
+    mixed = (number + 1) * 0x9E3779B97F4A7C15 & MASK
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> shift)) * factor & MASK
+    mixed = (mixed ^ (mixed >> 31)) | 1
+    return mixed - 2**64 if mixed >= 2**63 else mixed
+
+
+@lru_cache(maxsize=16)
+def _factors(device: torch.device) -> Tensor:
+    """The odd factors of a chunk's words, int64[CHUNK]."""
+    drawn = np.random.Generator(np.random.PCG64(FACTORS_SEED)).integers(0, 2**64, CHUNK, np.uint64, endpoint=False)
+    return torch.from_numpy((drawn | np.uint64(1)).view(np.int64)).to(device)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor in logical order as int32 words, the last one filled with zeros; a view where that can be."""
+    dense = tensor.detach()
+    dense = torch.view_as_real(dense.resolve_conj()) if dense.dtype.is_complex else dense
+    dense = dense.contiguous()
+    data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+    left = -data.numel() % 4
+    if left:
+        data = torch.cat([data, data.new_zeros(left)])
+    elif data.storage_offset() % 4:
+        data = data.clone()
+    return data.view(torch.int32)
