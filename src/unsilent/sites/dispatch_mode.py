@@ -27,7 +27,7 @@ class DispatchMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._operation_names = calls
         self._hooks = ExitStack()
-        self._entered = False
+        self._entered = self._is_active = False
 
     def _around(self, stack: ExitStack) -> None:
         """Enter what is to be there while the mode is."""
@@ -59,10 +59,23 @@ class DispatchMode(TorchDispatchMode):
             stack.callback(setattr, self, "_entered", False)
             self._entered = True
             self._around(stack)
-            super().__enter__()  # type: ignore[no-untyped-call]
+            self._set_active(self._starts_active)
             self._hooks = stack.pop_all()
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._set_active(False)
         self._hooks.close()
+
+    @property
+    def _starts_active(self) -> bool:
+        """Whether operations are seen from the beginning; else once the mode is set active."""
+        return True
+
+    def _set_active(self, active: bool) -> None:
+        """From now on see operations, or do not."""
+        if active and not self._is_active:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        elif self._is_active and not active:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._is_active = active

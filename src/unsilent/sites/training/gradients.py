@@ -87,26 +87,32 @@ class GradientInjector:
         self._edges = [edge_of(t) for t in tensors]
         self._tensors = [tensors] if self.has_operand_faults else []  # else nobody is kept alive
         self._ran: list[BackwardOperation] = []
-        self._handle: Any = None
+        self._handles: list[Any] = []
 
     @property
     def has_operand_faults(self) -> bool:
         """Whether what the node runs has to be remembered."""
         return any(not site.operand.startswith("out") for site, _ in self._wanted)
 
-    def attach(self, results: Any) -> bool:
-        """Find the node behind the results; False where autograd has made none."""
+    def attach(self, results: Any, see: Callable[[bool], None] | None = None) -> bool:
+        """Find the node behind the results; False where autograd has made none.
+
+        ``see``: called around what the node runs, where that has to be seen.
+        """
         for out in tensors_in(results):
             if out.grad_fn is not None and out.grad_fn._sequence_nr() == self.number:
-                self._handle = out.grad_fn.register_hook(self._hand_back)
+                if see is not None and self.has_operand_faults:
+                    self._handles.append(out.grad_fn.register_prehook(lambda given: see(True)))
+                    self._handles.append(out.grad_fn.register_hook(lambda given, came: see(False)))
+                self._handles.append(out.grad_fn.register_hook(self._hand_back))
                 self._places = self._match(out.grad_fn)
                 return True
         return False
 
     def detach(self) -> None:
         """Forget everything."""
-        if self._handle is not None:
-            self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         self._tensors, self._edges, self._ran = [], [], []
 
     def add_recomputed_operands(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

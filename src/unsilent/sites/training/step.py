@@ -1,8 +1,9 @@
 """One training step with faults in it: operations forward, backward and of the update, collectives, and memory.
 
-One dispatch mode, active for this step only, sees every operation with its real operands. It changes nothing but what a fault
-names: with no fault the step gives the same bits. Each fault lands exactly once; one that does not is an error, which says what
-there is. What a faulty step has computed stays: a snapshot of the training's state undoes it, nothing here does.
+One dispatch mode, active for this step only, sees operations with their real operands: those of the modules that faults name,
+of the update or of the backward node that is hit, and all of the step where that is not enough to name them. It changes nothing
+but what a fault names: with no fault the step gives the same bits. Each fault lands exactly once; one that does not is an error,
+which says what there is. What a faulty step has computed stays: a snapshot of the training's state undoes it, nothing here does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from unsilent.errors import InjectionError, UsageError, unknown_name_error
@@ -33,12 +35,13 @@ from unsilent.sites.operands import exchanged, listed_operand_number, operands_o
 from unsilent.sites.training.collectives import CollectiveNamer, payload_argument, received
 from unsilent.sites.training.gradients import BackwardOperation, GradientInjector
 from unsilent.sites.training.saved_activation import SavedActivation
-from unsilent.sites.training.step_faults import PlannedFault, StepFaults, as_list
+from unsilent.sites.training.step_faults import PlannedFault, StepFaults, as_list, watched_modules
 from unsilent.sites.training.step_operation_names import (
     OperationOccurrence,
     StepOperationNamer,
     before_backward,
     current_node,
+    may_run_again,
     model_inside_wrapper,
     next_number,
 )
@@ -96,17 +99,19 @@ class StepInjection(DispatchMode):
         self._landings, self._plans = Landings(), StepFaults(*self._wanted)
         self.names: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._calls, self._updates, self._collectives = (
-            StepOperationNamer(self._model),
-            UpdateTracker(self._model, self._before_update),
+            StepOperationNamer(self._model, self._moved),
+            UpdateTracker(self._model, self._before_update, self._moved),
             CollectiveNamer(),
         )
-        self._updated = self._corrupting = False
+        self._watched = watched_modules(self._plans.all, self._calls.module_names)
+        self._updated = self._corrupting = self._widened = self._sees_node = False
         self._gradients: dict[int, GradientInjector] = {}
         self._named: dict[str, GradientInjector] = {}
         self._pending: tuple[GradientInjector, Any] | None = None
         self._kept: list[tuple[PlannedFault, SavedActivation]] = []
         self._sent: list[Any] = []
         self._worked: list[UpdateOperation] = []
+        self._before: list[bool] = []
 
     @property
     def applied_faults(self) -> list[AppliedFault]:
@@ -122,7 +127,7 @@ class StepInjection(DispatchMode):
         self._start()
         stack.enter_context(self._calls)
         stack.enter_context(self._updates)
-        stack.enter_context(before_backward(self._settle))
+        stack.enter_context(before_backward(self._before_backward))
         stack.enter_context(set_checkpoint_early_stop(False))  # what is run again is to be met to its end
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -153,10 +158,65 @@ class StepInjection(DispatchMode):
                     "checkpointing?); another may have been hit"
                 )
 
+    # -- which operations are seen ---------------------------------------------------------------------------------
+
+    @property
+    def _starts_active(self) -> bool:
+        return self._watched is None
+
+    def _moved(self, begins: bool) -> None:
+        """A module or an update begins, or has ended: see operations where a fault can be hit, and as before after it.
+
+        What was active when compiled code was entered must be so when it is left, since torch restores its own part of that.
+        """
+        if self._starts_active:
+            return
+        inside = self._calls.module in (self._watched or ())
+        if begins and inside and may_run_again():
+            self._widened = True  # what runs again in the backward pass is named by what ran before
+        self._settle()
+        if begins:
+            self._before.append(self._is_active)
+        active = not self._is_done and (inside or self._has_update_faults()) if begins else self._before.pop()
+        self._see(active)
+
+    def _see(self, here: bool) -> None:
+        if self._widened:
+            self._set_active(False)  # compiled code that has been left hides a mode that was entered inside of it
+        self._set_active(here or self._widened)
+
+    def _has_update_faults(self) -> bool:
+        return self._updates.active and bool(self._plans.faults_in_stage("optim"))
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether nothing is left to do."""
+        plans = self._plans
+        return bool(plans.all) and self._landings.count == len(plans.all) and not plans.module_only_names
+
+    def _before_backward(self, builds_graph: bool) -> None:
+        self._settle()
+        if self._starts_active:
+            return
+        self._widened |= builds_graph  # then its operations are forward operations as well
+        self._see(self._is_active)
+        if not self._widened:
+            self._calls.mark_backward()
+            self._corrupt_kept()
+
+    def _see_node(self, operations: bool) -> None:
+        """See what one backward node runs, in whatever thread that is."""
+        if operations and not self._is_active:
+            TorchDispatchMode.__enter__(self)
+            self._sees_node = True
+        elif self._sees_node and not operations:
+            TorchDispatchMode.__exit__(self, None, None, None)
+            self._sees_node = False
+
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plans = self._plans
-        if self._corrupting or (plans.all and self._landings.count == len(plans.all) and not plans.module_only_names):
-            return func(*args, **kwargs)  # nothing is left to do
+        if self._corrupting or self._is_done:
+            return func(*args, **kwargs)
         call = func, args, kwargs
         self._settle()
         if (collective := self._collectives.next_name(func)) is not None:
@@ -239,7 +299,7 @@ class StepInjection(DispatchMode):
             return
         gradients, result = self._pending
         self._pending = None
-        if gradients.attach(result):
+        if gradients.attach(result, self._see_node):
             self._gradients[gradients.number] = gradients
             self._named[gradients.name] = gradients
 
@@ -314,8 +374,13 @@ class StepInjection(DispatchMode):
 
     def _missed(self, plan: PlannedFault) -> InjectionError | UsageError:
         """The error of a fault that did not land."""
+        names = self.names
+        if not self._starts_active and not names["fwd"]:  # then the modules that ran
+            names = defaultdict(dict, names) | {
+                "fwd": dict.fromkeys(f"{module}#" for module in self._calls.called_modules)
+            }
         return self._plans.missed_error(
-            plan, self._landings, self.names, self._calls.current_micro_step + 1, self._calls.has_run_backward
+            plan, self._landings, names, self._calls.current_micro_step + 1, self._calls.has_run_backward
         )
 
 

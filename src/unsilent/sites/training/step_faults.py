@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -147,6 +147,24 @@ class StepFaults:
             call = f"call {wanted.occurrence or 0} in micro-step {wanted.micro_step or 0}"
             why = f"there was no {call} (both are counted from 0)"
         return InjectionError(f"{wanted.site} was not hit: {why}")
+
+
+def watched_modules(plans: Sequence[PlannedFault], modules: Collection[str]) -> frozenset[str] | None:
+    """The modules whose own operations have to be seen for these faults; None: all operations of the step.
+
+    What an operation is called follows from its module alone. Everything has to be seen where a fault names none of ``modules``
+    (an operation outside of them, a collective), an operation that is run again, or nothing (no fault: the names are wanted).
+    """
+    names: set[str] = set()
+    for plan in plans:
+        stage, module = step_stage(plan.site), plan.site.name.partition("#")[0]
+        if stage in (*_FORWARD, _GRADIENT):
+            if plan.wanted.occurrence or module not in modules:
+                return None
+            names.add(module)
+        elif stage == "comm":
+            return None
+    return frozenset(names) if plans else None
 
 
 def step_stage(site: SiteName) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -60,10 +60,16 @@ class OperationOccurrence(NamedTuple):
 
 
 class StepOperationNamer(OperationNamer):
-    """Follows the module calls of one training step."""
+    """Follows the module calls of one training step; ``moved`` is called when one begins (True) or has ended.
 
-    def __init__(self, model: nn.Module) -> None:
+    Attributes:
+        called_modules: Names of those that were called.
+    """
+
+    def __init__(self, model: nn.Module, moved: Callable[[bool], None] = lambda begins: None) -> None:
         super().__init__(model_inside_wrapper(model))
+        self._moved = moved
+        self.called_modules: dict[str, None] = {}
         self._reset()
         self._micro_step = 0
         self._backward = False
@@ -80,7 +86,13 @@ class StepOperationNamer(OperationNamer):
         super().__enter__()
         self._reset()
         self._micro_step, self._backward = 0, False
+        self.called_modules = {}
         return self
+
+    @property
+    def module_names(self) -> Collection[str]:
+        """Names of all modules."""
+        return self._names.values()
 
     @property
     def has_run_backward(self) -> bool:
@@ -114,12 +126,14 @@ class StepOperationNamer(OperationNamer):
             self._reset()
         super()._begin(module, args)
         name = self.module
+        self.called_modules[name] = None
         if node is None:
             self._open.append((id(module), next_number() - 1, self._tallies[name].copy(), checkpoint_region()))
-            return
-        self._open.append(None)
-        if id(module) in self._calls:
-            self._again[name] = self._earlier(id(module), name, node._sequence_nr()).counts.copy()
+        else:
+            self._open.append(None)
+            if id(module) in self._calls:
+                self._again[name] = self._earlier(id(module), name, node._sequence_nr()).counts.copy()
+        self._moved(True)
 
     def _earlier(self, module: int, name: str, node: int) -> ModuleCall:
         """The call that is run again."""
@@ -140,6 +154,7 @@ class StepOperationNamer(OperationNamer):
         if opened := self._open.pop():
             key, begin, counts, where = opened
             self._calls[key].append(ModuleCall(begin, counts, next_number() - 1, where))
+        self._moved(False)
 
 
 class _BackwardCallbacks:
@@ -147,17 +162,17 @@ class _BackwardCallbacks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[bool], None]] = []
         self._engine: Any = None
 
-    def add(self, callback: Callable[[], None]) -> None:
+    def add(self, callback: Callable[[bool], None]) -> None:
         autograd: Any = torch.autograd
         with self._lock:
             if not self._callbacks:
                 self._engine, autograd._engine_run_backward = autograd._engine_run_backward, self._run
             self._callbacks.append(callback)
 
-    def remove(self, callback: Callable[[], None]) -> None:
+    def remove(self, callback: Callable[[bool], None]) -> None:
         autograd: Any = torch.autograd
         with self._lock:
             self._callbacks.remove(callback)
@@ -166,8 +181,9 @@ class _BackwardCallbacks:
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine = self._engine
+        builds_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
         for callback in tuple(self._callbacks):
-            callback()
+            callback(builds_graph)
         return engine(*args, **kwargs)
 
 
@@ -175,13 +191,21 @@ _CALLBACKS = _BackwardCallbacks()
 
 
 @contextmanager
-def before_backward(callback: Callable[[], None]) -> Iterator[None]:
-    """Calls back whenever a backward pass is about to begin: nodes that are made by then can still be given hooks."""
+def before_backward(callback: Callable[[bool], None]) -> Iterator[None]:
+    """Calls back whenever a backward pass is about to begin: nodes that are made by then can still be given hooks.
+
+    The callback is told whether the pass builds a graph itself (``create_graph``).
+    """
     _CALLBACKS.add(callback)
     try:
         yield
     finally:
         _CALLBACKS.remove(callback)
+
+
+def may_run_again() -> bool:
+    """Whether what runs now may run again in the backward pass, as activation checkpointing does."""
+    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def checkpoint_region() -> int | None:

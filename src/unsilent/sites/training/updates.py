@@ -41,15 +41,20 @@ class UpdateTracker:
     """Follows the updates of optimizers; a context manager around a step.
 
     Args:
-        before: Called before each of them.
+        before: Called before each of them. moved: when one begins (True) or has ended.
 
     Attributes:
         active: Whether an optimizer's ``step`` is running.
     """
 
-    def __init__(self, model: nn.Module, before: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        before: Callable[[], None] = lambda: None,
+        moved: Callable[[bool], None] = lambda begins: None,
+    ) -> None:
         self._names = {id(p): name for name, p in named_parameters(model)}
-        self.active, self._before = False, before
+        self.active, self._before, self._moved = False, before, moved
         self._owners: dict[int, tuple[StorageWeakRef, str]] = {}  # a reference keeps the number from being given again
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []
@@ -108,9 +113,11 @@ class UpdateTracker:
                 name = self._names.get(id(p), f"(parameter {number})")
                 for tensor in (p, p.grad, *optimizer.state.get(p, {}).values()):
                     self._own(tensor, name)
+        self._moved(True)
 
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.active = False
+        self._moved(False)
 
 
 def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry: str) -> Tensor | None:
