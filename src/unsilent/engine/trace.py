@@ -108,7 +108,7 @@ def trace_step(
 
     def run(faulty: bool, tracer: Tracer) -> None:
         state.restore()
-        corrupted = StepInjection(model, faults if faulty else (), optimizers)
+        corrupted = StepInjection(model, faults if faulty else (), optimizers, whole_step=True)
         try:
             with corrupted, tracer:
                 step()

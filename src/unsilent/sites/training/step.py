@@ -69,6 +69,8 @@ class StepInjection(DispatchMode):
         moment: When faults in memory (``param:``, ``optim:``) corrupt: at the ``start`` of the step, between
             the backward pass and the first ``update`` of an optimizer, or at the ``end``. Those in a
             ``gradient:`` corrupt before the update.
+        whole_step: See all operations, from the beginning on: for other dispatch modes, entered in the step,
+            that are to see what faults have made of them.
 
     Attributes:
         applied_faults: What landed so far.
@@ -86,24 +88,30 @@ class StepInjection(DispatchMode):
         optimizers: Optimizer | Sequence[Optimizer] = (),
         number: int | None = None,
         moment: Moment = "start",
+        whole_step: bool = False,
     ) -> None:
         super().__init__()
         self._moment: Moment = moment
+        self._whole_step = whole_step
         wanted: list[FaultOrDraw] = as_list(faults, (Fault, UnresolvedFault))
         rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if _distributed() else (0, 1)
         self._model, self._optimizers = model_inside_wrapper(model), tuple(as_list(optimizers, (Optimizer,)))
         self._wanted = (wanted if number is None else faults_in_step(wanted, number)), rank, ranks
-        self._start()
+        self._clear()
 
-    def _start(self) -> None:
+    def _clear(self) -> None:
         self._landings, self._plans = Landings(), StepFaults(*self._wanted)
         self.names: defaultdict[str, dict[str, None]] = defaultdict(dict)
+
+    def _start(self) -> None:
+        self._clear()
         self._calls, self._updates, self._collectives = (
             StepOperationNamer(self._model, self._moved),
             UpdateTracker(self._model, self._before_update, self._moved),
             CollectiveNamer(),
         )
-        self._watched = watched_modules(self._plans.all, self._calls.module_names)
+        self._watched = None if self._whole_step else watched_modules(self._plans.all, self._calls.module_names)
+        self._updates.names_are_wanted = self._starts_active or bool(self._plans.faults_in_stage("optim"))
         self._updated = self._corrupting = self._widened = self._sees_node = False
         self._gradients: dict[int, GradientInjector] = {}
         self._named: dict[str, GradientInjector] = {}
@@ -341,8 +349,9 @@ class StepInjection(DispatchMode):
 
     def _corrupt_memory(self, *kinds: str) -> None:
         """Parameters and state of optimizers, or gradients."""
-        parameters = named_tensors(self._model)
-        for plan in (plan for kind in kinds or ("param", "state") for plan in self._of(kind)):
+        plans = [plan for kind in kinds or ("param", "state") for plan in self._of(kind)]
+        parameters = named_tensors(self._model) if plans else {}
+        for plan in plans:
             site = plan.site
             if site.kind == "param":
                 tensor, known = parameters.get(site.name), list(parameters)

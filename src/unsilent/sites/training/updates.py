@@ -45,6 +45,7 @@ class UpdateTracker:
 
     Attributes:
         active: Whether an optimizer's ``step`` is running.
+        names_are_wanted: Whether operations will be named, for which it looks at every tensor of an optimizer.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class UpdateTracker:
     ) -> None:
         self._names = {id(p): name for name, p in named_parameters(model)}
         self.active, self._before, self._moved = False, before, moved
+        self.names_are_wanted = True
         self._owners: dict[int, tuple[StorageWeakRef, str]] = {}  # a reference keeps the number from being given again
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []
@@ -108,7 +110,7 @@ class UpdateTracker:
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._before()
         self.active = True
-        for group in optimizer.param_groups:
+        for group in optimizer.param_groups if self.names_are_wanted else ():
             for number, p in enumerate(group["params"]):
                 name = self._names.get(id(p), f"(parameter {number})")
                 for tensor in (p, p.grad, *optimizer.state.get(p, {}).values()):
