@@ -10,6 +10,7 @@ import copy
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,16 @@ from unsilent.faults import fault_model
 from unsilent.faults.hardware.presets import preset
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.training.step import StepInjection
+from unsilent.workloads import load_training
 from unsilent.workloads.cifar_resnet import CifarResNet
+
+
+class Running(NamedTuple):
+    """A training that has begun."""
+
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    step: Callable[[], object]
 
 
 class Loop(NamedTuple):
@@ -31,6 +41,33 @@ class Loop(NamedTuple):
     inputs: Tensor
     targets: Tensor
     layer: str
+
+    def start(self, device: str) -> Running:
+        """A copy of its own, so that what one leaves behind slows no other."""
+        model = copy.deepcopy(self.model).to(device).train()
+        optimizer = torch.optim.AdamW(model.parameters())
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            out = model(inputs)
+            F.cross_entropy(out.flatten(0, -2), targets.flatten()).backward()
+            optimizer.step()
+
+        return Running(model, [optimizer], step)
+
+
+class BuiltIn(NamedTuple):
+    """A built-in training."""
+
+    name: str
+    layer: str
+
+    def start(self, device: str) -> Running:
+        """A state of its own."""
+        training = load_training(self.name, {"device": device})
+        state = training.start(0)
+        return Running(state.model, list(state.optimizers), lambda: training.step(state))
 
 
 def small_cnn() -> Loop:
@@ -58,11 +95,24 @@ def transformer() -> Loop:
     return Loop(model, torch.randint(0, 64, (16, 64)), torch.randint(0, 64, (16, 64)), "op:1.layers.2.linear1#addmm.0")
 
 
+BUILT_IN = (
+    BuiltIn("train-resnet", "op:block2.conv1#convolution.0"),
+    BuiltIn("train-chargpt", "op:blocks.1.mlp.0#addmm.0"),
+    BuiltIn("train-vit", "op:blocks.1.mlp.0#addmm.0"),
+)
+
+
 def main(rounds: int, device: str = "cpu") -> None:
     """Print a table for each model."""
     torch.set_num_threads(1)
     clock = time.process_time if device == "cpu" else _waited
-    for name, make in {"small CNN": small_cnn, "cifar-resnet20": resnet20, "transformer": transformer}.items():
+    loops: dict[str, Callable[[], Loop | BuiltIn]] = {
+        "small CNN": small_cnn,
+        "cifar-resnet20": resnet20,
+        "transformer": transformer,
+        **{site.name: partial(BuiltIn, *site) for site in BUILT_IN},
+    }
+    for name, make in loops.items():
         torch.manual_seed(0)
         figures = interleave(_steps(make(), device), rounds * 3, clock=clock)
         print("\n" + table(f"{name}: a training step ({device})", figures))
@@ -73,31 +123,21 @@ def _waited() -> float:
     return time.perf_counter()
 
 
-def _steps(loop: Loop, device: str) -> dict[str, Callable[[], object]]:
+def _steps(loop: Loop | BuiltIn, device: str) -> dict[str, Callable[[], object]]:
     """The kinds of step by name, plain first."""
 
     def trained(corrupted: bool, *faults: UnresolvedFault) -> Callable[[], object]:
-        """A loop of its own, so that what one leaves behind slows no other."""
         torch.manual_seed(1)
-        model = copy.deepcopy(loop.model).to(device).train()
-        optimizer = torch.optim.AdamW(model.parameters())
-        inputs, targets = loop.inputs.to(device), loop.targets.to(device)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            out = model(inputs)
-            F.cross_entropy(out.flatten(0, -2), targets.flatten()).backward()
-            optimizer.step()
-
+        model, optimizers, step = loop.start(device)
         if corrupted and not faults:
             with StepInjection(
-                model, [UnresolvedFault(f"{loop.layer}/grad_wt/out", fault_model("bitflip"))], [optimizer]
+                model, [UnresolvedFault(f"{loop.layer}/grad_wt/out", fault_model("bitflip"))], optimizers
             ):
                 step()
             return step
 
         def call() -> None:
-            with StepInjection(model, faults, [optimizer]) if corrupted else nullcontext():
+            with StepInjection(model, faults, optimizers) if corrupted else nullcontext():
                 step()
 
         return call
