@@ -128,7 +128,9 @@ class StepOperationNamer(OperationNamer):
         name = self.module
         self.called_modules[name] = None
         if node is None:
-            self._open.append((id(module), next_number() - 1, self._tallies[name].copy(), checkpoint_region()))
+            counted = self._tallies.get(name)
+            counts = counted.copy() if counted else Counter[str]()
+            self._open.append((id(module), next_number() - 1, counts, checkpoint_region()))
         else:
             self._open.append(None)
             if id(module) in self._calls:

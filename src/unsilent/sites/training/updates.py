@@ -54,7 +54,7 @@ class UpdateTracker:
         before: Callable[[], None] = lambda: None,
         moved: Callable[[bool], None] = lambda begins: None,
     ) -> None:
-        self._names = {id(p): name for name, p in named_parameters(model)}
+        self._model = model
         self.active, self._before, self._moved = False, before, moved
         self.names_are_wanted = True
         self._owners: dict[int, tuple[StorageWeakRef, str]] = {}  # a reference keeps the number from being given again
@@ -110,9 +110,10 @@ class UpdateTracker:
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._before()
         self.active = True
+        names = {id(p): name for name, p in named_parameters(self._model)} if self.names_are_wanted else {}
         for group in optimizer.param_groups if self.names_are_wanted else ():
             for number, p in enumerate(group["params"]):
-                name = self._names.get(id(p), f"(parameter {number})")
+                name = names.get(id(p), f"(parameter {number})")
                 for tensor in (p, p.grad, *optimizer.state.get(p, {}).values()):
                     self._own(tensor, name)
         self._moved(True)
