@@ -109,10 +109,30 @@ def test_a_fault_in_any_step_is_undone(interval, spread, late, moment):
 @pytest.mark.parametrize(("interval", "spread", "late"), [(1, 1, True), (4, 4, True), (3, 5, False), (2, 7, True)])
 def test_with_a_state_less_some_fault_cannot_be_undone(monkeypatch, interval, spread, late):
     monkeypatch.setattr("unsilent.monitor.guard_plan.states_needed", lambda *case: states_needed(*case) - 1)
-    with pytest.raises(GuardStop):
+    options = {"snapshot_interval": interval, "spread": spread, "delayed_check": late}
+
+    def every_fault():
         for when, tensor in itertools.product(range(STEPS - 1), range(6)):
-            options = {"snapshot_interval": interval, "spread": spread, "delayed_check": late}
             run(when, "between", tensor, **options)[1].close()
+
+    with pytest.raises(GuardStop):
+        every_fault()
+
+
+def test_bounds_are_learnt_as_soon_as_without_parts():
+    """Until they hold, each step checks all tensors: a fault in the step after that is noticed."""
+    model, optimizer = made()
+    guard, hit = Guard(model, optimizer, snapshot_interval=16, spread=8), []
+
+    def step(x):
+        one_step(model, optimizer, x)
+        if guard.overhead.steps == 10 and not hit:
+            optimizer.state[model[0].weight]["exp_avg_sq"][0, 0] = hit.append(1) or 1e30
+
+    for x in torch.randn(STEPS, 5, 3, generator=torch.Generator().manual_seed(1)):
+        guard.step(step, x)
+    assert guard.recoveries == 1
+    assert 10 <= guard.alarms[0].step <= 10 + guard.plan.latency
 
 
 def test_too_few_states_are_refused():

@@ -11,6 +11,7 @@ from torch import nn
 
 from unsilent.errors import UsageError
 from unsilent.recovery import SnapshotRing
+from unsilent.recovery.staged_copy import StagedCopy
 
 
 class Net(nn.Module):
@@ -155,3 +156,63 @@ def test_what_cannot_be_is_refused(monkeypatch):
         ring.keep()
     SnapshotRing(model, [optimizer], snapshot_count=1).keep()
     SnapshotRing(model, [optimizer], snapshot_location="file").keep()
+
+
+class LazyCopy(StagedCopy):
+    """The host gets its copy only when it waits for it, or when the copy on the device is needed again."""
+
+    def _wait_on_device(self, event):
+        event.synchronize()
+
+    def _begin_copy_to_host(self, host):
+        class Event:
+            done = False
+
+            def synchronize(event):
+                if not event.done:
+                    torch._foreach_copy_(list(host), self._buffers)
+                    event.done = True
+
+        return Event()
+
+
+def test_states_on_the_host_are_copied_while_the_training_goes_on(monkeypatch):
+    """With a double of the second stream: what the training changes meanwhile does not get into a state."""
+    monkeypatch.setattr("unsilent.recovery.ring._Slot._find_staged", lambda slot, tensors: shared)
+    shared = LazyCopy(torch.device("cpu"))
+    model, optimizer, scheduler = training("adam")
+    ring = SnapshotRing(model, [optimizer], [scheduler], snapshot_count=3, snapshot_location="host")
+    seen = []
+    for _ in range(7):
+        ring.keep()
+        seen.append([p.detach().clone() for p in model.parameters()])
+        step(model, optimizer, scheduler)
+    for back in (2, 1):
+        ring.restore_snapshot(back)
+        kept = seen[-back]
+        assert all(map(torch.equal, model.parameters(), kept))
+        del seen[-back:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["adam", "sgd", "fused"])
+def test_states_of_a_device_come_back_from_the_host(name):
+    model, optimizer, _ = training(name)
+    model.cuda()
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+
+    def one():
+        optimizer.zero_grad()
+        model(torch.randn(6, 1, 8, 8, device="cuda")).square().mean().backward()
+        optimizer.step()
+
+    ring, seen = SnapshotRing(model, [optimizer], snapshot_count=3, snapshot_location="host"), []
+    for _ in range(7):
+        ring.keep()
+        seen.append([p.detach().clone() for p in model.parameters()])
+        one()
+    assert all(slot._staged is not None for slot in ring._slots)
+    for back in (2, 1):
+        ring.restore_snapshot(back)
+        assert all(map(torch.equal, model.parameters(), seen[-back]))
+        del seen[-back:]

@@ -84,6 +84,11 @@ class Bounds:
             self._known[name] = value, before[1] + count
         self._place(self._rule.kinds.tolist())
 
+    @property
+    def all_hold(self) -> bool:
+        """Whether every tensor has a bound."""
+        return bool(((self._rule.steps_seen >= WARM_UP) | ~np.isnan(self._fixed)).all())
+
     def learn_step(self, result: Floats, numbers: Sequence[int]) -> None:
         """Take in the step just found clean: float64[n] of the tensors of these numbers."""
         every = np.full(len(self._names), np.nan)

@@ -47,8 +47,10 @@ class GuardPlan:
 
     def sentence(self, live: Iterable[Tensor], where: str) -> str:
         """What is said before the first state is kept; ``live``: the tensors of a state as far as they exist."""
-        size = sum(tensor.numel() * tensor.element_size() for tensor in live)
-        staged = ", and one more on the device from which they are copied" if where == "host" else ""
+        tensors = list(live)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        is_staged = where == "host" and any(tensor.is_cuda for tensor in tensors)
+        staged = ", by way of one more on the device" if is_staged else ""
         return (
             f"a large value is noticed at most {count_text(self.latency, 'step')} after the step of the fault; "
             f"{self.states} states of at least {human_bytes(size)} each are kept ({where}{staged}), and the batches of up to "

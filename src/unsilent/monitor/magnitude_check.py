@@ -111,7 +111,9 @@ class MagnitudeCheck:
         if alarm is None:
             begun = time.perf_counter()
             self.update_watched_tensors(stepped)
-            turns = range(len(self._passes)) if whole else [self._turn % max(len(self._passes), 1)]
+            # Until bounds hold, every tensor is learnt from in every step.
+            whole = whole or not self.bounds.all_hold
+            turns: Sequence[int] = range(len(self._passes)) if whole else [self._turn % len(self._passes)]
             self._turn += 1
             self._add_overhead(begun, 0.0)
             alarm = self._check_parts(self._overhead.steps, turns, late)

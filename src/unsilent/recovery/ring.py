@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from unsilent.engine.holding import HeldTraining
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.free_memory import available_memory_bytes
+from unsilent.recovery.staged_copy import StagedCopy
 from unsilent.sizes import human_bytes
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state
 
@@ -71,7 +72,7 @@ class SnapshotRing:
         self._where, self._gradients = snapshot_location, snapshot_gradients
         self._slots: list[_Slot] = []
         self._slots += [_Slot(snapshot_location, self._slots) for _ in range(snapshot_count)]
-        self._held: list[HeldTraining] = []
+        self._held: list[tuple[HeldTraining, _Slot]] = []
         self._next = 0
 
     def __len__(self) -> int:
@@ -93,7 +94,7 @@ class SnapshotRing:
             copies=slot,
             generators=self.generators,
         )
-        self._held.append(held)
+        self._held.append((held, slot))
         self._next += 1
         return held
 
@@ -103,7 +104,9 @@ class SnapshotRing:
             raise UsageError(
                 f"the ring holds {len(self._held)} snapshots, but number {count} was requested, counted from 1, the newest"
             )
-        self._held[-count].restore()
+        held, slot = self._held[-count]
+        slot.wait()
+        held.restore()
         del self._held[-count:]
         self._next -= count
 
@@ -117,7 +120,7 @@ class SnapshotRing:
 
     @property
     def nbytes(self) -> int:
-        """Memory that all slots take."""
+        """Memory that all slots take, but for the copy on a device from which slots on the host are filled."""
         return sum(slot.nbytes for slot in self._slots)
 
 
@@ -128,6 +131,23 @@ class _Slot:
         self._where, self._ring = where, ring
         self._buffers: list[Tensor] = []
         self._kinds: list[tuple[Any, ...]] = []
+        self._staged: StagedCopy | None = None
+        self._event: Any = None
+
+    def wait(self) -> None:
+        """Until the copies are complete."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def _find_staged(self, tensors: Sequence[Tensor]) -> StagedCopy | None:
+        """By way of what those on a device are copied to the host; None: directly, as where it has no room for one more copy."""
+        known = next((slot._staged for slot in self._ring if slot._staged is not None), None)
+        devices = {t.device for t in tensors if t.is_cuda}
+        if self._where != "host" or known is not None or len(devices) != 1:
+            return known
+        (device,) = devices
+        need = sum(_room(t) for t in tensors if t.is_cuda)
+        return StagedCopy(device) if need < torch.cuda.mem_get_info(device)[0] else None
 
     @property
     def nbytes(self) -> int:
@@ -143,10 +163,16 @@ class _Slot:
             self._buffers = []
             self._check_room(tensors)
             self._buffers, self._kinds = self._made(tensors), kinds
-        if tensors:
+            self._staged = self._find_staged(tensors)
+        pairs = list(zip(self._buffers, tensors, strict=True))
+        staged = [pair for pair in pairs if self._staged is not None and pair[1].device == self._staged.device]
+        direct = [pair for pair in pairs if self._staged is None or pair[1].device != self._staged.device]
+        if self._staged is not None and staged:
+            self._event = self._staged.copy(*zip(*staged, strict=True))
+        if direct:
             with torch.no_grad():
                 # Nobody waits for a device: what changes the tensors, and what reads copies, comes after this on its stream.
-                torch._foreach_copy_(self._buffers, list(tensors), non_blocking=True)
+                torch._foreach_copy_([kept for kept, _ in direct], [live for _, live in direct], non_blocking=True)
         return self._buffers
 
     def _made(self, tensors: Sequence[Tensor]) -> list[Tensor]:
