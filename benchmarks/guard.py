@@ -18,7 +18,7 @@ import torch
 from scipy.stats import binom
 
 from unsilent.monitor import Guard
-from unsilent.monitor.guard import SNAPSHOT_INTERVAL
+from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
 from unsilent.monitor.watched_tensors import find_history_tensors
 from unsilent.monitor.workload import Counters
 from unsilent.sizes import human_bytes

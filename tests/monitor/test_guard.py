@@ -13,7 +13,7 @@ from conftest import few
 from monitor.segments import executed_again
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard, GuardStop
-from unsilent.monitor.guard import SNAPSHOT_INTERVAL
+from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
 
 STEPS = 40
 # Loops here count the iterations that were begun, to know where to inject; the count is not put back, which a guard reports.
@@ -344,7 +344,9 @@ def test_a_guard_that_learnt_has_the_bounds_of_one_that_saw_the_steps():
     fresh = Guard(model, optimizer)
     fresh.learn(names, np.array(rows[:25]))
     fresh._check_steps.update_watched_tensors(lambda: False)
-    passed = fresh._check_steps.bounds.first_exceeded(np.where(np.array(names) == "fc.weight/exp_avg", 1e8, 0.0))
+    passed = fresh._check_steps.bounds.first_exceeded(
+        np.where(np.array(names) == "fc.weight/exp_avg", 1e8, 0.0), range(len(names))
+    )
     assert passed.bound == seen.alarms[0].baseline
     with pytest.raises(UsageError, match="expected .steps, names., with every name once"):
         fresh.learn(names, np.zeros((3, 2)))

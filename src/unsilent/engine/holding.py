@@ -46,6 +46,7 @@ class HeldTraining:
 
     Attributes:
         generators: Puts the generators back, and nothing else.
+        live: The tensors of the state.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class HeldTraining:
         self._plain: list[tuple[Any, Any]] = [
             (value, copy.copy(value)) for _, value in settings if isinstance(value, (list, dict))
         ]
-        self._live = list(live.values())
-        self._kept = copies(self._live)
+        self.live = list(live.values())
+        self._kept = copies(self.live)
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in stateful_objects]
         self.generators = save_generator_states(generators)
 
@@ -105,7 +106,7 @@ class HeldTraining:
             else:
                 value.clear()
                 value.update(then)
-        for tensor, kept in zip(self._live, self._kept, strict=True):
+        for tensor, kept in zip(self.live, self._kept, strict=True):
             if (tensor.dtype, tensor.shape, tensor.stride()) == (kept.dtype, kept.shape, kept.stride()):
                 tensor.data.copy_(kept)
             else:

@@ -84,14 +84,16 @@ class Bounds:
             self._known[name] = value, before[1] + count
         self._place(self._rule.kinds.tolist())
 
-    def learn_step(self, result: Floats) -> None:
-        """Take in the step just found clean, float64[n] of what is remembered now."""
-        self._rule.learn(result)
+    def learn_step(self, result: Floats, numbers: Sequence[int]) -> None:
+        """Take in the step just found clean: float64[n] of the tensors of these numbers."""
+        every = np.full(len(self._names), np.nan)
+        every[numbers] = result
+        self._rule.learn(every)
 
-    def first_exceeded(self, result: Floats) -> ExceededBound | None:
-        """The first bound that is passed."""
+    def first_exceeded(self, result: Floats, numbers: Sequence[int]) -> ExceededBound | None:
+        """The first bound that is passed; ``result``: float64[n] of the tensors of these numbers."""
         limits = np.where(self._rule.steps_seen >= WARM_UP, self._rule.bounds, _ANY)
-        limits = np.where(np.isnan(self._fixed), limits, self._fixed)
+        limits = np.where(np.isnan(self._fixed), limits, self._fixed)[numbers]
         over = indices_beyond_bounds(result, limits)
         if not len(over):
             return None
@@ -103,8 +105,8 @@ class Bounds:
         elif value < 0:
             rule = NEGATIVE
         else:
-            rule = CALIBRATED if np.isnan(self._fixed[worst]) else self._fixed_rule
-        return ExceededBound(worst, value, limit, rule)
+            rule = CALIBRATED if np.isnan(self._fixed[numbers[worst]]) else self._fixed_rule
+        return ExceededBound(numbers[worst], value, limit, rule)
 
     def _store(self) -> None:
         values = zip(self._rule.largest.tolist(), self._rule.steps_seen.tolist(), strict=True)

@@ -4,12 +4,14 @@
     for batch in guard.iterate(loader):      # instead of: for batch in loader
         ...
 
-After each iteration the largest magnitude of every moment, moving statistic and parameter is compared with its bound. Beyond it,
+After each iteration the largest magnitudes of moments, moving statistics and parameters are compared with their bounds, those of
+all tensors or (``spread``) of a part of them in turn. Beyond a bound,
 the oldest state kept is put back bit for bit (parameters, buffers, gradients, optimizers, schedulers, random generators), and the
 batches since then come again, twice, each with the generators as they were. A step that is a function is guarded by
 ``guard.step(function)``. If a bound is passed again meanwhile: `GuardStop`, with the oldest state put back.
 
-The state is kept before every fourth step; iterations that only accumulate gradients belong to the step after them. Where a
+The state is kept before every fourth step (on CUDA every sixteenth); iterations that only accumulate gradients belong to the step
+after them. As many states are kept as are needed to undo a fault however late a check notices it (`guard_plan`). Where a
 loop turns out not to be repeatable, a `RepeatabilityWarning` names the cause (with ``strict=True``: `NotRepeatable`). Late, on
 CUDA: the magnitudes of a step are read after the next one, so that nothing waits for the device.
 """
@@ -22,6 +24,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 import numpy as np
@@ -49,6 +52,7 @@ from unsilent.monitor.execution_record import (
     numbers_that_differ,
     repetition_differences,
 )
+from unsilent.monitor.guard_plan import announce, make_plan
 from unsilent.monitor.loop_state import (
     Variables,
     find_objects,
@@ -67,8 +71,6 @@ __all__ = ["Alarm", "Guard", "GuardStop"]
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
-SNAPSHOT_INTERVAL = 4
-"""Steps from one state that is kept to the next."""
 SEARCHES = 2
 """Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
 LOGGER = "unsilent.guard"
@@ -90,8 +92,10 @@ class Guard:
         snapshot_location: Where states are kept: ``device``, ``host`` or ``file``.
         snapshot_gradients: Keep those, too; False where every step begins by setting them to zero.
         snapshot_interval: Steps from one kept state to the next; after an alarm, at most ``snapshot_interval *
-            snapshot_count`` steps are executed again, whose batches stay in memory.
-        snapshot_count: States that are kept; None: 2, or 3 with ``delayed_check`` and ``snapshot_interval=1``.
+            snapshot_count`` steps are executed again, whose batches stay in memory. None: 4, or 16 on CUDA.
+        snapshot_count: States that are kept; None: as many as are needed (`states_needed`), at least 2.
+        spread: Steps in which every watched tensor is checked once: each step checks one of so many parts.
+            None: 1, or 8 on CUDA.
         delayed_check: Read the magnitudes of a step after the next one; None: where they are on CUDA.
         ranks: Whose magnitudes count, so that all go back together: ``all`` of torch.distributed where it is
             in use, ``alone``, or a process group.
@@ -106,6 +110,7 @@ class Guard:
         alarms: All there were.
         recoveries: How often steps were executed again.
         overhead: What it cost.
+        plan: How soon it notices a fault, and what it keeps for that (`GuardPlan`); logged before the first state is kept.
     """
 
     def __init__(
@@ -117,8 +122,9 @@ class Guard:
         bounds: Mapping[str, float] | AnalyticBounds | None = None,
         snapshot_location: SnapshotLocation = "device",
         snapshot_gradients: bool = True,
-        snapshot_interval: int = SNAPSHOT_INTERVAL,
+        snapshot_interval: int | None = None,
         snapshot_count: int | None = None,
+        spread: int | None = None,
         delayed_check: bool | None = None,
         ranks: Ranks = "all",
         strict: bool = False,
@@ -141,20 +147,14 @@ class Guard:
             )
         self._on_alarm, self._ranks, self._strict = on_alarm, ranks, strict
         process_group_for(ranks)
-        self._late = any(p.is_cuda for p in model.parameters()) if delayed_check is None else delayed_check
-        snapshot_count = (
-            (3 if self._late and snapshot_interval == 1 else 2) if snapshot_count is None else snapshot_count
-        )
-        if snapshot_count < 2:
-            raise UsageError(f"snapshot_count is {snapshot_count}; expected 2 or more")
-        if snapshot_interval < 1:
-            raise UsageError(f"snapshot_interval is {snapshot_interval}; expected 1 or more steps")
-        self._depth, self._every = snapshot_count, snapshot_interval
+        on_cuda = any(p.is_cuda for p in model.parameters())
+        self.plan = make_plan(snapshot_interval, spread, delayed_check, snapshot_count, on_cuda)
+        self._where = snapshot_location
         self._ring = SnapshotRing(
             model,
             self._optimizers,
             stateful_objects,
-            snapshot_count=snapshot_count,
+            snapshot_count=self.plan.states,
             snapshot_location=snapshot_location,
             snapshot_gradients=snapshot_gradients,
         )
@@ -170,7 +170,7 @@ class Guard:
         self.recoveries = 0
         self.overhead = GuardOverhead()
         self._check_steps: StepCheck = check or MagnitudeCheck(
-            model, self._optimizers, factor, bounds, ranks, self.overhead
+            model, self._optimizers, factor, bounds, ranks, self.overhead, self.plan.spread
         )
         _guarded.update((model, *self._optimizers))
 
@@ -224,7 +224,7 @@ class Guard:
 
     def lengthen(self, steps: int) -> None:
         """From now on keep states so far apart that at least so many steps can be executed again."""
-        self._every = max(self._every, steps)
+        self.plan = replace(self.plan, interval=max(self.plan.interval, steps))
 
     # -- what a loop calls -------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Guard:
                 yield batch
                 if (alarm := self._end()) is not None:
                     yield from self._recover(alarm)
-            if (alarm := self._check_steps.check_pending()) is not None:
+            if (alarm := self._check_steps.check_last()) is not None:
                 after = save_generator_states(self._ring.generators)  # the loader may have drawn at its end
                 yield from self._recover(alarm)
                 after()
@@ -294,13 +294,13 @@ class Guard:
                 "named iterator of guard.iterate that you left early"
             )
         if not self._loop_was_left:
-            self._run_again(self._check_steps.check_pending())
+            self._run_again(self._check_steps.check_last())
             return
         self._loop_was_left = False
         left, self._alarm_when_left = self._alarm_when_left, None
         if left is not None and self._strict:
             self._give_up(NotRepeatable(LOOP_LEFT_MESSAGE.format(left.summary)))
-        if self._segments and (alarm := self._check(late=False)) is not None:
+        if self._segments and (alarm := self._check(whole=True)) is not None:
             self._report(alarm)
             self._give_up(GuardStop(alarm, alarm))
 
@@ -335,12 +335,14 @@ class Guard:
             self._search()
         updates = self._updates()
         if fresh is None:
-            fresh = not self._segments or self._segments[-1].steps_ended(updates) >= self._every
+            fresh = not self._segments or self._segments[-1].steps_ended(updates) >= self.plan.interval
         if fresh:
+            if not self._ring.nbytes:
+                announce(self.plan, self._ring.live_tensors(), self._where, log)
             put_back = self._ring.keep().generators
             self._recorder.current_execution = ExecutionRecord()
             self._segments = [*self._segments, SnapshotSegment(self._recorder.current_execution, updates)][
-                -self._depth :
+                -self.plan.states :
             ]
         else:
             put_back = save_generator_states(self._ring.generators)
@@ -348,13 +350,16 @@ class Guard:
         self._recorder.record_iteration_start(item, self._ring.others)
         self.overhead.snapshot += time.perf_counter() - begun
 
-    def _end(self, late: bool | None = None) -> Alarm | None:
-        """The first bound that is passed after an iteration, or (late) after the one before it."""
+    def _end(self, whole: bool = False) -> Alarm | None:
+        """The first bound that is passed after an iteration, or (late) after the one before it.
+
+        ``whole``: of all tensors after this one, read at once.
+        """
         if self._segments:
             begun = time.perf_counter()
             self._segments[-1].execution.record_end(self._generators, numeric_variables(self._variables()))
             self.overhead.snapshot += time.perf_counter() - begun
-        return self._check(late)
+        return self._check(whole)
 
     def _updates(self) -> int:
         """Goes up with every update of parameters, by a step of an optimizer that calls its hooks or by any write."""
@@ -443,7 +448,7 @@ class Guard:
                 put_back()
                 self._begin(item, fresh=number == 0)
                 yield item
-                if (alarm := self._end(late=False)) is not None:
+                if (alarm := self._end(whole=True)) is not None:
                     self._give_up(GuardStop(alarm, first, count))
 
     def _any_rank(self, flag: bool) -> bool:
@@ -473,8 +478,8 @@ class Guard:
 
     # -- checking ----------------------------------------------------------------------------------------------
 
-    def _check(self, late: bool | None = None) -> Alarm | None:
-        return self._check_steps.check(self._late if late is None else late, self._stepped)
+    def _check(self, whole: bool = False) -> Alarm | None:
+        return self._check_steps.check(self.plan.late and not whole, self._stepped, whole)
 
     def _stepped(self) -> bool:
         return bool(self._segments) and self._segments[-1].steps_ended(self._updates()) > 0

@@ -17,6 +17,7 @@ from unsilent.monitor.analytic import RULE, AnalyticBounds, GradientTermCounter,
 from unsilent.monitor.bounds import Bounds
 from unsilent.monitor.events import Alarm
 from unsilent.monitor.exchange import host_name
+from unsilent.monitor.magnitude_pass import MagnitudePass
 from unsilent.monitor.pending_magnitudes import PendingMagnitudes, Ranks, check_alike, process_group_for
 from unsilent.monitor.watched_tensors import (
     WatchedTensor,
@@ -31,15 +32,16 @@ from unsilent.monitor.watched_tensors import (
 class StepCheck(Protocol):
     """What a guard asks after each step."""
 
-    def check(self, late: bool, stepped: Callable[[], bool]) -> Alarm | None:
+    def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """An alarm in the step before this one if it was not checked yet, or in this one unless ``late``.
 
-        ``stepped`` tells whether an optimizer has made a step since the last state that was kept.
+        ``stepped`` tells whether an optimizer has made a step since the last state that was kept. ``whole``: everything is to be
+        checked, although a check may look at one part in each step.
         """
         ...
 
-    def check_pending(self) -> Alarm | None:
-        """An alarm in what is not checked yet."""
+    def check_last(self) -> Alarm | None:
+        """An alarm in what is not checked yet; no step follows."""
         ...
 
     def drop_pending(self) -> None:
@@ -60,7 +62,7 @@ class MagnitudeCheck:
 
     Args:
         model, optimizers: What is watched.
-        factor, bounds, ranks: As of `Guard`.
+        factor, bounds, ranks, spread: As of `Guard`.
         overhead: Steps are counted and times are added there.
 
     Attributes:
@@ -75,7 +77,10 @@ class MagnitudeCheck:
         bounds: Mapping[str, float] | AnalyticBounds | None,
         ranks: Ranks,
         overhead: GuardOverhead,
+        spread: int = 1,
     ) -> None:
+        self._spread, self._turn = spread, 0
+        self._passes: list[tuple[MagnitudePass, list[int]]] = []
         self._model, self._optimizers, self._ranks, self._overhead = model, optimizers, ranks, overhead
         self._analytic = bounds if isinstance(bounds, AnalyticBounds) else None
         self.bounds = Bounds(factor, None if isinstance(bounds, AnalyticBounds) else bounds)
@@ -94,24 +99,42 @@ class MagnitudeCheck:
 
     def restart(self) -> None:
         """Forget that step and the tensors found, not the bounds."""
-        self._unread, self._parts = None, []
+        self._unread, self._parts, self._passes = None, [], []
 
-    def check(self, late: bool, stepped: Callable[[], bool]) -> Alarm | None:
+    def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """The verdict on the step before this one if it is still due, and on this one unless ``late``.
 
         ``stepped`` tells whether an optimizer has made a step since the last state that was kept. It is called only where
-        no optimizer has a state yet, because it reads every parameter.
+        no optimizer has a state yet, because it reads every parameter. ``whole``: all parts are checked at once.
         """
         alarm = self.check_pending()
         if alarm is None:
             begun = time.perf_counter()
             self.update_watched_tensors(stepped)
-            self._unread = PendingMagnitudes(self._overhead.steps, self._parts, process_group_for(self._ranks))
-            self._add_overhead(begun, self._unread.seconds_waited)
-            if not late:
-                alarm = self.check_pending()
+            turns = range(len(self._passes)) if whole else [self._turn % max(len(self._passes), 1)]
+            self._turn += 1
+            self._add_overhead(begun, 0.0)
+            alarm = self._check_parts(self._overhead.steps, turns, late)
         self._overhead.steps += 1
         return alarm
+
+    def check_last(self) -> Alarm | None:
+        """An alarm in what is not read yet, and in all tensors as they are now where the last step has checked some of them."""
+        alarm = self.check_pending()
+        if alarm is None and len(self._passes) > 1 and self._overhead.steps:
+            alarm = self._check_parts(self._overhead.steps - 1, range(len(self._passes)), late=False)
+        return alarm
+
+    def _check_parts(self, step: int, turns: Sequence[int], late: bool) -> Alarm | None:
+        """The first alarm in these parts as they are after a step; the last one is not read yet where it is ``late``."""
+        for number, turn in enumerate(turns):
+            begun = time.perf_counter()
+            find, numbers = self._passes[turn]
+            self._unread = PendingMagnitudes(step, find, numbers, process_group_for(self._ranks))
+            self._add_overhead(begun, self._unread.seconds_waited)
+            if (number < len(turns) - 1 or not late) and (alarm := self.check_pending()) is not None:
+                return alarm
+        return None
 
     def check_pending(self) -> Alarm | None:
         """The verdict on the step that is not read yet; None as well where there is none."""
@@ -120,13 +143,13 @@ class MagnitudeCheck:
             return None
         begun, before = time.perf_counter(), unread.seconds_waited
         result = unread.read()
-        passed = self.bounds.first_exceeded(result)
+        passed = self.bounds.first_exceeded(result, unread.numbers)
         if passed is None:
-            self.bounds.learn_step(result)
+            self.bounds.learn_step(result, unread.numbers)
         self._add_overhead(begun, unread.seconds_waited - before)
         if passed is None:
             return None
-        part = unread.parts[passed.tensor_number]
+        part = self._parts[passed.tensor_number]
         group = process_group_for(self._ranks)
         return Alarm(
             time=time.time(),
@@ -172,3 +195,18 @@ class MagnitudeCheck:
             self._positions.close()
             self._positions = None
         self._parts = parts
+        self._passes = [
+            (MagnitudePass([parts[n] for n in numbers]), numbers) for numbers in divided(parts, self._spread)
+        ]
+
+
+def divided(parts: Sequence[WatchedTensor], count: int) -> list[list[int]]:
+    """Numbers of tensors in so many parts of about as many elements, the same in every rank; none is empty but a lone one."""
+    order = sorted(range(len(parts)), key=lambda n: (-parts[n].tensor.numel(), parts[n].name))
+    result: list[list[int]] = [[] for _ in range(max(1, min(count, len(parts))))]
+    sizes = [0] * len(result)
+    for number in order:
+        least = sizes.index(min(sizes))
+        result[least].append(number)
+        sizes[least] += parts[number].tensor.numel() + 1
+    return [sorted(numbers) for numbers in result]

@@ -45,7 +45,8 @@ from unsilent.monitor.exchange import (
     host_name,
     settings_by_name,
 )
-from unsilent.monitor.guard import SNAPSHOT_INTERVAL, Guard
+from unsilent.monitor.guard import Guard
+from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
 from unsilent.monitor.monitored import MONITORED, checked_optimizers
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
@@ -307,7 +308,7 @@ class Monitor:
             interval = max(SNAPSHOT_INTERVAL, self.intervals.longest)
             self._guard = Guard(
                 self._model, self._optimizers, self, check=RerunCheck(self), ranks=self._ranks, snapshot_interval=interval,
-                delayed_check=self._is_late,
+                delayed_check=self._is_late, spread=1,
             )  # fmt: skip
         return self._guard
 

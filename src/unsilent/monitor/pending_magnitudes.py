@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from unsilent.detectors.moment_bounds import Floats
 from unsilent.errors import UsageError
+from unsilent.monitor.magnitude_pass import MagnitudePass
 from unsilent.monitor.signals.host_copy import HostCopy
-from unsilent.monitor.watched_tensors import WatchedTensor, magnitudes_of
+from unsilent.monitor.watched_tensors import WatchedTensor
 
 Ranks = Any
 """``all`` (of torch.distributed, where it is in use), ``alone``, or a process group."""
@@ -55,12 +56,13 @@ class PendingMagnitudes:
     """Begins to find the largest magnitudes of what is remembered now; the program need not wait for it.
 
     Attributes:
+        numbers: Of the tensors among all that are watched.
         seconds_waited: Seconds that other ranks and the device were waited for.
     """
 
-    def __init__(self, step: int, parts: Sequence[WatchedTensor], group: Any) -> None:
-        self.step, self.parts, self.seconds_waited = step, parts, 0.0
-        result = magnitudes_of(parts)
+    def __init__(self, step: int, find: MagnitudePass, numbers: Sequence[int], group: Any) -> None:
+        self.step, self.numbers, self.seconds_waited = step, numbers, 0.0
+        result = find()
         if group is not None:
             begun = time.perf_counter()
             # The maximum of NaN and a number is either of them; a negative second moment would lose to any other.

@@ -19,11 +19,11 @@ class RerunCheck:
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
 
-    def check(self, late: bool, stepped: Callable[[], bool]) -> Alarm | None:
+    def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """An alarm that is known by now; unless ``late``, of this step as well."""
         return self._monitor.take_alarm(flush=not late)
 
-    def check_pending(self) -> Alarm | None:
+    def check_last(self) -> Alarm | None:
         """An alarm in the last step."""
         return self._monitor.take_alarm(flush=True)
 

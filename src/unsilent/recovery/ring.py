@@ -107,6 +107,10 @@ class SnapshotRing:
         del self._held[-count:]
         self._next -= count
 
+    def live_tensors(self) -> list[Tensor]:
+        """The tensors of the state as it is now."""
+        return HeldTraining(*self._parts, gradients=self._gradients, copies=lambda tensors: tensors).live
+
     def clear(self) -> None:
         """Forget all states."""
         self._held.clear()

@@ -103,8 +103,10 @@ def largest_magnitudes(tensors: Sequence[Tensor], squares: Sequence[bool] = ()) 
     device = tensors[0].device
     if device.type == "cpu":
         return _largest_on_cpu(tensors, np.array(squares or [False] * len(tensors)))
-    norms = torch._foreach_norm(list(tensors), float("inf"))
-    return torch.stack([n.to(device, torch.float64) for n in norms])
+    norms = list(torch._foreach_norm(list(tensors), float("inf")))
+    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
+        norms = [norm.to(device, torch.float64) for norm in norms]
+    return torch.stack(norms).to(torch.float64)
 
 
 def _largest_on_cpu(tensors: Sequence[Tensor], squares: NDArray[np.bool_]) -> Tensor:

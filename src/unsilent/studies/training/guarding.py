@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from unsilent.engine.forking import GoldenTraining
 from unsilent.faults.receipts import AppliedFault
 from unsilent.monitor import Alarm, GuardStop, RepeatabilityWarning
-from unsilent.monitor.guard import LOGGER, SNAPSHOT_INTERVAL
+from unsilent.monitor.guard import LOGGER
+from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
 from unsilent.monitor.watched_tensors import HISTORY, WatchedTensor, find_watched_tensors, magnitudes_of
 from unsilent.monitor.workload import guard_training
 from unsilent.sites.training.step import StepInjection
@@ -104,7 +105,12 @@ def run_guarded_trial(
             golden.workload.step(state)
 
     reason = "missed"
-    with _unreported(), guard_training(state, on_alarm=lambda a: alarms.append((state.step - 1, a))) as guard:
+    with (
+        _unreported(),
+        guard_training(
+            state, on_alarm=lambda a: alarms.append((state.step - 1, a)), snapshot_interval=SNAPSHOT_INTERVAL, spread=1
+        ) as guard,
+    ):
         guard.learn(*history.magnitudes_before(begin))
         try:
             while state.step <= min(step + ALARM_WAIT_STEPS, golden.steps - 1) and not alarms:
