@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from unsilent.faults import CODECS
+from unsilent.faults import CODECS, fault_model
+from unsilent.sites import Parameters
 from unsilent.sites.memory import TensorMemory, read_together
+from unsilent.sites.parameters import ParameterInjection
 
 DEVICES = [
     "cpu",
@@ -70,3 +72,32 @@ def test_words_of_several_tensors_are_read_together(device):
     for got, wanted in zip(read_together(parts), expected, strict=True):
         assert got.dtype == wanted.dtype
         assert got.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("text", ["bitflip:rate=0.1", "copy:count=9", "zero:run=3", "bitflip"])
+def test_faults_of_several_tensors_are_applied_and_undone_together(device, text):
+    """On a device, and on a CPU by the same way: as one after the other."""
+    ends = []
+    for together in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))).to(device)
+        parameters = Parameters(model)
+        for site in parameters.sites.values():
+            site.memory._array = None
+        regions = parameters.select("param:*")
+        faults = [f for r in regions for f in fault_model(text).draw((r,), np.random.default_rng(1))]
+        assert len({f.site for f in faults}) > 1
+        golden = parameters.hash()
+        injection = parameters.inject(faults, strict=True)
+        if not together:
+            injection.__class__ = OneByOne
+        with injection as receipt:
+            ends.append((parameters.hash(), [(a.before.tolist(), a.after.tolist()) for a in receipt.applied_faults]))
+        assert parameters.hash() == golden
+    assert ends[0] == ends[1]
+    assert ends[0][0] != golden
+
+
+class OneByOne(ParameterInjection):
+    _in_different_tensors = False

@@ -5,6 +5,8 @@ Works in the middle of a run: nothing here is seen by a dispatch mode, and autog
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch.utils._mode_utils import no_dispatch
 from unsilent.errors import InjectionError
 from unsilent.faults import CODECS, Fault
 from unsilent.faults.receipts import AppliedFault
-from unsilent.sites.memory import TensorMemory, Words, dtype_name
+from unsilent.sites.memory import TensorMemory, Words, dtype_name, read_together
 
 
 def has_plain_memory(tensor: Tensor) -> bool:
@@ -34,10 +36,23 @@ def intended(memory: TensorMemory, fault: Fault) -> tuple[Words, Words]:
     return before, fault.apply(before, source)
 
 
+def intended_together(targets: Sequence[tuple[TensorMemory, Fault]]) -> list[tuple[Words, Words]]:
+    """The same of faults in different tensors: a device is waited for once or twice."""
+    before = read_together([(memory, fault.elements) for memory, fault in targets])
+    copying = [k for k, (_, fault) in enumerate(targets) if fault.operation == "copy_from"]
+    sources = read_together([(targets[k][0], np.asarray(targets[k][1].operands, np.int64)) for k in copying])
+    source = dict(zip(copying, sources, strict=True))
+    return [(words, targets[k][1].apply(words, source.get(k))) for k, words in enumerate(before)]
+
+
 def write(memory: TensorMemory, fault: Fault, before: Words, words: Words) -> AppliedFault:
     """Write ``words`` at the fault's elements and read them back; raises ``InjectionError`` unless all are there."""
     memory.write(fault.elements, words)
-    after = memory.read(fault.elements)
+    return landed(fault, before, words, memory.read(fault.elements))
+
+
+def landed(fault: Fault, before: Words, words: Words, after: Words) -> AppliedFault:
+    """What was done, where ``after`` is found and ``words`` were written; raises ``InjectionError`` where they differ."""
     if not np.array_equal(after, words):
         missed = int((after != words).sum())
         raise InjectionError(

@@ -24,8 +24,8 @@ from unsilent.faults.receipts import AppliedFault, Receipt
 from unsilent.printable import escape_unprintable
 from unsilent.sites.addresses import Address, flat_elements
 from unsilent.sites.content_hash import ContentHash, content_hashes
-from unsilent.sites.corrupting import has_plain_memory, intended, write
-from unsilent.sites.memory import TensorMemory, Words, drop_repeated_dimensions, dtype_name
+from unsilent.sites.corrupting import has_plain_memory, intended, intended_together, landed, write
+from unsilent.sites.memory import TensorMemory, Words, drop_repeated_dimensions, dtype_name, read_together
 from unsilent.sites.memory_ownership import StorageOwnership
 from unsilent.sites.modules import named_buffers, named_parameters
 
@@ -217,12 +217,29 @@ class ParameterInjection:
             raise InjectionError("this injection is already active; make a second injection to nest two")
         applied_faults: list[AppliedFault] = []
         try:
-            for fault, memory in self._targets:
-                applied_faults.append(self._apply(fault, memory))
+            if len(self._targets) > 1 and self._in_different_tensors:
+                applied_faults = self._apply_together()
+            else:
+                for fault, memory in self._targets:
+                    applied_faults.append(self._apply(fault, memory))
         except BaseException:
             self._write_back()
             raise
         return Receipt(tuple(applied_faults))
+
+    @property
+    def _in_different_tensors(self) -> bool:
+        """Whether no fault is in a tensor of another one: then their order means nothing."""
+        return len({id(memory) for _, memory in self._targets}) == len(self._targets)
+
+    def _apply_together(self) -> list[AppliedFault]:
+        """All faults, with so few reads that a device is hardly waited for."""
+        words = intended_together([(memory, fault) for fault, memory in self._targets])
+        for (fault, memory), (before, after) in zip(self._targets, words, strict=True):
+            self._undo.append((memory, fault.elements, before, after))
+            memory.write(fault.elements, after)
+        found = read_together([(memory, fault.elements) for fault, memory in self._targets])
+        return [landed(fault, *pair, now) for (fault, _), pair, now in zip(self._targets, words, found, strict=True)]
 
     def _apply(self, fault: Fault, memory: TensorMemory) -> AppliedFault:
         before, after = intended(memory, fault)
@@ -243,12 +260,28 @@ class ParameterInjection:
 
     def _write_back(self) -> bool:
         intact = True
+        if len(self._undo) > 1 and self._in_different_tensors:
+            return self._write_back_together()
         while self._undo:
             memory, elements, before, after = self._undo[-1]
             intact &= memory.is_attached and (not self._strict or np.array_equal(memory.read(elements), after))
             memory.write(elements, before)
             intact &= np.array_equal(memory.read(elements), before)
             self._undo.pop()
+        return intact
+
+    def _write_back_together(self) -> bool:
+        """The same where the order means nothing; what is interrupted is done again."""
+        places = [(memory, elements) for memory, elements, _, _ in self._undo]
+        intact = all(memory.is_attached for memory, _ in places)
+        if self._strict:
+            found = read_together(places)
+            intact &= all(np.array_equal(now, after) for now, (*_, after) in zip(found, self._undo, strict=True))
+        for memory, elements, before, _ in self._undo:
+            memory.write(elements, before)
+        found = read_together(places)
+        intact &= all(np.array_equal(now, before) for now, (_, _, before, _) in zip(found, self._undo, strict=True))
+        self._undo.clear()
         return intact
 
     def __exit__(self, *raised: object) -> None:
