@@ -75,7 +75,7 @@ def test_words_of_several_tensors_are_read_together(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("text", ["bitflip:rate=0.1", "copy:count=9", "zero:run=3", "bitflip"])
+@pytest.mark.parametrize("text", ["bitflip:rate=0.1", "copy:count=3", "zero:run=3", "bitflip"])
 def test_faults_of_several_tensors_are_applied_and_undone_together(device, text):
     """On a device, and on a CPU by the same way: as one after the other."""
     ends = []
