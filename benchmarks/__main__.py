@@ -18,6 +18,7 @@ from benchmarks import (
     explain,
     faulty_step,
     guard,
+    guard_faults,
     plain_trial,
     time_to_answer,
     trial_parts,
@@ -36,6 +37,7 @@ PARTS = {
     **cached_trial.PARTS,
     "device_trials": device_trials.main,
     "device_campaigns": device_trials.campaigns,
+    "guard_faults": guard_faults.main,
 }
 """Parts of ``cached_trial``, and what is meant for a GPU; run only when they are named."""
 

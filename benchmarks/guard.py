@@ -18,7 +18,7 @@ import torch
 from scipy.stats import binom
 
 from unsilent.monitor import Guard
-from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
+from unsilent.monitor.bounds import WARM_UP
 from unsilent.monitor.watched_tensors import find_history_tensors
 from unsilent.monitor.workload import Counters
 from unsilent.sizes import human_bytes
@@ -59,6 +59,32 @@ def llama(device: str) -> Subject:
     return Subject(f"Llama, {count / 1e6:.1f} M parameters, 8 x 512 tokens", model, [optimizer], [], step, True, 3)
 
 
+def large_llama(device: str) -> Subject:
+    """A Llama of 374 million parameters on 16 sequences of 1,024 tokens, in bfloat16 by autocast, fused AdamW."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=24, num_attention_heads=16,
+            num_key_value_heads=16, max_position_embeddings=1024,
+        )
+    ).to(device)  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randint(32000, (16, 1024), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+
+    count = sum(p.numel() for p in model.parameters())
+    name = f"Llama, {count / 1e6:.0f} M parameters, 16 x 1024 tokens, bfloat16"
+    return Subject(name, model, [optimizer], [], step, True, 2)
+
+
 def small(name: str, device: str) -> Subject:
     """A training workload: the smaller a step, the larger the share of the guard."""
     from unsilent.workloads import load_training
@@ -86,30 +112,37 @@ class Clock:
 def main(rounds: int, device: str = "cpu") -> None:
     """Print a table for each training."""
     torch.set_num_threads(1)
-    for make in (llama, lambda d: small("train-resnet", d), lambda d: small("train-chargpt", d)):
-        _report(make(device), rounds, Clock(device), device)
+    variants: list[dict[str, Any]] = [{}]
+    makes = [llama, lambda d: small("train-resnet", d), lambda d: small("train-chargpt", d)]
+    if device != "cpu":
+        variants += [{"snapshot_location": "host"}, {"spread": 1, "snapshot_interval": 4}]
+        makes = [large_llama, *makes]
+    for make in makes:
+        for options in variants:
+            _report(make(device), rounds, Clock(device), device, options)
 
 
-def _report(subject: Subject, rounds: int, now: Clock, device: str) -> None:
+def _report(subject: Subject, rounds: int, now: Clock, device: str, options: dict[str, Any]) -> None:
     guard = Guard(
         subject.model,
         subject.optimizers,
         *subject.others,
         snapshot_gradients=subject.gradients,
-        snapshot_interval=SNAPSHOT_INTERVAL,
+        **options,
     )
-    for _ in range(3):
+    interval = guard.plan.interval
+    for _ in range(WARM_UP + 2):
         guard.step(subject.step)
     parts: dict[str, list[np.ndarray]] = {key: [] for key in ("step", "check", "snapshot", "synchronisation", "read")}
     for _ in range(max(rounds * subject.rounds, 6)):
         waited, spent = guard.overhead.synchronise, np.zeros((3, 2))
-        for _ in range(SNAPSHOT_INTERVAL):  # one of these steps begins with a state that is kept
+        for _ in range(interval):  # one of these steps begins with a state that is kept
             times = [now()]
             for part in (lambda: guard.begin(subject.step), subject.step, guard.end):
                 part()
                 times.append(now())
-            spent += np.diff(times, axis=0) / SNAPSHOT_INTERVAL
-        wait = np.full(2, guard.overhead.synchronise - waited) / SNAPSHOT_INTERVAL
+            spent += np.diff(times, axis=0) / interval
+        wait = np.full(2, guard.overhead.synchronise - waited) / interval
         snapshot, step, check = spent
         for key, value in (("step", step), ("check", check - wait), ("snapshot", snapshot), ("synchronisation", wait)):
             parts[key].append(value)
@@ -121,8 +154,11 @@ def _report(subject: Subject, rounds: int, now: Clock, device: str) -> None:
         parts["read"].append(now() - begun)
         guard.end()
     guard.check_pending_steps()
-    print(f"\n{subject.name} ({device}), {len(parts['step'])} times {SNAPSHOT_INTERVAL} steps")
-    print(f"one state {human_bytes(guard.nbytes // 2)}, moments {human_bytes(_size(_moments(subject)))}")
+    print(f"\n{subject.name} ({device}), {len(parts['step'])} times {interval} steps; {options or 'defaults'}")
+    print(f"{guard.plan}; noticed at most {guard.plan.latency} steps later")
+    print(
+        f"one state {human_bytes(guard.nbytes // guard.plan.states)}, moments {human_bytes(_size(_moments(subject)))}"
+    )
     print(f"{'':26}{'wall ms':>30}{'CPU ms':>30}{'% of step, CPU':>26}{'wall':>9}")
     found = {key: np.array(values) for key, values in parts.items()}
     found["sum of the three"] = found["check"] + found["snapshot"] + found["synchronisation"]
