@@ -1,4 +1,4 @@
-"""Planted faults under a guard, with the defaults of a CPU and of CUDA: how many are caught, and does every run that was caught end bit-identical?
+"""Planted faults under a guard, with the defaults of a CPU and of CUDA: how many are caught, and do those runs end bit-identical?
 
 The law is fixed beforehand: bit 30 of one element is flipped once (in float32 the highest bit of the exponent), the element drawn
 uniformly from all of one kind (parameters, first moments, second moments, moving statistics, in turn), at the end of a step drawn
@@ -58,7 +58,7 @@ def _report(name: str, make: Callable[[], Subject], plan: GuardPlan) -> None:
             snapshot_interval=plan.interval, delayed_check=plan.late,
         )  # fmt: skip
         step = int(rng.integers(WARM_UP + 2, STEPS))
-        kind, reason = _run(subject, guard, number, step, rng)
+        kind, reason = _run(subject, guard, number, step, float(rng.random()))
         if reason == "caught":
             late.append(guard.alarms[0].step - step)
             reason = "caught, bit-identical" if _same(golden, _tensors(subject)) else "caught, DIFFERENT"
@@ -73,14 +73,14 @@ def _report(name: str, make: Callable[[], Subject], plan: GuardPlan) -> None:
     print(f"  caught {caught} of {FAULTS}; steps from the fault to the alarm at most {max(late, default=0)}")
 
 
-def _run(subject: Subject, guard: Guard, number: int, at: int, rng: np.random.Generator) -> tuple[str, str]:
-    """Run with one fault; its kind, and how the run ended: caught, missed or stopped."""
+def _run(subject: Subject, guard: Guard, number: int, at: int, place: float) -> tuple[str, str]:
+    """Run with one fault; its kind, and how the run ended: caught, missed or stopped. ``place``: of the element, from 0 to 1."""
     planted: list[str] = []
 
     def step() -> None:
         subject.step()
         if guard.overhead.steps == at and not planted:
-            planted.append(_plant(subject, number, rng))
+            planted.append(_plant(subject, number, place))
 
     try:
         for _ in range(STEPS):
@@ -91,13 +91,13 @@ def _run(subject: Subject, guard: Guard, number: int, at: int, rng: np.random.Ge
     return planted[0], "caught" if guard.recoveries else "missed"
 
 
-def _plant(subject: Subject, number: int, rng: np.random.Generator) -> str:
+def _plant(subject: Subject, number: int, fraction: float) -> str:
     parts = find_watched_tensors(subject.model, subject.optimizers)
     kinds = [kind for kind in KINDS if any(part.kind == kind for part in parts)]
     kind = kinds[number % len(kinds)]
     tensors = [part.tensor.detach() for part in parts if part.kind == kind]
     ends = np.cumsum([tensor.numel() for tensor in tensors])
-    place = int(rng.integers(ends[-1]))
+    place = int(fraction * int(ends[-1]))
     which = int(np.searchsorted(ends, place, side="right"))
     words = tensors[which].data.view(torch.int32).view(-1)
     words[place - int(ends[which] - tensors[which].numel())] ^= 1 << BIT

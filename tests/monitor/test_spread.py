@@ -135,6 +135,23 @@ def test_bounds_are_learnt_as_soon_as_without_parts():
     assert 10 <= guard.alarms[0].step <= 10 + guard.plan.latency
 
 
+def test_gradients_that_are_not_kept_do_not_count(recwarn):
+    """A step that sets them to zero may be repeated from the first one, before which there were none."""
+    model, optimizer = made()
+    guard, hit = Guard(model, optimizer, snapshot_interval=16, snapshot_gradients=False, strict=True), []
+
+    def step(x):
+        one_step(model, optimizer, x)
+        if guard.overhead.steps == 12 and not hit:
+            hit.append(1)
+            optimizer.state[model[0].weight]["exp_avg_sq"][0, 0] = 1e30
+
+    for x in torch.randn(STEPS, 5, 3, generator=torch.Generator().manual_seed(1)):
+        guard.step(step, x)
+    assert guard.recoveries == 1
+    assert not list(recwarn)
+
+
 def test_too_few_states_are_refused():
     with pytest.raises(UsageError, match="snapshot_count is 2; expected 3 or more, because with snapshot_interval=4"):
         Guard(*made(), snapshot_count=2, snapshot_interval=4, spread=5)

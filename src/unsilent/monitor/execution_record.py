@@ -202,13 +202,17 @@ def repetition_differences(
 class ExecutionRecorder:
     """Records executions of a model's training steps, from `begin` to `end`; removes its hooks on `close`.
 
+    Args:
+        gradients: Whether steps may begin with gradients, so that how many there are counts.
+
     Attributes:
         current_execution: The execution that is recorded.
         updates: Optimizer steps since the recorder was made.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], gradients: bool = True) -> None:
         self.current_execution = ExecutionRecord()
+        self._gradients = gradients
         self.updates = 0
         self._optimizers = list(optimizers)
         self._hooks: list[Any] = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
@@ -219,7 +223,10 @@ class ExecutionRecorder:
         """An iteration begins, with this batch; ``others``: schedulers and the like."""
         settings = [_settings(group) for optimizer in self._optimizers for group in optimizer.param_groups]
         gradients = sum(
-            p.grad is not None for optimizer in self._optimizers for g in optimizer.param_groups for p in g["params"]
+            p.grad is not None and self._gradients
+            for optimizer in self._optimizers
+            for g in optimizer.param_groups
+            for p in g["params"]
         )
         schedules = {
             f"{type(other).__name__} {key}": value

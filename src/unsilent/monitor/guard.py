@@ -165,7 +165,7 @@ class Guard:
         self._returned: Any = None
         self._alarm_when_left: Alarm | None = None
         self._in_loop = self._loop_was_left = self._closed = False
-        self._recorder = ExecutionRecorder(model, self._optimizers)
+        self._recorder = ExecutionRecorder(model, self._optimizers, snapshot_gradients)
         self.alarms: list[Alarm] = []
         self.recoveries = 0
         self.overhead = GuardOverhead()
