@@ -143,6 +143,7 @@ def _steps(loop: Loop | BuiltIn, device: str) -> dict[str, Callable[[], object]]
         return call
 
     at, flip = loop.layer, fault_model("bitflip")
+    parameter = f"{at.removeprefix('op:').partition('#')[0]}.weight"
     return {
         "plain": trained(False),
         "plain, after a corrupted one": trained(True),
@@ -152,4 +153,10 @@ def _steps(loop: Loop | BuiltIn, device: str) -> dict[str, Callable[[], object]]
         "operand of the input gradient": trained(True, UnresolvedFault(f"{at}/grad_in/second", flip)),
         "INPUT_16, forward": trained(True, preset("INPUT_16").fault_at_operation(at, "fwd")),
         "N16_RD, input gradient": trained(True, preset("N16_RD").fault_at_operation(at, "grad_in")),
+        "activation kept for the backward": trained(
+            True, UnresolvedFault(f"{at.replace('op:', 'saved:')}/first", flip)
+        ),
+        "operation of the update": trained(True, UnresolvedFault(f"op:{parameter}#addcdiv.0/optim/out", flip)),
+        "parameter": trained(True, UnresolvedFault(f"param:{parameter}", flip)),
+        "gradient": trained(True, UnresolvedFault(f"gradient:{parameter}", flip)),
     }

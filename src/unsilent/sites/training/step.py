@@ -133,9 +133,10 @@ class StepInjection(DispatchMode):
 
     def _around(self, stack: ExitStack) -> None:
         self._start()
-        stack.enter_context(self._calls)
         stack.enter_context(self._updates)
-        stack.enter_context(before_backward(self._before_backward))
+        if self._starts_active or self._watched:  # else the modules mean nothing: faults in memory or in an update
+            stack.enter_context(self._calls)
+            stack.enter_context(before_backward(self._before_backward))
         stack.enter_context(set_checkpoint_early_stop(False))  # what is run again is to be met to its end
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
