@@ -398,7 +398,7 @@ def test_faults_of_one_tensor_are_applied_in_order() -> None:
     with staged.applied(0):
         np.testing.assert_array_equal(memory.read(every), wanted)
     np.testing.assert_array_equal(memory.read(every), golden)
-    staged.check([0])
+    staged.check()
     assert_same(next(iter(graphed.trials([faults]))), plain.trial(faults))
 
 
@@ -411,7 +411,7 @@ def test_a_word_that_another_changes_meanwhile_is_an_error() -> None:
     with staged.applied(0):
         memory.write(faults[0].elements, memory.read(faults[0].elements) ^ np.uint32(2))
     with pytest.raises(InjectionError, match="left other bits"):
-        staged.check([0])
+        staged.check()
 
 
 @pytest.mark.parametrize("name", ["top1", "topk:k=3", "next-token", "exact-sequence", "threshold", "segmentation"])

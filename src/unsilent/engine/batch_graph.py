@@ -101,7 +101,8 @@ class BatchGraph:
     Attributes:
         capacity: Evaluations that can be collected before they are read.
         output: Of the last evaluation; its memory is used again by the next.
-        seconds, plain_seconds: Of an evaluation by this graph, and of a plain one; measured by who made it.
+        seconds, plain_seconds, verdict_seconds: Of an evaluation by this graph, of a plain one, both with the verdict, and of a
+            plain verdict; measured by who made it.
 
     Raises:
         Exception: whatever ``capture`` raises.
@@ -123,7 +124,7 @@ class BatchGraph:
             self._reads = HostReads(device)
             self._number = torch.full((1,), self.capacity, dtype=torch.int64, device=device)
             self.output: Any = None
-            self.seconds = self.plain_seconds = 0.0
+            self.seconds = self.plain_seconds = self.verdict_seconds = 0.0
             self.count = 0
             self._evaluate()  # finds what is read back
             self._call = capture(self._evaluate)

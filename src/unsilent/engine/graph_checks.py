@@ -85,25 +85,29 @@ def gives_plain_bits(engine: GraphedEngine, i: int, graph: BatchGraph, faults: S
     graph.clear()
     with staged.applied(0):
         graph.evaluate()
-    staged.check([0])
+    staged.check()
     if graph.outcomes()[0] is None:
         raise Diverged("a number that the run reads back is another one")
     return same_outputs(plain, graph.output)
 
 
 def _measure(engine: GraphedEngine, i: int, graph: BatchGraph) -> None:
-    """Seconds of an evaluation with its verdict, by the graph and plainly."""
+    """Seconds of an evaluation with its verdict, by the graph and plainly, and of the verdict alone."""
+    outputs: list[Any] = []
 
-    def plain() -> None:
-        output = engine.output_without_tape(i, ())
-        classify(engine.judge, engine.golden[i], output, engine.batches[i], engine.samples[i])
+    def run() -> None:
+        outputs[:] = [engine.output_without_tape(i, ())]
+
+    def verdict() -> None:
+        classify(engine.judge, engine.golden[i], outputs[0], engine.batches[i], engine.samples[i])
 
     now, seconds = clock(engine.placed_on), []
     graph.clear()
-    for evaluate in (graph.evaluate, plain):
+    for evaluate in (graph.evaluate, run, verdict):
         evaluate()
         begun = now()
         for _ in range(TIMED):
             evaluate()
         seconds.append((now() - begun) / TIMED)
-    graph.seconds, graph.plain_seconds = seconds
+    graph.seconds, run_seconds, graph.verdict_seconds = seconds
+    graph.plain_seconds = run_seconds + graph.verdict_seconds

@@ -46,5 +46,5 @@ class GraphCosts:
 
 
 def is_cheapest(graph: BatchGraph, from_tape: float) -> bool:
-    """Whether a graph is the cheapest evaluation of its batch; ``from_tape``: seconds of the same from the tape."""
-    return graph.seconds <= min(PLAIN_ABOVE * graph.plain_seconds, from_tape)
+    """Whether a graph is the cheapest evaluation of its batch; ``from_tape``: seconds of the output from the tape."""
+    return graph.seconds <= min(PLAIN_ABOVE * graph.plain_seconds, from_tape + graph.verdict_seconds)

@@ -272,7 +272,7 @@ class GraphedEngine(CachedEngine):
             with staged.applied(number):
                 places.append({i: graph.evaluate() for i, graph in graphs.items() if acting_in(i, faults)})
         verdicts = {i: graph.outcomes() for i, graph in graphs.items() if graph.count}
-        staged.check(range(len(trials)))
+        staged.check()
         self.graph_costs.add(time.perf_counter() - begun, len(trials))
         return [
             self._outcome_of(faults, {i: verdicts[i][n] for i, n in own.items()})

@@ -171,5 +171,5 @@ class StagedPointFaults:
         points, staged = self._trials[trial]
         return points.applied(staged)
 
-    def check(self, ran: Sequence[int]) -> None:
+    def check(self) -> None:
         """Nothing stays corrupted. That faults land is proven by trials that run both ways."""

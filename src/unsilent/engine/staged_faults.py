@@ -6,9 +6,8 @@ the words that it finds, leaves and restores; the log is read once for all trial
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -87,14 +86,21 @@ def _source(
     return words
 
 
-@dataclass(frozen=True)
-class _Place:
-    """One edit on the device: the storage as words, and where in the copied arrays its part lies."""
+class _Place(NamedTuple):
+    """One edit on the device: the storage as words, positions in it, golden and corrupted words, and room for the log."""
 
     storage: Tensor
-    width: int
-    positions: slice
-    words: slice
+    positions: Tensor
+    golden: Tensor
+    corrupted: Tensor
+    found: Tensor
+    left: Tensor
+    restored: Tensor
+
+    def write(self, words: Tensor, log: Tensor) -> None:
+        """Write words, and log what was there."""
+        torch.index_select(self.storage, 0, self.positions, out=log)
+        self.storage.index_copy_(0, self.positions, words)
 
 
 class StagedFaults:
@@ -103,34 +109,33 @@ class StagedFaults:
     Args:
         trials: Of each trial its edits; all tensors on ``device``.
 
-    The words of each width are copied in one tensor each: golden and corrupted ones, and room for the log.
+    Positions are copied in one tensor, golden and corrupted words of each width in one each.
     """
 
     def __init__(self, trials: Sequence[Sequence[MemoryEdit]], device: torch.device) -> None:
         self._trials = trials
-        self._places: list[list[_Place]] = []
         self._storages: dict[int, Tensor] = {}
-        positions: list[NDArray[np.int64]] = []
-        words: dict[int, list[tuple[Words, Words]]] = {}
-        count: dict[int, int] = {}
-        total = 0
-        for edits in trials:
-            places = []
-            for edit in edits:
-                width, size = edit.golden.itemsize, len(edit.elements)
-                first = count.get(width, 0)
-                places.append(
-                    _Place(self._storage(edit.memory), width, slice(total, total + size), slice(first, first + size))
-                )
-                positions.append(storage_offsets(edit.memory.tensor, edit.elements))
-                words.setdefault(width, []).append((edit.golden, edit.corrupted))
-                total, count[width] = total + size, first + size
-            self._places.append(places)
-        self._positions = torch.from_numpy(np.concatenate(positions)).to(device)
-        self._golden, self._corrupted = (
-            {width: _copied(parts, which, device) for width, parts in words.items()} for which in (0, 1)
-        )
-        self._log = {width: torch.zeros((3, size), dtype=WORDS[width], device=device) for width, size in count.items()}
+        edits = [edit for trial in trials for edit in trial]
+        positions = np.concatenate([storage_offsets(edit.memory.tensor, edit.elements) for edit in edits])
+        places = torch.from_numpy(positions).to(device).split([len(edit.elements) for edit in edits])
+        self._log: dict[int, Tensor] = {}
+        self._words: dict[int, tuple[NDArray[np.signedinteger], NDArray[np.signedinteger]]] = {}
+        parts = {width: self._parts([e for e in edits if e.golden.itemsize == width], device)
+            for width in {edit.golden.itemsize for edit in edits}}  # fmt: skip
+        made = iter([
+            _Place(self._storage(edit.memory), place, *next(parts[edit.golden.itemsize]))
+            for edit, place in zip(edits, places, strict=True)
+        ])  # fmt: skip
+        self._places = [[next(made) for _ in trial] for trial in trials]
+
+    def _parts(self, edits: Sequence[MemoryEdit], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+        """Of each edit the words and the room for its log; all are of one width."""
+        sizes, width = [len(edit.elements) for edit in edits], edits[0].golden.itemsize
+        self._log[width] = log = torch.zeros((3, sum(sizes)), dtype=WORDS[width], device=device)
+        joined = (np.concatenate([e.golden for e in edits]), np.concatenate([e.corrupted for e in edits]))
+        golden, corrupted = self._words[width] = joined[0].view(f"i{width}"), joined[1].view(f"i{width}")
+        words = (torch.from_numpy(w).to(device) for w in (golden, corrupted))
+        return iter(list(zip(*(row.split(sizes) for row in (*words, *log)), strict=True)))
 
     def _storage(self, memory: TensorMemory) -> Tensor:
         """All words of the memory that a tensor lies in, flat."""
@@ -146,45 +151,33 @@ class StagedFaults:
         """The context in which the edits of a trial are in memory. What was found, left and restored is logged there."""
         places = self._places[trial]
         try:
-            self._write(places, self._corrupted, found=0)
+            for place in places:
+                place.write(place.corrupted, place.found)
             yield
         finally:
             try:
-                self._restore(places)
+                _restore(places)
             except BaseException:  # Ctrl-C in the middle: finish first, then let it through
-                self._restore(places)
+                _restore(places)
                 raise
 
-    def _restore(self, places: Sequence[_Place]) -> None:
-        self._write(places, self._golden, found=1)
-        for place in places:
-            self._note(place, 2)
-
-    def _write(self, places: Sequence[_Place], words: Mapping[int, Tensor], found: int) -> None:
-        for place in places:
-            self._note(place, found)
-            place.storage.index_copy_(0, self._positions[place.positions], words[place.width][place.words])
-
-    def _note(self, place: _Place, row: int) -> None:
-        out = self._log[place.width][row, place.words]
-        torch.index_select(place.storage, 0, self._positions[place.positions], out=out)
-
-    def check(self, ran: Sequence[int]) -> None:
-        """Wait for the device, and raise ``InjectionError`` unless each of the trials found, left and restored what it should."""
-        log = {width: rows.cpu().numpy() for width, rows in self._log.items()}
-        for trial in ran:
-            for place, edit in zip(self._places[trial], self._trials[trial], strict=True):
-                rows = log[place.width][:, place.words].view(edit.golden.dtype)
-                for got, wanted, what in zip(
-                    rows, (edit.golden, edit.corrupted, edit.golden), ("found", "left", "restored"), strict=True
-                ):
-                    if not np.array_equal(got, wanted):
-                        raise InjectionError(
-                            f"a trial {what} other bits than it should in {int((got != wanted).sum())} of {len(wanted)} "
-                            "elements; find what else writes into the model or its inputs"
-                        )
+    def check(self) -> None:
+        """Wait for the device, and raise ``InjectionError`` unless each trial found, left and restored what it should."""
+        for width, log in self._log.items():
+            golden, corrupted = self._words[width]
+            rows = log.cpu().numpy()
+            for row, words, what in zip(rows, (golden, corrupted, golden), STAGES, strict=True):
+                if not np.array_equal(row, words):
+                    raise InjectionError(
+                        f"trials {what} other bits than they should in {int((row != words).sum())} of {len(words)} elements; "
+                        "find what else writes into the model or its inputs"
+                    )
 
 
-def _copied(parts: Sequence[tuple[Words, Words]], which: int, device: torch.device) -> Tensor:
-    joined = np.concatenate([part[which] for part in parts])
-    return torch.from_numpy(joined.view(f"i{joined.itemsize}")).to(device)
+STAGES = ("found", "left", "restored")
+
+
+def _restore(places: Sequence[_Place]) -> None:
+    for place in places:
+        place.write(place.golden, place.left)
+        torch.index_select(place.storage, 0, place.positions, out=place.restored)
