@@ -6,6 +6,7 @@ after a gradient of 1e6, in float32).
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from unsilent.recovery.staged_copy import StagedCopy
 from unsilent.sizes import human_bytes
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state
 
+log = logging.getLogger("unsilent.guard")
 SnapshotLocation = Literal["device", "host", "file"]
 SNAPSHOT_LOCATIONS = ("device", "host", "file")
 
@@ -147,7 +149,11 @@ class _Slot:
             return known
         (device,) = devices
         need = sum(_room(t) for t in tensors if t.is_cuda)
-        return StagedCopy(device) if need < torch.cuda.mem_get_info(device)[0] else None
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if need < torch.cuda.mem_get_info(device)[0] + unused:
+            return StagedCopy(device)
+        log.info("no room for one more state on %s: each state is copied to the host while the training waits", device)
+        return None
 
     @property
     def nbytes(self) -> int:
