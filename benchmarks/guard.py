@@ -38,51 +38,38 @@ class Subject(NamedTuple):
 
 def llama(device: str) -> Subject:
     """A Llama of 5.3 million parameters on 8 sequences of 512 tokens, AdamW."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    model: Any = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=4096, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4,
-            num_key_value_heads=4, max_position_embeddings=512,
-        )
-    ).to(device)  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(4096, (8, 512), device=device)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(input_ids=tokens, labels=tokens).loss.backward()
-        optimizer.step()
-
-    count = sum(p.numel() for p in model.parameters())
-    return Subject(f"Llama, {count / 1e6:.1f} M parameters, 8 x 512 tokens", model, [optimizer], [], step, True, 3)
+    shape = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
+    return _llama(device, shape, heads=4, tokens=(8, 512), rounds=3)
 
 
 def large_llama(device: str) -> Subject:
     """A Llama of 374 million parameters on 16 sequences of 1,024 tokens, in bfloat16 by autocast, fused AdamW."""
+    shape = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24}
+    return _llama(device, shape, heads=16, tokens=(16, 1024), rounds=2, dtype=torch.bfloat16)
+
+
+def _llama(
+    device: str, shape: dict[str, int], heads: int, tokens: tuple[int, int], rounds: int, dtype: Any = torch.float32
+) -> Subject:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    model: Any = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=24, num_attention_heads=16,
-            num_key_value_heads=16, max_position_embeddings=1024,
-        )
-    ).to(device)  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    tokens = torch.randint(32000, (16, 1024), device=device)
+    own = {"num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": tokens[1]}
+    model: Any = LlamaForCausalLM(LlamaConfig(**shape, **own)).to(device)
+    narrow = dtype is not torch.float32
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=narrow or None)
+    drawn = torch.randint(shape["vocab_size"], tokens, device=device)
 
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast(device, torch.bfloat16):
-            loss = model(input_ids=tokens, labels=tokens).loss
+        with torch.autocast(device, dtype, enabled=narrow):
+            loss = model(input_ids=drawn, labels=drawn).loss
         loss.backward()
         optimizer.step()
 
     count = sum(p.numel() for p in model.parameters())
-    name = f"Llama, {count / 1e6:.0f} M parameters, 16 x 1024 tokens, bfloat16"
-    return Subject(name, model, [optimizer], [], step, True, 2)
+    name = f"Llama, {count / 1e6:.1f} M parameters, {tokens[0]} x {tokens[1]} tokens, {dtype}"
+    return Subject(name, model, [optimizer], [], step, True, rounds)
 
 
 def small(name: str, device: str) -> Subject:
