@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from unsilent.cuda_capture import capture
 from unsilent.engine.host_reads import READ, HostReads
 from unsilent.engine.tape import READBACK, Tape
 from unsilent.outcomes.base import JudgeVerdict
@@ -42,25 +42,17 @@ class CudaGraphs:
     def __call__(self, function: Call) -> Call:
         """Capture a function; raises whatever CUDA raises where it cannot be captured, as when it reads a result back."""
         with torch.cuda.device(self._device):
-            current = torch.cuda.current_stream()
-            side = torch.cuda.Stream()
+            current, side = torch.cuda.current_stream(), torch.cuda.Stream()
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     function()
             current.wait_stream(side)
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
             try:
-                # Code that asks whether it is captured would take another way than in the golden run.
-                with (
-                    torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-                    patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
-                ):
-                    result = function()
+                graph, result = capture(function, self._device, self._pool)
             except BaseException:
-                torch.cuda.set_stream(current)  # a capture that fails leaves its own stream behind
-                self._pool = None
+                self._pool = None  # what a failed capture has taken is not used again
                 raise
 
         def replay() -> Any:

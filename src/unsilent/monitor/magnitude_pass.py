@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unsilent.cuda_capture import capture
 from unsilent.monitor.watched_tensors import WatchedTensor, magnitudes_of
 
 log = logging.getLogger("unsilent.guard")
@@ -47,25 +49,14 @@ class MagnitudePass:
         return self._result
 
     def _capture(self) -> None:
-        """Capture without what `torch.cuda.graph` does besides, which gives all cached memory of the training back."""
-        device = self.parts[0].tensor.device
-        if torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():  # by the training itself
             return
-        current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-        graph = torch.cuda.CUDAGraph()
-        side.wait_stream(current)
         try:
-            with torch.cuda.stream(side):
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    self._result = magnitudes_of(self.parts)
-                finally:
-                    graph.capture_end()
+            graph, self._result = capture(partial(magnitudes_of, self.parts), self.parts[0].tensor.device)
         except RuntimeError as error:
             self._capturable = False
             log.info("the check of the guard runs without a CUDA graph: %s", error)
             return
-        current.wait_stream(side)
         self._graph = graph
 
 
