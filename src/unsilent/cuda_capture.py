@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
 
 Result = TypeVar("Result")
+
+
+@lru_cache(maxsize=64)
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures on a device: graphs share memory only if they were captured on the same one."""
+    return torch.cuda.Stream(device)
 
 
 def capture(
@@ -27,7 +34,7 @@ def capture(
     Raises:
         Exception: whatever CUDA raises where the function waits for the device, or copies to the host.
     """
-    current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    current, side = torch.cuda.current_stream(device), side_stream(device)
     graph = torch.cuda.CUDAGraph()
     side.wait_stream(current)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unsilent.cuda_capture import capture
+from unsilent.cuda_capture import capture, side_stream
 from unsilent.engine.host_reads import READ, HostReads
 from unsilent.engine.tape import READBACK, Tape
 from unsilent.outcomes.base import JudgeVerdict
@@ -42,7 +42,7 @@ class CudaGraphs:
     def __call__(self, function: Call) -> Call:
         """Capture a function; raises whatever CUDA raises where it cannot be captured, as when it reads a result back."""
         with torch.cuda.device(self._device):
-            current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            current, side = torch.cuda.current_stream(), side_stream(self._device)
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
