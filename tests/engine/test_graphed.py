@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import unsilent
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.store import open_store
-from unsilent.engine.batch_graph import BatchGraph, host_read
-from unsilent.engine.graph_costs import GraphCosts, is_cheapest
 from unsilent.engine.graphed import GraphedEngine
+from unsilent.engine.graphs.batch_graph import BatchGraph, host_read
+from unsilent.engine.graphs.costs import GraphCosts, is_cheapest
+from unsilent.engine.graphs.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.engine.plain import PlainEngine, TrialOutcome
 from unsilent.engine.recorder import record
-from unsilent.engine.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.errors import InjectionError, ProcessUnusable
 from unsilent.faults import Fault, fault_model
 from unsilent.nested import tensors_in

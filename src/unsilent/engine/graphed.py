@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from unsilent.engine.batch_graph import MOST_TRIALS, BatchGraph, Capture, CudaGraphs
 from unsilent.engine.cached import CachedEngine, preparing
 from unsilent.engine.device_or_cpu_clock import clock
-from unsilent.engine.graph_checks import NotGraphed, checked_graph, gives_plain_bits
-from unsilent.engine.graph_costs import GraphCosts, is_cheapest
-from unsilent.engine.injection_points import InjectionPoints, StagedPointFaults
+from unsilent.engine.graphs.batch_graph import MOST_TRIALS, BatchGraph, Capture, CudaGraphs
+from unsilent.engine.graphs.checks import NotGraphed, checked_graph, gives_plain_bits
+from unsilent.engine.graphs.costs import GraphCosts, is_cheapest
+from unsilent.engine.graphs.injection_points import InjectionPoints, StagedPointFaults
+from unsilent.engine.graphs.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.engine.plain import PlainEngine, Samples, TrialOutcome, acting_in
 from unsilent.engine.running_out import unusable_if_raised
-from unsilent.engine.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.engine.tape import Tape
 from unsilent.engine.trial_costs import ENOUGH, cost_class_of
 from unsilent.engine.validation_sample import ValidationSamples

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from unsilent.engine.batch_graph import BatchGraph, Capture, host_read
 from unsilent.engine.device_or_cpu_clock import clock
+from unsilent.engine.graphs.batch_graph import BatchGraph, Capture, host_read
 from unsilent.engine.perturbation_check import input_element_swap_faults, perturbing_faults
 from unsilent.engine.plain import same_outputs
 from unsilent.engine.tape_values import Diverged

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from unsilent.cuda_capture import capture, side_stream
-from unsilent.engine.host_reads import READ, HostReads
+from unsilent.engine.graphs.host_reads import READ, HostReads
 from unsilent.engine.tape import READBACK, Tape
 from unsilent.outcomes.base import JudgeVerdict
 from unsilent.outcomes.classify import BatchOutcome, changed_and_nonfinite, outcome_of_samples

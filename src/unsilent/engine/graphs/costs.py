@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unsilent.engine.batch_graph import BatchGraph
+from unsilent.engine.graphs.batch_graph import BatchGraph
 from unsilent.engine.trial_costs import ENOUGH, PLAIN_ABOVE, MeasuredCost
 
 GROUPS, TRIED = 2, 128

@@ -1,0 +1,1 @@
+"""Evaluations captured as CUDA graphs, and how faults enter them."""
