@@ -64,8 +64,10 @@ class DispatchMode(TorchDispatchMode):
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._set_active(False)
-        self._hooks.close()
+        try:
+            self._set_active(False)
+        finally:
+            self._hooks.close()
 
     @property
     def _starts_active(self) -> bool:

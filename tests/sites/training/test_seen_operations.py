@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd import Variable
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from unsilent.errors import UsageError
+from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.training.step import StepInjection
@@ -124,6 +128,96 @@ def test_what_runs_again_or_builds_graphs_is_named_as_ever(
         assert ends[0] == ends[1]
     else:
         assert all(map(torch.equal, *ends))
+
+
+class Rounding(TorchDispatchMode):
+    """A mode of the user's: products lose their low bits."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        product = func._schema.name in ("aten::mm", "aten::addmm")
+        return out.bfloat16().float() if product else out
+
+
+class Net(nn.Module):
+    """``kind``: what is unusual about it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c, self.kind = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        if self.kind == "module in a gradient hook":
+            h.register_hook(lambda g: self.b(g))
+        elif self.kind == "gradient inside":
+            z = h.detach().requires_grad_()
+            (g,) = torch.autograd.grad(self.b(z).pow(2).sum(), z)
+            h = self.b(h - g)
+        elif self.kind == "mode inside":
+            with Rounding():
+                h = self.b(h)
+            h = h @ h.T @ h
+        elif self.kind == "checkpoint":
+            h = checkpoint(self.b, h, use_reentrant=False)
+        elif self.kind == "selective checkpoint":
+            policy = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+            h = checkpoint(self.b, h, use_reentrant=False, context_fn=policy)
+        else:
+            h = self.b(h)
+        return self.c(h)
+
+
+def step_of(kind: str, site: str, whole_step: bool) -> list[Tensor]:
+    model, x, w = Net(kind), torch.ones(4, 6), torch.ones(3, 3)
+    fault = UnresolvedFault(site, fault_model("bitflip:bits=exponent_msb"), seed=1)
+    with StepInjection(model, fault, whole_step=whole_step) as step:
+        with Rounding() if kind == "mode around" else nullcontext():
+            y = model(x)
+        loss = (y @ w).pow(2).sum()
+        with Rounding() if kind == "mode in backward" else nullcontext():
+            if kind == "engine":
+                Variable._execution_engine.run_backward((loss,), (torch.ones(()),), False, False, (), True, True)
+            else:
+                loss.backward()
+        model(x).sum().backward()
+    assert len(step.applied_faults) == 1
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+KINDS = ("module in a gradient hook", "gradient inside", "mode inside", "mode around", "mode in backward", "checkpoint",
+         "selective checkpoint", "engine")  # fmt: skip
+SITES = ("op:a#addmm.0/fwd/out", "op:b#addmm.0/fwd/out", "op:c#addmm.0/grad_wt/first", "op:(root)#relu.0/fwd/out")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("site", SITES)
+def test_unusual_steps_end_with_the_same_bits_and_leave_torch_as_it_was(kind: str, site: str) -> None:
+    ends: list[Any] = []
+    for whole_step in (True, False):
+        try:
+            ends.append(step_of(kind, site, whole_step))
+        except (UsageError, InjectionError) as error:
+            ends.append(str(error))
+        assert not _get_current_dispatch_mode_stack()
+        model = nn.Linear(2, 2)
+        model(torch.ones(1, 2)).sum().backward()
+        assert model.weight.grad is not None
+    if isinstance(ends[0], str) or isinstance(ends[1], str):
+        assert ends[0] == ends[1]
+    else:
+        assert all(map(same_nan, *ends))
+
+
+def test_two_injections_into_one_model_both_land() -> None:
+    model, flip = Net("mode inside"), fault_model("bitflip:bits=exponent_msb")
+    sites = ("op:b#addmm.0/fwd/out", "op:(root)#relu.0/fwd/out")
+    for first, second in (sites, sites[::-1]):
+        one, other = (UnresolvedFault(site, flip, seed=1) for site in (first, second))
+        with StepInjection(model, one) as outer, StepInjection(model, other) as inner:
+            model(torch.ones(4, 6)).sum().backward()
+        assert len(outer.applied_faults) == len(inner.applied_faults) == 1
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from unsilent.errors import InjectionError, UsageError, unknown_name_error
@@ -41,7 +45,6 @@ from unsilent.sites.training.step_operation_names import (
     StepOperationNamer,
     before_backward,
     current_node,
-    may_run_again,
     model_inside_wrapper,
     next_number,
 )
@@ -111,15 +114,17 @@ class StepInjection(DispatchMode):
             CollectiveNamer(),
         )
         self._watched = None if self._whole_step else watched_modules(self._plans.all, self._calls.module_names)
+        self._calls.follow_backward(None if self._starts_active else self._backward_begins)
         self._updates.names_are_wanted = self._starts_active or bool(self._plans.faults_in_stage("optim"))
-        self._updated = self._corrupting = self._widened = self._sees_node = False
+        self._updated = self._corrupting = self._sees_node = False
         self._gradients: dict[int, GradientInjector] = {}
         self._named: dict[str, GradientInjector] = {}
         self._pending: tuple[GradientInjector, Any] | None = None
         self._kept: list[tuple[PlannedFault, SavedActivation]] = []
         self._sent: list[Any] = []
         self._worked: list[UpdateOperation] = []
-        self._before: list[bool] = []
+        self._entered_here: list[bool] = []
+        self._depth = int(torch._C._len_torch_dispatch_stack())
 
     @property
     def applied_faults(self) -> list[AppliedFault]:
@@ -146,6 +151,9 @@ class StepInjection(DispatchMode):
             self._corrupt_memory()
 
     def __exit__(self, *raised: Any) -> None:
+        self._calls.follow_backward(None)
+        if not self._starts_active:
+            self._leave()  # where an optimizer has raised
         super().__exit__(*raised)
         error = raised[1]
         if self._moment == "end" and error is None:
@@ -174,25 +182,48 @@ class StepInjection(DispatchMode):
         return self._watched is None
 
     def _moved(self, begins: bool) -> None:
-        """A module or an update begins, or has ended: see operations where a fault can be hit, and as before after it.
+        """A module or an update begins, or has ended: see operations from the outermost place on where a fault can be hit.
 
-        What was active when compiled code was entered must be so when it is left, since torch restores its own part of that.
+        What is entered when something begins is left when it ends. So modes that others enter and leave in between are not
+        touched, nor what compiled code restores when it is left, and a backward pass may call modules in its own threads.
         """
         if self._starts_active:
             return
-        inside = self._calls.module in (self._watched or ())
-        if begins and inside and may_run_again():
-            self._widened = True  # what runs again in the backward pass is named by what ran before
         self._settle()
         if begins:
-            self._before.append(self._is_active)
-        active = not self._is_done and (inside or self._has_update_faults()) if begins else self._before.pop()
-        self._see(active)
+            inside = self._calls.module in (self._watched or ())
+            enters = not self._is_done and not self._is_there and (inside or self._has_update_faults())
+            self._entered_here.append(enters)
+            if enters:
+                self._enter_below()
+        elif self._entered_here.pop():
+            self._leave()
 
-    def _see(self, here: bool) -> None:
-        if self._widened:
-            self._set_active(False)  # compiled code that has been left hides a mode that was entered inside of it
-        self._set_active(here or self._widened)
+    @property
+    def _is_there(self) -> bool:
+        """Whether this is among the modes that see operations of this thread."""
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
+    def _enter_below(self) -> None:
+        """Enter the stack of modes below those that were entered in this step, as if it had been there from the beginning."""
+        above = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack() - self._depth)]
+        for mode in (self, *reversed(above)):
+            _push_mode(mode)
+
+    def _leave(self) -> None:
+        """Leave the stack of modes, and nobody else."""
+        above = []
+        while self._is_there and (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether what runs belongs to a module, called by a watched one, that no fault names."""
+        if self._starts_active or self._updates.active or self._sees_node:
+            return False
+        return self._calls.module not in (self._watched or ())
 
     def _has_update_faults(self) -> bool:
         return self._updates.active and bool(self._plans.faults_in_stage("optim"))
@@ -205,26 +236,25 @@ class StepInjection(DispatchMode):
 
     def _before_backward(self, builds_graph: bool) -> None:
         self._settle()
-        if self._starts_active:
-            return
-        self._widened |= builds_graph  # then its operations are forward operations as well
-        self._see(self._is_active)
-        if not self._widened:
-            self._calls.mark_backward()
-            self._corrupt_kept()
+        if not self._starts_active and not builds_graph:  # then its operations are forward operations as well
+            self._backward_begins()
+
+    def _backward_begins(self) -> None:
+        self._calls.mark_backward()
+        self._corrupt_kept()
 
     def _see_node(self, operations: bool) -> None:
         """See what one backward node runs, in whatever thread that is."""
-        if operations and not self._is_active:
-            TorchDispatchMode.__enter__(self)
+        if operations and not self._is_there:
+            self._enter_below()
             self._sees_node = True
         elif self._sees_node and not operations:
-            TorchDispatchMode.__exit__(self, None, None, None)
+            self._leave()
             self._sees_node = False
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plans = self._plans
-        if self._corrupting or self._is_done:
+        if self._corrupting or self._is_done or self._is_elsewhere:
             return func(*args, **kwargs)
         call = func, args, kwargs
         self._settle()
@@ -385,10 +415,10 @@ class StepInjection(DispatchMode):
     def _missed(self, plan: PlannedFault) -> InjectionError | UsageError:
         """The error of a fault that did not land."""
         names = self.names
-        if not self._starts_active and not names["fwd"]:  # then the modules that ran
-            names = defaultdict(dict, names) | {
-                "fwd": dict.fromkeys(f"{module}#" for module in self._calls.called_modules)
-            }
+        if not self._starts_active and not names["fwd"]:  # then the other modules that ran
+            own = plan.site.name.partition("#")[0]
+            ran = {f"{module}#": None for module in (OUTSIDE, *self._calls.called_modules) if module != own}
+            names = defaultdict(dict, names) | {"fwd": ran}
         return self._plans.missed_error(
             plan, self._landings, names, self._calls.current_micro_step + 1, self._calls.has_run_backward
         )

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from unsilent.nested import tensors_in
 from unsilent.sites.calls import OperationNamer
 from unsilent.sites.operands import operation_name
 
@@ -69,6 +70,7 @@ class StepOperationNamer(OperationNamer):
     def __init__(self, model: nn.Module, moved: Callable[[bool], None] = lambda begins: None) -> None:
         super().__init__(model_inside_wrapper(model))
         self._moved = moved
+        self._backward_begins: Callable[[], None] | None = None
         self.called_modules: dict[str, None] = {}
         self._reset()
         self._micro_step = 0
@@ -120,7 +122,7 @@ class StepOperationNamer(OperationNamer):
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         node = current_node()
-        if node is None and self._backward:
+        if node is None and self._backward and len(self._stack) == 1:  # a backward pass may also run inside of a module
             self._micro_step += 1
             self._backward = False
             self._reset()
@@ -156,7 +158,25 @@ class StepOperationNamer(OperationNamer):
         if opened := self._open.pop():
             key, begin, counts, where = opened
             self._calls[key].append(ModuleCall(begin, counts, next_number() - 1, where))
+        if self._backward_begins is not None and len(self._stack) == 1:
+            for node in {t.grad_fn for t in tensors_in(output) if t.grad_fn is not None}:
+                node.register_prehook(self._node_begins)
         self._moved(False)
+
+    def follow_backward(self, begins: Callable[[], None] | None) -> None:
+        """Follow backward passes in any thread, and call ``begins`` when one comes to what the model returned.
+
+        For who sees no operations then, by which a pass that was not begun by torch's own functions could be noticed.
+        """
+        self._backward_begins = begins
+
+    def _node_begins(self, given: Any) -> None:
+        if self._backward_begins is not None and not torch.is_grad_enabled():
+            self._backward_begins()
+
+    @property
+    def _mine(self) -> bool:
+        return super()._mine or (self._backward_begins is not None and current_node() is not None)
 
 
 class _BackwardCallbacks:
@@ -203,11 +223,6 @@ def before_backward(callback: Callable[[bool], None]) -> Iterator[None]:
         yield
     finally:
         _CALLBACKS.remove(callback)
-
-
-def may_run_again() -> bool:
-    """Whether what runs now may run again in the backward pass, as activation checkpointing does."""
-    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def checkpoint_region() -> int | None:
