@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import unsilent
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.store import open_store
+from unsilent.engine.cached import CachedEngine
 from unsilent.engine.graphed import GraphedEngine
 from unsilent.engine.graphs.batch_graph import BatchGraph, host_read
 from unsilent.engine.graphs.costs import GraphCosts, is_cheapest
@@ -265,10 +266,13 @@ def test_each_operation_of_a_run_is_a_point() -> None:
         faults = model.draw([region], np.random.default_rng(k))
         more = model.draw([region], np.random.default_rng(k + 1000))
         many += [faults, (*faults, *more), (*faults, replace(more[0], operation="set", elements=faults[0].elements))]
+        many.append((replace(many[-1][-1]), faults[0]))
     ours = list(graphed.trials(many))
     assert all(outcome.graphed for outcome in ours)
-    for faults, outcome in zip(many, ours, strict=True):
+    from_tape = CachedEngine(plain.workload).trials(many)
+    for faults, outcome, other in zip(many, ours, from_tape, strict=True):
         assert_same(outcome, plain.trial(faults))
+        assert_same(other, plain.trial(faults))
     copied = replace(many[0][0], operation="copy_from", operands=many[0][0].elements + 1)
     (outcome,) = graphed.trials([(copied,)])
     assert not outcome.graphed

@@ -57,10 +57,10 @@ class Walk:
         self._rows: dict[int, CorruptedRows] = {}
         self._lost: dict[int, Diverged] = {}
         self._gap, self._wait = 1, 1
-        self._entering = sorted(
+        self._entering = sorted(  # the next one last, those of one place in the order that they were given in
             ((e.position, t, e, fault) for t, s in enumerate(starts) for e, fault in s.value_faults),
-            key=lambda x: -x[0],
-        )
+            key=lambda x: x[0],
+        )[::-1]
         self._forced: dict[int, set[int]] = {}
         for trial, start in enumerate(starts):
             for index in start.corrupted | start.operand_faults.keys():

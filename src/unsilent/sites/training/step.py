@@ -31,6 +31,7 @@ from unsilent.faults.fault_timing import faults_in_step
 from unsilent.faults.receipts import AppliedFault, Receipt
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.calling import AimedFault, OperationCall, corrupted_call
+from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.corrupting import corruptible
 from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.landing import FaultOrDraw, Landings
