@@ -440,6 +440,45 @@ def test_verdicts_of_many_trials_are_those_of_each(name: str) -> None:
         np.testing.assert_array_equal(outcome.severity, expected.severity)
 
 
+class Heads(nn.Module):
+    """A list of dictionaries, as detectors return for each image; here for each of four heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(3, 2) for _ in range(4))
+
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
+        return [{"logits": head(x)} for head in self.heads]
+
+
+def test_an_entry_for_each_sample_is_no_decision_row() -> None:
+    workload = unsilent.Workload(seeded(Heads()), [numbers(4, 3)], judge="top1")
+    graphed, plain = Replayed(workload), PlainEngine(workload)
+    assert "an entry for each sample" in graphed.graph_refusals[0]
+    many = draws(plain, "param:*", "bitflip:bits=exponent", 20)
+    for faults, outcome in zip(many, graphed.trials(many), strict=True):
+        assert_same(outcome, plain.trial(faults))
+
+
+def test_inputs_that_lie_several_times_in_one_memory_go_another_way() -> None:
+    workload = unsilent.Workload(seeded(nn.Linear(6, 3)), [numbers(1, 6).expand(4, 6)], judge="top1")
+    graphed, plain = Replayed(workload), PlainEngine(workload)
+    many = draws(plain, "param:*", "bitflip:bits=exponent", 20) + draws(plain, "input:*", "bitflip", 5)
+    ours = list(graphed.trials(many))
+    assert [outcome.graphed for outcome in ours] == [True] * 20 + [False] * 5
+    for faults, outcome in zip(many, ours, strict=True):
+        assert_same(outcome, plain.trial(faults))
+
+
+def test_a_parameter_that_was_given_other_memory_is_not_read_by_graphs() -> None:
+    graphed = graphs_of(Images)
+    many = draws(graphed, "param:conv.weight", "bitflip", 3)
+    graphed.model.last.weight.data = graphed.model.last.weight.data.clone()
+    assert not any(outcome.graphed for outcome in graphed.trials(many))
+    with pytest.raises(InjectionError, match="memory was replaced"):
+        list(graphed.trials(draws(graphed, "param:last.weight", "bitflip", 3)))
+
+
 def test_the_cheapest_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     graph = graphs_of(Images).graphs[0]

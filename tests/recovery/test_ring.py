@@ -216,3 +216,17 @@ def test_states_of_a_device_come_back_from_the_host(name):
         ring.restore_snapshot(back)
         assert all(map(torch.equal, model.parameters(), seen[-back]))
         del seen[-back:]
+
+
+def test_an_attribute_that_has_become_none_is_put_back():
+    """A module may keep a tensor for later and let it go: it is there again, as it was when the state was kept."""
+    model, optimizer, scheduler = training("adam")
+    model.cache, model.steps = torch.ones(3), 4
+    ring = SnapshotRing(model, [optimizer], [scheduler])
+    ring.keep()
+    kept = model.cache
+    model.cache, model.steps, model.new = None, 5, 6
+    ring.restore_snapshot()
+    assert model.cache is kept
+    assert model.steps == 4
+    assert not hasattr(model, "new")

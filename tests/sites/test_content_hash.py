@@ -23,7 +23,8 @@ def oracle(tensor: Tensor) -> int:
     total = 0
     for number, first in enumerate(range(0, len(words), CHUNK)):
         part = words[first : first + CHUNK]
-        total += int((part * factors[: len(part)]).sum(dtype=np.uint64)) * chunk_factor(number)
+        terms = part * factors[: len(part)]
+        total += int((terms ^ (terms >> np.uint64(32))).sum(dtype=np.uint64)) * chunk_factor(number)
     return total % 2**64
 
 
@@ -82,6 +83,24 @@ def test_each_flipped_bit_is_noticed(dtype: torch.dtype) -> None:
 def test_exchanged_words_and_signs_of_zero_are_noticed() -> None:
     tensor = torch.tensor([0.0, 1.0, 2.0, float("nan")])
     assert len({value(tensor), value(tensor[[1, 0, 2, 3]]), value(torch.tensor([-0.0, 1.0, 2.0, float("nan")]))}) == 3
+
+
+def test_flips_of_two_sign_bits_do_not_cancel() -> None:
+    """Odd factors alone would let 2^31 * k(i) and 2^31 * k(j) cancel for about one of 2^32 pairs: two that would are tried."""
+    factors = np.random.Generator(np.random.PCG64(FACTORS_SEED)).integers(0, 2**64, CHUNK, np.uint64) | np.uint64(1)
+    low = (factors & np.uint64(2**33 - 1)).astype(np.int64)
+    order = np.argsort(low)
+    (same,) = np.nonzero(low[order][1:] == low[order][:-1])
+    assert len(same)
+    tensor = drawn(torch.float32, CHUNK).abs()
+    words, before = tensor.view(torch.int32), value(tensor)
+    for k in same[:20].tolist():
+        pair = torch.from_numpy(order[k : k + 2].copy())
+        for one, other in ((0, 0), (-(2**31), 0), (0, -(2**31)), (-(2**31), -(2**31))):
+            kept = words[pair].clone()
+            words[pair] = (kept & 0x7FFFFFFF) | torch.tensor([one, other], dtype=torch.int32)
+            assert (value(tensor) == before) == torch.equal(words[pair], kept)
+            words[pair] = kept
 
 
 def test_hashes_of_several_tensors_say_which_kind_each_is() -> None:

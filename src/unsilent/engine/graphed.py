@@ -34,7 +34,7 @@ from unsilent.errors import UnsilentError, kind_and_line
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient, parse_site
 from unsilent.outcomes.classify import BatchOutcome
-from unsilent.sites.corrupting import corruptible, misfit
+from unsilent.sites.corrupting import corruptible, misfit, overlaps
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.memory import TensorMemory
 
@@ -147,7 +147,7 @@ class GraphedEngine(CachedEngine):
         """As `PlainEngine.trials`; those that graphs evaluate are evaluated first."""
         self._refresh()
         tried = self.graph_costs.trials_on_rows(self._trial_seconds, len(many)) if samples is not None else 0
-        ready = self._by_graphs(many, tried) if self.graphs else {}
+        ready = self._by_graphs(many, tried) if self.graphs and self._reads_the_model else {}
         own = [None] * len(many) if samples is None else list(samples)
         left = [i for i in range(len(many)) if i not in ready]
         rest = super().trials([many[i] for i in left], samples and [own[i] for i in left])
@@ -163,6 +163,11 @@ class GraphedEngine(CachedEngine):
             yield outcome
         if samples is not None and left:
             self.graph_costs.add_on_rows(seconds, len(left))
+
+    @property
+    def _reads_the_model(self) -> bool:
+        """Whether graphs read the model's memory: nobody has given a parameter other memory since."""
+        return all(site.memory.is_attached for site in self.parameters.sites.values())
 
     def _by_graphs(self, many: Sequence[Sequence[Fault]], first: int) -> dict[int, TrialOutcome]:
         """The outcomes, by number from ``first``, of the trials that graphs can evaluate and for which that is cheapest."""
@@ -303,11 +308,12 @@ class GraphedEngine(CachedEngine):
 
 
 def input_memory(batch: object) -> dict[str, TensorMemory]:
-    """By site, the memory of each input that can be corrupted in place: no indices, none that two inputs share."""
+    """By site, the memory of each input that can be corrupted in place: no indices, no memory that is there several times."""
     named = [(f"input:{name}", tensor) for name, tensor in named_inputs(batch)]
-    users = Counter(tensor.untyped_storage().data_ptr() for _, tensor in named if corruptible(tensor))
+    named = [(site, tensor) for site, tensor in named if corruptible(tensor)]
+    users = Counter(tensor.untyped_storage().data_ptr() for _, tensor in named)
     return {
         site: TensorMemory(tensor)
         for site, tensor in named
-        if corruptible(tensor) and tensor.dtype not in INDICES and users[tensor.untyped_storage().data_ptr()] == 1
+        if tensor.dtype not in INDICES and not overlaps(tensor) and users[tensor.untyped_storage().data_ptr()] == 1
     }

@@ -67,9 +67,7 @@ class HeldTraining:
         groups = [group for o in optimizers for group in o.param_groups]
         self._tables = [(table, dict(table)) for table in (*of_modules, *states, *entries, *groups)]
         # Plain attributes of modules (``training``, counters), which parameters are trained, and groups, which may be added.
-        self._attributes = [
-            (m.__dict__, {k: v for k, v in m.__dict__.items() if isinstance(v, _PLAIN)}) for m in modules
-        ]
+        self._attributes = [(m.__dict__, dict(m.__dict__)) for m in modules]
         self._groups = [(o.param_groups, list(o.param_groups)) for o in optimizers]
         stepped = [p for group in groups for p in group["params"]]
         own = [p for m in modules for p in m._parameters.values() if p is not None]
@@ -91,10 +89,7 @@ class HeldTraining:
 
     def restore(self) -> None:
         """Put everything back."""
-        for attributes, kept_attributes in self._attributes:
-            for new in [k for k, v in attributes.items() if isinstance(v, _PLAIN) and k not in kept_attributes]:
-                del attributes[new]
-            attributes.update(kept_attributes)
+        self._restore_attributes()
         for live_groups, kept_groups in self._groups:
             live_groups[:] = kept_groups
         for now, then in self._tables:
@@ -118,6 +113,16 @@ class HeldTraining:
         for other, state in self._others:
             other.load_state_dict(copy.deepcopy(state))
         self.generators()
+
+    def _restore_attributes(self) -> None:
+        """Put back what modules have as plain attributes, or had as others before they became plain."""
+        for attributes, kept_attributes in self._attributes:
+            for name in [k for k, v in attributes.items() if isinstance(v, _PLAIN) and k not in kept_attributes]:
+                del attributes[name]
+            # What was plain then or is plain now; other things are put back by their content, or are not known.
+            for name, value in kept_attributes.items():
+                if isinstance(value, _PLAIN) or isinstance(attributes.get(name), _PLAIN):
+                    attributes[name] = value
 
     @property
     def nbytes(self) -> int:

@@ -79,7 +79,7 @@ class MagnitudeCheck:
         overhead: GuardOverhead,
         spread: int = 1,
     ) -> None:
-        self._spread, self._turn = spread, 0
+        self._spread, self._turn, self._are_new = spread, 0, False
         self._passes: list[tuple[MagnitudePass, list[int]]] = []
         self._model, self._optimizers, self._ranks, self._overhead = model, optimizers, ranks, overhead
         self._analytic = bounds if isinstance(bounds, AnalyticBounds) else None
@@ -112,7 +112,8 @@ class MagnitudeCheck:
             begun = time.perf_counter()
             self.update_watched_tensors(stepped)
             # Until bounds hold, every tensor is learnt from in every step.
-            whole = whole or not self.bounds.all_hold
+            whole = whole or not self.bounds.all_hold or self._are_new
+            self._are_new = False
             turns: Sequence[int] = range(len(self._passes)) if whole else [self._turn % len(self._passes)]
             self._turn += 1
             self._add_overhead(begun, 0.0)
@@ -197,6 +198,7 @@ class MagnitudeCheck:
             self._positions.close()
             self._positions = None
         self._parts = parts
+        self._are_new = True
         self._passes = [
             (MagnitudePass([parts[n] for n in numbers]), numbers) for numbers in divided(parts, self._spread)
         ]

@@ -64,7 +64,7 @@ def same_outcome_for_all(outcome: Outcome, samples: int) -> BatchOutcome:
 
 def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -> BatchOutcome:
     """Outcome and severity of each sample of one batch."""
-    if _one_result_a_sample(golden, samples) and _one_result_a_sample(faulty, samples):
+    if has_one_result_a_sample(golden, samples) and has_one_result_a_sample(faulty, samples):
         each = [changed_and_nonfinite(g, f, 1) for g, f in zip(golden, faulty, strict=True)]
         changed, nonfinite = (np.concatenate([pair[i].cpu().numpy() for pair in each]) for i in (0, 1))
     else:
@@ -107,7 +107,7 @@ def _same_shapes(golden: Any, faulty: Any) -> bool:
     return [t.shape for t in leaves(golden)] == [t.shape for t in leaves(faulty)]
 
 
-def _one_result_a_sample(output: Any, samples: int) -> bool:
+def has_one_result_a_sample(output: Any, samples: int) -> bool:
     """A list of dicts, one a sample, as detection models return: its tensors have no sample dimension."""
     return isinstance(output, list) and len(output) == samples and all(isinstance(o, Mapping) for o in output)
 

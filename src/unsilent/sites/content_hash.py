@@ -3,11 +3,13 @@
 On a device the hash is a sum of whole numbers, so it is the same in whatever order a device adds, and equal to that of a CPU. The
 bytes of a tensor are taken as 32-bit words, the last one filled with zeros, in chunks of `CHUNK` words:
 
-    hash = sum over chunks c of r(c) * (sum over words i of the chunk of w(c, i) * k(i))  modulo 2^64
+    hash = sum over chunks c of r(c) * (sum over words i of the chunk of m(w(c, i) * k(i)))  modulo 2^64
 
-with odd factors ``r(c)`` and ``k(i)``. If one word changes by d, the sum changes by d times an odd number, which is not 0 modulo
-2^64 for 0 < |d| < 2^32. So **every change within one word is noticed**, each single flipped bit among them. Others pass with
-a chance of about 2^-64 if they do not depend on the factors. For tensors on the CPU xxh3 does the same several times faster.
+with odd factors ``r(c)`` and ``k(i)``, and m(x) = x xor (x >> 32). Multiplying by an odd number and m are one to one modulo
+2^64. So if one word changes, its term changes, and with it the sum: **every change within one word is noticed**, each single
+flipped bit among them. Changes of several words cancel by chance alone, about one in 2^64 for words that do not depend on the
+factors; m is there because without it flips of two high bits would cancel once in 2^32. For tensors on the CPU xxh3 is used,
+which is several times faster and has a chance of the same size; for it nothing is proven of single words.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ CHUNK = 1 << 20
 """Words of a chunk: 8 MiB of products at a time."""
 FACTORS_SEED = 0x5EED
 MASK = 2**64 - 1
+UPPER = 2**32 - 1
 
 
 class ContentHash(NamedTuple):
@@ -59,8 +62,9 @@ def device_hash(tensor: Tensor) -> Tensor:
     factors = _factors(words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for number, chunk in enumerate(words.split(CHUNK)):
-        part = (chunk.to(torch.int64) * factors[: len(chunk)]).sum()
-        total += part * chunk_factor(number)
+        terms = chunk.to(torch.int64).mul_(factors[: len(chunk)])
+        terms.bitwise_xor_((terms >> 32).bitwise_and_(UPPER))  # the shift of a signed number brings its sign with it
+        total += terms.sum() * chunk_factor(number)
     return total
 
 

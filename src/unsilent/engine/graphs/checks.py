@@ -16,7 +16,7 @@ from unsilent.engine.plain import same_outputs
 from unsilent.engine.tape_values import Diverged
 from unsilent.errors import UnsilentError
 from unsilent.faults import Fault
-from unsilent.outcomes.classify import classify
+from unsilent.outcomes.classify import classify, has_one_result_a_sample
 from unsilent.outcomes.decision_judges import DecisionJudge
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def _refusal(engine: GraphedEngine, i: int) -> str:
     """Why no graph is tried; empty where it is."""
     if not isinstance(engine.judge, DecisionJudge):
         return "the judge needs whole outputs"
+    if has_one_result_a_sample(engine.golden[i], engine.samples[i]):
+        return "the output is a list with an entry for each sample"
     if engine.seeded:
         return "the workload draws random numbers"
     if engine.has_scratch_memory:
