@@ -230,3 +230,13 @@ def test_an_attribute_that_has_become_none_is_put_back():
     assert model.cache is kept
     assert model.steps == 4
     assert not hasattr(model, "new")
+
+
+def test_a_buffer_that_repeats_its_memory_is_put_back():
+    model, optimizer, scheduler = training("adam")
+    model.register_buffer("mask", torch.ones(1, 4).expand(8, 4))
+    ring = SnapshotRing(model, [optimizer], [scheduler])
+    ring.keep()
+    model.mask[:1].fill_(3.0)
+    ring.restore_snapshot()
+    assert model.mask.tolist() == [[1.0] * 4] * 8

@@ -11,10 +11,12 @@ import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.nested import tensors_in
+from unsilent.sites.memory import drop_repeated_dimensions
 from unsilent.workloads.trainings.randomness import save_generator_states
 
 
@@ -82,7 +84,8 @@ class HeldTraining:
         self._plain: list[tuple[Any, Any]] = [
             (value, copy.copy(value)) for _, value in settings if isinstance(value, (list, dict))
         ]
-        self.live = list(live.values())
+        # Of a tensor that repeats the same memory (``expand``) each cell once.
+        self.live = [drop_repeated_dimensions(t) if t.layout is torch.strided else t for t in live.values()]
         self._kept = copies(self.live)
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in stateful_objects]
         self.generators = save_generator_states(generators)
