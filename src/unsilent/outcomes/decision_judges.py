@@ -39,7 +39,8 @@ def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
 
 def doubles(tensor: Tensor) -> Doubles:
     """The values as numpy float64 on the CPU."""
-    return array_of(tensor).astype(np.float64, copy=False)
+    with np.errstate(invalid="ignore"):  # a signalling NaN, as flips make
+        return array_of(tensor).astype(np.float64, copy=False)
 
 
 def make_verdict(incorrect: NDArray[np.bool_], severity: Doubles) -> JudgeVerdict:
