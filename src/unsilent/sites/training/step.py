@@ -193,7 +193,7 @@ class StepInjection(DispatchMode):
         self._settle()
         if begins:
             inside = self._calls.module in (self._watched or ())
-            enters = not self._is_done and not self._is_there and (inside or self._has_update_faults())
+            enters = (inside or self._has_update_faults()) and not self._is_done and not self._is_there
             self._entered_here.append(enters)
             if enters:
                 self._enter_below()
