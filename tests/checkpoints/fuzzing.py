@@ -292,7 +292,7 @@ def _use(
         inspection_report(checkpoint, [*checkpoint.tensors.values()], values)
     with _allowed(errors):
         manifest = make_manifest(checkpoint)
-        if problems := verify(checkpoint, manifest):
+        if problems := verify(checkpoint.path, manifest):
             raise Finding(f"its own manifest does not fit: {problems[:3]}")
     if original is not None:
         with _allowed(errors):
