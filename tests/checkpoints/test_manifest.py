@@ -6,7 +6,9 @@ import json
 import math
 import os
 import random
+import shutil
 import struct
+from collections import Counter
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import unsilent
+from checkpoints.fuzz_mutations import mutated
+from checkpoints.fuzz_seeds import write_seeds
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.hashes import hash_files
 from unsilent.checkpoints.manifest import manifest_path, read_manifest, verify
@@ -70,7 +74,7 @@ def test_flipped_bits_of_the_pickle_are_damage(adam_file):
     unsilent.verified_load(adam_file)
 
 
-@pytest.mark.slow
+@pytest.mark.claim
 def test_each_flipped_bit_of_the_pickle_is_damage(adam_file):
     flips = flips_of_pickle(adam_file)
     assert len(flips) > 8000
@@ -206,3 +210,45 @@ def test_the_fast_hash_says_what_it_shows(adam_file, capsys):
     assert command(capsys, "manifest", adam_file, "--fast")[0] == 0
     code, shown, _ = command(capsys, "verify", adam_file)
     assert (code, "shows accidents only" in shown) == (0, True)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.slow)])
+def test_no_mutated_checkpoint_is_called_intact(count, tmp_path, capsys):
+    """Damage to checkpoints of every format (seed 7): bits, cuts, fields, opcodes; files added, renamed and removed."""
+    seeds = write_seeds(tmp_path / "seeds")
+    sound = [path for paths in seeds.values() for path in paths if command(capsys, "manifest", path)[0] == 0]
+    assert len(sound) > 5
+    draw = random.Random(7)
+    verdicts = Counter()
+    for _ in range(count):
+        path = draw.choice(sound)
+        copy = tmp_path / "case" / path.name
+        copy.parent.mkdir()
+        (shutil.copytree if path.is_dir() else shutil.copyfile)(path, copy)
+        shutil.copyfile(manifest_path(path), manifest_path(copy))
+        files = sorted(p for p in copy.rglob("*") if p.is_file()) or [copy]
+        file, before = draw.choice(files), snapshot(copy)
+        change = draw.choice(("content", "content", "content", "content", "added", "renamed", "removed"))
+        if change == "content" or not copy.is_dir():
+            file.write_bytes(mutated(file.read_bytes(), draw.choice(files).read_bytes(), draw)[1])
+        elif change == "added":
+            file.with_name("added.pt").write_bytes(file.read_bytes())
+        elif change == "renamed":
+            file.rename(file.with_name(f"{file.name}1"))
+        else:
+            file.unlink()
+        is_same = snapshot(copy) == before
+        code = command(capsys, "verify", copy)[0]
+        assert code == (0 if is_same else 1), (path, change)
+        if not is_same:
+            with pytest.raises(CheckpointDamaged):
+                unsilent.verified_load(copy)
+        verdicts[code] += 1
+        shutil.rmtree(copy.parent)
+    assert verdicts[1] > 0.9 * count
+
+
+def snapshot(path):
+    """The content of every file of a checkpoint."""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    return {str(p): p.read_bytes() for p in files}
