@@ -61,10 +61,9 @@ class Manifest:
         return sum(file.size for file in self.files.values())
 
 
-def make_manifest(checkpoint: Checkpoint, progress: Progress = no_progress, fast_only: bool = False) -> Manifest:
-    """Read all of a checkpoint and hash it; ``progress`` is called with numbers of bytes, once for files and once for tensors."""
+def make_manifest(checkpoint: Checkpoint, files: dict[str, FileHash], progress: Progress = no_progress) -> Manifest:
+    """Hash the tensors of a checkpoint, whose files have the given hashes; ``progress`` is called with numbers of bytes."""
     numbers = {name: t.value for name, t in checkpoint.tensors.items() if t.value is not None}
-    files = hash_files(checkpoint.files, progress, fast_only)
     return Manifest(checkpoint.path.name, files, hash_tensors(checkpoint, progress), numbers)
 
 

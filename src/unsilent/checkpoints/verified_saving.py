@@ -218,12 +218,12 @@ def _manifest_if_equal(
     Raises `CheckpointDamaged` where it does not, and ``UsageError`` where that cannot be found out.
     """
     _forget_cached_pages(path)
-    if written is not None:
-        with CheckpointFiles(path) as files:
-            if hash_files(files, fast_only=True) != {"": written}:
-                raise CheckpointDamaged(f"the disk does not have {target} as it was written; check the disk")
+    with CheckpointFiles(path) as files:
+        hashes = hash_files(files)
+    if written is not None and replace(hashes[""], sha256="") != written:
+        raise CheckpointDamaged(f"the disk does not have {target} as it was written; check the disk")
     with Checkpoint(path) as checkpoint:
-        manifest = make_manifest(checkpoint)
+        manifest = make_manifest(checkpoint, hashes)
         unread = {name for name, tensor in checkpoint.tensors.items() if not tensor.is_readable}
     stored = manifest.tensors
     for name, wanted in expected.items():

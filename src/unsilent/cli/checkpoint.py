@@ -238,14 +238,14 @@ def manifest(
 ) -> int:
     """Hash every file, so that verify can tell later what has changed; the exit code is 1 where a folder holds links."""
     from unsilent.checkpoints.editing import refuse_interrupted
-    from unsilent.checkpoints.hashes import total_bytes
+    from unsilent.checkpoints.hashes import hash_files, total_bytes
     from unsilent.checkpoints.manifest import make_manifest, manifest_path, not_covered, write_manifest
     from unsilent.report.text import count_text
 
     target = output or manifest_path(path)
     refuse_interrupted(path)
     with _opened(path) as checkpoint, _bytes_shown(2 * total_bytes(checkpoint.files), "hashing", quiet) as progress:
-        result = make_manifest(checkpoint, progress, fast)
+        result = make_manifest(checkpoint, hash_files(checkpoint.files, progress, fast), progress)
         left_out = not_covered(checkpoint.files)
     write_manifest(result, target)
     if as_json:
@@ -292,7 +292,7 @@ def verify(
         print("\n".join(problems))
         print(f"{count_text(len(problems), 'difference')} from the manifest of {count} ({size})")
     else:
-        how = ", by the fast hash, which shows accidents only" if fast or expected.is_fast_only else ""
+        how = ", by the fast hash, which does not show deliberate changes" if fast or expected.is_fast_only else ""
         print(f"Every byte of {count} ({size}) is as the manifest says{how}")
     if problems:
         refuse_interrupted(path)
