@@ -10,7 +10,7 @@ from typing import Any
 from unsilent.interval import Interval
 from unsilent.report.estimates import Dots, axis_bottom, difference_cell, dot_traces
 from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextCell, estimates_table
-from unsilent.report.text import count_text, escape_unprintable, estimate_text, number_text
+from unsilent.report.text import count_text, escape_unprintable, number_text, share_with_limits_text
 from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_ticks
 from unsilent.sizes import human_bytes
 from unsilent.studies.plan.records import BASELINES, PlannedBudget, PlanResult
@@ -32,11 +32,11 @@ METHOD = (
 
 def report(result: PlanResult) -> Report:
     """What is shown of a plan."""
-    before = _percent(result.unprotected)
+    before = share_with_limits_text(result.unprotected)
     best = result.budgets[-1]
     headline = (
         f"{_budget_text(best, result)} is predicted to lower the failure rate per fault from {before} to "
-        f"{_percent(best.predicted)}."
+        f"{share_with_limits_text(best.predicted)}."
     )
     return Report(
         "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline, _machine_table(result),
@@ -48,11 +48,6 @@ def report(result: PlanResult) -> Report:
         method=METHOD,
         further_json=_further(result),
     )  # fmt: skip
-
-
-def _percent(rate: Interval) -> str:
-    text = estimate_text(rate.estimate, rate.low, rate.high)
-    return f"{text.estimate} %{text.limits_in_sentence}"
 
 
 def _budget_text(budget: PlannedBudget, result: PlanResult) -> str:
@@ -287,7 +282,7 @@ def pareto_figure(result: PlanResult) -> Figure:
     for number, (name, shown) in enumerate(series):
         aside = _ASIDE ** (number - (len(series) - 1) / 2)
         rows = [
-            (aside * place, rate, f"{name}, {b.name}: {_percent(rate)}")
+            (aside * place, rate, f"{name}, {b.name}: {share_with_limits_text(rate)}")
             for place, rate, b in zip(places, shown, budgets, strict=True)
             if rate is not None
         ]
