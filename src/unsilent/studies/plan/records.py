@@ -77,7 +77,7 @@ class PlanResult:
 
     Attributes:
         bytes: Of all parameters.
-        unprotected: Failure rate without protection, from the predicting half of the trials.
+        unprotected: Failure rate without protection, from all trials, which select nothing here.
         truth: What the oracle goes by: a store that is taken for the truth, or all trials of the campaign, which makes its rate a
             lower bound on average.
         fit_per_bit: Failures of one bit of memory per 1e9 hours; None: not known, or not applicable to the campaign.
