@@ -34,8 +34,8 @@ def report(result: PlanResult) -> Report:
     """What is shown of a plan."""
     best = result.budgets[-1]
     headline = (
-        f"{_budget_text(best, result)} is predicted to leave a failure rate per fault of {share_with_limits_text(best.predicted)}; "
-        f"without protection it is {share_with_limits_text(result.unprotected)}."
+        f"{_budget_text(best, result)} is predicted to leave a failure rate per fault of "
+        f"{share_with_limits_text(best.predicted)}; without protection it is {share_with_limits_text(result.unprotected)}."
     )
     return Report(
         "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline, _machine_table(result),
