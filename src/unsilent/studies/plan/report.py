@@ -10,7 +10,14 @@ from typing import Any
 from unsilent.interval import Interval
 from unsilent.report.estimates import Dots, axis_bottom, difference_cell, dot_traces
 from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextCell, estimates_table
-from unsilent.report.text import count_text, escape_unprintable, number_text, percent_text, share_with_limits_text
+from unsilent.report.text import (
+    count_text,
+    escape_unprintable,
+    number_text,
+    percent_text,
+    share_with_limits_text,
+    upper_bound_text,
+)
 from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_ticks
 from unsilent.sizes import human_bytes
 from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlanResult
@@ -110,7 +117,7 @@ def _findings(result: PlanResult) -> Iterator[str]:
         yield f"no difference between prediction and second campaign was shown at any of {count} (Holm)"
     vague = [b for b in result.budgets if b.trials_factor is not None and b.trials_factor > 1]
     if vague:
-        factors = ", ".join(f"{number_text(b.trials_factor or 0)} times at {b.name}" for b in vague)
+        factors = ", ".join(f"{upper_bound_text(b.trials_factor or 0)} times at {b.name}" for b in vague)
         yield f"to predict the rate to within 20 %, --trials of the campaign would have to be larger: {factors}"
 
 
