@@ -404,8 +404,8 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
     yield (
         f"beyond a floor: a rank test of held-out accuracy and loss gives p of at most {100 * result.level:g} % (the "
         f"smallest possible p with {n} replicas is {upper_bound_text(1 / (n + 1), 100)} %). Trials are tested separately, so "
-        f"chance alone puts up to {100 * result.level:g} % of runs without an effect beyond the floor. A difference in accuracy must "
-        "also exceed a threshold"
+        f"chance alone puts up to {100 * result.level:g} % of runs without an effect beyond the floor. A difference in accuracy "
+        "must also exceed a threshold"
     )
 
 
