@@ -87,4 +87,4 @@ def rough_duration_text(seconds: float) -> str:
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size or (unit == "h" and seconds >= size):
             return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.2g} s"
+    return f"{float(f'{seconds:.2g}'):g} s"  # not 1e+02

@@ -102,6 +102,7 @@ def test_arguments_are_not_changed_and_the_same_state_gives_the_same_answer(name
         assert judgement.levels.dtype == np.int8
         assert judgement.levels.shape == judgement.scores.shape == judgement.baselines.shape == (N,)
         assert (judgement.scores[judgement.levels == ALARM] >= 1).all()
+        assert not (judgement.scores[judgement.levels != ALARM] > 1 + 1e-9).any()
         state = frozen_arrays(following)
 
 

@@ -80,7 +80,7 @@ def test_headline_claims_a_difference_only_where_intervals_separate(result, row)
     low = row("embedding", estimate=0.02, low=0.01, high=0.05)
     assert sentence(result([low, high])) == (
         "A random single-bit flip in `top` makes an output wrong with probability 31 % [25, 38]"
-        " — at least 5 times `embedding` (2.0 % [1.0, 5.0])."
+        " — at least 5.0 times `embedding` (2.0 % [1.0, 5.0])."
     )
     overlap = sentence(result([replace(low, joint_high=0.26), high]))
     assert overlap.endswith(

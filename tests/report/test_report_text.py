@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unsilent.interval import Interval
 from unsilent.report.text import (
     break_name,
     count_text,
@@ -13,12 +14,15 @@ from unsilent.report.text import (
     escape_unprintable,
     estimate_text,
     listed,
+    lower_bound_text,
     number_text,
     percent_text,
     share_of_estimate_text,
+    share_with_limits_text,
     short,
     shorten_distinct,
     signed,
+    upper_bound_text,
 )
 
 
@@ -63,6 +67,34 @@ def test_limits_are_rounded_outwards(a, b, c):
     assert float(found.high.replace(",", "")) >= 100 * high * (1 - 1e-11)
     if estimate > 0:
         assert float(found.estimate) > 0
+
+
+@given(st.floats(-1e9, 1e9) | st.floats(1e-12, 1) | st.integers(0, 10**7).map(float), st.sampled_from([1.0, 100.0]))
+def test_a_bound_is_rounded_away_from_the_promise(value, scale):
+    exact, slack = value * scale, 1e-11 * abs(value * scale)  # the text is made from twelve digits
+    upper, lower = (float(text(value, scale).replace(",", "")) for text in (upper_bound_text, lower_bound_text))
+    assert lower - slack <= exact <= upper + slack
+    assert upper - lower <= 0.1 * abs(exact) + slack
+
+
+def test_bounds_have_two_digits():
+    percent = {0.0139: "1.4", 0.02: "2.0", 0.916: "92", 1.0: "100", 0.0: "0", 0.00010001: "0.011"}
+    assert {value: upper_bound_text(value, 100) for value in percent} == percent
+    assert [lower_bound_text(v) for v in (91.6, 1.99, 12345, 0.3)] == ["91", "1.9", "12,000", "0.30"]
+    assert upper_bound_text(math.inf) == "inf"
+
+
+@pytest.mark.parametrize(
+    ("estimate", "low", "high", "said"),
+    [
+        (0.376, 0.3451, 0.4049, "37.6 % [34.5, 40.5]"),
+        (0.0, 0.0, 0.00382, "0 % [0, 0.39]"),
+        (0.25, 0.25, 0.25, "25 %"),
+        (None, 0.0, 1.0, "no trial"),
+    ],
+)
+def test_shares_have_their_limits_outwards(estimate, low, high, said):
+    assert share_with_limits_text(Interval(estimate, low, high, 0.95, 100, "")) == said
 
 
 @given(st.floats(1e-9, 1), st.floats(0, 1), st.floats(0, 1))

@@ -235,6 +235,9 @@ def test_a_stored_campaign_is_read_and_reported(tmp_path):
     page = report(result)
     assert isinstance(page, Report)
     assert "10 of 40 trainings" in page.headline
+    gap = replace(strategies.difference, low=-0.1, high=0.1)
+    result = replace(result, differences=(replace(strategies, difference=gap, detectable=0.141),))
+    assert any("any of 15 points or more would be found" in one for one in report(result).findings)
 
 
 WITH = ("--with", "steps=24", "--with", "batch=16", "--with", "width=4")

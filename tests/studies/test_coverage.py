@@ -25,7 +25,7 @@ from unsilent.errors import UnsilentError, UsageError
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.options import OptionValues
 from unsilent.report.model import Report
-from unsilent.studies.coverage.analysis import MATCHED, analyse, analyse_together
+from unsilent.studies.coverage.analysis import LARGE_FINITE, MATCHED, analyse, analyse_together
 from unsilent.studies.coverage.kind import COVERAGE, CoverageStore
 from unsilent.studies.coverage.paired_tests import mcnemar_p_value
 from unsilent.studies.coverage.planted_changes import workload_and_change
@@ -358,7 +358,18 @@ def test_a_campaign_is_read_and_reported(runner, tmp_path):
     assert {one.after_changes.keys() == {"learning-rate", "data"} for one in first.false_alarms} == {True}
     shown = report(first)
     assert isinstance(shown, Report)
+    large = [
+        d for d in first.detections if (d.rule, d.on, d.level) == ("robust-z", "", "alarm") and d.target in LARGE_FINITE
+    ]
+    faults = sum(len(first.severities[d.target]) for d in large)
+    assert shown.headline.startswith(f"robust-z detects {sum(d.detected for d in large)} of {faults} finite faults in ")
     assert "48 fault-free steps of 2 runs" in shown.headline
+    assert "No finite fault" in report(replace(first, detections=())).headline
+    limit = next(
+        one.per_step.high for one in first.false_alarms if (one.rule, one.on, one.level) == ("robust-z", "", "alarm")
+    )
+    said = next(one for one in shown.findings if one.startswith("false alarms of robust-z"))
+    assert float(said.split("at most ")[1].split(" ")[0]) >= limit
     assert (twice.faults, twice.clean_steps) == (2 * first.faults, 2 * first.clean_steps)
     assert [2 * d.detected for d in first.detections] == [d.detected for d in twice.detections]
     assert [2 * one.events for one in first.false_alarms] == [one.events for one in twice.false_alarms]

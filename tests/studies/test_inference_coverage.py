@@ -25,7 +25,9 @@ from unsilent.campaigns.spec import TrialId, WorkerSettings
 from unsilent.cli.main import run as cli
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.faults import Fault
+from unsilent.interval import Interval
 from unsilent.report.model import Report
+from unsilent.report.text import share_with_limits_text
 from unsilent.sites import inject
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, LAYER, analyse, analyse_together
 from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, layers_run
@@ -33,7 +35,7 @@ from unsilent.studies.coverage.inference.fault_search import FaultSearch
 from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
 from unsilent.studies.coverage.inference.report import report
 from unsilent.studies.coverage.inference.runner import InferenceCoverageRunner, fixed_rows
-from unsilent.studies.coverage.inference.scoring import ScoredStore, clean_samples_needed
+from unsilent.studies.coverage.inference.scoring import ScoredStore, check_clean_samples, clean_samples_needed
 from unsilent.studies.coverage.inference.spec import (
     ERROR_MODELS,
     FOUND,
@@ -405,9 +407,55 @@ def test_too_few_clean_samples_are_refused(campaign):
     assert clean_samples_needed(0.01) == 1000
     with pytest.raises(
         UsageError,
-        match="there are 400 clean samples for a rate .* of 0.01; expected 1,000 or more: choose a higher --rate",
+        match="--clean-samples is 400; a rate .* of 0.01 needs 1,000 or more: choose a higher --rate",
     ):
         analyse(campaign[0], InferenceCoverageOptions())
+
+
+def test_the_error_names_the_clean_samples_that_were_asked_for():
+    with pytest.raises(UsageError, match=r"^--clean-samples is 300, but the workload has 150 clean .* 0.05 needs 200"):
+        check_clean_samples(300, 0.05, 150)
+    check_clean_samples(190, 0.05, 200)  # whole batches are more than those asked for
+
+
+def test_the_headline_says_what_is_detected(campaign):
+    result = campaign[1]
+    own = {d.detector: d.answers for d in result.detections if d.errors == ALL and d.rate == OPTIONS.rate}
+    answers, faults = sum(one.answers for one in result.tries), sum(one.found for one in result.tries)
+    headline = report(result).headline
+    assert headline.startswith(
+        f"ranger detects {share_with_limits_text(own['ranger'])} of {answers:,} answers of clean "
+    )
+    assert f"that {faults} faults changed, at 5 % false alarms" in headline
+    most = max(own, key=lambda name: own[name].estimate)
+    assert f"{most} most, {share_with_limits_text(own[most])}." in headline
+    same = tuple(replace(d, answers=own["ranger"]) for d in result.detections)
+    assert report(replace(result, detections=same)).headline.endswith("no detector finds more.")
+    none = tuple(replace(one, found=0, answers=0) for one in result.tries)
+    assert (
+        report(replace(result, tries=none)).headline
+        == "No fault that changes an answer of clean was found in 20 trials."
+    )
+
+
+def test_alarms_on_all_shifted_samples_are_a_finding(campaign):
+    result = campaign[1]
+    for high, low, said in ((1.0, 0.98, True), (0.06, 0.02, False)):
+        alarms = tuple(replace(a, shifted=Interval(high, low, high, 0.95, 300, "")) for a in result.false_alarms)
+        found = [one for one in report(replace(result, false_alarms=alarms)).findings if "shifted samples" in one]
+        assert bool(found) is said
+    assert "shifted samples" not in " ".join(found)
+
+
+@pytest.mark.parametrize(("originals", "promised"), [(255, "5.4 %"), (98, "6.0 %"), (10**6, "5.1 %")])
+def test_a_promise_of_false_alarms_is_rounded_up(campaign, originals, promised):
+    result = replace(
+        campaign[1],
+        originals={**campaign[1].originals, "calibration": originals},
+        clean={**campaign[1].clean, "calibration": 10 * originals},
+    )
+    findings = " ".join(report(result).findings)
+    assert f"a further original is only promised at most {promised} false alarms" in findings
 
 
 def test_damaged_stores_are_refused_or_read(campaign, folder, tmp_path):
@@ -492,7 +540,7 @@ FEW = ("--profile-samples", 100, "--clean-samples", 400, "--rate", 0.05)
     [
         (("digits-cnn", "--detector", "dr-dma"), "did you mean 'dr-dna'"),
         (("digits-cnn", "--only", "weight-flop"), "unknown error model 'weight-flop'"),
-        (("digits-cnn", "--clean-samples", 500), "there are 500 clean samples for a rate of false alarms of 0.01; expected"),
+        (("digits-cnn", "--clean-samples", 500), "--clean-samples is 500; a rate of false alarms of 0.01 needs 1,000 or more"),
         (("digits-cnn", "--flip-rate", 0), "--flip-rate is 0.0; expected a share of bits above 0"),
         (("digits-cnn", "--detector", "golden-test:every=2"), "so that trials would depend on each other; leave out slices"),
         (("digits-cnn", "--burst", "rundom"), "unknown fault model 'rundom'"),

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import tomllib
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -21,8 +22,11 @@ from unsilent.statistics import clopper_pearson
 from unsilent.studies.plan.assignment import Block, Memory, assign_in_order, optimal_assignment, protected_memory
 from unsilent.studies.plan.blocks_file import parse_capacity, read_memory
 from unsilent.studies.plan.items import Item, ItemTrials, ParameterItems, StratumTrials
+from unsilent.studies.plan.report import report
 from unsilent.studies.plan.spec import PlanOptions
 from unsilent.studies.plan.stored_items import read_items
+from unsilent.studies.plan.study import plan
+from unsilent.studies.pvf.analysis import PvfEstimator, analyse
 from unsilent.studies.pvf.kind import PvfStore
 
 # -- the optimum ---------------------------------------------------------------------------------------------------------
@@ -219,6 +223,39 @@ def test_a_plan_with_validation_from_the_command_line(campaign):
     again = in_process(*words, "--workload", "tiny.py:make", "--validation-trials", 60, "--plain", cwd=campaign)
     assert again.returncode == 0
     assert "validation" in again.stdout
+
+
+def test_the_rate_without_protection_is_that_of_the_campaign(campaign):
+    with PvfStore(campaign / "t.sqlite") as store:
+        model = next(row for row in analyse(store, PvfEstimator()).rows if row.level == "model")
+    found = plan(campaign / "t.sqlite", budget="5%").unprotected
+    assert (found.estimate, found.low, found.high) == pytest.approx((model.estimate, model.low, model.high))
+
+
+def test_the_oracle_is_compared_with_the_plan_by_the_same_trials(campaign):
+    result = plan(campaign / "t.sqlite", budget=("5%", "20%"), granularity="tensor-bits")
+    table = report(result).sections[0].parts[0]
+    names = [column.name for column in table.columns]
+    for row, budget in zip(table.rows[1:], result.budgets, strict=True):
+        cells = dict(zip(names, row.cells, strict=True))
+        assert (cells["plan, trials of oracle"], cells["oracle"]) == (budget.plan_by_truth, budget.oracle)
+        assert cells["oracle"] <= cells["plan, trials of oracle"]
+
+
+@pytest.mark.parametrize(("granularity", "hint"), [("tensor", True), ("tensor-bits", False)])
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.98, "more than half the failure rate of {} remains by prediction at every budget: 98 % at 20%"),
+     (1.02, "not less than the failure rate of {} remains by prediction at every budget: 102 % at 20%")],
+)  # fmt: skip
+def test_a_plan_that_is_no_better_than_random_says_so(campaign, granularity, hint, share, said):
+    result = plan(campaign / "t.sqlite", budget="20%")
+    (budget,) = result.budgets
+    rate, gain = (replace(budget.predicted, estimate=value, low=0.0, high=1.0) for value in (0.02, 0.02 - 0.01 / share))
+    worse = replace(budget, predicted=rate, gains={"random": gain})
+    findings = list(report(replace(result, granularity=granularity, budgets=(worse,))).findings)
+    assert said.format("assigning parts in random order") in findings
+    assert any("try --granularity tensor-bits" in one for one in findings) is hint
 
 
 def test_all_granularities_cover_all_parameters(campaign):

@@ -31,7 +31,7 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
     each, asked_of = verb.fault_free_seconds(baseline), verb.execution_options(asked)
     jobs = chosen_job_count(asked_of.executor, spec, asked_of.jobs, asked_of.ray)
-    seconds = left * each
+    seconds, is_open = left * each, verb.has_open_number_of_trials(asked)
     table = Table(
         (Column("target", left_aligned=True), Column("flips"), Column("trials", "number")),
         tuple(TableRow((target, flips, len(own))) for (target, flips), own in strata.items()),
@@ -49,10 +49,9 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
         schema="unsilent/dry-run/1",
         report_type="Dry run",
         title="Dry run",
-        headline=f"at most {count_text(left, 'trial')} would run; the campaign decides how many"
-                 if verb.has_open_number_of_trials(asked)
-                 else f"{count_text(left, 'trial')} would run, in at most about {rough_duration_text(seconds / jobs)} "
-                 f"with {count_text(jobs, 'job')}",
+        headline=f"{'at most ' if is_open else ''}{count_text(left, 'trial')} would run, in at most about "
+                 f"{rough_duration_text(seconds / jobs)} with {count_text(jobs, 'job')}"
+                 f"{'; the campaign decides how many' if is_open else ''}",
         estimates=table,
         findings=(
             f"{total - left:,} of {count_text(total, 'trial')} are already stored in {path}",

@@ -17,7 +17,8 @@ METHOD = (
     "Placements are all parallelism matrices: axes in rows, levels of the machine in columns. Programs are all valid "
     "sequences of collectives over slices of the levels that a reduction spans, up to the length limit. "
     "The predicted time of a step is that of its most loaded link, when all groups of the placement reduce at the same time; "
-    "the time of a program is the sum over its steps. The prediction is a ranking, not a measurement."
+    "the time of a program is the sum over its steps. Where groups of a step have payloads of different sizes, all are charged "
+    "with the largest. The prediction is a ranking, not a measurement."
 )
 
 
@@ -114,6 +115,7 @@ def _notes(ranking: Ranking) -> Iterator[str]:
         "flat: one collective over all devices of the reduction, on the same placement; flat / best and flat / this are its time "
         "over theirs, above 1 where they are faster"
     )
+    yield "predicted: communication alone; its overlap with computation is not modelled"
     yield "a placement is a matrix: a row per axis, a column per level, outermost first"
     yield f"bandwidth and latency: {ranking.system.source}"
 

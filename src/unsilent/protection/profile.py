@@ -3,6 +3,7 @@
 The samples are divided: from the first ones the detector learns, the others give the threshold. No sample is in both. The file is
 in safetensors format, with everything but arrays as JSON in its header. What follows from the weights alone, such as checksums,
 is not in it: it is computed from the model that the profile is used with, whose weights must be those that it was made of.
+The header has a hash of all of the content, so that a file with a flipped bit is refused, not used with another threshold.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -33,11 +35,15 @@ from unsilent.protection.golden_test import GoldenTest
 from unsilent.protection.layer_watch import find_layers, reject_compiled
 from unsilent.protection.recorded_pass import record_pass
 from unsilent.protection.weight_detector import WeightDetector
+from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_tensors
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
 from unsilent.workloads.base import call_model
 
-FORMAT = "unsilent/activation-profile/3"
+_FORMATS = "unsilent/activation-profile/"
+FORMAT = f"{_FORMATS}4"
+_HASH = "xxh3-128"
+"""Key of the header under which `_content_hash` stands."""
 
 
 @dataclass(eq=False)
@@ -102,6 +108,7 @@ class Profile:
         for number, part in enumerate(self.parts):
             text["parts"].append(_part_as_json(part, f"{number}/", arrays))
         try:
+            text[_HASH] = _content_hash(text, arrays)
             save_file(arrays, str(path), metadata={"profile": json.dumps(text)})
         except (OSError, SafetensorError) as error:
             raise UsageError(f"cannot write the profile {path} ({error}); give another file") from None
@@ -112,6 +119,15 @@ class Profile:
 
 
 _PLAIN = ("layers", "rate", "seed", "samples", "model", "dtypes", "threshold", "passes")
+
+
+def _content_hash(text: dict[str, Any], arrays: dict[str, Tensor]) -> str:
+    """xxh3-128 of all that a file holds: its text, and names, dtypes, shapes and bits of its arrays."""
+    digest = xxhash.xxh3_128(json.dumps(text).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name};{array.dtype};{list(array.shape)};".encode())
+        digest.update(content_of(array))
+    return digest.hexdigest()
 
 
 def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
@@ -154,9 +170,13 @@ def load_profile(path: str | Path, model: nn.Module, run: Callable[[nn.Module, A
     try:
         with safe_open(str(path), framework="pt") as file:
             text = json.loads((file.metadata() or {}).get("profile", "{}"))
-            if text.pop("format", None) != FORMAT:
-                raise ValueError("its header has no profile of this version")
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        if not (version := str(text.get("format", ""))).startswith(_FORMATS):
+            raise ValueError("its header has no profile")
+        if version != FORMAT:
+            raise UsageError(f"the profile has format {version}, expected {FORMAT}; make the profile again")
+        if text.pop(_HASH, None) != _content_hash(text, arrays):
+            raise UsageError("the content of the profile differs from what was written; make the profile again")
         detector = make_detector(text["detector"], text["layers"], text["seed"])
         plain: dict[str, Any] = {name: tuple(v) if isinstance(v := text[name], list) else v for name in _PLAIN}
         profile = Profile(detector, **plain)

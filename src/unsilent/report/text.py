@@ -73,6 +73,32 @@ def estimate_text(estimate: float | None, low: float, high: float, scale: float 
     return EstimateText(_text(estimate * scale, own, ROUND_HALF_EVEN), lower, upper)
 
 
+def share_with_limits_text(share: Interval) -> str:
+    """A share in percent with its limits: ``3.8 % [2.5, 5.6]``, ``0 % [0, 31]``; ``25 %`` where it is exact."""
+    if share.estimate is None:
+        return NO_TRIAL
+    text = estimate_text(share.estimate, share.low, share.high)
+    return f"{text.estimate if share.estimate else 0} %{text.limits_in_sentence}"
+
+
+def upper_bound_text(value: float, scale: float = 1.0) -> str:
+    """``value`` times ``scale`` (100: percent) rounded up to two digits, for "at most", "up to" and "below".
+
+    >>> upper_bound_text(0.01387, 100)
+    '1.4'
+    """
+    return _text(value * scale, _two_digits(value * scale), ROUND_CEILING)
+
+
+def lower_bound_text(value: float, scale: float = 1.0) -> str:
+    """``value`` times ``scale`` (100: percent) rounded down to two digits, for "at least" and "above".
+
+    >>> lower_bound_text(0.916, 100)
+    '91'
+    """
+    return _text(value * scale, _two_digits(value * scale), ROUND_FLOOR)
+
+
 def interval_text(interval: Interval, scale: float = 1.0, most: float = math.inf) -> str:
     """``1.2 [1.0, 1.5]``; ``–`` in place of an upper limit that says nothing: one at ``most``, the greatest there can be."""
     if interval.high >= most * (1 - 1e-9):
@@ -112,11 +138,8 @@ def ratio_text(estimate: float | None, low: float, high: float) -> EstimateText:
         exact = f"{estimate:.4g}"
         return EstimateText(exact, exact, exact, exact=True)
 
-    def digits(value: float, rounding: str) -> str:
-        return _text(value, _two_digits(value), rounding)
-
-    value = "–" if estimate is None else digits(estimate, ROUND_HALF_EVEN)
-    return EstimateText(value, digits(low, ROUND_FLOOR), digits(high, ROUND_CEILING))
+    value = "–" if estimate is None else _text(estimate, _two_digits(estimate), ROUND_HALF_EVEN)
+    return EstimateText(value, lower_bound_text(low), upper_bound_text(high))
 
 
 def p_value_text(p: float | None) -> str:
@@ -125,7 +148,7 @@ def p_value_text(p: float | None) -> str:
         return "–"
     if p < 1e-4:
         return "<0.0001"
-    return _text(p, _two_digits(p), ROUND_CEILING) if p < 1 else "1"
+    return upper_bound_text(p) if p < 1 else "1"
 
 
 def percent_text(value: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.model import Cell, Column, Report, Section, Table, TableRow, TextCell, estimates_table
-from unsilent.report.text import count_text, percent_text, signed
+from unsilent.report.text import count_text, percent_text, signed, upper_bound_text
 from unsilent.statistics.comparing import joint_differences
 from unsilent.studies.checkpoint.analysis import ALL_FLIPS, CheckpointResult, Difference, ResumeGroup
 from unsilent.studies.checkpoint.spec import SECTIONS, CheckpointTarget, CleanResume
@@ -105,7 +105,7 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
         largest = max(one.detectable for one in result.differences if not one.is_shown)
         yield (
             f"{silent:,} of {count_text(len(result.differences), 'comparison')} of harmful shares show no difference; any of "
-            f"{100 * largest:.0f} points or more would be found four times in five"
+            f"{upper_bound_text(largest, 100)} points or more would be found four times in five"
         )
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.interval import Interval
 from unsilent.report.estimates import difference_cell
-from unsilent.report.model import Cell, Column, Part, Plot, Report, Section, Table, TableRow, estimates_table
-from unsilent.report.text import count_text, number_text, p_value_text, percent_text, signed
+from unsilent.report.model import Cell, Column, Part, Plot, Report, Section, Table, TableRow, TextCell, estimates_table
+from unsilent.report.text import count_text, number_text, p_value_text, percent_text, signed, upper_bound_text
 from unsilent.report.theme import Figure
 from unsilent.studies.coverage.analysis import (
     ALARMS,
@@ -44,12 +45,8 @@ METHOD = (
 def report(result: CoverageResult) -> Report:
     """What is shown of a campaign."""
     baseline = result.baseline
-    headline = (
-        f"{count_text(len(result.seconds_per_step), 'rule')} applied to {count_text(result.faults, 'fault')} in {baseline.name} "
-        f"and to {count_text(result.clean_steps, 'fault-free step')} of {count_text(result.clean_runs, 'run')}."
-    )
     return Report(
-        "unsilent/coverage/1", "coverage", f"Detection of faults in {baseline.name}", headline, _machine_table(result),
+        "unsilent/coverage/1", "coverage", f"Detection of faults in {baseline.name}", _headline(result), _machine_table(result),
         findings=tuple(_findings(result)), sections=tuple(_sections(result)), facts=tuple(_facts(result)),
         repeat_command=result.command, method=METHOD,
         further_json={
@@ -61,6 +58,34 @@ def report(result: CoverageResult) -> Report:
             "seconds": result.seconds, "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
         },
     )  # fmt: skip
+
+
+def _headline(result: CoverageResult) -> str:
+    """How many large finite faults the reference rule detects, and its false alarms; the rule that detects most."""
+    name, counts = result.baseline.name, dict[str, tuple[int, int]]()
+    for one in result.detections:
+        if not one.on and one.level == ALARMS and one.target in LARGE_FINITE:
+            detected, faults = counts.get(one.rule, (0, 0))
+            counts[one.rule] = (detected + one.detected, faults + one.share.n)
+    order = sorted(counts, key=lambda rule: (-counts[rule][0], rule != REFERENCE))
+    if not order or not counts[order[0]][1]:
+        return f"No finite fault in {name} with a change of the gradients of 1 % or more was judged."
+    best, own = order[0], REFERENCE if REFERENCE in counts else order[0]
+    detected, faults = counts[own]
+    text = (
+        f"{own} detects {detected:,} of {count_text(faults, 'finite fault')} in {name} with a change of the gradients of "
+        "1 % or more, "
+        + (
+            "and no rule detects more"
+            if counts[best][0] == detected
+            else f"most are detected by {best}, {counts[best][0]:,}"
+        )
+    )
+    alarms = (one for one in result.false_alarms if one.rule == own and not one.on and one.level == ALARMS)
+    if (events := next((one.events for one in alarms), None)) is None:
+        return f"{text}; false alarms were not measured."
+    steps, runs = count_text(result.clean_steps, "fault-free step"), count_text(result.clean_runs, "run")
+    return f"{text}; {own} raises {count_text(events, 'false alarm')} in {steps} of {runs}."
 
 
 def _machine_table(result: CoverageResult) -> Table:
@@ -91,7 +116,8 @@ def _findings(result: CoverageResult) -> Iterator[str]:
     for one in (one for one in alarms if one.rule == REFERENCE):
         yield (
             f"false alarms of {REFERENCE}: {one.events:,} in {count_text(result.clean_steps, 'step')}, at most "
-            f"{one.per_step.high:.2g} per step and {percent_text(one.per_run.high)} of runs (one-sided limits)"
+            f"{upper_bound_text(one.per_step.high)} per step and {upper_bound_text(one.per_run.high, 100)} % of runs (one-sided "
+            "limits)"
         )
     wanted = max(map(len, result.severities.values()), default=0)
     if missing := [f"{target} ({len(one):,})" for target, one in result.severities.items() if len(one) < wanted]:
@@ -194,8 +220,7 @@ def _false_alarms(result: CoverageResult) -> Section:
     changes = result.changes
     heads = (
         Column("rule", left_aligned=True), Column("level", left_aligned=True), Column("on", left_aligned=True, priority=3),
-        Column("events", "number"), Column("per step, at most", "number", digits=".2g"),
-        Column("runs with one, at most", "number", unit="%", scale=100.0, digits=".2g", priority=1),
+        Column("events", "number"), Column("per step, at most"), Column("runs with one, at most", unit="%", priority=1),
         Column("scaled by", "number", digits=".3g", priority=2),
         *(Column(f"after a change of {change}", "number", priority=4) for change in changes),
     )  # fmt: skip
@@ -203,7 +228,7 @@ def _false_alarms(result: CoverageResult) -> Section:
     def table(on_features: bool, title: str) -> Table:
         rows = [one for one in result.false_alarms if bool(one.on) == on_features]
         return Table(heads, tuple(TableRow((
-            *_names(one), one.on or "default", one.events, one.per_step.high, one.per_run.high,
+            *_names(one), one.on or "default", one.events, _upper_limit_cell(one.per_step), _upper_limit_cell(one.per_run, 100),
             one.threshold if math.isfinite(one.threshold) else None, *(one.after_changes.get(change) for change in changes),
         )) for one in rows), title, terminal_rows=0 if on_features else 40)  # fmt: skip
 
@@ -221,6 +246,10 @@ def _false_alarms(result: CoverageResult) -> Section:
         f"change on, half way ({texts}).",
         tuple(parts),
     )
+
+
+def _upper_limit_cell(rate: Interval, scale: float = 1.0) -> TextCell:
+    return TextCell(upper_bound_text(rate.high, scale), rate.high)
 
 
 def _roc(result: CoverageResult) -> Figure:

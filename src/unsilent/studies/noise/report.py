@@ -387,7 +387,7 @@ def noise_method_lines(result: NoiseResult) -> list[str]:
         "–: no limit",
         "diverges at step: first step, counted from 0, after which weights differ from those of the clean twin (median over "
         f"replicas); {count_text(result.steps, 'step')} per run",
-        f"the smallest p value that a rank test against these replicas can give is {result.smallest_p:.2g}",
+        f"the smallest p value that a rank test against these replicas can give is {p_value_text(result.smallest_p)}",
         f"{duration_text(result.seconds)} in all sessions, {duration_text(result.cpu_seconds)} of CPU time",
     ]
 

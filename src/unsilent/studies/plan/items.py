@@ -168,10 +168,10 @@ class ParameterItems:
         shares = np.array([item.share for item in self.items])
         return np.asarray((hits * rates + mean * shares) / (hits + 1), dtype=np.float64)
 
-    def pooled_rates(self) -> Floats:
-        """Failure rate of each item by all trials, float64[items]; 0 without trials."""
+    def pooled(self) -> ItemTrials:
+        """All trials: for what they did not select."""
         if self.selection.exact:
-            return self.selection.item_rates(len(self.items))
+            return self.selection
         halves = zip(self.selection.strata, self.prediction.strata, strict=True)
         pooled = [
             replace(
@@ -181,4 +181,8 @@ class ParameterItems:
             )
             for one, two in halves
         ]
-        return ItemTrials(tuple(pooled)).item_rates(len(self.items))
+        return replace(self.prediction, strata=tuple(pooled))
+
+    def pooled_rates(self) -> Floats:
+        """Failure rate of each item by all trials, float64[items]; 0 without trials."""
+        return self.pooled().item_rates(len(self.items))

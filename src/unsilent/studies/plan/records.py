@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unsilent.interval import Interval
+from unsilent.report.text import share_with_limits_text
 
 BASELINES = ("random", "smallest first", "largest first")
 """Assignments that do not look at failure rates: the mean of many random orders, and orders by size."""
@@ -76,7 +77,7 @@ class PlanResult:
 
     Attributes:
         bytes: Of all parameters.
-        unprotected: Failure rate without protection, from the predicting half of the trials.
+        unprotected: Failure rate without protection, from all trials, which select nothing here.
         truth: What the oracle goes by: a store that is taken for the truth, or all trials of the campaign, which makes its rate a
             lower bound on average.
         fit_per_bit: Failures of one bit of memory per 1e9 hours; None: not known, or not applicable to the campaign.
@@ -111,12 +112,9 @@ class PlanResult:
         return None if self.fit_per_bit is None else self.fit_per_bit * 8 * self.bytes
 
     def __str__(self) -> str:
-        def text(rate: Interval) -> str:
-            value = "no trial" if rate.estimate is None else f"{rate.estimate:.3g}"
-            return f"{value} [{rate.low:.3g}, {rate.high:.3g}]"
-
-        lines = [f"plan for {self.workload}: failure rate {text(self.unprotected)} without protection"]
-        lines += [f"  {budget.name}: {text(budget.predicted)} remains" for budget in self.budgets]
+        before = share_with_limits_text(self.unprotected)
+        lines = [f"plan for {self.workload}: failure rate {before} without protection"]
+        lines += [f"  {budget.name}: {share_with_limits_text(budget.predicted)} remains" for budget in self.budgets]
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -10,10 +10,17 @@ from typing import Any
 from unsilent.interval import Interval
 from unsilent.report.estimates import Dots, axis_bottom, difference_cell, dot_traces
 from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextCell, estimates_table
-from unsilent.report.text import count_text, escape_unprintable, estimate_text, number_text
+from unsilent.report.text import (
+    count_text,
+    escape_unprintable,
+    number_text,
+    percent_text,
+    share_with_limits_text,
+    upper_bound_text,
+)
 from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_ticks
 from unsilent.sizes import human_bytes
-from unsilent.studies.plan.records import BASELINES, PlannedBudget, PlanResult
+from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlanResult
 
 _SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0}
 _LEAST_AXIS = 1e-7
@@ -32,11 +39,10 @@ METHOD = (
 
 def report(result: PlanResult) -> Report:
     """What is shown of a plan."""
-    before = _percent(result.unprotected)
     best = result.budgets[-1]
     headline = (
-        f"{_budget_text(best, result)} is predicted to lower the failure rate per fault from {before} to "
-        f"{_percent(best.predicted)}."
+        f"{_budget_text(best, result)} is predicted to leave a failure rate per fault of "
+        f"{share_with_limits_text(best.predicted)}; without protection it is {share_with_limits_text(result.unprotected)}."
     )
     return Report(
         "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline, _machine_table(result),
@@ -48,11 +54,6 @@ def report(result: PlanResult) -> Report:
         method=METHOD,
         further_json=_further(result),
     )  # fmt: skip
-
-
-def _percent(rate: Interval) -> str:
-    text = estimate_text(rate.estimate, rate.low, rate.high)
-    return f"{text.estimate} %{text.limits_in_sentence}"
 
 
 def _budget_text(budget: PlannedBudget, result: PlanResult) -> str:
@@ -101,7 +102,13 @@ def _findings(result: PlanResult) -> Iterator[str]:
             certain = f"shown with joint limits at {', '.join(shown)}" if shown else "not shown with joint limits"
             yield f"at most half the failure rate of {noun} remains {source} at {', '.join(estimated)}; {certain}"
         else:
-            yield f"more than half the failure rate of {noun} remains {source} at every budget"
+            shares = {b.name: _share_of_baseline(b, name) for b in result.budgets if name in b.gains}
+            each = ", ".join(f"{percent_text(share)} at {budget}" for budget, share in shares.items())
+            best = min((share for share in shares.values() if share is not None), default=0.0)
+            start = "more than half" if best < 1 else "not less than"
+            yield f"{start} the failure rate of {noun} remains {source} at every budget: {each}"
+            if name == BASELINES[0] and result.granularity != "tensor-bits":
+                yield "classes of bits need less memory than whole tensors or rows: try --granularity tensor-bits"
     wrong = [b.name for b in result.budgets if b.differs]
     if wrong:
         yield f"prediction and second campaign differ at {', '.join(wrong)} (Holm)"
@@ -110,8 +117,16 @@ def _findings(result: PlanResult) -> Iterator[str]:
         yield f"no difference between prediction and second campaign was shown at any of {count} (Holm)"
     vague = [b for b in result.budgets if b.trials_factor is not None and b.trials_factor > 1]
     if vague:
-        factors = ", ".join(f"{number_text(b.trials_factor or 0)} times at {b.name}" for b in vague)
+        factors = ", ".join(f"{upper_bound_text(b.trials_factor or 0)} times at {b.name}" for b in vague)
         yield f"to predict the rate to within 20 %, --trials of the campaign would have to be larger: {factors}"
+
+
+def _share_of_baseline(budget: PlannedBudget, name: str) -> float | None:
+    """Remaining rate over that of a baseline, both by the trials that `PlannedBudget.gains` is of; None where unknown or 0."""
+    rate, gain = (budget.second_campaign or budget.predicted).estimate, budget.gains[name].estimate
+    if rate is None or gain is None or rate <= gain:
+        return None
+    return HALF * rate / (rate - gain)
 
 
 def _sections(result: PlanResult) -> Iterator[Section]:
@@ -147,16 +162,16 @@ def _budget_table(result: PlanResult) -> Table:
     heads = (
         Column("budget"), Column("remains", **_SHARE), *fit,
         *(Column(name, "number", "%", 100.0, ".3g", priority=1) for name in BASELINES),
-        Column("oracle", "number", "%", 100.0, ".2g"),
+        Column("plan, trials of oracle", "number", "%", 100.0, ".3g", priority=1), Column("oracle", "number", "%", 100.0, ".3g"),
     )  # fmt: skip
 
     def row(name: str, remains: Interval, *others: float | None) -> TableRow:
         return TableRow((name, remains, *([remains] if fit else []), *others))
 
-    rows = [row("none", result.unprotected, *[None] * (len(BASELINES) + 1))]
+    rows = [row("none", result.unprotected, *[None] * (len(BASELINES) + 2))]
     for b in result.budgets:
         others = [b.baselines[name].estimate if name in b.baselines else None for name in BASELINES]
-        rows.append(row(_with_share(b, result), b.predicted, *others, b.oracle))
+        rows.append(row(_with_share(b, result), b.predicted, *others, b.plan_by_truth, b.oracle))
     return Table(heads, tuple(rows))
 
 
@@ -228,7 +243,9 @@ def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
 
 
 def _notes(result: PlanResult) -> Iterator[str]:
-    yield "all rates but oracle: predicted from the half that did not select; limits of remains hold for all budgets"
+    yield "none: by all trials, as in the report of the campaign; limits of remains hold for all budgets"
+    yield "remains, and assignments that do not use the trials: predicted from the half that did not select"
+    yield "plan, trials of oracle: the rate that the plan leaves by the trials of the oracle, to compare the oracle with"
     yield "smallest first and largest first: parts in order of their size; random: mean of 100 random orders"
     if result.truth.startswith("all trials"):
         yield (
@@ -287,7 +304,7 @@ def pareto_figure(result: PlanResult) -> Figure:
     for number, (name, shown) in enumerate(series):
         aside = _ASIDE ** (number - (len(series) - 1) / 2)
         rows = [
-            (aside * place, rate, f"{name}, {b.name}: {_percent(rate)}")
+            (aside * place, rate, f"{name}, {b.name}: {share_with_limits_text(rate)}")
             for place, rate, b in zip(places, shown, budgets, strict=True)
             if rate is not None
         ]

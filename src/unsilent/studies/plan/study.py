@@ -127,7 +127,7 @@ def make_plan(
             workload=store.spec.workload, store=str(options.store), fault=store.spec.fault, law=store.spec.law,
             granularity=options.granularity, unit=options.unit, confidence=options.confidence,
             bytes=float(sizes.sum()) / 8, trials=sum(1 for _ in store.rows()),
-            unprotected=items.prediction.rate(np.ones(sizes.size), options.confidence),
+            unprotected=items.pooled().rate(np.ones(sizes.size), options.confidence),
             truth="all trials of the campaign" if options.truth is None else str(options.truth),
             budgets=tuple(budgets), items=_planned_items(items, used), curve=_curve(items, rates), command=command,
             fit_per_bit=fit_per_bit, validation_store=second.store if second else "",

@@ -199,7 +199,7 @@ def _hover(number: int, row: TraceRow) -> str:
         return "<br>".join([*lines, "unchanged"])
     lines.append(f"{share_text(row)} % changed ({change.changed:,} of {row.elements:,})")
     if change.absolute is not None:
-        lines.append(f"relative at most {magnitude(change.relative)}, absolute {magnitude(change.absolute)}")
+        lines.append(f"largest change: relative {magnitude(change.relative)}, absolute {magnitude(change.absolute)}")
     if change.from_zero:
         lines.append(f"{change.from_zero:,} changed from 0")
     if change.nonfinite:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.report.estimates import has_few_trials
 from unsilent.report.heat import HeatMap
-from unsilent.report.text import listed
+from unsilent.report.text import estimate_text, listed, upper_bound_text
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec
 
 
@@ -157,8 +157,8 @@ class PvfResult:
             f"{self.measure} of {self.workload}: {self.trials_done} trials, {self.fault} at {self.at}, per {self.unit}"
         ]
         for row in (r for r in self.rows if r.level in ("model", "component")):
-            limits = "exact" if row.estimate == row.low == row.high else f"[{row.low:.3g}, {row.high:.3g}]"
-            value = "no trial" if row.estimate is None else f"{row.estimate:.3g} {limits}"
+            text = estimate_text(row.estimate, row.low, row.high, scale=1.0)
+            value = f"{text.estimate}{'' if row.estimate is None else f' {text.limits}'}"
             lines.append(f"  {row.target}{'' if row.flips is None else f' x{row.flips}'}: {value}, n {row.n}")
         return "\n".join(lines)
 
@@ -301,8 +301,8 @@ class Gate:
     def failures(self, result: PvfResult) -> list[str]:
         """One line for each row whose upper limit is above the limit."""
         return [
-            f"{r.target}{flips_suffix(r.flips)}: the upper limit {100 * r.high:.3g} % is above {100 * self.limit:g} % "
-            f"(estimate {'none' if r.estimate is None else f'{100 * r.estimate:.3g} %'}, n {r.n})"
+            f"{r.target}{flips_suffix(r.flips)}: the upper limit {upper_bound_text(r.high, 100)} % is above "
+            f"{100 * self.limit:g} % (estimate {'none' if r.estimate is None else f'{100 * r.estimate:.3g} %'}, n {r.n})"
             for r in self.rows(result)
             if r.high > self.limit
         ]

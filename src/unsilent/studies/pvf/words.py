@@ -8,12 +8,19 @@ far too often: the pair is chosen after looking.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unsilent.report.estimates import has_any_interval, has_list_bounds, is_exact, limits_text
-from unsilent.report.text import count_text, duration_text, escape_unprintable, estimate_text, flips_text, listed
+from unsilent.report.text import (
+    count_text,
+    duration_text,
+    escape_unprintable,
+    estimate_text,
+    flips_text,
+    listed,
+    lower_bound_text,
+)
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pvf_text
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
@@ -104,12 +111,8 @@ def _probability(row: PvfRow) -> str:
 
 
 def _factor(top: PvfRow, bottom: PvfRow) -> str:
-    least = math.floor(10 * top.joint_low / bottom.joint_high) / 10 if bottom.joint_high else 0.0  # it is known to be 0
-    if least < 1.1:
-        return "more than"
-    power = max(math.floor(math.log10(least)) - 1, 0)
-    text = f"{least:g}" if least < 10 else f"{math.floor(least / 10**power) * 10**power:,}"  # two digits, rounded down
-    return f"at least {text} times"
+    least = top.joint_low / bottom.joint_high if bottom.joint_high else 0.0  # it is known to be 0
+    return "more than" if least < 1.1 else f"at least {lower_bound_text(least)} times"
 
 
 def meaning(result: PvfResult) -> str:

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.replicas.noise_floor_records import ReplicaDifferences
 from unsilent.report.estimates import has_few_trials
-from unsilent.report.text import count_text, duration_text, escape_unprintable, estimate_text, signed
+from unsilent.report.text import (
+    count_text,
+    duration_text,
+    escape_unprintable,
+    estimate_text,
+    share_with_limits_text,
+    signed,
+    upper_bound_text,
+)
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.judging import convergence_limits
 from unsilent.studies.training.records import Contrast, TrainingPvfRow, TrainingResult, TrialGroup
@@ -120,7 +128,7 @@ def first_example_text(result: TrainingResult, outcome: str) -> str:
 
 def bare_percent_text(share: Interval) -> str:
     """``3.8 [2.5, 5.6]`` in percent, ``0 [0, 31]``; ``–`` of no trial."""
-    return in_percent(share).replace(" %", "") if share.n else "–"
+    return share_with_limits_text(share).replace(" %", "") if share.n else "–"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -169,12 +177,6 @@ def classes_with_trials(counts: Mapping[str, int]) -> list[str]:
     return [str(outcome) for outcome in TrainingOutcome if counts.get(str(outcome))]
 
 
-def in_percent(interval: Interval) -> str:
-    """``3.8 % [2.5, 5.6]``, ``0 % [0, 31]``."""
-    text = estimate_text(interval.estimate, interval.low, interval.high)
-    return f"{text.estimate if interval.estimate else 0} % {text.limits}"
-
-
 def upper_limit_text(interval: Interval) -> str:
     """The upper limit in percent."""
     return estimate_text(interval.estimate, interval.low, interval.high).high
@@ -190,16 +192,21 @@ def headline(result: TrainingResult) -> str:
         return _pvf_headline(result)
     name = escape_unprintable(result.workload)
     harm, latent, different = result.all_trials.harmful, result.all_trials.latent, result.all_trials.different
-    ended = f"{in_percent(different) if events(different) else 'none'} ended different from the fault-free run"
+    ended = (
+        f"{share_with_limits_text(different) if events(different) else 'none'} ended different from the fault-free run"
+    )
     if not events(harm):
         return (
             f"Of {count_text(result.n, 'faulty training run')} of {name} none were harmful (upper limit "
             f"{upper_limit_text(harm)} %), and {ended}"
         )
-    quiet = "none of them silently" if not events(latent) else f"{in_percent(latent)} silently (no error raised)"
-    return (
-        f"{in_percent(harm)} of {count_text(result.n, 'faulty training run')} of {name} were harmful, {quiet}; {ended}"
+    quiet = (
+        "none of them silently"
+        if not events(latent)
+        else f"{share_with_limits_text(latent)} silently (no error raised)"
     )
+    runs = f"{count_text(result.n, 'faulty training run')} of {name}"
+    return f"{share_with_limits_text(harm)} of {runs} were harmful, {quiet}; {ended}"
 
 
 def _pvf_headline(result: TrainingResult) -> str:
@@ -209,8 +216,8 @@ def _pvf_headline(result: TrainingResult) -> str:
         return f"No corruption of {many} of {escape_unprintable(result.workload)} ended in a convergence failure"
     return (
         f"{part_name(worst, '`')} has the highest training PVF of {many} of {escape_unprintable(result.workload)}: "
-        f"{in_percent(worst.pvf)} of {worst.n:,} corruptions end in a convergence failure (exploratory: the order of targets "
-        "is not tested)"
+        f"{share_with_limits_text(worst.pvf)} of {worst.n:,} corruptions end in a convergence failure (exploratory: the order of "
+        "targets is not tested)"
     )
 
 
@@ -286,9 +293,9 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
         return
     yield (
         f"{what} came before {value.true_positives:,} of {count_text(latent, 'latent outcome')} (sensitivity "
-        f"{in_percent(value.sensitivity)}) "
+        f"{share_with_limits_text(value.sensitivity)}) "
         f"and occurred in {value.false_positives:,} of {others:,} harmless trials (specificity "
-        f"{in_percent(value.specificity)}){_alone(result)}; "
+        f"{share_with_limits_text(value.specificity)}){_alone(result)}; "
         f"such a value came before {events(value.different):,} of {count_text(value.different.n, 'outcome')} that are latent "
         f"when judged by implementation noise alone, and before {value.visible_harm_with:,} of "
         f"{value.visible_harm_with + value.visible_harm_without:,} harmful outcomes that are not silent"
@@ -396,9 +403,9 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
     n = min(len(floors.implementation.accuracy), len(floors.seeds.accuracy))
     yield (
         f"beyond a floor: a rank test of held-out accuracy and loss gives p of at most {100 * result.level:g} % (the "
-        f"smallest possible p with {n} replicas is {100 / (n + 1):.2g} %). Trials are tested separately, so chance alone "
-        f"puts up to {100 * result.level:g} % of runs without an effect beyond the floor. A difference in accuracy must "
-        "also exceed a threshold"
+        f"smallest possible p with {n} replicas is {upper_bound_text(1 / (n + 1), 100)} %). Trials are tested separately, so "
+        f"chance alone puts up to {100 * result.level:g} % of runs without an effect beyond the floor. A difference in accuracy "
+        "must also exceed a threshold"
     )
 
 
@@ -408,7 +415,7 @@ def _floor(floor: ReplicaDifferences, result: TrainingResult) -> str:
         return f"{head} that all ended in the final state of the fault-free twin (golden)"
     return (
         f"{head} whose held-out accuracy is {_span(floor.accuracy)} points from that of the fault-free twin (golden), and whose "
-        f"predictions differ in up to {100 * max(floor.churn):.3g} % of {count_text(result.samples, 'sample')}"
+        f"predictions differ in up to {upper_bound_text(max(floor.churn), 100)} % of {count_text(result.samples, 'sample')}"
     )
 
 

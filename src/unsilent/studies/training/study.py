@@ -22,7 +22,7 @@ from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import ReplicaStore, Switches
 from unsilent.replicas.noise_floor_records import NoiseFloors, store_noise_floors, stored_floors
 from unsilent.replicas.noise_floors import LEVEL, check_twin, run_noise_floors
-from unsilent.report.text import count_text
+from unsilent.report.text import count_text, upper_bound_text
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.judging import (
@@ -383,7 +383,7 @@ def replay_with_outcome(
     test = "not reached" if curve.test_accuracy is None else f"{100 * curve.test_accuracy:.2f} %"
     parts = (
         f"{curve.outcome} ({f'made by hand{others}' if by_hand else 'from the campaign'})",
-        f"{curve.trial_description}: wrote values up to {row.injected_max:.3g}; the largest value before was "
+        f"{curve.trial_description}: wrote values up to {upper_bound_text(row.injected_max)}; the largest value before was "
         f"{row.reference_max:.3g}",
         f"losses from the step of the fault on: {losses} …; held-out accuracy at the end: {test}",
         f"ended: {row.end_reason}, after {count_text(row.steps_run, 'step')}{f' ({row.error})' if row.error else ''}",

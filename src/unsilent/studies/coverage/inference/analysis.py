@@ -201,8 +201,9 @@ def analyse_together(
 ) -> InferenceCoverageResult:
     """The same of several workloads, each with thresholds of its own, as if their faults were of one."""
     parts = [score_store(store) for store in stores]
+    for part in parts:
+        check_clean_samples(part.store.spec.clean_samples, options.rate, part.least_clean)
     least = min(part.least_clean for part in parts)
-    check_clean_samples(least, options.rate)
     rates = sorted({*RATES, options.rate})
     reported = tuple(rate for rate in rates if least >= clean_samples_needed(rate))
     names = [name for name in parts[0].detectors if all(name in part.detectors for part in parts)]

@@ -10,7 +10,7 @@ from typing import Any
 from unsilent.interval import Interval
 from unsilent.report.estimates import difference_cell
 from unsilent.report.model import Cell, Column, Part, Plot, Report, Section, Table, TableRow, estimates_table
-from unsilent.report.text import count_text, p_value_text, percent_text
+from unsilent.report.text import count_text, p_value_text, share_with_limits_text, upper_bound_text
 from unsilent.report.theme import SERIES_COLOURS, Figure, figure
 from unsilent.statistics.conformal import promised_rate
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, Detection, InferenceCoverageResult
@@ -39,14 +39,9 @@ METHOD = (
 
 def report(result: InferenceCoverageResult) -> Report:
     """What is shown of a campaign."""
-    baseline, faults = result.baseline, sum(one.found for one in result.tries)
-    headline = (
-        f"{count_text(len(result.costs), 'detector')} applied to {count_text(faults, 'fault')} that changed "
-        f"{count_text(sum(one.answers for one in result.tries), 'answer')} of {baseline.name}, and to "
-        f"{count_text(result.clean[TEST], 'clean sample')}."
-    )
+    baseline = result.baseline
     return Report(
-        "unsilent/inference-coverage/1", "coverage", f"Detection of changed answers of {baseline.name}", headline,
+        "unsilent/inference-coverage/1", "coverage", f"Detection of changed answers of {baseline.name}", _headline(result),
         _machine_table(result), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
         facts=tuple(_facts(result)), notes=tuple(baseline.notes), repeat_command=result.command, method=METHOD,
         further_json={
@@ -62,6 +57,31 @@ def report(result: InferenceCoverageResult) -> Report:
             "seconds": result.seconds, "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
         },
     )  # fmt: skip
+
+
+def _headline(result: InferenceCoverageResult) -> str:
+    """What the reference detector finds of all faults together, and the detector that finds most."""
+    faults, answers = (sum(getattr(one, key) for one in result.tries) for key in ("found", "answers"))
+    own = [one for one in _at_rate(result) if one.errors == ALL]
+    if not faults or not own:
+        trials = count_text(sum(one.trials for one in result.tries), "trial")
+        return f"No fault that changes an answer of {result.baseline.name} was found in {trials}."
+    mine, best = _reference_and_best(own, result)
+    return (
+        f"{mine.detector} detects {share_with_limits_text(mine.answers)} of {count_text(answers, 'answer')} of "
+        f"{result.baseline.name} that {count_text(faults, 'fault')} changed, at {rate_text(result.options.rate)} false alarms; "
+        + (
+            f"{best.detector} most, {share_with_limits_text(best.answers)}."
+            if best is not mine
+            else "no detector finds more."
+        )
+    )
+
+
+def _reference_and_best(rows: Sequence[Detection], result: InferenceCoverageResult) -> tuple[Detection, Detection]:
+    """The row of the reference detector, and that of the detector that finds most answers: the same one where none finds more."""
+    mine = next(one for one in rows if one.detector == result.reference)
+    return mine, max([mine, *rows], key=lambda one: one.answers.estimate or 0.0)
 
 
 def _machine_table(result: InferenceCoverageResult) -> Table:
@@ -96,22 +116,16 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
     for errors in (*ERROR_MODELS, ALL):
         own = [one for one in _at_rate(result) if one.errors == errors and one.share.n]
         if own:
-            mine = next(one for one in own if one.detector == result.reference)
-            best = max([mine, *own], key=lambda one: one.answers.low)
-            yield (
-                f"{ERROR_TEXTS[errors]}: {result.reference} detects {_text(mine.answers)} of changed answers and "
-                f"{_text(mine.share)} of faults at {rate} false alarms"
-                + (
-                    f"; most answers by {best.detector}, {_text(best.answers)}, and {_text(best.share)} of faults"
-                    if best is not mine
-                    else "; no detector finds more answers"
-                )
+            mine, best = _reference_and_best(own, result)
+            both = _both_shares(mine.answers, mine.share)
+            yield f"{ERROR_TEXTS[errors]}: {result.reference} detects {both} at {rate} false alarms; " + (
+                "no detector finds more answers"
+                if best is mine
+                else f"most answers by {best.detector}, {_both_shares(best.answers, best.share)}"
             )
     for one in (one for one in result.restored if one.rung == LADDER and one.errors == ALL and one.detected_share.n):
-        yield (
-            f"the ladder brings back to golden what {result.reference} finds: {_text(one.detected_answers)} of changed answers, "
-            f"{_text(one.detected_share)} of faults"
-        )
+        both = _both_shares(one.detected_answers, one.detected_share)
+        yield f"the ladder brings back to golden what {result.reference} finds: {both}"
     for alarms in (one for one in result.false_alarms if one.expected and one.rate == result.options.rate):
         assert alarms.expected is not None
         _, high = alarms.expected
@@ -120,11 +134,21 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
                 f"false alarms of {alarms.detector}: {alarms.count:,}, but {high:,} at most if originals of calibration and test "
                 "are alike"
             )
+    shifted = [
+        f"{one.detector} {share_with_limits_text(one.shifted)}"
+        for one in result.false_alarms
+        if one.rate == result.options.rate and one.shifted.low > one.rate
+    ]
+    if shifted:
+        yield (
+            f"of {count_text(result.clean[SHIFTED], 'shifted sample')}, which are unusual but correct, more than {rate} raise an "
+            f"alarm: {'; '.join(shifted)}"
+        )
     thresholds, alarms_of = (result.originals[part] for part in (CALIBRATION, TEST))
     if thresholds < result.clean[CALIBRATION] and result.has_equal_originals:
         yield (
             f"clean samples are of {thresholds:,} originals (thresholds) and {alarms_of:,} (false alarms): a further original is "
-            f"only promised at most {percent_text(promised_rate(result.options.rate, thresholds))} false alarms"
+            f"only promised at most {upper_bound_text(promised_rate(result.options.rate, thresholds), 100)} % false alarms"
         )
     for needed, count in result.unreported.items():
         yield f"nothing is said of {rate_text(needed)} false alarms, which need a campaign with --clean-samples {count}"
@@ -142,13 +166,13 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
         )
 
 
+def _both_shares(answers: Interval, faults: Interval) -> str:
+    return f"{share_with_limits_text(answers)} of changed answers and {share_with_limits_text(faults)} of faults"
+
+
 def rate_text(rate: float) -> str:
     """A rate of false alarms."""
     return f"{100 * rate:g} %"
-
-
-def _text(share: Interval) -> str:
-    return f"{percent_text(share.estimate)} ({percent_text(share.low)} to {percent_text(share.high)})"
 
 
 def _sections(result: InferenceCoverageResult) -> Iterator[Section]:

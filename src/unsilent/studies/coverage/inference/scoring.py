@@ -45,13 +45,27 @@ def clean_samples_needed(rate: float) -> int:
     return math.ceil(CLEAN_PER_ALARM / rate - 1e-9)
 
 
-def check_clean_samples(samples: int, rate: float) -> None:
-    """Raise ``UsageError`` for too few clean samples for a rate of false alarms."""
-    if samples < (needed := clean_samples_needed(rate)):
+def check_clean_samples(asked: int, rate: float, available: int | None = None) -> None:
+    """Raise ``UsageError`` for too few clean samples for a rate of false alarms.
+
+    Args:
+        asked: ``--clean-samples``.
+        rate: Of false alarms.
+        available: What the workload gives for thresholds or for false alarms, whichever is fewer; None: not known yet.
+    """
+    needed = clean_samples_needed(rate)
+    if (asked if available is None else available) >= needed:
+        return
+    if available is not None and available < asked:
         raise UsageError(
-            f"there are {samples:,} clean samples for a rate of false alarms of {rate:g}; expected {needed:,} or more: choose "
-            "a higher --rate, or run a campaign with more --clean-samples"
+            f"--clean-samples is {asked:,}, but the workload has {available:,} clean samples for thresholds or for false alarms, "
+            f"besides those that detectors learn from; a rate of false alarms of {rate:g} needs {needed:,}: choose a higher "
+            "--rate, or give the workload more clean samples"
         )
+    raise UsageError(
+        f"--clean-samples is {asked:,}; a rate of false alarms of {rate:g} needs {needed:,} or more: choose a higher --rate, or "
+        "run a campaign with more --clean-samples"
+    )
 
 
 class Detected(NamedTuple):

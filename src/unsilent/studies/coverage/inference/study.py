@@ -105,7 +105,8 @@ def run_inference_coverage(
     """Run (or resume) a campaign, and compare detectors by what it recorded; raises ``UsageError``."""
     baseline = executor.establish_baseline()
     assert isinstance(baseline, InferenceCoverageBaseline)
-    check_clean_samples(min(baseline.clean_samples[part] for part in (CALIBRATION, TEST)), options.rate)
+    available = min(baseline.clean_samples[part] for part in (CALIBRATION, TEST))
+    check_clean_samples(spec.clean_samples, options.rate, available)
     store.bind_campaign(spec, baseline)
     run_trials(fault_free_trials(baseline), executor, store, observer)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
