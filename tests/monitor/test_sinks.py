@@ -185,7 +185,7 @@ def test_metrics_are_scraped_by_a_real_client():
         assert math.isnan(empty["unsilent_loss", (rank,)])
         alarms = {labels: value for (name, labels), value in empty.items() if name == "unsilent_alarms_total"}
         assert set(alarms.values()) == {0}
-        assert {dict(labels)["rule"] for labels in alarms} == {"robust-z", "nonfinite", "fingerprint"}
+        assert {dict(labels)["rule"] for labels in alarms} == {"robust-z", "nonfinite", "fingerprint", "replicas"}
         for event in (
             made.started(1, 2), made.sampling(3, 1), made.summary(9, 1, loss=2.5, gradient_norm=None, score=0.5, cost=0.004),
             made.alarm(11, 1), made.alarm(11, 1), made.alarm(11, 1, level="warning"), made.verdict(11, 1),

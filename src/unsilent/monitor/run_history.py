@@ -178,17 +178,36 @@ class RunHistory:
         suspects = self.suspects
         who = f"rank {suspects[0]} is suspected" if suspects else "the faulty rank is undetermined"
         who = f"ranks {', '.join(map(str, sorted(suspects)[:8]))} are suspected" if len(suspects) > 1 else who
-        where = f"{count_text(self.steps, 'step')} of {count_text(len(self.ranks), 'rank')}"
+        where = f"{self._steps_text} of {count_text(len(self.ranks), 'rank')}"
         parts = [f"{alarms} in {where}"] if self.ranks else ["no events yet: the training has made no backward pass"]
         parts += [who] if any(one.reason != ONE_RANK for one in self.verdicts) else []
         return "; ".join([*parts, *self._what_was_not_judged()])
 
+    @property
+    def _steps_text(self) -> str:
+        """Steps that each rank made: of the one that is last, and of the one that is furthest."""
+        least = min((one.steps for one in self.ranks), default=0)
+        return (
+            count_text(self.steps, "step") if least == self.steps else f"{least:,} to {count_text(self.steps, 'step')}"
+        )
+
     def _what_was_not_judged(self) -> Iterator[str]:
         ranks = self.ranks
-        if unjudged := max((one.ended.unjudged for one in ranks if one.ended), default=0):
-            yield f"{unjudged:,} series had too few values to be judged"
+        if unjudged := self.unjudged_text:
+            yield unjudged
         elif any(one.summaries for one in ranks) and not any(one.has_judged for one in ranks):
             yield "rules have judged no value yet"
+
+    @property
+    def unjudged_text(self) -> str:
+        """How many series of a rank that has ended had too few values to be judged; empty where none had."""
+        ended = [one for one in self.ranks if one.ended and one.ended.unjudged]
+        counts = {one.rank: one.ended.unjudged for one in ended if one.ended}
+        if not counts:
+            return ""
+        rank = max(counts, key=lambda one: counts[one])
+        where = f" of rank {rank}" if len(set(counts.values())) > 1 or len(counts) < len(self.ranks) else ""
+        return f"{counts[rank]:,} series{where} had too few values to be judged"
 
     def as_json(self) -> dict[str, Any]:
         """The state as JSON values."""
