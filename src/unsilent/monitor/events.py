@@ -58,6 +58,7 @@ class Started(Event):
         series: How many series of each feature there are.
         versions: Of Unsilent and of packages.
         notes: What else is worth knowing, in sentences.
+        pid_namespace: In which the number of the process means something, on Linux.
     """
 
     kind: ClassVar[str] = "started"
@@ -69,6 +70,7 @@ class Started(Event):
     series: Mapping[str, int]
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    pid_namespace: str = ""
 
     def __str__(self) -> str:
         series = ", ".join(f"{count:,} of {feature}" for feature, count in self.series.items())

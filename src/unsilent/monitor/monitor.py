@@ -42,11 +42,11 @@ from unsilent.monitor.exchange import (
     RankRow,
     RanksApart,
     device_name,
-    host_name,
     settings_by_name,
 )
 from unsilent.monitor.guard import Guard
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
+from unsilent.monitor.host import host_name
 from unsilent.monitor.monitored import MONITORED, checked_optimizers
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink

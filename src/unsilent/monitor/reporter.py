@@ -30,6 +30,7 @@ from unsilent.monitor.events import (
 )
 from unsilent.monitor.exchange import RankInfo, RankRow
 from unsilent.monitor.health import OK, health_after
+from unsilent.monitor.host import pid_namespace
 from unsilent.monitor.rule_streams import Finding
 from unsilent.monitor.signals.row import SignalValues
 from unsilent.version import __version__
@@ -67,7 +68,7 @@ class Reporter:
             Started, 0, host=self._own.host, device=self._own.device, process=os.getpid(), world_size=len(self.ranks),
             settings=dict(settings), series=dict(Counter(one.feature for one in series)),
             versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            notes=tuple(notes),
+            notes=tuple(notes), pid_namespace=pid_namespace(),
         )  # fmt: skip
 
     def findings(self, step: int, findings: Sequence[Finding]) -> bool:

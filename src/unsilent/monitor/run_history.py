@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ class RankHistory:
         alarm_count, warning_count: All of them.
         last: The last event.
         has_judged: Whether a rule has judged a value, except for being finite.
+        longest_gap: Seconds between two events, at most.
     """
 
     rank: int
@@ -57,9 +59,11 @@ class RankHistory:
     latest_verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=MOST_LATEST))
     last_step: int = -1
     has_judged: bool = False
+    longest_gap: float = 0.0
 
     def add(self, event: Event) -> None:
         """Take the next event of this rank."""
+        self.longest_gap = max(self.longest_gap, event.time - self.last.time if self.last else 0.0)
         self.last, self.health = event, health_after(self.health, event)
         if isinstance(event, (StepSummary, Alarm, Verdict)):
             self.last_step = max(self.last_step, event.step)
@@ -139,6 +143,13 @@ class RunHistory:
         starts = [one.started for one in ranks if one.started is not None]
         size = max(starts, key=lambda one: one.time).world_size if starts else len(ranks)
         return [one for one in ranks if one.rank < size or not starts]
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Ranks of the last run that have no events, the first `MOST_LATEST` of them."""
+        starts = [one.started for one in self.ranks if one.started is not None]
+        size, known = max((one.world_size for one in starts), default=0), {one.rank for one in self.ranks}
+        return list(itertools.islice((rank for rank in range(size) if rank not in known), MOST_LATEST))
 
     @property
     def has_ended(self) -> bool:
