@@ -120,6 +120,22 @@ def test_a_fault_in_a_gradient_raises_one_alarm(mode):
     assert [(v.step, v.suspect, v.reason, v.action) for v in verdicts] == [(30, 0, "one rank", "log")]
 
 
+def test_a_large_gradient_of_finite_elements_is_not_called_infinite():
+    """Its norm in float32 would be."""
+    torch.manual_seed(0)
+    model, events = nn.Linear(64, 64), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+    with Monitor(model, optimizer, sinks=[events.append], rule="nonfinite", **QUIET):
+        for number in range(4):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 64)).sum() * (1e25 if number == 2 else 1)).backward()
+            assert torch.isfinite(model.weight.grad).all()
+            assert torch.isinf(model.weight.grad.norm()) == (number == 2)
+            optimizer.step()
+    assert of_kind(events, Alarm) == []
+    assert max(one.gradient_norm for one in of_kind(events, StepSummary)) < np.inf
+
+
 def test_what_a_rule_goes_on_finding_is_reported_once_and_hides_nothing_else():
     def spoil(training, number):
         if number in (20, 30):

@@ -65,6 +65,17 @@ def test_every_event_is_one_line_of_the_log(caplog):
     assert "abnormal" not in " ".join(text for _, text in lines)
 
 
+def test_what_is_not_finite_is_an_element():
+    said = str(made.alarm(4, statistic="l2", value=math.inf, baseline=math.nan, rule="nonfinite", tensor="w"))
+    assert said.startswith("step 4: gradient of w has an element that is not finite (l2 is inf; nonfinite), in rank 0")
+    said = str(
+        made.alarm(
+            4, feature="loss", tensor="", statistic="number", value=math.nan, baseline=math.nan, rule="nonfinite"
+        )
+    )
+    assert said.startswith("step 4: loss (number) is nan (nonfinite), in rank 0")
+
+
 def test_names_are_harmless_in_the_log(caplog):
     ((_, text),) = logged(caplog, [made.alarm(1, tensor="a\x1b[31m\nb")])
     assert text.isprintable()

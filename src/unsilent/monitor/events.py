@@ -173,6 +173,9 @@ class Alarm(Event):
             return f"step {self.step}: {self.series_name}{unknown}"
         what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
         share = f"; {self._share} series" if self.series_flagged > 1 else ""
+        if not math.isfinite(self.value) and self.tensor:  # norms and largest magnitudes of finite elements are finite
+            found = f"{self.statistic} is {self.value:g}"
+            return f"step {self.step}: {what} has an element that is not finite ({found}; {self.rule}{share})"
         baseline = "" if math.isnan(self.baseline) else f", baseline {self.baseline:.4g}"
         return f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g}{baseline} ({self.rule}{share})"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import time
@@ -10,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from unsilent.detectors.rule import ALARM, NORMAL
@@ -129,7 +129,7 @@ class Reporter:
         loss = next((n for n, one in enumerate(series) if one.feature == LOSS and signals.seen[n]), None)
         self._emit(
             StepSummary, step, loss=None if loss is None else float(signals.values[loss]),
-            gradient_norm=float(np.sqrt(np.sum(np.square(norms)))) if norms else None, score=score(), cost=cost,
+            gradient_norm=math.hypot(*norms) if norms else None, score=score(), cost=cost,
             health=self.health,
         )  # fmt: skip
 
