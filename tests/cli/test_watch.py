@@ -61,7 +61,9 @@ def test_any_numbers_make_a_curve(values, width):
 
 
 @pytest.mark.parametrize("words", [("e.jsonl",), (".",), ("e.jsonl", "--curve", "gradient-norm")])
-def test_the_state_fits_in_80_columns(words, folder):
+def test_the_state_fits_in_80_columns(words, folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")  # a terminal without colours
     done = in_process("watch", *words, "--once", cwd=folder)
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (1, "")
@@ -72,6 +74,13 @@ def test_the_state_fits_in_80_columns(words, folder):
     assert len(set(one) & set(BARS)) > 2
     assert sum(line.startswith("alarm: step 20") for line in lines) == 2
     assert sum(line.startswith("verdict: step 201: rank 1") for line in lines) == 1
+
+
+def test_a_log_gets_every_line_whole(folder):
+    lines = in_process("watch", "e.jsonl", "--once", cwd=folder).stdout.splitlines()
+    long = [line for line in lines if line.startswith("alarm: step 200: ")]
+    assert long[0].endswith("in rank 1 (node-7, cuda:1)")
+    assert not [line for line in lines if "…" in line]
 
 
 def test_a_job_without_alarms_is_well(tmp_path):

@@ -78,11 +78,13 @@ def watch(
         lost = [{"rank": rank, "reason": reason} for rank, reason in job.lost.items()]
         print(json.dumps({"schema": SCHEMA, "events": files, "lost": lost, **_finite(job.history.as_json())}, indent=2))
     elif once:
+        from unsilent.render.console import print_drawn
+
         console = Console()
         if plain:
             print_state(job.history, job.lost, console)
         else:
-            console.print(view(job.history, job.lost, console.width, None, CURVES[curve]))
+            print_drawn(console, view(job.history, job.lost, console.width, None, CURVES[curve]))
     else:
         try:
             if plain or not sys.stdout.isatty():
