@@ -174,6 +174,47 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path):
             JsonLinesSink(wrong)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"kind": "apple", "weight": 3}\n{"kind": "pear"',
+        '{"kind": "started", "time": 1}\n{"kind": "st',
+        '{"kind": "step"}\n',
+        '{"kind": "',
+        '{"kind": "started", "time": 17',
+        "\n",
+    ],
+)
+def test_a_file_that_only_begins_as_events_do_is_not_touched(content, tmp_path):
+    path = tmp_path / "fruit.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="something else than events; give another file"):
+        JsonLinesSink(path)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("end", ["my notes", '{"kind": "apple", "time": 3', '{"kind": "step", "weight": '])
+def test_a_last_line_that_is_none_of_ours_is_not_removed(end, tmp_path):
+    path = tmp_path / "e.jsonl"
+    JsonLinesSink(path)(made.started())
+    with path.open("a") as file:
+        file.write(end)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="last line is not finished, and is no event; give another file"):
+        JsonLinesSink(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("end", ["", "{", '{"kind": "ste', '{"kind": "step", "time": 17'])
+def test_events_of_an_earlier_run_stay(end, tmp_path):
+    path = tmp_path / "e.jsonl"
+    JsonLinesSink(path)(made.started())
+    with path.open("a") as file:
+        file.write(end)
+    JsonLinesSink(path)(made.started())
+    assert read_events(path) == [made.started()] * 2
+
+
 # -- Prometheus ----------------------------------------------------------------------------------------------------------
 
 
