@@ -211,7 +211,8 @@ def exit_codes() -> Iterator[str]:
     )
     yield "With 1 end: `pvf --assert` that does not hold, `pvf` whose rows stay wider than `--ci` or `--rel` ask, `replay` of a"
     yield "trial that ends otherwise, `noise` whose control runs differ, `status` of a"
-    yield "store that cannot be read, and a defect of Unsilent (`internal error of unsilent`)."
+    yield "store that cannot be read, `watch` of a rank that is lost or (`--once`, `--json`) with an alarm, and a defect of"
+    yield "Unsilent (`internal error of unsilent`)."
     yield "`run` ends with the exit code of the script that it runs, unless the monitor stopped it. In your own script:"
     yield "`sys.exit(stop.exit_code)` after a `GuardStop` or a `MonitorStop`.\n"
     yield "An error is one line on stderr that begins with `unsilent: error:` and says what was found, what was expected,"

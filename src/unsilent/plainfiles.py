@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import secrets
@@ -77,6 +78,14 @@ def _read_at_most(file: BinaryIO, most: int) -> bytes:
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def move_aside(path: Path) -> None:
+    """Rename a file that is there to the first of NAME.1.SUFFIX, NAME.2.SUFFIX … that is not, so that nothing is replaced."""
+    if not path.exists():
+        return
+    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+    path.rename(next(one for one in names if not one.exists()))
 
 
 def replace_file(target: Path, content: bytes) -> None:

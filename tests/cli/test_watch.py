@@ -7,6 +7,7 @@ import math
 import os
 import pty
 import subprocess
+import sys
 import threading
 import time
 
@@ -18,6 +19,7 @@ from conftest import command, in_process
 from monitor import made_events as made
 from unsilent.cli import watch
 from unsilent.cli.watch import BARS, NOT_FINITE, sparkline
+from unsilent.monitor.host import host_name, pid_namespace
 from unsilent.monitor.sinks.json_lines import JsonLinesSink
 
 
@@ -59,7 +61,9 @@ def test_any_numbers_make_a_curve(values, width):
 
 
 @pytest.mark.parametrize("words", [("e.jsonl",), (".",), ("e.jsonl", "--curve", "gradient-norm")])
-def test_the_state_fits_in_80_columns(words, folder):
+def test_the_state_fits_in_80_columns(words, folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")  # a terminal without colours
     done = in_process("watch", *words, "--once", cwd=folder)
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (1, "")
@@ -70,6 +74,13 @@ def test_the_state_fits_in_80_columns(words, folder):
     assert len(set(one) & set(BARS)) > 2
     assert sum(line.startswith("alarm: step 20") for line in lines) == 2
     assert sum(line.startswith("verdict: step 201: rank 1") for line in lines) == 1
+
+
+def test_a_log_gets_every_line_whole(folder):
+    lines = in_process("watch", "e.jsonl", "--once", cwd=folder).stdout.splitlines()
+    long = [line for line in lines if line.startswith("alarm: step 200: ")]
+    assert long[0].endswith("in rank 1 (node-7, cuda:1)")
+    assert not [line for line in lines if "…" in line]
 
 
 def test_a_job_without_alarms_is_well(tmp_path):
@@ -126,7 +137,7 @@ def test_many_ranks_fit_in_a_terminal(tmp_path):
     job.read_new()
     console = Console(width=80, height=24, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.capture() as capture:
-        console.print(watch.view(job.history, 80, 24, "loss"))
+        console.print(watch.view(job.history, job.lost, 80, 24, "loss"))
     lines = capture.get().splitlines()
     assert len(lines) <= 24
     assert any(line.startswith("  33 ") for line in lines)
@@ -234,3 +245,66 @@ def test_ctrl_c_ends_watching(tmp_path):
         process.kill()
         process.wait()
     assert (process.returncode, errors) == (0, "")
+
+
+# -- jobs that were killed -----------------------------------------------------------------------------------------------
+
+
+def killed_process():
+    """The number of a process that does not exist any more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("words", [("--plain",), ("--once",), ("--once", "--plain")])
+def test_a_killed_rank_is_named_with_exit_code_1(words, tmp_path):
+    start = made.started(host=host_name(), process=killed_process(), pid_namespace=pid_namespace())
+    written(tmp_path, {0: [start, made.summary(7)]})
+    done = in_process("watch", "e.jsonl", *words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "rank 0: its process" in done.stdout
+    assert " ".join(done.stdout.split()).count("does not exist any more, and wrote no last event") == 1
+    (one,) = json.loads(in_process("watch", "e.jsonl", "--json", cwd=tmp_path).stdout)["lost"]
+    assert (one["rank"], "does not exist any more" in one["reason"]) == (0, True)
+
+
+def test_a_silent_rank_and_one_that_never_wrote_are_named(tmp_path):
+    written(tmp_path, {0: [made.started(0, 2), made.summary(7)], 1: []})
+    (tmp_path / "e.rank1.jsonl").unlink()
+    os.utime(tmp_path / "e.rank0.jsonl", (0, 0))
+    done = in_process("watch", "e.jsonl", "--plain", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "rank 0 (node-7) has written no event for" in done.stdout
+    assert "there are no events of rank 1" in done.stdout
+
+
+FOR_EVER = """
+import time, torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+while True:
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_watching_a_job_that_is_killed_ends(tmp_path):
+    (tmp_path / "train.py").write_text(FOR_EVER)
+    job = subprocess.Popen(command("run", "--events", "e.jsonl", "train.py"), cwd=tmp_path, stderr=subprocess.DEVNULL)
+    watching = subprocess.Popen(
+        command("watch", "e.jsonl", "--plain"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not watching.stdout.readline().startswith("monitoring rank 0"):
+            pass
+        job.kill()
+        out, errors = watching.communicate(timeout=60)
+    finally:
+        for process in (job, watching):
+            process.kill()
+            process.wait()
+    assert (watching.returncode, errors) == (1, "")
+    assert f"process {job.pid} on {host_name()} does not exist any more" in out

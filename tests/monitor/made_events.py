@@ -37,6 +37,15 @@ def alarm(step, rank=0, **more):
     return Alarm(**{**fields, **more})
 
 
+def replicas_alarm(step, rank=0, ranks=(0, 1), of=2, **more):
+    """Parameters that differ between ranks."""
+    fields = {
+        "rule": "replicas", "feature": "replicas", "tensor": "", "statistic": "bits", "value": 2.0, "baseline": 1.0,
+        "score": math.inf, "ranks": ranks, "series_flagged": len(ranks), "series_judged": of,
+    }  # fmt: skip
+    return alarm(step, rank, **{**fields, **more})
+
+
 def verdict(step, rank=0, **more):
     fields = {
         "time": BEGAN + 0.2 * step, "rank": rank, "step": step, "suspect": 1, "reason": "vote", "action": "rerun",

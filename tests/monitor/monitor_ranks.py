@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from unsilent.errors import UnsilentError
-from unsilent.monitor import Monitor, RepeatabilityWarning, agreement, exchange
+from unsilent.monitor import Monitor, RepeatabilityWarning, agreement, exchange, reporter
 from unsilent.monitor.events import MonitorFailed
 from unsilent.monitor.signals.state_watch import StateWatch
 
@@ -64,9 +64,10 @@ def train(
     steps=STEPS,
     wrap=DistributedDataParallel,
     before_step=None,
+    at=AT,
     **options,
 ):
-    """One training of all ranks; ``fault`` is where the last rank is corrupted."""
+    """One training of all ranks; ``fault`` is where the last rank is corrupted in the step ``at``."""
     inner = make()
     model = wrap(inner)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -80,7 +81,7 @@ def train(
 
     def step(x):
         nonlocal begun, now
-        now = is_faulty_rank and begun == AT
+        now = is_faulty_rank and begun == at
         if before_step:
             before_step(begun, rank)
         if now and fault == "weight":
@@ -163,6 +164,12 @@ def uneven(error=False):
     seconds = time.monotonic() - begun
     dist.barrier()
     return seconds
+
+
+def lasting():
+    """Replicas differ from a step on, which is reported again and again."""
+    with waiting(reporter, REPEAT_SECONDS=0.0):
+        return train("weight", sampling="fixed:3", rule="nonfinite", steps=60)
 
 
 @contextlib.contextmanager
@@ -262,6 +269,8 @@ SCENES = {
     "weight": lambda: train("weight", **READ_ALL),
     "moment": lambda: train("moment", **READ_ALL),
     "vote": lambda: train("weight", sampling="fixed:3", rule="nonfinite", steps=42),
+    "lasting": lasting,
+    "from-the-start": lambda: train("weight", sampling="fixed:3", rule="nonfinite", steps=12, at=2),
     "skip": lambda: train("gradient", mode="strict", on_alarm="skip", **READ_ALL),
     "stop": lambda: train("gradient", on_alarm="stop", **READ_ALL),
     "stop-weight": lambda: train("weight", on_alarm="stop", **READ_ALL),

@@ -44,6 +44,7 @@ TABLE = [
      Suspect(UNDETERMINED, "3 versions of the parameters without a majority")),
     ((0, 0, {"replicas": 7}, {"replicas": 7}), Suspect(UNDETERMINED, "2 versions of the parameters without a majority")),
     (({"replicas": 9}, 0, 0, 0), Suspect(0, "vote")),
+    ((0, 0, 0, {"replicas": 7}, {"replicas": 7}), Suspect(UNDETERMINED, "2 ranks differ from the majority")),
 ]  # fmt: skip
 
 
@@ -130,6 +131,37 @@ def test_lower_levels_are_not_relevant():
     warning = rows(0, {"level": WARNING, "score": 0.9})
     assert follow(Suspicion(True, ALARM), warning) == [False]
     assert follow(Suspicion(True, WARNING), warning) == [True]
+
+
+def differing(suspicion, *steps, interval=4):
+    """The ranks that differ in each step, and whether that is new."""
+    result = []
+    for one in steps:
+        suspicion.follow(one, interval)
+        result.append((suspicion.differing, suspicion.is_difference_new))
+    return result
+
+
+def replicas(step, *sums, **changes):
+    return [RankRow(step, replicas=one, **(changes if rank == 1 else {})) for rank, one in enumerate(sums)]
+
+
+def test_ranks_that_differ_are_named_as_long_as_it_lasts():
+    two = [replicas(step, 1, 1 + (step > 30)) for step in (30, 31, 32)]
+    assert differing(Suspicion(True, ALARM), *two) == [((), False), ((0, 1), True), ((0, 1), False)]
+    four = [replicas(step, 1, 1 + (step > 30), 1, 1) for step in (30, 31, 32)]
+    assert differing(Suspicion(True, ALARM), *four) == [((), False), ((1,), True), ((1,), False)]
+
+
+def test_a_rank_whose_bits_changed_is_the_one_that_differs():
+    steps = replicas(30, 1, 1, changed=1), replicas(31, 1, 2), replicas(32, 1, 2)
+    assert differing(Suspicion(True, ALARM), *steps) == [((), False), ((1,), False), ((1,), False)]
+    later = [replicas(step, 1, 1 + (step == 60)) for step in range(33, 61)]
+    assert differing(Suspicion(True, ALARM), *steps, *later)[-1] == ((0, 1), True)
+
+
+def test_ranks_that_began_alike_are_compared_from_the_first_step_on():
+    assert differing(Suspicion(True, ALARM, begins_alike=True), replicas(2, 1, 2)) == [((0, 1), True)]
 
 
 def test_replicas_that_differ_from_the_start_are_not_compared():

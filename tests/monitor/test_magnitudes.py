@@ -1,11 +1,34 @@
-"""Magnitudes of tensors: sums in memory that is used again."""
+"""Magnitudes of tensors: norms that do not overflow, and sums in memory that is used again."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from unsilent.monitor.signals.magnitudes import ReusedSum
+from unsilent.monitor.signals.magnitudes import ReusedSum, norms_and_largest
+
+
+@pytest.mark.parametrize(
+    ("dtype", "large"),
+    [
+        (torch.float32, 1e25),
+        (torch.bfloat16, 1e25),
+        (torch.float64, 1e200),
+        (torch.float64, 1e308),
+        (torch.float16, 6e4),
+    ],
+)
+@pytest.mark.parametrize("size", [7, 5000])
+def test_a_norm_is_infinite_only_if_an_element_is_not_finite(dtype, large, size):
+    value = torch.full((size,), large, dtype=dtype)
+    other = torch.ones(3, dtype=dtype)
+    spoilt = value.clone()
+    spoilt[2] = torch.inf
+    norms = norms_and_largest([other, value, spoilt])[:3].tolist()
+    most = min(float(value[0]) * size**0.5, torch.finfo(torch.float64).max)
+    assert norms == [pytest.approx(3**0.5, rel=1e-2), pytest.approx(most, rel=1e-2), float("inf")]
+    spoilt[1] = torch.nan
+    assert norms_and_largest([spoilt]).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from monitor.trainings import TRAININGS, Training, batch, loss_of, plain, same_bits, scaled, state_of
+from unsilent.detectors.series import load_recording
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard, Monitor, MonitorStop, actions, backward_hooks
 from unsilent.monitor.actions import NO_SKIP, AlarmAction
@@ -118,6 +119,22 @@ def test_a_fault_in_a_gradient_raises_one_alarm(mode):
     assert [one.step for one in of_kind(events, StepSummary)][-1] == 39
     verdicts = of_kind(events, Verdict)
     assert [(v.step, v.suspect, v.reason, v.action) for v in verdicts] == [(30, 0, "one rank", "log")]
+
+
+def test_a_large_gradient_of_finite_elements_is_not_called_infinite():
+    """Its norm in float32 would be."""
+    torch.manual_seed(0)
+    model, events = nn.Linear(64, 64), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+    with Monitor(model, optimizer, sinks=[events.append], rule="nonfinite", **QUIET):
+        for number in range(4):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 64)).sum() * (1e25 if number == 2 else 1)).backward()
+            assert torch.isfinite(model.weight.grad).all()
+            assert torch.isinf(model.weight.grad.norm()) == (number == 2)
+            optimizer.step()
+    assert of_kind(events, Alarm) == []
+    assert max(one.gradient_norm for one in of_kind(events, StepSummary)) < np.inf
 
 
 def test_what_a_rule_goes_on_finding_is_reported_once_and_hides_nothing_else():
@@ -506,6 +523,21 @@ def test_a_recording_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     assert_nothing_left(training)
 
 
+def test_recordings_never_replace_anything(tmp_path):
+    path, training = tmp_path / "run.npz", plain()
+    for steps in (1, 2, 3):
+        with Monitor(training.model, training.optimizers, record=path):
+            for number in range(steps):
+                training.step(number)
+    kept = {one.name: len(load_recording(one).seconds) for one in tmp_path.iterdir()}
+    assert kept == {"run.npz": 3, "run.1.npz": 1, "run.2.npz": 2}
+    path.write_text("my notes")
+    with pytest.raises(UsageError, match="holds something else than a recording; give another file"):
+        Monitor(training.model, training.optimizers, record=path)
+    assert path.read_text() == "my notes"
+    assert_nothing_left(training)
+
+
 def test_an_error_in_the_loop_passes_and_nothing_is_left():
     training = plain()
 
@@ -747,6 +779,13 @@ def test_only_so_many_states_are_saved(tmp_path, monkeypatch):
     assert len(outcomes) > 2
     assert [outcome == actions.NO_SAVE for outcome in outcomes] == [False] * 2 + [True] * (len(outcomes) - 2)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_saved_state_never_replaces_another_one(tmp_path):
+    training = plain()
+    first, second = (actions.save_state(tmp_path, training.model, training.optimizers, 3, 0) for _ in range(2))
+    assert first == second
+    assert {one.name for one in tmp_path.iterdir()} == {"step-3-rank-0.pt", "step-3-rank-0.1.pt"}
 
 
 def test_a_saved_state_is_the_live_one(tmp_path):

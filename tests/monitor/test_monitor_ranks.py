@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
+from conftest import in_process
 from unsilent.monitor.event_files import read_events
+from unsilent.monitor.run_history import RunHistory
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,6 +69,33 @@ def test_two_replicas_that_differ_name_no_rank(ranks):
     for rank in ranks:
         ((_, suspect, reason, _, _),) = rank["vote"]["verdicts"]
         assert (suspect, reason) == (-1, "2 versions of the parameters without a majority")
+        ((step, tensor, level),) = rank["vote"]["alarms"]  # repeated after a minute only
+        assert (AT <= step <= AT + 3, tensor, level) == (True, "", "alarm")
+
+
+def test_ranks_that_differ_are_an_alarm_as_long_as_it_lasts(ranks):
+    for rank in ranks:
+        assert len(rank["lasting"]["alarms"]) > 2
+        assert len(rank["lasting"]["verdicts"]) == 1
+        assert rank["from-the-start"]["alarms"]
+
+
+def test_the_last_line_and_watch_count_ranks_that_differ(tmp_path):
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "unsilent", "run"]
+    script = str(Path(__file__).parent / "diverging_ranks.py")
+    done = subprocess.run(
+        [sys.executable, *words, "--events", "e.jsonl", "--budget", "2", script],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    last = [line for line in done.stderr.splitlines() if line.startswith("unsilent: ")]
+    assert len(last) == 2
+    assert all("1 alarm in 80 steps" in line and "parameters differ between ranks 0, 1" in line for line in last)
+    watched = in_process("watch", "e.jsonl", "--once", cwd=tmp_path)
+    assert watched.returncode == 1
+    assert watched.stdout.startswith("2 alarms in 80 steps of 2 ranks; the faulty rank is undetermined")
+    assert "this comparison does not tell which of them is wrong" in " ".join(watched.stdout.split())
+    assert all(one["health"] == "warning" for one in RunHistory(read_events(tmp_path / "e.jsonl")).as_json()["ranks"])
 
 
 def test_a_step_is_left_out_in_all_ranks(ranks):
@@ -165,7 +194,8 @@ def test_three_of_four_replicas_outvote_the_fourth(tmp_path):
     for rank in range(4):
         result = json.loads((tmp_path / f"{rank}.json").read_text())["vote"]
         ((step, suspect, reason, _, _),) = result["verdicts"]
-        assert (suspect, reason, result["alarms"]) == (3, "vote", [])
+        assert (suspect, reason) == (3, "vote")
+        assert [one[1:] for one in result["alarms"]] == ([["", "alarm"]] if rank == 3 else [])
         assert AT <= step <= AT + 3
 
 

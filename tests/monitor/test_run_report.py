@@ -56,6 +56,38 @@ def test_the_headline_names_alarms_steps_and_suspect():
     assert report(several).headline.endswith("; ranks 2, 3 are suspected")
 
 
+def test_what_ranks_do_not_share_is_not_said_of_all():
+    def headline(steps, unjudged):
+        ends = [made.ended(steps[n], n, unjudged=unjudged[n]) for n in range(2)]
+        return report([event for n in range(2) for event in (made.started(n, 2), ends[n])]).headline
+
+    assert headline((9, 12), (0, 0)) == "no alarm in 9 to 12 steps of 2 ranks"
+    assert (
+        headline((9, 9), (3, 7)) == "no alarm in 9 steps of 2 ranks; 7 series of rank 1 had too few values to be judged"
+    )
+    assert (
+        headline((9, 9), (7, 0)) == "no alarm in 9 steps of 2 ranks; 7 series of rank 0 had too few values to be judged"
+    )
+    assert headline((9, 9), (7, 7)) == "no alarm in 9 steps of 2 ranks; 7 series had too few values to be judged"
+
+
+def test_ranks_that_differ_are_alarms_everywhere():
+    verdict = {"suspect": -1, "reason": "2 versions", "host": "", "device": "", "tensor": "", "action": "log"}
+    events = [
+        event for n in range(2)
+        for event in (made.started(n, 2), made.replicas_alarm(3, n), made.verdict(3, n, **verdict), made.ended(9, n, alarms=1))
+    ]  # fmt: skip
+    history = RunHistory(events)
+    assert history.headline == "2 alarms in 9 steps of 2 ranks; the faulty rank is undetermined"
+    assert [one.health for one in history.ranks] == ["warning", "warning"]
+    page = Page(report_html(report(events)))
+    assert ("ranks 0, 1" in page.text, "2 alarms in 9 steps" in page.text) == (True, True)
+    assert "which of them is wrong" in str(made.replicas_alarm(3))
+    assert str(made.replicas_alarm(3, 2, ranks=(2,), of=4)).startswith(
+        "step 3: parameters of rank 2 differ from those of other ranks, in rank 2"
+    )
+
+
 def test_a_verdict_that_all_ranks_report_is_one():
     history = RunHistory(events_of(made.job()))
     assert len(history.verdicts) == 1

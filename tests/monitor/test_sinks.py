@@ -65,6 +65,17 @@ def test_every_event_is_one_line_of_the_log(caplog):
     assert "abnormal" not in " ".join(text for _, text in lines)
 
 
+def test_what_is_not_finite_is_an_element():
+    said = str(made.alarm(4, statistic="l2", value=math.inf, baseline=math.nan, rule="nonfinite", tensor="w"))
+    assert said.startswith("step 4: gradient of w has an element that is not finite (l2 is inf; nonfinite), in rank 0")
+    said = str(
+        made.alarm(
+            4, feature="loss", tensor="", statistic="number", value=math.nan, baseline=math.nan, rule="nonfinite"
+        )
+    )
+    assert said.startswith("step 4: loss (number) is nan (nonfinite), in rank 0")
+
+
 def test_names_are_harmless_in_the_log(caplog):
     ((_, text),) = logged(caplog, [made.alarm(1, tensor="a\x1b[31m\nb")])
     assert text.isprintable()
@@ -163,6 +174,47 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path):
             JsonLinesSink(wrong)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"kind": "apple", "weight": 3}\n{"kind": "pear"',
+        '{"kind": "started", "time": 1}\n{"kind": "st',
+        '{"kind": "step"}\n',
+        '{"kind": "',
+        '{"kind": "started", "time": 17',
+        "\n",
+    ],
+)
+def test_a_file_that_only_begins_as_events_do_is_not_touched(content, tmp_path):
+    path = tmp_path / "fruit.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="something else than events; give another file"):
+        JsonLinesSink(path)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("end", ["my notes", '{"kind": "apple", "time": 3', '{"kind": "step", "weight": '])
+def test_a_last_line_that_is_none_of_ours_is_not_removed(end, tmp_path):
+    path = tmp_path / "e.jsonl"
+    JsonLinesSink(path)(made.started())
+    with path.open("a") as file:
+        file.write(end)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="last line is not finished, and is no event; give another file"):
+        JsonLinesSink(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("end", ["", "{", '{"kind": "ste', '{"kind": "step", "time": 17'])
+def test_events_of_an_earlier_run_stay(end, tmp_path):
+    path = tmp_path / "e.jsonl"
+    JsonLinesSink(path)(made.started())
+    with path.open("a") as file:
+        file.write(end)
+    JsonLinesSink(path)(made.started())
+    assert read_events(path) == [made.started()] * 2
+
+
 # -- Prometheus ----------------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +237,7 @@ def test_metrics_are_scraped_by_a_real_client():
         assert math.isnan(empty["unsilent_loss", (rank,)])
         alarms = {labels: value for (name, labels), value in empty.items() if name == "unsilent_alarms_total"}
         assert set(alarms.values()) == {0}
-        assert {dict(labels)["rule"] for labels in alarms} == {"robust-z", "nonfinite", "fingerprint"}
+        assert {dict(labels)["rule"] for labels in alarms} == {"robust-z", "nonfinite", "fingerprint", "replicas"}
         for event in (
             made.started(1, 2), made.sampling(3, 1), made.summary(9, 1, loss=2.5, gradient_norm=None, score=0.5, cost=0.004),
             made.alarm(11, 1), made.alarm(11, 1), made.alarm(11, 1, level="warning"), made.verdict(11, 1),

@@ -16,9 +16,9 @@ def report_of(found, **more):
     return comparison_report(found) if isinstance(found, Comparison) else report(found, **more)
 
 
-def text_of(found, plain=False, width=120, force=False, **more):
+def text_of(found, plain=False, width=120, force=False, is_terminal=True, **more):
     console = Console(
-        file=io.StringIO(), width=width, force_terminal=force, color_system="truecolor" if force else None
+        file=io.StringIO(), width=width, force_terminal=is_terminal, color_system="truecolor" if force else None
     )
     render_report(report_of(found, **more), console, plain)
     return console.file.getvalue()

@@ -35,8 +35,8 @@ def make_card(names=("emb", "top"), bad=None, flips=(1, 8), **more):
     return PvfCard(**{**fields, "rows": tuple(rows), **more})
 
 
-def text_of(card, plain=False, width=120):
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+def text_of(card, plain=False, width=120, is_terminal=True):
+    console = Console(file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=None)
     render_report(report(card), console, plain)
     return console.file.getvalue()
 

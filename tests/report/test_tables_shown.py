@@ -38,8 +38,8 @@ def report(*tables, **more):
     return Report("unsilent/x/1", "kicker", "title", "headline", Table((), ()), sections=sections, **more)
 
 
-def shown(*tables, width=80, plain=False, **more):
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+def shown(*tables, width=80, plain=False, is_terminal=True, **more):
+    console = Console(file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=None)
     render_report(report(*tables, **more), console, plain)
     return console.file.getvalue()
 
@@ -55,6 +55,15 @@ def test_words_are_whole_and_lines_fit(width):
     assert ("100…never" in text) == (width >= 100)
     assert ("500" in text) == (width >= 100)
     assert ("0.31 [0.18, 0.46]" in text) == (width >= 70)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_what_is_no_terminal_gets_every_column_and_every_row_as_one_line(width):
+    text = shown(TABLE, width=width, is_terminal=False)
+    row = next(line for line in text.splitlines() if line.startswith("encoder.layers.10.attention"))
+    for cell in ("0.31 [0.18, 0.46]", "2.25 [0.91, 4.13]", "100…never", "500", WORDY):
+        assert cell in row
+    assert "do not fit" not in text
 
 
 def test_names_without_blanks_are_folded_behind_their_dots():

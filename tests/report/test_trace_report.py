@@ -98,7 +98,9 @@ CORNERS = {
 
 def shown(found, width=100, plain=False):
     file = io.StringIO()
-    render_report(report(found, "a step"), Console(file=file, width=width, force_terminal=False), plain)
+    render_report(
+        report(found, "a step"), Console(file=file, width=width, force_terminal=True, color_system=None), plain
+    )
     return file.getvalue()
 
 

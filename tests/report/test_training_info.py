@@ -215,7 +215,7 @@ CORNERS = {
 
 def shown(found, width=100, plain=False):
     file = io.StringIO()
-    render_report(report(found), Console(file=file, width=width, force_terminal=False), plain)
+    render_report(report(found), Console(file=file, width=width, force_terminal=True, color_system=None), plain)
     return file.getvalue()
 
 
@@ -303,7 +303,7 @@ def test_two_campaigns_are_compared_with_limits_that_hold_together():
         assert (contrasted.one.n, contrasted.other.n) == (100, 50)
     shown_report = comparison_report(found, one, other)
     out = io.StringIO()
-    render_report(shown_report, Console(file=out, width=200), plain=False)
+    render_report(shown_report, Console(file=out, width=200, force_terminal=True, color_system=None), plain=False)
     assert f"limits of B - A hold for all {len(found)} rows together (95 %, Bonferroni)" in out.getvalue()
     assert f"joint over {len(found)}" in report_json(shown_report)["method"]
 
@@ -504,7 +504,7 @@ def test_a_comparison_of_two_stores_has_both_shares():
     assert told.headline == "B has a larger share of masked-benign and a smaller share of masked-bitwise than A"
     for plain in (False, True):
         file = io.StringIO()
-        render_report(told, Console(file=file, width=100), plain)
+        render_report(told, Console(file=file, width=100, force_terminal=True, color_system=None), plain)
         assert "different" in file.getvalue()
         assert "harmful" in file.getvalue()
     assert "figure-shares" in report_html(told)

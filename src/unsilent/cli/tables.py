@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-ANY_WIDTH = 10_000
-"""What is no terminal gets every row as one line."""
 
 
 def show_table(rows: Sequence[Sequence[object]], heads: Sequence[str], optional: Sequence[str] = ()) -> None:
     """Print rows under heads. Where a terminal is too narrow, ``optional`` columns are left out, the first of them first."""
+    from rich.console import Console
+
     from unsilent.render.report_terminal import print_table
     from unsilent.report.model import Table, TableRow, columns
 
@@ -23,24 +18,19 @@ def show_table(rows: Sequence[Sequence[object]], heads: Sequence[str], optional:
         tuple(TableRow(tuple(map(str, row))) for row in rows),
         terminal_rows=len(rows),
     )
-    print_table(table, _console(), has_all="--json")
+    print_table(table, Console(), has_all="--json")
 
 
 def show_lines(*lines: str) -> None:
     """Print lines of text; on a terminal wrapped at blanks and indented as they begin."""
+    from rich.console import Console
+
     from unsilent.render.console import print_lines
     from unsilent.report.text import wrapped
 
-    console = _console()
+    console = Console()
     for line in lines:
         text = line.lstrip()
         indent = " " * (len(line) - len(text))
         parts = wrapped(text, console.width - len(indent)) if console.is_terminal and text else [text]
         print_lines(console, [indent + part for part in parts], plain=False, no_wrap=True)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=ANY_WIDTH)

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,8 @@ from unsilent.errors import unknown_name_error
 from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from rich.console import Console, RenderableType
 
     from unsilent.monitor.event_files import EventFile
@@ -47,7 +49,10 @@ def watch(
         ),
     ],
     once: Annotated[
-        bool, typer.Option("--once", help="Show the present state and end, with exit code 1 if there was an alarm.")
+        bool,
+        typer.Option(
+            "--once", help="Show the present state and end, with exit code 1 if there was an alarm or a rank is lost."
+        ),
     ] = False,
     curve: Annotated[
         str, typer.Option(metavar="<str>", help="What is drawn for each rank: loss or gradient-norm.")
@@ -57,7 +62,7 @@ def watch(
     ] = False,
     plain: o.Plain = False,
 ) -> int:
-    """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed.
+    """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed; exit code 1 if a rank is lost.
 
     For each rank: the step, a curve of the loss, the largest score, the health of the device, and the share of the time that the
     monitor took. Below them the last alarms and verdicts.
@@ -70,13 +75,16 @@ def watch(
     new = job.read_new()
     if as_json:
         files = [str(one.path) for one in job.files]
-        print(json.dumps({"schema": SCHEMA, "events": files, **_finite(job.history.as_json())}, indent=2))
+        lost = [{"rank": rank, "reason": reason} for rank, reason in job.lost.items()]
+        print(json.dumps({"schema": SCHEMA, "events": files, "lost": lost, **_finite(job.history.as_json())}, indent=2))
     elif once:
+        from unsilent.render.console import print_drawn
+
         console = Console()
         if plain:
-            print_state(job.history, console)
+            print_state(job.history, job.lost, console)
         else:
-            console.print(view(job.history, console.width, None, CURVES[curve]))
+            print_drawn(console, view(job.history, job.lost, console.width, None, CURVES[curve]))
     else:
         try:
             if plain or not sys.stdout.isatty():
@@ -85,7 +93,7 @@ def watch(
                 follow_live(job, CURVES[curve])
         except KeyboardInterrupt:
             return 0
-    return int((once or as_json) and job.history.alarm_count > 0)
+    return int(bool(job.lost) or ((once or as_json) and job.history.alarm_count > 0))
 
 
 class JobEvents:
@@ -98,6 +106,8 @@ class JobEvents:
     Attributes:
         history: All events that were read.
         files: Where they come from.
+        lost: Why ranks write no events any more although they have not ended; by rank.
+        is_over: Whether no event is expected any more.
     """
 
     def __init__(self, path: Path, waits: bool = False) -> None:
@@ -105,7 +115,10 @@ class JobEvents:
 
         self._path, self._waits = path, waits
         self._files: dict[Path, EventFile] = {}
+        self._file_of_rank: dict[int, Path] = {}
         self.history: RunHistory = RunHistory()
+        self.lost: dict[int, str] = {}
+        self.is_over = False
 
     @property
     def files(self) -> Sequence[EventFile]:
@@ -116,18 +129,30 @@ class JobEvents:
         """The last alarms, verdicts and failures since the last call, in the order of time. Raises ``UsageError``."""
         from collections import deque
 
+        from unsilent.monitor.lost_ranks import find_lost, gone_processes
+
+        new: deque[Event] = deque(maxlen=1000)
+        self._read_files(new)
+        gone = gone_processes(self.history)
+        if gone:  # its last event may have come between the two
+            self._read_files(new)
+        written = {rank: path.stat().st_mtime for rank, path in self._file_of_rank.items()}
+        self.lost, stands_still = find_lost(self.history, written, gone, time.time())
+        self.is_over = stands_still or self.history.has_ended
+        return sorted(new, key=lambda one: one.time)
+
+    def _read_files(self, new: deque[Event]) -> None:
         from unsilent.monitor.event_files import EventFile, find_event_files
         from unsilent.monitor.events import StepSummary
 
         for path in find_event_files(self._path, may_be_none=self._waits):
             self._files.setdefault(path, EventFile(path))
-        new: deque[Event] = deque(maxlen=1000)
         for file in self.files:
             for event in file.read_new():
                 self.history.add(event)
+                self._file_of_rank[event.rank] = file.path
                 if not isinstance(event, StepSummary):
                     new.append(event)
-        return sorted(new, key=lambda one: one.time)
 
 
 def follow_live(job: JobEvents, curve: str) -> None:
@@ -138,8 +163,8 @@ def follow_live(job: JobEvents, curve: str) -> None:
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(view(job.history, console.width, console.height, curve), refresh=True)
-            if job.history.has_ended:
+            live.update(view(job.history, job.lost, console.width, console.height, curve), refresh=True)
+            if job.is_over:
                 return
             time.sleep(REFRESH_SECONDS)
             job.read_new()
@@ -150,14 +175,19 @@ def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
     from unsilent.monitor.events import Verdict
 
     said = 0.0
+    named: set[int] = set()
     while True:
         for event in new:
             if not (isinstance(event, Verdict) and event.repeats_alarm):
                 print(escape_unprintable(event))
-        if job.history.has_ended or time.monotonic() - said >= LINE_SECONDS:
+        for rank, reason in job.lost.items():
+            if rank not in named:
+                print(escape_unprintable(reason))
+        named = set(job.lost)
+        if job.is_over or time.monotonic() - said >= LINE_SECONDS:
             said = time.monotonic()
             print(job.history.headline, flush=True)
-        if job.history.has_ended:
+        if job.is_over:
             return
         time.sleep(REFRESH_SECONDS)
         new = job.read_new()
@@ -166,7 +196,7 @@ def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
 # -- what is shown -------------------------------------------------------------------------------------------------------
 
 
-def view(history: RunHistory, width: int, height: int | None, curve: str) -> RenderableType:
+def view(history: RunHistory, lost: Mapping[int, str], width: int, height: int | None, curve: str) -> RenderableType:
     """The state as it is drawn; ``height``: lines of the terminal, None where all may be shown."""
     from rich import box
     from rich.console import Group
@@ -177,7 +207,7 @@ def view(history: RunHistory, width: int, height: int | None, curve: str) -> Ren
 
     ranks = history.ranks
     messages = _messages(history)
-    room = len(ranks) if height is None else max(4, height - 2 * len(messages) - 5)
+    room = len(ranks) if height is None else max(4, height - 2 * (len(messages) + min(len(lost), MOST_MESSAGES)) - 5)
     shown = sorted(sorted(ranks, key=lambda one: (-one.alarm_count, one.rank))[:room], key=lambda one: one.rank)
     name = curve.replace("_", " ")
     bars = max(8, width - CURVE_ROOM - max(0, len(name) - 10))
@@ -189,7 +219,9 @@ def view(history: RunHistory, width: int, height: int | None, curve: str) -> Ren
         drawn = sparkline([value for value in values if value is not None], bars)
         step, value, score, health, cost, last = _cells(one, curve)
         table.add_row(str(one.rank), step, value, drawn, score, Text(health, _style(health)), cost, Text(last))
-    parts: list[RenderableType] = [Text(history.headline, "bold red" if history.alarm_count else "bold"), table]
+    parts: list[RenderableType] = [Text(history.headline, "bold red" if history.alarm_count else "bold")]
+    parts += [Text(escape_unprintable(reason), "bold red") for reason in list(lost.values())[:MOST_MESSAGES]]
+    parts.append(table)
     if len(shown) < len(ranks):
         parts.append(Text(f"and {len(ranks) - len(shown):,} more ranks"))
     if history.earlier_runs:
@@ -198,7 +230,7 @@ def view(history: RunHistory, width: int, height: int | None, curve: str) -> Ren
     return Group(*parts, *(Text(text, style) for text, style in messages))
 
 
-def print_state(history: RunHistory, console: Console) -> None:
+def print_state(history: RunHistory, lost: Mapping[int, str], console: Console) -> None:
     """The state as columns, and lines behind ``#``."""
     from unsilent.render.console import print_columns, print_lines
 
@@ -209,7 +241,7 @@ def print_state(history: RunHistory, console: Console) -> None:
         rows.append(
             (str(one.rank), step.replace(",", ""), loss, _cells(one, "gradient_norm")[1], score, health, cost, last)
         )
-    print_lines(console, [history.headline], plain=True)
+    print_lines(console, [history.headline, *map(escape_unprintable, lost.values())], plain=True)
     print_columns(console, heads, rows)
     print_lines(console, [text for text, _ in _messages(history)], plain=True)
 

@@ -1,4 +1,4 @@
-"""NaN and infinity in any series. An L2 norm in float32 is infinite from about 1.8e19 on, even if every element is finite."""
+"""NaN and infinity in any series. The norms and largest magnitudes that a monitor reads are finite if every element is."""
 
 from __future__ import annotations
 

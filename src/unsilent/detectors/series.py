@@ -95,6 +95,15 @@ class Recording:
         Path(path).write_bytes(buffer.getvalue())
 
 
+def is_recording(path: str | Path) -> bool:
+    """Whether a file has the parts that `Recording.save` writes."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return sorted(file.namelist()) == ["seconds.npy", "seen.npy", "series.npy", "values.npy"]
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
 def load_recording(path: str | Path) -> Recording:
     """The recording in a file that `Recording.save` wrote. Raises ``UsageError`` for any other file."""
     try:

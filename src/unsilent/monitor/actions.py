@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from unsilent.errors import UnsilentError
 from unsilent.monitor.settings import MonitorSettings
+from unsilent.plainfiles import move_aside
 
 UNCONFIRMED, CONFIRMED = 16, 17
 """Exit codes, as in Megatron-LM's rerun machine: resume to find out more; a fault is confirmed."""
@@ -111,5 +112,6 @@ def save_state(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], 
         {"step": step, "model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]},
         unfinished,
     )
-    unfinished.replace(path)
+    move_aside(path)  # of an earlier run
+    unfinished.rename(path)
     return path

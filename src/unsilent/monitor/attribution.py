@@ -58,9 +58,9 @@ def suspect_of(rows: Sequence[RankRow], replicas_count: bool = True) -> Suspect 
     if len(alarmed) == 1:
         return Suspect(alarmed[0], "own history")
     if divergent and not alarmed:
-        return Suspect(
-            UNDETERMINED, f"{len({row.replicas for row in rows})} versions of the parameters without a majority"
-        )
+        versions = f"{len({row.replicas for row in rows})} versions of the parameters without a majority"
+        deviating = f"{len(divergent)} ranks differ from the majority"
+        return Suspect(UNDETERMINED, versions if len(divergent) == len(rows) else deviating)
     first, second = sorted((rows[rank].score for rank in alarmed), reverse=True)[:2]
     if first > CLEAR * second:
         return Suspect(next(rank for rank in alarmed if rows[rank].score == first), "own history")

@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from unsilent.errors import UsageError, first_line
-from unsilent.monitor.events import EVENTS, Event
+from unsilent.monitor.events import EVENTS, Event, Started
 from unsilent.options import LARGEST
 from unsilent.plainfiles import open_plain
 
@@ -49,6 +49,21 @@ def has_events(path: Path) -> bool:
             return file.read(len(LINE_BEGINS)) == LINE_BEGINS
     except OSError:
         return False
+
+
+def begins_a_run(line: bytes) -> bool:
+    """Whether a monitor wrote this first line of a file."""
+    try:
+        event = parse_event(line)
+    except (ValueError, RecursionError):
+        return False
+    return line.endswith(b"\n") and isinstance(event, Started) and "unsilent" in event.versions
+
+
+def may_begin_an_event(line: bytes) -> bool:
+    """Whether a monitor may have written this beginning of a line."""
+    beginnings = [f'{{"kind": "{kind}", "time": '.encode() for kind in EVENTS]
+    return any(line.startswith(one) or one.startswith(line) for one in beginnings)
 
 
 def find_event_files(path: Path, may_be_none: bool = False) -> list[Path]:

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from unsilent.report.text import count_text
+from unsilent.report.text import count_text, listed
 
 FINGERPRINT = "fingerprint"
 """The rule, and the feature, of bits that changed between two steps."""
+REPLICAS = "replicas"
+"""The rule, and the feature, of parameters that ranks should have alike and do not."""
 UNRECORDED = "a change that torch did not record: a memory fault, or a write through .data or numpy"
 ONE_RANK = "one rank"
 """Reason of a verdict where there is no other rank to compare with."""
@@ -56,6 +58,7 @@ class Started(Event):
         series: How many series of each feature there are.
         versions: Of Unsilent and of packages.
         notes: What else is worth knowing, in sentences.
+        pid_namespace: In which the number of the process means something, on Linux.
     """
 
     kind: ClassVar[str] = "started"
@@ -67,6 +70,7 @@ class Started(Event):
     series: Mapping[str, int]
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    pid_namespace: str = ""
 
     def __str__(self) -> str:
         series = ", ".join(f"{count:,} of {feature}" for feature, count in self.series.items())
@@ -121,12 +125,14 @@ class Alarm(Event):
     """A rule found something, in the rank that reports it.
 
     There is one for each rule in a step in which it finds something in a series in which it found nothing before, or less: of the
-    series with the highest score among these.
+    series with the highest score among these. Parameters that differ between ranks are an alarm of each rank that differs from
+    the majority, of all ranks where there is none; it is repeated about once a minute as long as they differ.
 
     Attributes:
         host, device: Where the rank runs.
         rule: Its name.
-        feature: What the series is of; ``fingerprint`` for bits that changed between two steps.
+        feature: What the series is of; ``fingerprint`` for bits that changed between two steps, ``replicas`` for parameters that
+            differ between ranks.
         tensor: Name of the parameter, layer or value; empty for the loss.
         statistic: Which number of the tensor.
         level: ``alarm`` or ``warning``.
@@ -134,7 +140,8 @@ class Alarm(Event):
         baseline: What the rule expected; of a bound, the bound.
         score: How unusual the value is; 1 or more is an alarm.
         series_flagged, series_judged: How many series the rule found something in, and judged, in this step; of a fingerprint,
-            how many tensors changed and were compared.
+            how many tensors changed and were compared; of replicas, how many ranks differ and were compared.
+        ranks: Of replicas, the ranks that differ; all that were compared where there is no majority.
     """
 
     kind: ClassVar[str] = "alarm"
@@ -150,6 +157,7 @@ class Alarm(Event):
     score: float
     series_flagged: int = 1
     series_judged: int = 1
+    ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.summary}, in rank {self.rank} ({self.host}, {self.device})"
@@ -160,8 +168,14 @@ class Alarm(Event):
         if self.feature == FINGERPRINT:
             share = f" ({self._share} tensors)" if self.series_flagged > 1 else ""
             return f"step {self.step}: bits of {self.tensor} changed between two steps{share}, {UNRECORDED}"
+        if self.feature == REPLICAS:
+            unknown = "" if self._has_majority else "; this comparison does not tell which of them is wrong"
+            return f"step {self.step}: {self.series_name}{unknown}"
         what = f"{self.feature} of {self.tensor}" if self.tensor else self.feature
         share = f"; {self._share} series" if self.series_flagged > 1 else ""
+        if not math.isfinite(self.value) and self.tensor:  # norms and largest magnitudes of finite elements are finite
+            found = f"{self.statistic} is {self.value:g}"
+            return f"step {self.step}: {what} has an element that is not finite ({found}; {self.rule}{share})"
         baseline = "" if math.isnan(self.baseline) else f", baseline {self.baseline:.4g}"
         return f"step {self.step}: {what} ({self.statistic}) is {self.value:.4g}{baseline} ({self.rule}{share})"
 
@@ -172,11 +186,19 @@ class Alarm(Event):
     @property
     def series_name(self) -> str:
         """Feature, tensor and statistic; as in a verdict."""
-        return (
-            f"{FINGERPRINT} of {self.tensor}"
-            if self.feature == FINGERPRINT
-            else join_names(self.feature, self.tensor, self.statistic)
-        )
+        if self.feature == FINGERPRINT:
+            return f"{FINGERPRINT} of {self.tensor}"
+        if self.feature == REPLICAS:
+            ranks = listed(map(str, self.ranks))
+            if not self._has_majority:
+                return f"parameters differ between ranks {ranks}"
+            return f"parameters of rank{'s' * (len(self.ranks) != 1)} {ranks} differ from those of other ranks"
+        return join_names(self.feature, self.tensor, self.statistic)
+
+    @property
+    def _has_majority(self) -> bool:
+        """Of replicas: whether some of the ranks that were compared do not count as differing."""
+        return self.series_flagged < self.series_judged
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import logging
-import platform
 import struct
 import time
 from collections import Counter, deque
@@ -252,11 +251,6 @@ def settings_by_name(settings: Any) -> dict[str, Any]:
         else str(value)
         for field in dataclasses.fields(settings)
     }
-
-
-def host_name() -> str:
-    """Of this machine."""
-    return platform.node() or "unknown"
 
 
 def device_name(device: torch.device) -> str:

@@ -39,7 +39,8 @@ class InfiniteValues:
             self._is_infinite |= new
             names = dict.fromkeys(series[number].tensor for number in np.flatnonzero(new).tolist())
             logging.getLogger(LOGGER).warning(
-                "step %d: %s is not finite in one of the first steps; from now on it is judged only where it is finite",
+                "step %d: %s has an element that is not finite in one of the first steps; from now on it is judged only where "
+                "all of its elements are finite",
                 step, ", ".join(names),
             )  # fmt: skip
         return signals._replace(seen=signals.seen & ~(bad & self._is_infinite))

@@ -16,7 +16,7 @@ from unsilent.monitor.alarms import GuardOverhead
 from unsilent.monitor.analytic import RULE, AnalyticBounds, GradientTermCounter, analytic_moment_bounds
 from unsilent.monitor.bounds import Bounds
 from unsilent.monitor.events import Alarm
-from unsilent.monitor.exchange import host_name
+from unsilent.monitor.host import host_name
 from unsilent.monitor.magnitude_pass import MagnitudePass
 from unsilent.monitor.pending_magnitudes import PendingMagnitudes, Ranks, check_alike, process_group_for
 from unsilent.monitor.watched_tensors import (

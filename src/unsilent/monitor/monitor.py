@@ -42,11 +42,11 @@ from unsilent.monitor.exchange import (
     RankRow,
     RanksApart,
     device_name,
-    host_name,
     settings_by_name,
 )
 from unsilent.monitor.guard import Guard
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
+from unsilent.monitor.host import host_name
 from unsilent.monitor.monitored import MONITORED, checked_optimizers
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
@@ -56,6 +56,7 @@ from unsilent.monitor.sampling import CostMeter, SampleIntervals, SamplingContro
 from unsilent.monitor.settings import MonitorSettings, settings_of
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
+from unsilent.monitor.signals.trained_parameters import begins_alike
 from unsilent.monitor.sinks import LOGGER, isolated, make_sinks
 from unsilent.monitor.step_judge import StepJudge, full_name
 from unsilent.monitor.suspicion import Suspicion
@@ -149,7 +150,8 @@ class Monitor:
             raise
         self._agreement = Agreement(self._exchange, settings)
         alike = len({one.series for one in everybody}) == 1
-        self._suspicion = Suspicion(alike, ALARM if settings.act_on == "alarm" else WARNING)
+        lowest = ALARM if settings.act_on == "alarm" else WARNING
+        self._suspicion = Suspicion(alike, lowest, begins_alike=begins_alike(model))
         given = sinks if settings.strict else [isolated(sink) for sink in sinks]
         self._reporter = Reporter(own, everybody, [*given, *own_sinks])
         self._judge = StepJudge(self._collector, self._streams, self._costs, self._reporter, recorder)
@@ -462,12 +464,14 @@ class Monitor:
         rows = self._suspicion.relevant(rows)
         is_new = self._suspicion.follow(rows, self.intervals.state * self._collector.rows_per_step)
         suspect, action, step = self._suspicion.suspect, self.settings.on_alarm, rows[0].step
+        differing, versions = self._suspicion.differing, len({row.replicas for row in rows})
+        self._reporter.replicas(step, differing, versions, self._suspicion.is_difference_new)
         if suspect is None or not (is_new or action in ("skip", "rerun")):
             return
         outcome = self._action.act(step, can_rerun=self._guard is not None)
         if is_new or self._guard is not None:
             names = self._collector.state_names
-            verdict = self._reporter.verdict(step, rows, suspect, names, action, outcome)
+            verdict = self._reporter.verdict(step, rows, differing, suspect, names, action, outcome)
             if self._guard is not None:
                 self._due = alarm_of(verdict, rows, self._reporter.alarms)
         if action == "stop":

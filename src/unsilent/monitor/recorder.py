@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from unsilent.detectors.series import Recording, Series
+from unsilent.detectors.series import Recording, Series, is_recording
 from unsilent.errors import UsageError
 from unsilent.monitor.signals.row import SignalValues
+from unsilent.plainfiles import move_aside
 
 
 class Recorder:
-    """Collects steps; `save` writes a recording that `load_recording` reads.
+    """Collects steps; `save` writes a recording that `load_recording` reads. One that is there already is renamed.
 
     Raises:
-        UsageError: The file cannot be written.
+        UsageError: The file cannot be written, or holds something else.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -29,6 +30,8 @@ class Recorder:
                 raise UsageError(f"cannot write the recording to {path}: {error.strerror}; give another file") from None
             if is_new:
                 path.unlink()
+            else:
+                _check_is_ours(path)
         self._rows: list[tuple[SignalValues, float]] = []
 
     def add(self, signals: SignalValues, seconds: float) -> None:
@@ -48,4 +51,12 @@ class Recorder:
     def save(self, series: Sequence[Series]) -> None:
         """Write the file."""
         if self._path is not None:
+            _check_is_ours(self._path)  # it may have come meanwhile
+            move_aside(self._path)
             self.recording(series).save(self._path)
+
+
+def _check_is_ours(path: Path) -> None:
+    """Raise ``UsageError`` if there is something that is no recording, and that is not empty."""
+    if path.is_dir() or (path.exists() and path.stat().st_size and not is_recording(path)):
+        raise UsageError(f"{path} holds something else than a recording; give another file")

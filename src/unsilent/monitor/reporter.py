@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import time
@@ -10,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from unsilent.detectors.rule import ALARM, NORMAL
@@ -18,6 +18,7 @@ from unsilent.detectors.series import GRADIENT, L2, LOSS, Series
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.events import (
     FINGERPRINT,
+    REPLICAS,
     Alarm,
     Ended,
     Event,
@@ -29,6 +30,7 @@ from unsilent.monitor.events import (
 )
 from unsilent.monitor.exchange import RankInfo, RankRow
 from unsilent.monitor.health import OK, health_after
+from unsilent.monitor.host import pid_namespace
 from unsilent.monitor.rule_streams import Finding
 from unsilent.monitor.signals.row import SignalValues
 from unsilent.version import __version__
@@ -37,6 +39,8 @@ Sink = Callable[[Event], None]
 E = TypeVar("E", bound=Event)
 SUMMARY_SECONDS = 1.0
 """Between two summaries of steps."""
+REPEAT_SECONDS = 60.0
+"""Between two alarms on parameters that go on differing between ranks."""
 LEVELS = {ALARM: "alarm"}
 
 
@@ -55,6 +59,7 @@ class Reporter:
         self.verdicts: list[Verdict] = []
         self._summed = -float("inf")
         self._skipped: Callable[[], object] = lambda: None
+        self._repeat_at = float("inf")
         self.health = OK
 
     def start(self, settings: Mapping[str, Any], series: Sequence[Series], notes: Sequence[str]) -> None:
@@ -63,7 +68,7 @@ class Reporter:
             Started, 0, host=self._own.host, device=self._own.device, process=os.getpid(), world_size=len(self.ranks),
             settings=dict(settings), series=dict(Counter(one.feature for one in series)),
             versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            notes=tuple(notes),
+            notes=tuple(notes), pid_namespace=pid_namespace(),
         )  # fmt: skip
 
     def findings(self, step: int, findings: Sequence[Finding]) -> bool:
@@ -80,6 +85,25 @@ class Reporter:
                     )
                 )  # fmt: skip
         return len(self.alarms) > known
+
+    def replicas(self, step: int, differing: Sequence[int], versions: int, is_new: bool) -> None:
+        """Parameters of these ranks differ from those of others; reported where that is new, and now and then while it lasts.
+
+        It is not new where bits were found to have changed before: that was an alarm of its own.
+        """
+        if not differing:
+            return
+        now = time.perf_counter()
+        is_due = is_new or now >= self._repeat_at
+        self._repeat_at = now + REPEAT_SECONDS if is_due else min(self._repeat_at, now + REPEAT_SECONDS)
+        if is_due and self._own.rank in differing:
+            self.alarms.append(
+                self._emit(
+                    Alarm, step, host=self._own.host, device=self._own.device, rule=REPLICAS, feature=REPLICAS, tensor="",
+                    statistic="bits", level=LEVELS[ALARM], value=float(versions), baseline=1.0, score=float("inf"),
+                    series_flagged=len(differing), series_judged=len(self.ranks), ranks=tuple(differing),
+                )
+            )  # fmt: skip
 
     def summary(
         self,
@@ -105,7 +129,7 @@ class Reporter:
         loss = next((n for n, one in enumerate(series) if one.feature == LOSS and signals.seen[n]), None)
         self._emit(
             StepSummary, step, loss=None if loss is None else float(signals.values[loss]),
-            gradient_norm=float(np.sqrt(np.sum(np.square(norms)))) if norms else None, score=score(), cost=cost,
+            gradient_norm=math.hypot(*norms) if norms else None, score=score(), cost=cost,
             health=self.health,
         )  # fmt: skip
 
@@ -114,15 +138,32 @@ class Reporter:
         self._emit(SamplingChanged, step, interval=interval, reason=reason)
 
     def verdict(
-        self, step: int, rows: Sequence[RankRow], suspect: Suspect, names: Sequence[str], action: str, outcome: str
+        self,
+        step: int,
+        rows: Sequence[RankRow],
+        differing: Sequence[int],
+        suspect: Suspect,
+        names: Sequence[str],
+        action: str,
+        outcome: str,
     ) -> Verdict:
-        """What all ranks agreed on; ``names`` of the tensors whose bits are compared."""
+        """What all ranks agreed on.
+
+        Args:
+            step: That it is about.
+            rows: Of all ranks.
+            differing: Ranks whose parameters differ.
+            suspect: The verdict.
+            names: Of the tensors whose bits are compared.
+            action: What was asked for.
+            outcome: What was done.
+        """
         known = suspect.rank != UNDETERMINED
         who = self.ranks[suspect.rank] if known else None
         row = rows[suspect.rank] if known else max(rows, key=lambda one: (one.level, one.score))
         series = names if row.changed else (who or self._own).series
         tensor = series[row.series] if 0 <= row.series < len(series) else ""
-        ranks = tuple(rank for rank, one in enumerate(rows) if one.level > NORMAL or one.changed)
+        ranks = tuple(n for n, one in enumerate(rows) if one.level > NORMAL or one.changed or n in differing)
         result = self._emit(
             Verdict, step, suspect=suspect.rank, reason=suspect.reason, action=action, outcome=outcome,
             host=who.host if who else "", device=who.device if who else "",

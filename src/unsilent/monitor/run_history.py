@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ class RankHistory:
         alarm_count, warning_count: All of them.
         last: The last event.
         has_judged: Whether a rule has judged a value, except for being finite.
+        longest_gap: Seconds between two events, at most.
     """
 
     rank: int
@@ -57,9 +59,11 @@ class RankHistory:
     latest_verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=MOST_LATEST))
     last_step: int = -1
     has_judged: bool = False
+    longest_gap: float = 0.0
 
     def add(self, event: Event) -> None:
         """Take the next event of this rank."""
+        self.longest_gap = max(self.longest_gap, event.time - self.last.time if self.last else 0.0)
         self.last, self.health = event, health_after(self.health, event)
         if isinstance(event, (StepSummary, Alarm, Verdict)):
             self.last_step = max(self.last_step, event.step)
@@ -141,6 +145,13 @@ class RunHistory:
         return [one for one in ranks if one.rank < size or not starts]
 
     @property
+    def missing_ranks(self) -> list[int]:
+        """Ranks of the last run that have no events, the first `MOST_LATEST` of them."""
+        starts = [one.started for one in self.ranks if one.started is not None]
+        size, known = max((one.world_size for one in starts), default=0), {one.rank for one in self.ranks}
+        return list(itertools.islice((rank for rank in range(size) if rank not in known), MOST_LATEST))
+
+    @property
     def has_ended(self) -> bool:
         """Whether every rank that has events wrote its last one; those of other hosts may be in files elsewhere."""
         ranks = self.ranks
@@ -178,17 +189,36 @@ class RunHistory:
         suspects = self.suspects
         who = f"rank {suspects[0]} is suspected" if suspects else "the faulty rank is undetermined"
         who = f"ranks {', '.join(map(str, sorted(suspects)[:8]))} are suspected" if len(suspects) > 1 else who
-        where = f"{count_text(self.steps, 'step')} of {count_text(len(self.ranks), 'rank')}"
+        where = f"{self._steps_text} of {count_text(len(self.ranks), 'rank')}"
         parts = [f"{alarms} in {where}"] if self.ranks else ["no events yet: the training has made no backward pass"]
         parts += [who] if any(one.reason != ONE_RANK for one in self.verdicts) else []
         return "; ".join([*parts, *self._what_was_not_judged()])
 
+    @property
+    def _steps_text(self) -> str:
+        """Steps that each rank made: of the one that is last, and of the one that is furthest."""
+        least = min((one.steps for one in self.ranks), default=0)
+        return (
+            count_text(self.steps, "step") if least == self.steps else f"{least:,} to {count_text(self.steps, 'step')}"
+        )
+
     def _what_was_not_judged(self) -> Iterator[str]:
         ranks = self.ranks
-        if unjudged := max((one.ended.unjudged for one in ranks if one.ended), default=0):
-            yield f"{unjudged:,} series had too few values to be judged"
+        if unjudged := self.unjudged_text:
+            yield unjudged
         elif any(one.summaries for one in ranks) and not any(one.has_judged for one in ranks):
             yield "rules have judged no value yet"
+
+    @property
+    def unjudged_text(self) -> str:
+        """How many series of a rank that has ended had too few values to be judged; empty where none had."""
+        ended = [one for one in self.ranks if one.ended and one.ended.unjudged]
+        counts = {one.rank: one.ended.unjudged for one in ended if one.ended}
+        if not counts:
+            return ""
+        rank = max(counts, key=lambda one: counts[one])
+        where = f" of rank {rank}" if len(set(counts.values())) > 1 or len(counts) < len(self.ranks) else ""
+        return f"{counts[rank]:,} series{where} had too few values to be judged"
 
     def as_json(self) -> dict[str, Any]:
         """The state as JSON values."""

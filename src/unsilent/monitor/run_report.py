@@ -27,7 +27,8 @@ LONGEST_FACT = 400
 INTRODUCTIONS = {
     "Alarms": "A rule raises an alarm for the series with the highest score: a number of one tensor in one rank. A score of 1 or "
     "more is an alarm. What a rule finds in the same series in several steps in a row is reported once. Series: in how many of "
-    "those that it judged the rule found something.",
+    "those that it judged the rule found something. Replicas: parameters that differ between ranks, reported again about once a "
+    "minute as long as they do.",
     "Verdicts": "What all ranks agreed on after an alarm: which rank is suspected, and what was done.",
     "Training": "Loss and gradient norm as the monitor reported them. A dotted line marks a step with an alarm. A cross, and a "
     "gap in the curve, marks a value that is not finite.",
@@ -75,11 +76,11 @@ def _results(ranks: Sequence[RankHistory]) -> Table:
 def _numbers(history: RunHistory) -> Iterator[tuple[str, str, str]]:
     ranks = history.ranks
     yield "Alarms", f"{history.alarm_count:,}", count_text(sum(one.warning_count for one in ranks), "warning")
-    yield "Steps", f"{history.steps:,}", count_text(len(ranks), "rank")
+    yield "Steps", f"{history.steps:,}", "the rank that made most" if len(ranks) > 1 else ""
     if costs := [one.cost for one in ranks if one.cost is not None]:
         yield "Monitor's share of the time", f"{100 * max(costs):.2g} %", "the rank where it is largest"
     if waits := [one.ended.longest_wait for one in ranks if one.ended]:
-        yield "Every tensor read within", count_text(max(waits), "step"), ""
+        yield "Every tensor read within", count_text(max(waits), "step"), "the rank where it took longest"
     if seconds := [one.ended.seconds for one in ranks if one.ended]:
         yield "Duration", duration_text(max(seconds)), ""
 
@@ -96,8 +97,8 @@ def _findings(history: RunHistory) -> Iterator[str]:
     world = max((one.started.world_size for one in history.ranks if one.started), default=1)
     if missing := world - len(history.ranks):
         yield f"there are no events of {missing:,} of {count_text(world, 'rank')}"
-    if unjudged := max((one.ended.unjudged for one in history.ranks if one.ended), default=0):
-        yield f"{unjudged:,} series had too few values to be judged; they were read, and only checked for being finite"
+    if unjudged := history.unjudged_text:
+        yield f"{unjudged}; they were read, and only checked for being finite"
     if unseen := [name for one in history.ranks if one.ended for name in one.ended.unseen]:
         yield f"{count_text(len(unseen), 'tensor')} never read: {listed(unseen, 3)}"
 
@@ -141,7 +142,8 @@ def _alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
 
     def cells(one: Alarm) -> tuple[Cell, ...]:
         feature = f"{one.feature}, {one.statistic}" if one.statistic else one.feature
-        where = (one.step, one.rank, one.level, feature, one.tensor)
+        tensor = f"ranks {listed(map(str, one.ranks))}" if one.ranks else one.tensor
+        where = (one.step, one.rank, one.level, feature, tensor)
         return *where, one.value, one.baseline, one.score, one.rule, f"{one.series_flagged:,} of {one.series_judged:,}"
 
     rows = tuple(TableRow(cells(one), one.level == "alarm", str(one)) for one in alarms)

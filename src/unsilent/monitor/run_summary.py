@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from unsilent.monitor.events import Alarm, Ended, Event, Verdict
@@ -39,17 +41,32 @@ class RunSummary:
         """The line; empty where no monitor ended, and in further ranks without an alarm."""
         if not self._ended or (self._ended[0].rank and not self._alarms):
             return ""
-        last, steps = self._ended[-1], count_text(sum(one.steps for one in self._ended), "step")
+        whole = _together(self._ended)
+        steps = count_text(whole.steps, "step")
         if self._alarms:
             first = self._alarms[0]
             where = f" in rank {first.rank}" if first.rank else ""
             found = f"{count_text(len(self._alarms), 'alarm')} in {steps}{where}; first in step {first.step}: {first.series_name}"
         elif self._first_verdict is not None:
-            found = f"no alarm in {steps} of rank 0, but in another rank; verdict in {self._first_verdict}"
+            found = f"no alarm in {steps} of rank {whole.rank}; verdict in {self._first_verdict}"
         else:
             found = f"no alarm in {steps}"
         more = f"; see unsilent watch {self._events}" if self._events and (self._alarms or self._first_verdict) else ""
-        return f"{found}; {last.coverage}; the monitor took {100 * last.cost:.2g} % of the time{more}"
+        return f"{found}; {whole.coverage}; the monitor took {100 * whole.cost:.2g} % of the time{more}"
+
+
+def _together(ended: Sequence[Ended]) -> Ended:
+    """The ends of several monitors of one rank, one after the other, as that of one."""
+    seconds = sum(one.seconds for one in ended)
+    return replace(
+        ended[-1],
+        steps=sum(one.steps for one in ended),
+        seconds=seconds,
+        cost=sum(one.cost * one.seconds for one in ended) / seconds if seconds else ended[-1].cost,
+        longest_wait=max(one.longest_wait for one in ended),
+        unseen=tuple(name for one in ended for name in one.unseen),
+        unjudged=sum(one.unjudged for one in ended),
+    )
 
 
 class StderrHandler(logging.Handler):

@@ -17,15 +17,23 @@ class Suspicion:
     Args:
         has_replicas: Whether all ranks train tensors of the same names, so that their bits may be compared.
         lowest: Level of a finding from which on a rank is suspected.
+        begins_alike: Whether the ranks are known to begin with the same parameters. Where they are not, parameters that differ
+            from the first steps on are taken as meant, and are not compared.
 
     Attributes:
         suspect: Of the last step; None where no rank reported anything.
+        differing: Ranks whose parameters differ from those of the majority in the last step, of all ranks where there is none.
+            Where bits are known to have changed in some of them: these.
+        is_difference_new: Whether one of them was like the others in the steps before.
     """
 
-    def __init__(self, has_replicas: bool, lowest: int) -> None:
-        self._has_replicas, self._lowest = has_replicas, lowest
+    def __init__(self, has_replicas: bool, lowest: int, begins_alike: bool = False) -> None:
+        self._has_replicas, self._lowest, self._begins_alike = has_replicas, lowest, begins_alike
         self._divergent: dict[int, int] = {}  # rank: the last step in which it was
+        self._changed: set[int] = set()
         self.suspect: Suspect | None = None
+        self.differing: tuple[int, ...] = ()
+        self.is_difference_new = False
 
     def relevant(self, rows: Sequence[RankRow]) -> list[RankRow]:
         """The rows, without findings of lower levels."""
@@ -40,13 +48,16 @@ class Suspicion:
         """
         is_comparable = self._has_replicas and all(row.replicas != NOT_COMPARED for row in rows)
         divergent = set(divergent_replicas([row.replicas for row in rows])) if is_comparable else set()
-        if divergent and rows[0].step <= interval + 2:
+        if divergent and rows[0].step <= interval + 2 and not self._begins_alike:
             self._has_replicas = False
-            logging.getLogger(LOGGER).info(
-                "parameters differ between the ranks from the start, so they are not compared"
+            logging.getLogger(LOGGER).warning(
+                "parameters differ between the ranks from the start; this is taken as meant, and they are not compared"
             )
             divergent = set()
         is_new = self._is_new(divergent, rows[0].step, interval)
+        self.differing = tuple(sorted(divergent & self._changed or divergent))
+        self.is_difference_new = is_new
+        self._changed |= {rank for rank, row in enumerate(rows) if row.changed}
         before, self.suspect = self.suspect, suspect_of(rows, is_comparable and is_new)
         if any(row.changed for row in rows):  # replicas differ from now on
             self._divergent |= dict.fromkeys(range(len(rows)), rows[0].step)
@@ -56,5 +67,7 @@ class Suspicion:
     def _is_new(self, divergent: set[int], step: int, interval: int) -> bool:
         """Whether one of these ranks was like the others in the last steps: a rank that differs does so in every interval."""
         known = {rank: last for rank, last in self._divergent.items() if step - interval <= last <= step}
+        if not known:
+            self._changed.clear()
         self._divergent = known | dict.fromkeys(divergent, step)
         return not divergent <= known.keys()

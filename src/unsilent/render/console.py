@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 from unsilent.report.text import wrapped
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+
+WIDEST = 10_000
+"""Characters of a line of what is no terminal (a pipe, a log), which gets every row of a table as one line."""
 
 
 def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str = "", no_wrap: bool = False) -> None:
@@ -25,6 +28,17 @@ def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str 
         style = first if number == 0 and not plain else ""
         text = f"# {line}" if plain else line if whole else "\n".join(wrapped(line, console.width))
         console.print(Text(text, style=style), soft_wrap=whole)
+
+
+def print_drawn(console: Console, drawn: RenderableType) -> None:
+    """Print a table, or several parts; where the output is no terminal, as wide as it is: nothing is cut or folded."""
+    from rich.segment import Segments
+
+    if console.is_terminal:
+        console.print(drawn)
+    else:
+        segments = console.render(drawn, console.options.update(width=WIDEST))
+        console.print(Segments(segments), soft_wrap=True, end="")
 
 
 def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from unsilent.render.cells import filled_columns, header_text, texts
-from unsilent.render.console import print_columns, print_lines
+from unsilent.render.console import WIDEST, print_columns, print_drawn, print_lines
 from unsilent.render.report_json import row_object
 from unsilent.report.model import Column, Report, Table
 from unsilent.report.text import escape_unprintable, wrapped
@@ -58,7 +58,8 @@ def _plain(value: object) -> str:
 def print_table(table: Table, console: Console, has_all: str = "--plain") -> None:
     """Write a table without its empty columns.
 
-    Columns of low priority are left out where a terminal is too narrow; the option ``has_all`` shows them.
+    Columns of low priority are left out where a terminal is too narrow; the option ``has_all`` shows them. What is no terminal
+    gets all columns, and every row as one line.
     """
     from rich import box
     from rich.table import Table as Drawn
@@ -72,7 +73,8 @@ def print_table(table: Table, console: Console, has_all: str = "--plain") -> Non
     columns = [table.columns[number] for number in filled]
     heads = [header_text(column) for column in columns]
     cells = [[line[number] for number in filled] for line in every]
-    widths = fit_columns(columns, [heads, *cells], console.width + 1)
+    lines = [heads, *cells]
+    widths = fit_columns(columns, lines, console.width + 1) if console.is_terminal else whole_columns(lines)
     console.print()
     if table.title:
         print_lines(console, [escape_unprintable(table.title)], False, "bold")
@@ -84,13 +86,18 @@ def print_table(table: Table, console: Console, has_all: str = "--plain") -> Non
     for row, line in zip(rows, cells, strict=True):
         style = "bold" if row.emphasised else ""
         drawn.add_row(*(Text("\n".join(wrapped(line[n], width)), style) for n, width in widths.items()))
-    console.print(drawn)
+    print_drawn(console, drawn)
     if left := [header_text(column) for number, column in enumerate(columns) if number not in widths]:
         print_lines(
             console, [f"columns that do not fit: {', '.join(left)}; widen the terminal, or use {has_all}"], False
         )
     if len(table.rows) > len(rows):
         print_lines(console, [table.more_rows_text.format(shown=len(rows), left=len(table.rows) - len(rows))], False)
+
+
+def whole_columns(lines: Sequence[Sequence[str]]) -> dict[int, int]:
+    """All columns by number, and widths at which nothing is folded."""
+    return {n: min(max(len(line[n]) for line in lines), WIDEST) or 1 for n in range(len(lines[0]))}
 
 
 def fit_columns(columns: Sequence[Column], lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
+from unsilent.detectors.series import Floats
+
 SMALL = 2048
 """Elements of a tensor that is read together with others."""
 
@@ -32,23 +34,38 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def norms_and_largest(tensors: Sequence[Tensor]) -> Tensor:
-    """L2 norms of n dense tensors, then their largest magnitudes, float64[2 n] on the device of the first; NaN stays NaN."""
+    """L2 norms of n dense tensors, then their largest magnitudes, float64[2 n] on the device of the first; NaN stays NaN.
+
+    A norm is infinite only if an element is: where squares overflow, it is computed in another way.
+    """
     filled = [tensor if tensor.numel() else tensor.new_zeros(1) for tensor in tensors]
-    return torch.cat([_norms(filled), largest_magnitudes(filled)])
+    norms, largest = _norms(filled), largest_magnitudes(filled)
+    if norms.device.type == "cpu":
+        _replace_overflows(norms.numpy(), largest.numpy(), filled)
+    return torch.cat([norms, largest])
+
+
+def _replace_overflows(norms: Floats, largest: Floats, tensors: Sequence[Tensor]) -> None:
+    """Compute the norms again that are infinite although all elements are finite; beyond float64, its largest number."""
+    for place in np.flatnonzero(np.isinf(norms) & np.isfinite(largest)).tolist():
+        most = float(largest[place])
+        norm = float(torch.linalg.vector_norm(tensors[place] / most, dtype=torch.float64))
+        norms[place] = min(most * norm, np.finfo(np.float64).max)
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
-    """L2 norms, float64[n] on the device of the first; types whose sums of squares overflow are added up in float32."""
+    """L2 norms, float64[n] on the device of the first; types whose sums of squares overflow are added up in wider ones."""
     device = tensors[0].device
-    # bfloat16 has the range of float32, and float32 sums would cost three times as much on a CPU.
-    narrow = {torch.float16} if device.type == "cpu" else {torch.float16, torch.bfloat16}
+    # On a CPU wider sums would cost three times as much; there the norms that overflow are known, and computed again.
+    is_cpu = device.type == "cpu"
+    narrow = {torch.float16} if is_cpu else {torch.float16, torch.bfloat16, torch.float32}
     norms: list[Tensor] = [tensors[0]] * len(tensors)
-    if device.type == "cpu" and all(t.numel() <= SMALL and t.dtype is torch.float32 for t in tensors):
+    if is_cpu and all(t.numel() <= SMALL and t.dtype is torch.float32 for t in tensors):
         return _small_norms(tensors)
     for is_narrow in (False, True):
         places = [place for place, tensor in enumerate(tensors) if (tensor.dtype in narrow) is is_narrow]
         if places:
-            wider: dict[str, Any] = {"dtype": torch.float32} if is_narrow else {}
+            wider: dict[str, Any] = {"dtype": torch.float32 if is_cpu else torch.float64} if is_narrow else {}
             found = torch._foreach_norm([tensors[place] for place in places], 2, **wider)
             for place, norm in zip(places, found, strict=True):
                 norms[place] = norm

@@ -27,6 +27,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def begins_alike(model: nn.Module) -> bool:
+    """Whether all ranks have the same parameters at first: DDP sends them those of one rank, unless some are left out."""
+    inner = getattr(model, "_orig_mod", model)
+    return isinstance(inner, nn.parallel.DistributedDataParallel) and not inner.parameters_to_ignore
+
+
 class TrainedParameters:
     """Parameters of several optimizers by name; one that two of them train belongs to the first.
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from unsilent.errors import UsageError
-from unsilent.monitor.event_files import LINE_BEGINS, MOST_LINE, path_of_rank
+from unsilent.monitor.event_files import MOST_LINE, begins_a_run, may_begin_an_event, path_of_rank
 from unsilent.monitor.events import Event
 from unsilent.monitor.sinks import LOGGER
 from unsilent.strictjson import as_json_values
@@ -62,15 +62,20 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _prepare(path: Path) -> None:
-    """Create the file; of one that is there, remove a last line that was not finished. Raises ``OSError``, ``ValueError``."""
+    """Create the file; of one that is there, remove a last line that was not finished. Raises ``OSError``, ``ValueError``.
+
+    Nothing is changed that no monitor wrote.
+    """
     with open(path, "ab+") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        head = file.read(len(LINE_BEGINS))
-        if not LINE_BEGINS.startswith(head):
+        if size and not begins_a_run(file.readline(MOST_LINE)):
             raise ValueError("the file holds something else than events")
         start = max(0, size - MOST_LINE)
         file.seek(start)
-        end = start + file.read().rfind(b"\n") + 1
-        if end < size:
-            file.truncate(end)
+        rest = file.read()
+        last = rest[rest.rfind(b"\n") + 1 :]
+        if not may_begin_an_event(last):
+            raise ValueError("its last line is not finished, and is no event")
+        if last:
+            file.truncate(size - len(last))

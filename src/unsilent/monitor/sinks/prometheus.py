@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from unsilent.errors import UsageError
 from unsilent.monitor.events import (
     FINGERPRINT,
+    REPLICAS,
     Alarm,
     Ended,
     Event,
@@ -59,8 +60,8 @@ class PrometheusSink:
         self._alarms = Counter(
             "unsilent_alarms", "Alarms and warnings of rules.", ["rank", "rule", "level"], registry=registry
         )
-        for rule in (*rules, FINGERPRINT):
-            for level in ("alarm", "warning")[: 1 if rule == FINGERPRINT else 2]:
+        for rule in (*rules, FINGERPRINT, REPLICAS):
+            for level in ("alarm", "warning")[: 1 if rule in (FINGERPRINT, REPLICAS) else 2]:
                 self._alarms.labels(self._rank, rule, level)
         self._verdicts = Counter(
             "unsilent_verdicts", "Verdicts of all ranks, by what was done.", ["rank", "action"], registry=registry

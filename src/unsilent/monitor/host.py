@@ -1,0 +1,42 @@
+"""This machine, and its processes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+CLOCK_SECONDS = 60.0
+"""By which the beginning of a process may be wrong: the clock of a host is put right now and then."""
+
+
+def host_name() -> str:
+    """Of this machine."""
+    return platform.node() or "unknown"
+
+
+def pid_namespace() -> str:
+    """In which numbers of processes mean the same, where the system has such (containers on Linux); else empty."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def process_exists(number: int, at: float) -> bool:
+    """Whether a process that had this number at a time (seconds since 1970) has not ended; true where that is not known."""
+    if os.name != "posix" or number <= 0:
+        return True
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # of another user
+    try:
+        state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+        began = int(booted.split()[1]) + int(fields[18]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return True  # no such files on this system
+    return state not in ("Z", "X") and began <= at + CLOCK_SECONDS  # later: another one that got the number

@@ -1,0 +1,35 @@
+"""The last line of ``unsilent run``, made of events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monitor import made_events as made
+from unsilent.monitor.run_summary import RunSummary
+
+
+def line(*events, path=None):
+    summary = RunSummary(path)
+    for event in events:
+        summary(event)
+    return summary.text
+
+
+def test_ranks_that_differ_are_an_alarm():
+    said = line(made.replicas_alarm(3), made.verdict(3, suspect=-1, ranks=(0, 1)), made.ended(9), path=Path("e.jsonl"))
+    assert said.startswith("1 alarm in 9 steps; first in step 3: parameters differ between ranks 0, 1; each tensor")
+    assert said.endswith("; see unsilent watch e.jsonl")
+
+
+def test_monitors_one_after_the_other_are_summed_up():
+    ends = [made.ended(10, cost=0.5, seconds=1.0, longest_wait=9, unjudged=2), made.ended(90, cost=0.0, seconds=99.0)]
+    assert line(*ends) == (
+        "no alarm in 100 steps; each tensor was read within 9 steps, 2 series had too few values to be judged; "
+        "the monitor took 0.5 % of the time"
+    )
+
+
+def test_a_verdict_on_a_warning_says_nothing_of_other_ranks():
+    said = line(made.verdict(3, suspect=0, reason="one rank", ranks=(0,)), made.ended(9))
+    assert said.startswith("no alarm in 9 steps of rank 0; verdict in step 3: ")
+    assert "another rank" not in said
