@@ -74,7 +74,7 @@ def inspection_report(
     """
     tensors = [t for t in selected if not t.is_number]
     numbers = [t for t in selected if t.is_number]
-    size = sum(t.numel * t.item_size for t in tensors)
+    size = sum(t.nbytes for t in tensors)
     known = {name: v for name, v in (values or {}).items() if v is not None}
     bad = [name for name, v in known.items() if v.nonfinite]
     far = [name for name, v in known.items() if v.extreme]

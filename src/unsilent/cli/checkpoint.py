@@ -363,7 +363,7 @@ def _bytes_shown(tensors: Iterable[StoredTensor], what: str, quiet: bool) -> Ite
     """A bar on a terminal while large tensors are read; yields what is called with numbers of bytes."""
     import sys
 
-    total = sum(t.numel * t.item_size for t in tensors)
+    total = sum(t.nbytes for t in tensors)
     if quiet or total < 2**28 or not sys.stderr.isatty():
         yield lambda done: None
         return
