@@ -29,6 +29,8 @@ ITEM_SIZES = {
     **dict.fromkeys((f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)), 1),
 }  # fmt: skip
 """Bytes of an element, by torch's name of the dtype; those without a codec can be read and compared, not edited."""
+OBJECT = "object"
+"""In place of a dtype, of values that are no tensors and are not read."""
 Read = Callable[[str, int, int], bytes]
 """Bytes of a file of the checkpoint, from its name, an offset and a length."""
 
@@ -124,6 +126,7 @@ class StoredTensor:
         stored_as: The name that the file has for it.
         obstacle: Why it is only listed, or read but not edited; empty where nothing but its dtype can be in the way.
         value: The number itself; None for tensors.
+        fingerprint: Hash of what the file says of a value that is not read, to compare it; empty where there is none.
         raw_size: Bytes of a tensor whose elements are no whole bytes; its block is of bytes.
     """
 
@@ -136,6 +139,7 @@ class StoredTensor:
     stored_as: str = ""
     obstacle: str = ""
     value: float | int | bool | None = None
+    fingerprint: str = ""
     raw_size: int = 0
 
     @property
@@ -167,6 +171,11 @@ class StoredTensor:
     def is_number(self) -> bool:
         """Whether it is a number rather than a tensor."""
         return self.value is not None
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it is an object that is no tensor and no number, and is not read."""
+        return self.dtype == OBJECT
 
     @property
     def is_readable(self) -> bool:
