@@ -72,6 +72,7 @@ def pickled_zip(path, content, **records):
     """A file like one of ``torch.save`` with a pickle of our own."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", content)
+        archive.writestr("archive/version", "3\n")
         for name, data in records.items():
             archive.writestr(f"archive/data/{name}", data)
     return path

@@ -52,6 +52,11 @@ class Checksum(Protocol):
         """What it is, for messages: ``CRC-32 of archive/data/0``."""
         ...
 
+    @property
+    def places(self) -> tuple[tuple[str, int, int], ...]:
+        """Where it is stored: file, offset and length of each place."""
+        ...
+
     def update(self, patches: list[Patch], read: Read) -> list[Patch]:
         """The patches that make it fit the bytes after ``patches``; none where they do not touch what it covers.
 

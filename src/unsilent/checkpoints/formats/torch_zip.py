@@ -24,6 +24,7 @@ from unsilent.printable import escape_unprintable
 NAME = "torch.save"
 _PICKLE = "data.pkl"
 _MAGIC = b"PK\x03\x04"
+_VERSIONS = range(1, 11)
 
 
 def matches(files: CheckpointFiles) -> bool:
@@ -96,8 +97,9 @@ def read_archive(
     if pickle is None:
         raise UsageError(f"{where} is a zip file without {_PICKLE}; expected one written by torch.save")
     folder = pickle.name.removesuffix(_PICKLE)
-    order = archive.entries.get(f"{folder}byteorder")
-    big_endian = order is not None and archive.content(order, "the order of bytes") == b"big"
+    if folder.count("/") != 1 or not all(name.startswith(folder) for name in archive.entries):
+        raise UsageError(f"{where} has records outside of the folder of {_PICKLE}, which torch refuses; it is damaged")
+    big_endian = _checked_records(archive, folder, where).get("byteorder") == b"big"
     try:
         content = archive.content(pickle, "the description of tensors")
         root, _ = read_pickle(content)
@@ -112,6 +114,24 @@ def read_archive(
         else:
             values.append(ArchiveValue(path, False, number(name, name, leaf, pickle)))
     return root, values
+
+
+def _checked_records(archive: ZipDirectory, folder: str, where: str) -> dict[str, bytes]:
+    """The records that say how the others are to be read; raises ``UsageError`` for what torch refuses."""
+    records = {
+        name: archive.content(archive.entries[folder + name], "a setting of torch")
+        for name in ("version", "byteorder", ".format_version", ".storage_alignment")
+        if folder + name in archive.entries
+    }
+    numbers = {name: value.strip() for name, value in records.items() if name != "byteorder"}
+    version = numbers.get("version", b"")
+    if records.get("byteorder", b"little") not in (b"little", b"big"):
+        raise UsageError(f"{where} has the order of bytes {ascii(records['byteorder'])[:20]}; expected little or big")
+    if not all(value.isdigit() and len(value) < 10 for value in numbers.values()) or int(version or 0) not in _VERSIONS:
+        raise UsageError(
+            f"{where} has no version from {_VERSIONS[0]} to {_VERSIONS[-1]} that torch reads; it is damaged"
+        )
+    return records
 
 
 def with_optimizer_names(values: list[StoredTensor]) -> list[StoredTensor]:
