@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +13,8 @@ from unsilent.plainfiles import open_plain
 from unsilent.printable import escape_unprintable
 
 MOST_OPEN = 64
+MOST_FILES = 1_000_000
+"""Files of a folder that are listed."""
 MOST_METADATA = 256 * 2**20
 """Bytes that are read at once of what describes tensors; no real checkpoint comes near."""
 
@@ -25,6 +28,7 @@ class CheckpointFiles(Closing):
 
     def __init__(self, root: str | Path) -> None:
         self._descriptors: dict[str, int] = {}
+        self._used: set[str] = set()
         try:
             self.root = Path(root).expanduser()
             self.is_folder = self.root.is_dir()
@@ -42,6 +46,14 @@ class CheckpointFiles(Closing):
                 return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
         except OSError as error:
             raise UsageError(f"cannot read {self.root}: {error.strerror}; check the path") from None
+
+    def unused(self) -> list[str]:
+        """Names of the files in a folder, and in its folders, of which nothing was read until now; links are such files."""
+        if not self.is_folder:
+            return []
+        found = (Path(folder, name) for folder, _, names in os.walk(self.root) for name in names)
+        names = (path.relative_to(self.root).as_posix() for path in itertools.islice(found, MOST_FILES))
+        return sorted(name for name in names if name not in self._used)
 
     def path(self, name: str) -> Path:
         """Where a file is. Raises ``UsageError`` for a name that leads out of the folder."""
@@ -67,6 +79,7 @@ class CheckpointFiles(Closing):
 
     def descriptor(self, name: str) -> int:
         """An open file descriptor for reading."""
+        self._used.add(name)
         if name not in self._descriptors:
             if len(self._descriptors) >= MOST_OPEN:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
