@@ -25,7 +25,7 @@ def test_inspect_names_tensors_whose_values_were_not_read(tmp_path, capsys):
     code, text = report(capsys, "inspect", tmp_path / "some.safetensors")
     assert code == 0
     assert "no value in the 1 of 2 tensors that were read is NaN" in text
-    assert "1 tensors have values that were not read: `model/scale`" in text
+    assert "1 tensor with values that were not read: `model/scale`" in text
     save_file({"scale": scale}, tmp_path / "none.safetensors")
     _, text = report(capsys, "inspect", tmp_path / "none.safetensors")
     assert "no values were read" in text

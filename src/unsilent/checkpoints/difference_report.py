@@ -18,18 +18,20 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
     unequal = [d for d in changed if d.status not in (MISSING, ADDED)]
     findings = []
     for path, status in ((first, MISSING), (second, ADDED)):
-        for kind, what in (("value", "tensors and numbers are"), ("file", "files that are not read are")):
-            only = [d.name for d in changed if d.status == status and (d.kind == "file") == (kind == "file")]
-            if only:
-                findings.append(f"{len(only):,} {what} only in {path}: {_names(only)}")
+        only = [d.name for d in changed if d.status == status and d.kind != "file"]
+        if only:
+            findings.append(f"{len(only):,} tensors and numbers are only in {path}: {_names(only)}")
+        only = [d.name for d in changed if d.status == status and d.kind == "file"]
+        if only:
+            findings.append(f"{count_text(len(only), 'file')} not read, only in {path}: {_names(only)}")
     unread = [d.name for d in changed if d.status == UNREAD]
     if unread:
         findings.append(f"{len(unread):,} could not be compared: {_names(unread)}")
     files = [d for d in differences if d.kind == "file" and d.status in (SAME, DIFFERS)]
-    for status, what in ((DIFFERS, "have other bytes"), (SAME, "have the same bytes")):
+    for status, what in ((DIFFERS, "with other bytes"), (SAME, "with the same bytes")):
         some = [d.name for d in files if d.status == status]
         if some:
-            findings.append(f"{len(some):,} files that are not read {what}: {_names(some)}")
+            findings.append(f"{count_text(len(some), 'file')} not read, {what}: {_names(some)}")
     heads = (
         Column("tensor", left_aligned=True), Column("what", left_aligned=True), Column("elements", "number"),
         Column("bits", "number"), Column("largest relative change", "number", digits=".3g"),

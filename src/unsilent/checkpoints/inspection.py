@@ -14,6 +14,7 @@ from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.faults.codecs import CODECS
 from unsilent.printable import escape_unprintable
 from unsilent.report.model import Column, Report, Section, Table, TableRow
+from unsilent.report.text import count_text
 from unsilent.sizes import human_bytes
 
 EXTREME = 1e6
@@ -84,14 +85,14 @@ def inspection_report(
     findings = [f"`{name}` has {known[name].nonfinite:,} values that are NaN or infinite" for name in bad[:10]] + [
         f"`{name}` has {known[name].extreme:,} values beyond ±{bound:g}" for name in far[:10]
     ]
-    for names, what in (
-        ([] if values is None else unread, "tensors have values that were not read"),
-        (objects, "objects were not read"),
-        (list(map(escape_unprintable, checkpoint.unread_files)), "files of the folder were not read"),
+    for names, noun, what in (
+        ([] if values is None else unread, "tensor", "with values that were not read"),
+        (objects, "object", "not read"),
+        (list(map(escape_unprintable, checkpoint.unread_files)), "file", "of the folder not read"),
     ):
         if names:
             shown = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
-            findings.append(f"{len(names):,} {what}: {shown}")
+            findings.append(f"{count_text(len(names), noun)} {what}: {shown}")
     claim = "" if values is None else _claim(known, len(unread), bound)
     headline = f"{len(tensors):,} tensors with {sum(t.numel for t in tensors):,} elements ({human_bytes(size)}){claim}."
     present = [s for s in SECTIONS if any(t.section == s for t in selected)]
