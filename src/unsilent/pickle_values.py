@@ -2,24 +2,27 @@
 
 `pickletools.genops` takes a pickle apart into opcodes and arguments. Calls, objects and names become records below, so a pickle
 that would run code when loaded is read like any other. Floats and byte strings carry the position of their bytes in the pickle.
-Protocols 0 to 5 of what ``pickle``, ``torch.save`` and numpy write.
+Protocols 0 to 5 of what ``pickle``, ``torch.save`` and numpy write. Containers of Python hold what they would hold after loading;
+what no pickler writes and would make a loader see something else (one key twice, a state that is set twice, one storage that is
+described in two ways) is refused.
 """
 
 from __future__ import annotations
 
+import _compat_pickle
 import io
 import pickletools
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 MAGIC = b"\x80"
 _CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _PLAIN = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE",
-    "STRING", "BINSTRING", "SHORT_BINSTRING",
 }  # fmt: skip
+_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 _BYTES = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9, "BYTEARRAY8": 9}
 """Bytes of the opcode before the content."""
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
@@ -59,6 +62,7 @@ class Call:
     state: Any = None
     items: list[tuple[Any, Any]] = field(default_factory=list)
     elements: list[Any] = field(default_factory=list)
+    keys: set[Any] | None = None
 
     @property
     def name(self) -> str:
@@ -71,10 +75,11 @@ class Mapped:
     """A dict: its pairs in order, for keys may be objects that are never made."""
 
     items: list[tuple[Any, Any]] = field(default_factory=list)
+    keys: set[Any] | None = None
 
     def get(self, key: Any) -> Any:
         """The value of a key that is text or a number; None where there is none."""
-        return next((value for k, value in reversed(self.items) if type(k) is type(key) and k == key), None)
+        return next((value for k, value in self.items if type(k) is type(key) and k == key), None)
 
 
 class Persistent(NamedTuple):
@@ -83,7 +88,16 @@ class Persistent(NamedTuple):
     id: Any
 
 
-_MARK = Name("", "mark")
+DICTS = {"collections.OrderedDict", "collections.Counter"}
+SETS = {"builtins.set", "builtins.frozenset"}
+SIZE = "torch.Size"
+BYTES = "_codecs.encode"
+_CONTAINERS = {*DICTS, *SETS, SIZE}
+"""What is filled when it is made, so that its arguments are read at that moment."""
+_SCALARS_AS_KEYS = {"builtins.complex", "torch.device"}
+"""Equal ones can be described in several ways, and one equals a number."""
+_MOST_KEY_PARTS = 16
+_MOST_KEY_DEPTH = 3
 
 
 def read_pickle(content: bytes, most_opcodes: int = 20_000_000, start: int = 0) -> tuple[Any, int]:
@@ -118,6 +132,8 @@ class _Machine:
 
     def __init__(self, most_opcodes: int) -> None:
         self.stack: list[Any] = []
+        self.below: list[list[Any]] = []  # the stacks below each mark
+        self.storages: dict[Any, Any] = {}
         self.memo: dict[int, Any] = {}
         self.most = most_opcodes
 
@@ -127,8 +143,9 @@ class _Machine:
                 raise PickleDamaged(f"it has more than {self.most:,} opcodes")
             name = opcode.name
             if name == "STOP":
-                (result,) = self.stack
-                return result
+                if self.below or len(self.stack) != 1:
+                    raise PickleDamaged("it holds more than one value")
+                return self.stack[0]
             if not self._literal(name, argument, position) and not self._memory(name, argument):
                 action = _ACTIONS.get(name)
                 if action is None:
@@ -138,7 +155,9 @@ class _Machine:
 
     def _literal(self, name: str, argument: Any, position: int) -> bool:
         """An opcode that is a value; false for any other."""
-        if name in _PLAIN:
+        if name in _STRINGS:
+            self.stack.append(_text(argument))
+        elif name in _PLAIN:
             self.stack.append(argument)
         elif name in _CONSTANTS:
             self.stack.append(_CONSTANTS[name])
@@ -149,7 +168,7 @@ class _Machine:
         elif name in _BYTES:
             self.stack.append(ByteString(bytes(argument), position + _BYTES[name]))
         elif name == "GLOBAL":
-            self.stack.append(Name(*argument.split(" ", 1)))
+            self.stack.append(_python3_name(*argument.split(" ", 1)))
         elif name == "PERSID":
             self.stack.append(Persistent(argument))
         else:
@@ -178,12 +197,17 @@ class _Machine:
 
     def marked(self) -> list[Any]:
         """The values above the last mark, which are taken off with it."""
-        at = next((i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is _MARK), None)
-        if at is None:
+        if not self.below:
             raise PickleDamaged("it has no mark where one is needed")
-        values = self.stack[at + 1 :]
-        del self.stack[at:]
+        values, self.stack = self.stack, self.below.pop()
         return values
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def mark(self) -> None:
+        self.below.append(self.stack)
+        self.stack = []
 
     def two(self) -> tuple[Any, Any]:
         """The two values on top, taken off."""
@@ -195,7 +219,7 @@ class _Machine:
         target = self.stack[-1]
         if not isinstance(target, (Mapped, Call)) or len(values) % 2:
             raise PickleDamaged("it sets items of what is no dict")
-        target.items.extend(zip(values[::2], values[1::2], strict=True))
+        _add_items(target, zip(values[::2], values[1::2], strict=True))
 
     def put_elements(self, values: list[Any]) -> None:
         target = self.stack[-1]
@@ -210,6 +234,8 @@ class _Machine:
         below, state = self.two()
         if not isinstance(below, Call):
             raise PickleDamaged("it sets the state of what is no object")
+        if below.state is not None:
+            raise PickleDamaged("it sets the state of an object twice")
         below.state = state
         self.stack.append(below)
 
@@ -229,13 +255,112 @@ class _Machine:
 
     def call(self) -> None:
         function, arguments = self.two()
-        self.stack.append(Call(function, arguments))
+        self.stack.append(_filled(Call(function, arguments)))
+
+    def new_object(self) -> None:
+        function, arguments = self.two()
+        result = Call(function, arguments)
+        if result.name in _CONTAINERS and arguments != ():  # its arguments are ignored, or not, as the class likes
+            raise PickleDamaged(f"it makes a {result.name} in a way that pickle does not")
+        self.stack.append(result)
+
+    def persistent(self) -> None:
+        named = self.stack.pop()
+        # Loaders make a storage when its key comes first, and ignore what is said of it later.
+        if _is_storage(named) and self.storages.setdefault(named[2], named[:5]) != named[:5]:
+            raise PickleDamaged("it describes one storage in two ways")
+        self.stack.append(Persistent(named))
 
     def name(self) -> None:
         module, name = self.two()
         if not isinstance(module, str) or not isinstance(name, str):
             raise PickleDamaged("it names something by what is no text")
-        self.stack.append(Name(module, name))
+        self.stack.append(_python3_name(module, name))
+
+
+def _is_storage(value: Any) -> bool:
+    return (
+        isinstance(value, tuple) and len(value) >= 5 and all(isinstance(part, (str, int, Name)) for part in value[:5])
+    )
+
+
+def _python3_name(module: str, name: str) -> Name:
+    """A name as a loader looks it up: by the whole path, where names of Python 2 are those of Python 3."""
+    module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+    module = _compat_pickle.IMPORT_MAPPING.get(module, module)
+    path, _, last = f"{module}.{name}".rpartition(".")
+    return Name(path, last)
+
+
+def _text(argument: str) -> str:
+    """A string of Python 2 as torch decodes it; as it is where it is no UTF-8."""
+    try:
+        return argument.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return argument
+
+
+def _key(value: Any, depth: int = 0) -> Any:
+    """What is equal for keys that a dict takes for one. Raises ``PickleDamaged`` for a key that no pickler writes."""
+    if isinstance(value, (Float, ByteString)):
+        return value.value
+    if isinstance(value, Call) and value.name in _SCALARS_AS_KEYS:
+        raise PickleDamaged(f"it has a {value.name} as a key")
+    if isinstance(value, Call) and value.name == BYTES:
+        return encoded_bytes(value)
+    if isinstance(value, Call) and value.name == SIZE:
+        value = tuple(value.elements)
+    if isinstance(value, (Persistent, Call, Mapped, list)):
+        return "object", id(value)
+    if not isinstance(value, tuple) or isinstance(value, Name):
+        return value
+    if depth >= _MOST_KEY_DEPTH or len(value) > _MOST_KEY_PARTS:
+        raise PickleDamaged("it has a key of many values")
+    return ("tuple", *(_key(part, depth + 1) for part in value))
+
+
+def encoded_bytes(call: Call) -> bytes:
+    """The bytes that protocol 2 writes as text. Raises ``PickleDamaged`` for another encoding than its own."""
+    match call.arguments:
+        case (str(text), "latin1" | "latin-1"):
+            return text.encode("latin-1")
+    raise PickleDamaged("it encodes bytes in a way that pickle does not")
+
+
+def _add_items(target: Mapped | Call, items: Iterable[tuple[Any, Any]]) -> None:
+    target.keys = set() if target.keys is None else target.keys  # most objects have none
+    for key, value in items:
+        known = _key(key)
+        if known in target.keys:
+            raise PickleDamaged("a dict has one key twice")
+        target.keys.add(known)
+        target.items.append((key, value))
+
+
+def _filled(call: Call) -> Call:
+    """A container with what its arguments hold now; any other call as it is."""
+    if call.name == BYTES:
+        encoded_bytes(call)
+    if call.name not in _CONTAINERS or call.arguments == ():
+        return call
+    match call.name, call.arguments:
+        case name, (Mapped() as source,) if name in DICTS:
+            _add_items(call, source.items)
+        case "collections.OrderedDict", (list(pairs) | tuple(pairs),) if all(map(_is_pair, pairs)):
+            _add_items(call, pairs)
+        case name, (list(values) | tuple(values),) if name in SETS:
+            call.elements.extend(values)
+            if len({_key(value) for value in values}) != len(values):
+                raise PickleDamaged("a set has one value twice")
+        case "torch.Size", (list(values) | tuple(values),) if all(type(value) is int for value in values):
+            call.elements.extend(values)
+        case _:
+            raise PickleDamaged(f"it makes a {call.name} of what pickle does not")
+    return replace(call, arguments=())
+
+
+def _is_pair(value: Any) -> bool:
+    return type(value) in (list, tuple) and len(value) == 2
 
 
 def _pushes(make: Callable[[], Any]) -> Callable[[_Machine], None]:
@@ -243,18 +368,18 @@ def _pushes(make: Callable[[], Any]) -> Callable[[_Machine], None]:
 
 
 _ACTIONS: dict[str, Callable[[_Machine], Any]] = {
-    "MARK": _pushes(lambda: _MARK),
+    "MARK": _Machine.mark,
     "EMPTY_TUPLE": _pushes(tuple),
     "EMPTY_LIST": _pushes(list),
     "EMPTY_DICT": _pushes(Mapped),
-    "EMPTY_SET": _pushes(list),
-    "TUPLE": lambda m: m.stack.append(tuple(m.marked())),
-    "LIST": lambda m: m.stack.append(m.marked()),
-    "FROZENSET": lambda m: m.stack.append(m.marked()),
+    "EMPTY_SET": _pushes(lambda: Call(Name("builtins", "set"))),
+    "TUPLE": lambda m: m.push(tuple(m.marked())),
+    "LIST": lambda m: m.push(m.marked()),
+    "FROZENSET": lambda m: m.push(_filled(Call(Name("builtins", "frozenset"), (m.marked(),)))),
     "DICT": _Machine.dict_of_marked,
     "POP": lambda m: m.stack.pop(),
     "POP_MARK": lambda m: m.marked(),
-    "DUP": lambda m: m.stack.append(m.stack[-1]),
+    "DUP": lambda m: m.push(m.stack[-1]),
     "APPEND": lambda m: m.put_elements([m.stack.pop()]),
     "APPENDS": lambda m: m.put_elements(m.marked()),
     "ADDITEMS": lambda m: m.put_elements(m.marked()),
@@ -262,9 +387,9 @@ _ACTIONS: dict[str, Callable[[_Machine], Any]] = {
     "SETITEMS": lambda m: m.put_items(m.marked()),
     "STACK_GLOBAL": _Machine.name,
     "REDUCE": _Machine.call,
-    "NEWOBJ": _Machine.call,
+    "NEWOBJ": _Machine.new_object,
     "NEWOBJ_EX": _Machine.object_with_keywords,
     "OBJ": _Machine.instance,
     "BUILD": _Machine.build,
-    "BINPERSID": lambda m: m.stack.append(Persistent(m.stack.pop())),
+    "BINPERSID": _Machine.persistent,
 }

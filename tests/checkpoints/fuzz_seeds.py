@@ -87,12 +87,39 @@ def _safetensors(folder: Path) -> None:
         "counter": torch.arange(5), "mask": torch.ones(4, dtype=torch.bool),
     }  # fmt: skip
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    scales = {"w": torch.ones(4, 4).to(torch.float8_e4m3fn), "scale": torch.full((4,), 0.5).to(torch.float8_e8m0fnu)}
+    save_file(scales, folder / "scales.safetensors")
+    fields = {"pairs": ("F4", [2, 6], 0, 6), "odd": ("F4", [2, 3], 6, 9), "six": ("F6_E2M3", [4], 9, 12)}
+    header = {name: {"dtype": d, "shape": s, "data_offsets": [a, b]} for name, (d, s, a, b) in fields.items()}
+    text = json.dumps(header).encode()
+    (folder / "packed.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(12)))
     sharded = folder / "sharded"
     sharded.mkdir()
     save_file({"a": torch.ones(3, 3)}, sharded / "model-1-of-2.safetensors")
     save_file({"b": torch.zeros(5)}, sharded / "model-2-of-2.safetensors")
     index = '{"metadata": {}, "weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}'
     (sharded / "model.safetensors.index.json").write_text(index)
+
+
+def _trainer(folder: Path) -> None:
+    """What a Trainer writes, with safetensors and with the model in ``pytorch_model.bin``."""
+    from safetensors.torch import save_file
+
+    state = training()
+    model = {name: torch.ones(4, 3) * n for n, name in enumerate(("a.weight", "b.weight"))}
+    for name in ("safetensors", "bin"):
+        own = folder / name
+        own.mkdir()
+        if name == "safetensors":
+            save_file(model, own / "model.safetensors", metadata={"format": "pt"})
+        else:
+            torch.save(model, own / "pytorch_model.bin")
+        torch.save(state["optimizer"], own / "optimizer.pt")
+        torch.save({"last_epoch": 4, "_last_lr": [0.5]}, own / "scheduler.pt")
+        numpy_state = np.random.RandomState(1).get_state()
+        torch.save({"numpy": numpy_state, "cpu": torch.zeros(50, dtype=torch.uint8)}, own / "rng_state.pth")
+        torch.save({"args": Bomb()}, own / "training_args.bin")
+        (own / "trainer_state.json").write_text('{"global_step": 4}')
 
 
 def _dcp(folder: Path) -> None:
@@ -195,6 +222,7 @@ MAKERS: dict[str, Maker] = {
     "torch.distributed.checkpoint": Maker(_dcp, 0.5),
     "torch.save (legacy)": Maker(_legacy),
     "DeepSpeed": Maker(_deepspeed, 0.5),
+    "transformers": Maker(_trainer, 0.5),
     "safetensors": Maker(_safetensors),
     "Orbax": Maker(_orbax, 0.3),
     "HDF5": Maker(_hdf5, 0.02),

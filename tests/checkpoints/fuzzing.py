@@ -283,7 +283,7 @@ def _use(
     for tensor in tensors:
         with _allowed(errors):
             size = sum(len(part) for part in checkpoint.content(tensor)) if tensor.is_readable else -1
-            if size not in (-1, tensor.numel * tensor.item_size):
+            if size not in (-1, tensor.nbytes):
                 raise Finding(f"{tensor.name} has {size} bytes")
             values[tensor.name] = summarise(checkpoint, tensor, 1e6, lambda _: None)
         with _allowed(errors):

@@ -33,6 +33,7 @@ class Checkpoint(Closing):
     Attributes:
         format: Name of its format.
         tensors: Tensors and numbers by name, in the file's order.
+        unread_files: Names of the files of a folder that the format does not read.
 
     Raises:
         UsageError: it is of no known format, or damaged.
@@ -47,6 +48,7 @@ class Checkpoint(Closing):
             self.tensors: Mapping[str, StoredTensor] = MappingProxyType(
                 {t.name: t for t in without_excess(known.tensors(self.files), self.files)}
             )
+            self.unread_files = self.files.unused()
         except BaseException:
             self.files.close()
             raise
@@ -96,6 +98,25 @@ class Checkpoint(Closing):
     def content(self, tensor: StoredTensor) -> Iterator[memoryview]:
         """All elements in C order, least significant byte first, in parts of a few MiB; raises ``UsageError``."""
         return content_parts(self.files, tensor)
+
+    def editable_ranges(self) -> dict[str, list[tuple[int, int]]]:
+        """Bytes of tensors that can be edited, and of checksums that cover them: by file, first and end of each range."""
+        by_file: dict[str, list[tuple[int, int]]] = {}
+        for tensor in self.tensors.values():
+            for block in () if tensor.reason_not_editable else tensor.blocks:
+                size = block.packed_size or (block.last_element + 1) * tensor.item_size
+                places = (place for checksum in block.checksums for place in checksum.places)
+                for file, offset, length in ((block.file, block.offset, size), *places):
+                    by_file.setdefault(file, []).append((offset, offset + length))
+        result: dict[str, list[tuple[int, int]]] = {}
+        for file, ranges in by_file.items():
+            joined = result.setdefault(file, [])
+            for begin, end in sorted(ranges):
+                if joined and begin <= joined[-1][1]:
+                    joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+                else:
+                    joined.append((begin, end))
+        return result
 
     def plan(self, faults: Iterable[Fault], checksums: str = "stale") -> tuple[list[Patch], Receipt]:
         """The bytes that faults change, and their receipt; nothing is written.

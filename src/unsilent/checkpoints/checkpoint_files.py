@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -13,6 +14,8 @@ from unsilent.plainfiles import open_plain
 from unsilent.printable import escape_unprintable
 
 MOST_OPEN = 64
+MOST_FILES = 1_000_000
+"""Files of a folder that are listed."""
 MOST_METADATA = 256 * 2**20
 """Bytes that are read at once of what describes tensors; no real checkpoint comes near."""
 
@@ -30,6 +33,7 @@ class CheckpointFiles(Closing):
 
     def __init__(self, root: str | Path) -> None:
         self._descriptors: dict[str, int] = {}
+        self._used: set[str] = set()
         try:
             self.root = Path(root).expanduser()
             self.is_folder = self.root.is_dir()
@@ -56,11 +60,20 @@ class CheckpointFiles(Closing):
         """Names of all regular files of a folder, those of its folders too (``optimizer/state.bin``); ``[""]`` for a file."""
         if not self.is_folder:
             return [""]
-        return sorted(name for name, kind in self._tree() if kind == "")
+        return sorted(name for name, kind in self._entries() if kind == "")
 
     def others(self) -> list[tuple[str, str]]:
         """What a folder holds besides regular files and folders: names, and what they are."""
-        return sorted(entry for entry in self._tree() if entry[1]) if self.is_folder else []
+        return sorted(entry for entry in self._entries() if entry[1]) if self.is_folder else []
+
+    def _entries(self) -> list[tuple[str, str]]:
+        """Everything of a folder but its folders, as of `_tree`. Raises ``UsageError`` for more than `MOST_FILES`."""
+        entries = list(itertools.islice(self._tree(), MOST_FILES + 1))
+        if len(entries) > MOST_FILES:
+            raise UsageError(
+                f"{self.root} has more than {MOST_FILES:,} files; no checkpoint has, give one of its folders"
+            )
+        return entries
 
     def _tree(self, inner: str = "") -> Iterator[tuple[str, str]]:
         """Everything of a folder but its folders: names, and what they are; that is empty for a regular file."""
@@ -80,6 +93,10 @@ class CheckpointFiles(Closing):
                         yield name, "" if entry.is_file() else "not a regular file"
         except OSError as error:
             raise UsageError(f"cannot read {self.shown(inner)}: {error.strerror}; check the path") from None
+
+    def unused(self) -> list[str]:
+        """Names of what a folder holds, in its folders too, of which nothing was read until now; links are such files."""
+        return sorted(name for name, _ in self._entries() if name not in self._used) if self.is_folder else []
 
     def path(self, name: str) -> Path:
         """Where a file is. Raises ``UsageError`` for a name that leads out of the folder."""
@@ -105,6 +122,7 @@ class CheckpointFiles(Closing):
 
     def descriptor(self, name: str) -> int:
         """An open file descriptor for reading."""
+        self._used.add(name)
         if name not in self._descriptors:
             if len(self._descriptors) >= MOST_OPEN:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))

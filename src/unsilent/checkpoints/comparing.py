@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsilent.checkpoints.checkpoint import Checkpoint
-from unsilent.checkpoints.stored_tensors import StoredTensor
+from unsilent.checkpoints.stored_tensors import OBJECT, StoredTensor, dense_block
 from unsilent.faults.codecs import CODECS, Array
+from unsilent.printable import escape_unprintable
 
 SAME, DIFFERS, OTHER_TYPE, MISSING, ADDED, UNREAD = (
     "same", "differs", "other dtype or shape", "missing in the second", "missing in the first", "not readable",
 )  # fmt: skip
+_FILE = "file "
+"""Before the name of a file that is not read."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class TensorDifference:
             a number became NaN or infinite; None for integers.
         first: Flat index of the first element that differs.
         remark: Both dtypes and shapes, or why it was not read.
+        kind: ``tensor``, ``number``, ``object`` (not read, compared by all that the file says of it) or ``file`` (not read,
+            compared byte by byte).
     """
 
     name: str
@@ -38,6 +44,7 @@ class TensorDifference:
     largest_relative_change: float | None = None
     first: int | None = None
     remark: str = ""
+    kind: str = "tensor"
 
 
 def compare(
@@ -48,31 +55,59 @@ def compare(
     Args:
         progress: Called with the number of bytes of a tensor that were compared.
     """
-    for name, tensor in first.tensors.items():
-        other = second.tensors.get(name)
+    seconds = {**second.tensors, **_unread_files(second)}
+    firsts = {**first.tensors, **_unread_files(first)}
+    for name, tensor in firsts.items():
+        other = seconds.get(name)
         if other is None:
-            yield TensorDifference(name, MISSING, remark=_type(tensor))
+            result = TensorDifference(name, MISSING, remark=_type(tensor))
         else:
-            yield _compared(first, tensor, second, other, progress)
-    for name, tensor in second.tensors.items():
-        if name not in first.tensors:
-            yield TensorDifference(name, ADDED, remark=_type(tensor))
+            result = _compared(first, tensor, second, other, progress)
+        yield replace(result, kind=_kind(tensor))
+    for name, tensor in seconds.items():
+        if name not in firsts:
+            yield TensorDifference(name, ADDED, remark=_type(tensor), kind=_kind(tensor))
+
+
+def _unread_files(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+    """The files of a folder that its format does not read, as their bytes."""
+    result = {}
+    for file in checkpoint.unread_files:
+        name = f"{_FILE}{escape_unprintable(file)}"
+        if checkpoint.files.has(file) and not os.path.islink(checkpoint.path / file):
+            shape = (checkpoint.files.size(file),)
+            result[name] = StoredTensor(name, "uint8", shape, (dense_block(file, 0, shape),))
+        else:
+            result[name] = StoredTensor(name, OBJECT, (), (), obstacle="it is no regular file")
+    return result
+
+
+def _kind(tensor: StoredTensor) -> str:
+    if tensor.name.startswith(_FILE):
+        return "file"
+    return "object" if tensor.is_object else "number" if tensor.is_number else "tensor"
 
 
 def _compared(
     first: Checkpoint, tensor: StoredTensor, second: Checkpoint, other: StoredTensor, progress: Callable[[int], object]
 ) -> TensorDifference:
     name = tensor.name
+    is_file = name.startswith(_FILE)
+    if tensor.dtype != other.dtype or (tensor.shape != other.shape and not is_file):
+        return TensorDifference(name, OTHER_TYPE, remark=f"{_type(tensor)}, {_type(other)}")
     if tensor.value is not None and other.value is not None and not (tensor.blocks and other.blocks):
-        same = tensor.value == other.value
+        same = tensor.value == other.value or (tensor.value != tensor.value and other.value != other.value)
         return TensorDifference(
             name, SAME if same else DIFFERS, remark="" if same else f"{tensor.value}, {other.value}"
         )
+    if tensor.fingerprint and other.fingerprint:
+        same = (tensor.fingerprint, tensor.obstacle) == (other.fingerprint, other.obstacle)
+        return TensorDifference(name, SAME if same else DIFFERS, remark="" if same else tensor.obstacle)
     if not (tensor.is_readable and other.is_readable):
         reason = tensor.obstacle or other.obstacle or "its dtype is not known"
         return TensorDifference(name, UNREAD, remark=reason)
-    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
-        return TensorDifference(name, OTHER_TYPE, remark=f"{_type(tensor)}, {_type(other)}")
+    if tensor.shape != other.shape:
+        return TensorDifference(name, DIFFERS, remark=f"{tensor.nbytes:,} bytes, {other.nbytes:,} bytes")
     counter = _Counter(tensor)
     for a, b in _aligned(first.content(tensor), second.content(other)):
         counter.add(a, b)
@@ -95,7 +130,7 @@ class _Counter:
         self._codec = CODECS.get(tensor.dtype)
 
     def add(self, a: memoryview, b: memoryview) -> None:
-        item = self._tensor.item_size
+        item = self._tensor.item_size or 1
         if a != b:
             one, two = (np.frombuffer(part, np.uint8) for part in (a, b))
             self._bits += int(np.bitwise_count(one ^ two).sum())
@@ -112,6 +147,8 @@ class _Counter:
     def result(self) -> TensorDifference:
         if not self._elements:
             return TensorDifference(self._tensor.name, SAME, 0, 0)
+        if self._tensor.raw_size:  # elements that are no whole bytes
+            return TensorDifference(self._tensor.name, DIFFERS, None, self._bits, remark=_type(self._tensor))
         return TensorDifference(
             self._tensor.name, DIFFERS, self._elements, self._bits, self._largest, self._first, _type(self._tensor)
         )

@@ -32,7 +32,7 @@ def content_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[memo
         raise UsageError(f"{tensor.name!r} in {files.root} cannot be read: {reason}")
     if not tensor.numel:
         return
-    if len(tensor.blocks) == 1 and _is_whole(tensor):
+    if tensor.raw_size or (len(tensor.blocks) == 1 and _is_whole(tensor)):
         parts = _dense_parts(files, tensor, tensor.blocks[0])
     else:
         parts = _gathered_parts(files, tensor)
@@ -46,7 +46,7 @@ def _is_whole(tensor: StoredTensor) -> bool:
 
 
 def _dense_parts(files: CheckpointFiles, tensor: StoredTensor, block: Block) -> Iterator[memoryview]:
-    total = tensor.numel * tensor.item_size
+    total = tensor.nbytes
     for begin in range(0, total, PART_BYTES):
         yield memoryview(files.read(block.file, block.offset + begin, min(PART_BYTES, total - begin)))
 

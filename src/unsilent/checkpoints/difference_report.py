@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from unsilent.checkpoints.comparing import ADDED, DIFFERS, MISSING, SAME, TensorDifference
+from unsilent.checkpoints.comparing import ADDED, DIFFERS, MISSING, OTHER_TYPE, SAME, UNREAD, TensorDifference
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text
 
@@ -13,22 +13,25 @@ from unsilent.report.text import count_text
 def difference_report(first: Path, second: Path, differences: Sequence[TensorDifference]) -> Report:
     """The report of `unsilent.checkpoints.comparing.compare`."""
     changed = [d for d in differences if d.status != SAME]
-    elements, bits = (sum(getattr(d, field) or 0 for d in differences) for field in ("elements", "bits"))
-    absent = [d for d in changed if d.status in (MISSING, ADDED)]
-    both, unequal = len(differences) - len(absent), [d for d in changed if d not in absent]
-    other = [d for d in unequal if d.status != DIFFERS]
-    headline = f"All {both:,} tensors and numbers that both have are identical."
-    if unequal:
-        headline = (
-            f"{len(unequal):,} of {both:,} tensors and numbers that both have differ: {count_text(elements, 'element')}, "
-            f"{count_text(bits, 'bit')}" + (f"; {len(other):,} cannot be compared element by element" if other else "") + "."
-        )  # fmt: skip
+    values = [d for d in differences if d.kind != "file"]
+    elements, bits = (sum(getattr(d, field) or 0 for d in values) for field in ("elements", "bits"))
+    unequal = [d for d in changed if d.status not in (MISSING, ADDED)]
     findings = []
     for path, status in ((first, MISSING), (second, ADDED)):
-        only = [d.name for d in absent if d.status == status]
+        only = [d.name for d in changed if d.status == status and d.kind != "file"]
         if only:
-            shown = ", ".join(f"`{name}`" for name in only[:5]) + (", …" if len(only) > 5 else "")
-            findings.append(f"{len(only):,} tensors and numbers are only in {path}: {shown}")
+            findings.append(f"{len(only):,} tensors and numbers are only in {path}: {_names(only)}")
+        only = [d.name for d in changed if d.status == status and d.kind == "file"]
+        if only:
+            findings.append(f"{count_text(len(only), 'file')} not read, only in {path}: {_names(only)}")
+    unread = [d.name for d in changed if d.status == UNREAD]
+    if unread:
+        findings.append(f"{len(unread):,} could not be compared: {_names(unread)}")
+    files = [d for d in differences if d.kind == "file" and d.status in (SAME, DIFFERS)]
+    for status, what in ((DIFFERS, "with other bytes"), (SAME, "with the same bytes")):
+        some = [d.name for d in files if d.status == status]
+        if some:
+            findings.append(f"{count_text(len(some), 'file')} not read, {what}: {_names(some)}")
     heads = (
         Column("tensor", left_aligned=True), Column("what", left_aligned=True), Column("elements", "number"),
         Column("bits", "number"), Column("largest relative change", "number", digits=".3g"),
@@ -45,9 +48,35 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
     )
     sections = (Section("Differences", "", (Table(heads, rows, title="Differences", sortable=True),)),) if rows else ()
     return Report(
-        "unsilent/checkpoint-diff/1", "checkpoints", f"{first.name} and {second.name}", headline, machine,
+        "unsilent/checkpoint-diff/1", "checkpoints", f"{first.name} and {second.name}",
+        _headline(values, elements, bits), machine,
         findings=tuple(findings), sections=sections,
         facts=(("first", str(first)), ("second", str(second))),
         further_json={"command": "checkpoint diff", "identical": not changed, "compared": len(differences),
                       "elements": elements, "bits": bits},
     )  # fmt: skip
+
+
+def _headline(values: Sequence[TensorDifference], elements: int, bits: int) -> str:
+    both = [d for d in values if d.status not in (MISSING, ADDED)]
+    differ = [d for d in both if d.status in (DIFFERS, OTHER_TYPE)]
+    unread, other = (sum(d.status == status for d in both) for status in (UNREAD, OTHER_TYPE))
+    what = "tensors, numbers and objects" if any(d.kind == "object" for d in both) else "tensors and numbers"
+    rest = f"; {unread:,} could not be compared" if unread else ""
+    if not both:
+        return "There is no tensor or number that both have."
+    if differ:
+        kinds = f"; {other:,} have another dtype or shape" if other else ""
+        return (
+            f"{len(differ):,} of {len(both):,} {what} that both have differ: {count_text(elements, 'element')}, "
+            f"{count_text(bits, 'bit')}{kinds}{rest}."
+        )
+    if unread == len(both):
+        return f"None of the {len(both):,} {what} that both have could be compared."
+    if unread:
+        return f"{len(both) - unread:,} of {len(both):,} {what} that both have are identical{rest}."
+    return f"All {len(both):,} {what} that both have are identical."
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")

@@ -9,13 +9,18 @@ to it, and on the disk (fsync). The record has a line for every edit and a line 
 
 An edit without a state was interrupted: some of its bytes may be changed. Undoing writes the old bytes only where every byte
 is an old or a new one, and reads them again. A record whose edits are all undone is removed.
+
+A record may come with the checkpoint from somebody else: it changes bytes of tensors and their checksums alone, as the reader
+lists them, and no file that has another name (a hard link), whose bytes are those of something else as well.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import fcntl
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.stored_tensors import Patch
 from unsilent.errors import InjectionError, UsageError, first_line
 from unsilent.plainfiles import read_plain
+from unsilent.printable import escape_unprintable
 
 VERSION = 1
 MOST_RECORD = 2**31
@@ -129,6 +136,7 @@ def undo_edit(path: str | Path, everything: bool = False) -> list[Edit]:
     if not open_edits:
         raise UsageError(f"{path} has no edit that can be undone; {undo_record_of(path)} holds none")
     result = open_edits if everything else open_edits[:1]
+    _refuse_other_bytes(path, result)
     for edit in result:
         with _locked(path, edit.patches) as files:
             _check_now(files, path, edit.patches, ("before", "after"))
@@ -139,6 +147,21 @@ def undo_edit(path: str | Path, everything: bool = False) -> list[Edit]:
             _append(undo_record_of(path), {"edit": edit.number, "state": "undone"})
     _remove_finished(path)
     return result
+
+
+def _refuse_other_bytes(path: Path, edits: Sequence[Edit]) -> None:
+    """Raise ``UsageError`` where edits change more than bytes of tensors that can be edited, and their checksums."""
+    with Checkpoint(path) as checkpoint:
+        ranges = checkpoint.editable_ranges()
+    for patch in (patch for edit in edits for patch in edit.patches):
+        known = ranges.get(patch.file, [])
+        at = bisect.bisect_right(known, (patch.offset, math.inf)) - 1
+        if at < 0 or patch.offset + len(patch.before) > known[at][1]:
+            where = escape_unprintable(patch.file[:80]) or path
+            raise UsageError(
+                f"{undo_record_of(path)} would change byte {patch.offset:,} of {where}, which "
+                "belongs to no tensor; it is not the record of this checkpoint, move it away"
+            )
 
 
 def edits_of(path: Path) -> list[Edit]:
@@ -197,6 +220,10 @@ def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]
                     opened[name] = os.open(files.path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
                     if not stat.S_ISREG(os.fstat(opened[name]).st_mode):
                         raise UsageError(f"{where} is not a regular file, so it cannot be edited; edit a copy")
+                    if os.fstat(opened[name]).st_nlink > 1:
+                        raise UsageError(
+                            f"{where} has another name as well (a hard link), which would change; edit a copy"
+                        )
                     fcntl.flock(opened[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise UsageError(f"{where} is in use by another program; wait for it to end") from None

@@ -25,7 +25,7 @@ def without_excess(tensors: Iterable[StoredTensor], files: CheckpointFiles) -> I
         for file in {block.file for block in tensor.blocks} - known:
             known.add(file)
             left += MOST_TIMES * files.size(file)
-        size = tensor.numel * tensor.item_size
+        size = tensor.nbytes
         if not tensor.blocks or any(block.packing is not None for block in tensor.blocks):
             yield tensor
         elif size <= left:

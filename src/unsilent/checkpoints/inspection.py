@@ -12,7 +12,9 @@ from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.names import SECTIONS
 from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.faults.codecs import CODECS
+from unsilent.printable import escape_unprintable
 from unsilent.report.model import Column, Report, Section, Table, TableRow
+from unsilent.report.text import count_text
 from unsilent.sizes import human_bytes
 
 EXTREME = 1e6
@@ -72,20 +74,27 @@ def inspection_report(
         bound: Magnitude above which a number counts as extreme.
         undo_note: A sentence on edits that can be undone.
     """
-    tensors = [t for t in selected if not t.is_number]
+    tensors = [t for t in selected if not t.is_number and not t.is_object]
+    objects = [t.name for t in selected if t.is_object]
     numbers = [t for t in selected if t.is_number]
-    size = sum(t.numel * t.item_size for t in tensors)
+    size = sum(t.nbytes for t in tensors)
     known = {name: v for name, v in (values or {}).items() if v is not None}
     bad = [name for name, v in known.items() if v.nonfinite]
     far = [name for name, v in known.items() if v.extreme]
+    unread = [t.name for t in tensors if t.name not in known and t.numel and not (_is_integer(t) and t.is_readable)]
     findings = [f"`{name}` has {known[name].nonfinite:,} values that are NaN or infinite" for name in bad[:10]] + [
         f"`{name}` has {known[name].extreme:,} values beyond ±{bound:g}" for name in far[:10]
     ]
-    what = "" if values is None else (
-        "; no value is NaN, infinite or beyond " + f"±{bound:g}" if not bad and not far
-        else f"; {len(bad)} tensors have values that are NaN or infinite, {len(far)} have values beyond ±{bound:g}"
-    )  # fmt: skip
-    headline = f"{len(tensors):,} tensors with {sum(t.numel for t in tensors):,} elements ({human_bytes(size)}){what}."
+    for names, noun, what in (
+        ([] if values is None else unread, "tensor", "with values that were not read"),
+        (objects, "object", "not read"),
+        (list(map(escape_unprintable, checkpoint.unread_files)), "file", "of the folder not read"),
+    ):
+        if names:
+            shown = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
+            findings.append(f"{count_text(len(names), noun)} {what}: {shown}")
+    claim = "" if values is None else _claim(known, len(unread), bound)
+    headline = f"{len(tensors):,} tensors with {sum(t.numel for t in tensors):,} elements ({human_bytes(size)}){claim}."
     present = [s for s in SECTIONS if any(t.section == s for t in selected)]
     sections = [_section(s, [t for t in tensors if t.section == s], known, values is not None) for s in present]
     if numbers:
@@ -111,8 +120,25 @@ def inspection_report(
         findings=tuple(findings), sections=tuple(s for s in sections if s is not None),
         facts=(("file", str(checkpoint.path)), ("format", checkpoint.format)),
         notes=(undo_note,) if undo_note else (),
-        further_json={"command": "checkpoint inspect", "format": checkpoint.format},
+        further_json={"command": "checkpoint inspect", "format": checkpoint.format, "unread_files": checkpoint.unread_files},
     )  # fmt: skip
+
+
+def _is_integer(tensor: StoredTensor) -> bool:
+    """Whether its dtype has no NaN, no infinity and no field of bits that could be one."""
+    return tensor.dtype.startswith(("int", "uint", "bool", "bits", "quint"))
+
+
+def _claim(known: dict[str, Values], unread: int, bound: float) -> str:
+    """What the values that were read are like, and of how many tensors that is."""
+    bad = sum(1 for v in known.values() if v.nonfinite)
+    far = sum(1 for v in known.values() if v.extreme)
+    if bad or far:
+        return f"; {bad} tensors have values that are NaN or infinite, {far} have values beyond ±{bound:g}"
+    if not known:
+        return "; no values were read" if unread else "; no floating-point tensor"
+    whose = f" in the {len(known):,} of {len(known) + unread:,} tensors that were read" if unread else ""
+    return f"; no value{whose} is NaN, infinite or beyond ±{bound:g}"
 
 
 def _machine_row(tensor: StoredTensor, known: dict[str, Values]) -> TableRow:

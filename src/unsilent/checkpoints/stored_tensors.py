@@ -25,8 +25,12 @@ ITEM_SIZES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
     "bool": 1, "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1, "bits8": 1, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1, "bits16": 2, "quint4x2": 1, "quint2x4": 1,
+    **dict.fromkeys((f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)), 1),
 }  # fmt: skip
 """Bytes of an element, by torch's name of the dtype; those without a codec can be read and compared, not edited."""
+OBJECT = "object"
+"""In place of a dtype, of values that are no tensors and are not read."""
 Read = Callable[[str, int, int], bytes]
 """Bytes of a file of the checkpoint, from its name, an offset and a length."""
 
@@ -46,6 +50,11 @@ class Checksum(Protocol):
     @property
     def name(self) -> str:
         """What it is, for messages: ``CRC-32 of archive/data/0``."""
+        ...
+
+    @property
+    def places(self) -> tuple[tuple[str, int, int], ...]:
+        """Where it is stored: file, offset and length of each place."""
         ...
 
     def update(self, patches: list[Patch], read: Read) -> list[Patch]:
@@ -122,6 +131,8 @@ class StoredTensor:
         stored_as: The name that the file has for it.
         obstacle: Why it is only listed, or read but not edited; empty where nothing but its dtype can be in the way.
         value: The number itself; None for tensors.
+        fingerprint: Hash of what the file says of a value that is not read, to compare it; empty where there is none.
+        raw_size: Bytes of a tensor whose elements are no whole bytes; its block is of bytes.
     """
 
     name: str
@@ -133,6 +144,8 @@ class StoredTensor:
     stored_as: str = ""
     obstacle: str = ""
     value: float | int | bool | None = None
+    fingerprint: str = ""
+    raw_size: int = 0
 
     @property
     def section(self) -> str:
@@ -155,14 +168,24 @@ class StoredTensor:
         return ITEM_SIZES.get(self.dtype, 0)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all elements; 0 where that is not known."""
+        return self.numel * self.item_size or self.raw_size
+
+    @property
     def is_number(self) -> bool:
         """Whether it is a number rather than a tensor."""
         return self.value is not None
 
     @property
+    def is_object(self) -> bool:
+        """Whether it is an object that is no tensor and no number, and is not read."""
+        return self.dtype == OBJECT
+
+    @property
     def is_readable(self) -> bool:
-        """Whether its elements can be read."""
-        return bool(self.item_size and (self.blocks or not self.numel))
+        """Whether the bytes of its elements can be read."""
+        return bool((self.item_size and not self.numel) or (self.nbytes and self.blocks))
 
     @property
     def reason_not_editable(self) -> str:

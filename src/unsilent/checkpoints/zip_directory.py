@@ -1,8 +1,9 @@
 """The directory of a zip file: where the content of every entry lies, and every place that holds its CRC-32.
 
 Follows PKWARE's APPNOTE 6.3: end of central directory, its 64-bit form, central directory, local headers and data descriptors.
-Nothing is unpacked. Everything is checked against the file's end, and contents that overlap are refused. An archive may
-begin inside a larger file, as those of a sharded checkpoint do.
+Nothing is unpacked. Everything is checked against the file's end, and contents that overlap are refused; so is what loaders
+read in different ways: two end records that disagree, an entry that is named twice, parts on other disks. An archive may begin
+inside a larger file, as those of a sharded checkpoint do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _DESCRIPTOR = b"PK\x07\x08"
 _FULL_32, _FULL_16 = 0xFFFFFFFF, 0xFFFF
 _HAS_DESCRIPTOR = 1 << 3
-_ENCRYPTED = 1
+_ENCRYPTED = 1 | 1 << 5 | 1 << 6 | 1 << 13
+"""Flags of content that is encrypted in one of several ways, or a patch of other content."""
+_FOLDER = 0x10
+"""External attribute of MS-DOS; loaders return nothing for such an entry."""
 STORED, DEFLATED = 0, 8
 
 
@@ -41,7 +45,7 @@ class ZipEntry:
         unpacked_size: Bytes of the content unpacked.
         method: How it is packed: `STORED` or `DEFLATED`.
         crc: CRC-32 of the content; 0 also where the writer computed none.
-        crc_offsets: Bytes of the file at which the CRC-32 is stored, four each, least significant first.
+        crc_offsets: Bytes of the file at which the CRC-32 belongs, four each, least significant first.
     """
 
     name: str
@@ -70,6 +74,11 @@ class ZipChecksum:
         """What it is, for messages."""
         return f"the CRC-32 of {self.entry.name}"
 
+    @property
+    def places(self) -> tuple[tuple[str, int, int], ...]:
+        """See `unsilent.checkpoints.stored_tensors.Checksum`."""
+        return tuple((self.entry.file, offset, 4) for offset in self.entry.crc_offsets)
+
     def update(self, patches: list[Patch], read: Read) -> list[Patch]:
         """See `unsilent.checkpoints.stored_tensors.Checksum`. Costs nothing that grows with the entry's size."""
         entry, crc = self.entry, self.entry.crc
@@ -87,7 +96,8 @@ class ZipChecksum:
             return []
         after = crc.to_bytes(4, "little")
         stored = entry.crc.to_bytes(4, "little")
-        return [Patch(entry.file, offset, stored, after) for offset in entry.crc_offsets]
+        held = [offset for offset in entry.crc_offsets if read(entry.file, offset, 4) == stored]
+        return [Patch(entry.file, offset, stored, after) for offset in held]
 
 
 class ZipDirectory:
@@ -108,7 +118,7 @@ class ZipDirectory:
         self._where = files.shown(file)
         entries = [self._entry(*found) for found in self._central()]
         self.entries = {entry.name: entry for entry in entries}
-        if len(self.entries) != len(entries):
+        if len({name.lower() for name in self.entries}) != len(entries):  # some loaders do not tell them apart
             raise self._damaged("two entries have the same name")
         parts = sorted((e.offset, e.offset + e.size, e.name) for e in entries if e.size)
         for (_, end, name), (begin, _, other) in itertools.pairwise(parts):
@@ -151,8 +161,8 @@ class ZipDirectory:
             extra = directory[after + name_length : after + name_length + extra_length]
             found.append((tuple(fields), begin + at, name, extra))
             at = after + name_length + extra_length + comment_length
-        if at > length or len(found) != count:
-            raise self._damaged("its directory is cut off")
+        if at != length or len(found) != count:
+            raise self._damaged("its directory is cut off, or has more entries than it says")
         return found
 
     def _end(self) -> tuple[int, int, int]:
@@ -162,17 +172,35 @@ class ZipDirectory:
         at = tail.rfind(b"PK\x05\x06")
         if at < 0 or at + _END.size > len(tail):
             raise self._damaged("it has no end record; it is truncated, or no zip file")
-        _, _, _, _, count, length, begin, _ = _END.unpack_from(tail, at)
+        _, disk, directory_disk, here, count, length, begin, _ = _END.unpack_from(tail, at)
         end = self._size - tail_length + at
-        if _FULL_32 in (length, begin) or count == _FULL_16:
-            signature, _, where, _ = _END_64_LOCATOR.unpack(
-                self._read(end - _END_64_LOCATOR.size, _END_64_LOCATOR.size)
-            )
-            if signature != b"PK\x06\x07":
-                raise self._damaged("its 64-bit end record is missing")
-            signature, _, _, _, _, _, _, count, length, begin = _END_64.unpack(self._read(where, _END_64.size))
-            if signature != b"PK\x06\x06":
-                raise self._damaged("its 64-bit end record is damaged")
+        wide = self._end_64(end)
+        if wide is not None:
+            for narrow, value, full in zip((length, begin, count), wide, (_FULL_32, _FULL_32, _FULL_16), strict=True):
+                if narrow not in (value, full):
+                    raise self._damaged("its end records disagree")
+            length, begin, count = wide
+        elif _FULL_32 in (length, begin) or count == _FULL_16:
+            raise self._damaged("its 64-bit end record is missing")
+        if disk or directory_disk or here not in (count, _FULL_16) or begin + length > end:
+            raise self._damaged("its end record is damaged")
+        return length, begin, count
+
+    def _end_64(self, end: int) -> tuple[int, int, int] | None:
+        """The same by the 64-bit end record, which counts where there is one; None where there is none."""
+        if end < _END_64_LOCATOR.size:
+            return None
+        locator = self._read(end - _END_64_LOCATOR.size, _END_64_LOCATOR.size)
+        signature, disk, where, disks = _END_64_LOCATOR.unpack(locator)
+        if signature != b"PK\x06\x07":
+            return None
+        signature, size, _, _, own, directory, here, count, length, begin = _END_64.unpack(
+            self._read(where, _END_64.size)
+        )
+        if signature != b"PK\x06\x06" or size < _END_64.size - 12 or (disk, disks, own, directory) != (0, 1, 0, 0):
+            raise self._damaged("its 64-bit end record is damaged")
+        if here != count:
+            raise self._damaged("it is one of several parts")
         return length, begin, count
 
     def _entry(self, fields: tuple[int, ...], central: int, name: str, extra: bytes) -> ZipEntry:
@@ -183,6 +211,12 @@ class ZipDirectory:
         local = _LOCAL.unpack(self._read(header, _LOCAL.size))
         if local[0] != b"PK\x03\x04":
             raise self._damaged(f"the entry {ascii(name)[:60]} has no header where the directory says")
+        if self._read(header + _LOCAL.size, local[9]).decode("utf-8", "backslashreplace") != name:
+            raise self._damaged(f"the entry {ascii(name)[:60]} has another name in its header")
+        if fields[12] or (packed and fields[14] & _FOLDER):
+            raise self._damaged(f"the entry {ascii(name)[:60]} is in another part, or marked as a folder")
+        if method not in (STORED, DEFLATED) or (method == STORED and packed != unpacked):
+            raise self._damaged(f"the entry {ascii(name)[:60]} has two sizes, or an unknown compression")
         if flags & _ENCRYPTED:
             raise self._damaged(f"the entry {ascii(name)[:60]} is encrypted")
         begin = header + _LOCAL.size + local[9] + local[10]
@@ -193,10 +227,9 @@ class ZipDirectory:
             places.append(begin + packed + (4 if head[:4] == _DESCRIPTOR else 0))
         else:
             places.append(header + 14)
-        held = [place for place in places if self._read(place, 4) == crc.to_bytes(4, "little")]
         start = self._start
         return ZipEntry(
-            name, self._file, start + begin, packed, unpacked, method, crc, tuple(start + place for place in held)
+            name, self._file, start + begin, packed, unpacked, method, crc, tuple(start + place for place in places)
         )
 
     def _wide(self, extra: bytes, values: tuple[int, int, int]) -> tuple[int, int, int]:

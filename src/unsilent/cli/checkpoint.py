@@ -370,7 +370,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _size_of(tensors: Iterable[StoredTensor]) -> int:
     """Bytes of the elements of tensors."""
-    return sum(t.numel * t.item_size for t in tensors)
+    return sum(t.nbytes for t in tensors)
 
 
 @contextmanager

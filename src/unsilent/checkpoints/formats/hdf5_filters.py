@@ -85,6 +85,11 @@ class ChunkChecksum:
         """What it is, for messages."""
         return f"the Fletcher-32 of a chunk of {self.tensor}"
 
+    @property
+    def places(self) -> tuple[tuple[str, int, int], ...]:
+        """See `unsilent.checkpoints.stored_tensors.Checksum`."""
+        return ((self.file, self.offset + self.size, CHECKSUM_BYTES),)
+
     def update(self, patches: list[Patch], read: Read) -> list[Patch]:
         """See `unsilent.checkpoints.stored_tensors.Checksum`. Reads the chunk."""
         end = self.offset + self.size

@@ -15,6 +15,7 @@ from unsilent.checkpoints.formats import (
     safetensors_file,
     torch_legacy,
     torch_zip,
+    trainer_folder,
 )
 from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.errors import UsageError
@@ -34,7 +35,7 @@ class Format(NamedTuple):
     tensors: Callable[[CheckpointFiles], list[StoredTensor]]
 
 
-_MODULES = (torch_zip, dcp, deepspeed, safetensors_file, torch_legacy, orbax, hdf5, keras_archive)
+_MODULES = (torch_zip, dcp, deepspeed, trainer_folder, safetensors_file, torch_legacy, orbax, hdf5, keras_archive)
 FORMATS = tuple(Format(module.NAME, module.matches, module.tensors) for module in _MODULES)
 """In the order in which they are tried."""
 

@@ -1,15 +1,15 @@
 """``.safetensors`` files, and folders with an index of several: a length, a JSON header, then the bytes of every tensor.
 
 Format: https://github.com/huggingface/safetensors (version 0.8 of its README): 8 bytes length, little endian; at most 100 MB of
-header; ``data_offsets`` from the end of the header; C order, little endian; no checksum.
+header; ``data_offsets`` from the end of the header; C order, little endian; no checksum. What the loader of that version
+refuses is refused here, too: tensors fill the file without holes, and nothing but text is in the metadata.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.names import unique_names
@@ -24,8 +24,23 @@ _ENDING = ".safetensors"
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "I16": "int16",
     "I8": "int8", "U8": "uint8", "BOOL": "bool", "U16": "uint16", "U32": "uint32", "U64": "uint64", "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2", "C64": "complex64",
+    "F8_E5M2": "float8_e5m2", "C64": "complex64", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F4": "F4", "F6_E2M3": "F6_E2M3", "F6_E3M2": "F6_E3M2",
 }  # fmt: skip
+"""Torch's names of the dtypes; those of less than a byte have none."""
+_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+_PAIRS = "float4_e2m1fn_x2"
+"""Torch's dtype of two elements of F4."""
+_FIELDS = {"dtype", "shape", "data_offsets"}
+
+
+class _Part(NamedTuple):
+    """What the header says of one tensor: its dtype, its shape, and its bytes from the header's end on."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    first: int
+    last: int
 
 
 def matches(files: CheckpointFiles) -> bool:
@@ -87,25 +102,71 @@ def _of_file(files: CheckpointFiles, file: str) -> list[StoredTensor]:
             f"{where} is no safetensors file: its header would have {length:,} bytes; it is truncated or damaged"
         )
     try:
-        header = json.loads(files.read(file, 8, length), object_pairs_hook=_distinct)
-        records = {name: record for name, record in header.items() if name != "__metadata__"}
-        parts = [_checked(record) for record in records.values()]
+        text = files.read(file, 8, length).decode("utf-8")
+        header = json.loads(text, object_pairs_hook=_distinct, parse_int=_whole, parse_constant=_refused)
+        _check_metadata(header.pop("__metadata__", None))
+        parts = {name: _checked(record) for name, record in header.items()}
+        "".join(parts).encode("utf-8")  # half of a surrogate pair is no text
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{where} is no safetensors file: its header is damaged ({ascii(str(error))[:60]})") from None
-    names = unique_names([(name,) for name in records], [False] * len(records))
-    begin, result, data = 8 + length, [], []
-    for name, stored_as, (dtype, shape, first, last) in zip(names, records, parts, strict=True):
-        if begin + last > files.size(file):
+    names = unique_names([(name,) for name in parts], [False] * len(parts))
+    _check_places(files, file, 8 + length, dict(zip(names, parts.values(), strict=True)))
+    return [
+        _stored(file, name, stored_as, 8 + length, part)
+        for name, (stored_as, part) in zip(names, parts.items(), strict=True)
+    ]
+
+
+def _check_places(files: CheckpointFiles, file: str, begin: int, parts: dict[str, _Part]) -> None:
+    """Raise ``UsageError`` unless the tensors' bytes fit their shapes and fill the file from ``begin`` on."""
+    where, size, end, previous = files.shown(file), files.size(file) - begin, 0, ""
+    for name, part in sorted(parts.items(), key=lambda item: (item[1].first, item[1].last)):
+        if part.last > size:
             raise UsageError(f"{where}: {name!r} ends beyond the end of the file; it is truncated")
-        if math.prod(shape) * ITEM_SIZES.get(dtype, 0) != last - first and dtype in ITEM_SIZES:
-            raise UsageError(f"{where}: the shape of {name!r} does not fit its {last - first:,} bytes; it is damaged")
-        result.append(StoredTensor(name, dtype, shape, (dense_block(file, begin + first, shape),), stored_as=stored_as))
-        data.append((first, last, name))
-    data.sort()
-    for (_, end, name), (start, last, other) in itertools.pairwise(data):
-        if start < end and last > start:
-            raise UsageError(f"{where}: {name!r} and {other!r} overlap; the file is damaged")
-    return result
+        bits = math.prod(part.shape) * _BITS.get(part.dtype, 8 * ITEM_SIZES.get(part.dtype, 0))
+        if bits != 8 * (part.last - part.first):
+            raise UsageError(
+                f"{where}: the shape of {name!r} does not fit its {part.last - part.first:,} bytes; it is damaged"
+            )
+        if part.first < end:
+            raise UsageError(f"{where}: {previous!r} and {name!r} overlap; the file is damaged")
+        if part.first > end:
+            raise UsageError(
+                f"{where} has {part.first - end:,} bytes before {name!r} that belong to no tensor; the file is damaged"
+            )
+        end, previous = part.last, name
+    if end != size:
+        raise UsageError(f"{where} has {size - end:,} bytes behind its last tensor; the file is damaged")
+
+
+def _stored(file: str, name: str, stored_as: str, begin: int, part: _Part) -> StoredTensor:
+    dtype, shape, offset, size = part.dtype, part.shape, begin + part.first, part.last - part.first
+    if dtype == "F4" and shape and shape[-1] % 2 == 0:
+        dtype, shape = _PAIRS, (*shape[:-1], shape[-1] // 2)
+    if dtype in ITEM_SIZES:
+        return StoredTensor(name, dtype, shape, (dense_block(file, offset, shape),), stored_as=stored_as)
+    block = dense_block(file, offset, (size,))
+    return StoredTensor(name, dtype, shape, (block,), stored_as=stored_as, raw_size=size)
+
+
+def _check_metadata(metadata: Any) -> None:
+    """Raise ``ValueError`` unless it is a map from text to text."""
+    if not isinstance(metadata, (dict, type(None))):
+        raise ValueError("its metadata are no map")
+    for key, value in (metadata or {}).items():
+        if not isinstance(value, str):
+            raise ValueError("its metadata hold more than text")
+        (key + value).encode("utf-8")
+
+
+def _whole(text: str) -> int:
+    if text.startswith("-"):
+        raise ValueError("a number is negative")
+    return int(text)
+
+
+def _refused(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -115,12 +176,16 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _checked(record: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
-    """Dtype, shape and bytes of one tensor."""
+def _checked(record: dict[str, Any]) -> _Part:
+    """Dtype, shape and bytes of one tensor; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
+    if other := record.keys() - _FIELDS:
+        raise ValueError(f"a tensor has the field {min(other)[:20]}")
     first, last = record["data_offsets"]
     shape = tuple(record["shape"])
     if any(type(n) is not int or not 0 <= n < 2**62 for n in (*shape, first, last)) or first > last or len(shape) > 64:
         raise ValueError("a shape or offset is no size")
-    if math.prod(shape) >= 2**62:
+    if math.prod(shape) >= 2**59:
         raise ValueError("a shape is too large")
-    return DTYPES.get(record["dtype"], escape_unprintable(record["dtype"])[:20]), shape, first, last
+    if record["dtype"] not in DTYPES:
+        raise ValueError(f"the dtype {record['dtype']} is not known"[:60])
+    return _Part(DTYPES[record["dtype"]], shape, first, last)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
-from unsilent.checkpoints.formats.torch_pickle import STORAGE_DTYPES, PickledTensor, leaves
+from unsilent.checkpoints.formats.torch_pickle import STORAGE_DTYPES, Leaf, PickledTensor, leaves
 from unsilent.checkpoints.formats.torch_zip import ArchiveValue, number, with_names, with_optimizer_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, StoredTensor
 from unsilent.errors import UsageError
@@ -61,8 +61,13 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
         if isinstance(leaf, PickledTensor):
             values.append(ArchiveValue(path, True, _tensor(name, leaf, places, where)))
         else:
-            values.append(ArchiveValue(path, False, replace(number(name, name, leaf, None), obstacle=_OBSTACLE)))
+            values.append(ArchiveValue(path, False, _number(name, leaf)))
     return with_optimizer_names(with_names(values))
+
+
+def _number(name: str, leaf: Leaf) -> StoredTensor:
+    value = number(name, name, leaf, None)
+    return value if value.is_object else replace(value, obstacle=_OBSTACLE)
 
 
 def _tensor(name: str, leaf: PickledTensor, places: _Places, where: str) -> StoredTensor:
@@ -70,6 +75,8 @@ def _tensor(name: str, leaf: PickledTensor, places: _Places, where: str) -> Stor
         raise UsageError(f"{where} has no storage {ascii(leaf.storage)[:40]} for {name!r}; the file is damaged")
     begin, size = places[leaf.storage]
     item = ITEM_SIZES.get(leaf.dtype, 0)
+    if leaf.obstacle:
+        return StoredTensor(name, leaf.dtype, leaf.shape, (), stored_as=name, obstacle=leaf.obstacle)
     block = Block("", begin + leaf.offset * item, (0,) * len(leaf.shape), leaf.shape, leaf.strides)
     if (leaf.offset + block.last_element + 1) * item > size:
         raise UsageError(f"{where}: {name!r} reaches beyond its storage; the file is damaged")

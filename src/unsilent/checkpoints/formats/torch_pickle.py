@@ -1,18 +1,43 @@
 """The tensors and numbers of what ``torch.save`` pickled, from its records: nested dicts, lists, state dicts, optimizers.
 
 The pickle is read by `unsilent.pickle_values`, so nothing in it is called. What torch would call to make a tensor is known here
-by name: ``_rebuild_tensor_v2`` and its like take a storage, an offset, a size and strides.
+by name: ``_rebuild_tensor_v2`` and its like take a storage, an offset, a size and strides. Of everything that
+``torch.load(weights_only=True)`` calls:
+
+    interpreted   Parameter, _rebuild_parameter(_with_state), _rebuild_tensor(_v2, _v3), _rebuild_qtensor,
+                  _rebuild_sparse_tensor, _rebuild_nested_tensor, _rebuild_from_type_v2, storages, OrderedDict, Counter, set,
+                  Size; device, dtypes, layouts and quantisation schemes hold no tensor and no number
+    not read      classes of tensors and storages that are called themselves, complex, bytearray, bytes as text, layouts by
+                  name, _rebuild_meta_tensor_no_storage, _rebuild_wrapper_subclass, _rebuild_device_tensor_from_*
+    refused       a state that is set on a tensor or a container other than OrderedDict, and arguments that torch.save
+                  does not write
+
+An object that is not read is a leaf as well, `PickledObject`, so that it can be named; so is one of a class that torch does not
+call. What can be seen of it (items, elements, attributes) is listed besides.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES
 from unsilent.errors import UsageError
-from unsilent.pickle_values import ByteString, Call, Float, Mapped, Name, Persistent
+from unsilent.pickle_values import (
+    DICTS,
+    SETS,
+    SIZE,
+    ByteString,
+    Call,
+    Float,
+    Mapped,
+    Name,
+    Persistent,
+    PickleDamaged,
+)  # fmt: skip
 from unsilent.printable import escape_unprintable
 
 MOST_LEAVES = 2_000_000
@@ -27,11 +52,21 @@ STORAGE_DTYPES = {
     "BoolStorage": "bool", "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128", "QInt8Storage": "int8",
     "QUInt8Storage": "uint8", "QInt32Storage": "int32", "UntypedStorage": "uint8",
 }  # fmt: skip
-_WRAPPERS = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
-_TENSORS = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor", "torch._utils._rebuild_qtensor"}
+_WRAPPERS = {
+    "torch.nn.parameter.Parameter", "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state",
+    "torch._tensor._rebuild_from_type_v2",
+}  # fmt: skip
+_QUANTISED = "torch._utils._rebuild_qtensor"
 _TENSOR_V3 = "torch._utils._rebuild_tensor_v3"
+_TENSORS = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor", _QUANTISED, _TENSOR_V3}
 _SPARSE = "torch._utils._rebuild_sparse_tensor"
-_SUBCLASS = "torch._tensor._rebuild_from_type_v2"
+_NESTED = "torch._utils._rebuild_nested_tensor"
+_WITHOUT_VALUES = {"torch.device"}
+_CONTENT = {"data", "real", "imag"}
+"""Attributes of a tensor that are its values."""
+_MOST_HASHED = 100_000
+_MOST_HASHED_DEPTH = 40
+"""Values and levels of an object that is hashed."""
 
 
 class PickledTensor(NamedTuple):
@@ -41,6 +76,7 @@ class PickledTensor(NamedTuple):
         storage: Name of the record with its bytes.
         offset: Of its first element, in elements.
         storage_size: Bytes of the storage, as the pickle says.
+        obstacle: Why its values are not those of its bytes; empty where they are.
     """
 
     storage: str
@@ -49,9 +85,22 @@ class PickledTensor(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     storage_size: int
+    obstacle: str = ""
 
 
-Leaf = PickledTensor | Float | ByteString | int | float | bool
+class PickledObject(NamedTuple):
+    """An object whose content is not read.
+
+    Attributes:
+        kind: What it is, for messages: the name of its class.
+        fingerprint: Hash of all that the pickle says of it; empty where that is too much, or tensors belong to it.
+    """
+
+    kind: str
+    fingerprint: str
+
+
+Leaf = PickledTensor | PickledObject | Float | ByteString | int | float | bool
 KeyPath = tuple[str, ...]
 
 
@@ -68,15 +117,15 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
     """
     text_left = _TEXT_PER_BYTE * pickle_size + _LEAST_TEXT
     values_left = MOST_LEAVES
+    left_to_hash = [MOST_LEAVES]
     waiting: list[tuple[KeyPath, Any]] = [((), root)]
     while waiting:
         path, value = waiting.pop()
-        leaf = as_leaf(value)
+        leaf, contained = _interpreted(value)
         if leaf is not None:
-            yield path, leaf
-            continue
+            yield path, leaf._replace(fingerprint=_hash(value, left_to_hash)) if _is_object(leaf) else leaf
         parts: list[tuple[KeyPath, Any]] = []
-        for key, part in _parts(value):
+        for key, part in contained:
             values_left -= 1
             text_left -= 1 + len(path) + len(key)
             if values_left < 0 or text_left < 0 or len(path) >= MOST_DEPTH:
@@ -86,29 +135,184 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
         waiting += reversed(parts)
 
 
-def as_leaf(value: Any) -> Leaf | None:
-    """The tensor or number that a value is; None for containers and all else."""
+Parts = Iterable[tuple[str, Any]]
+
+
+def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
+    """The tensor, number or object that a value is, None for a container; and what it contains, by key."""
     if isinstance(value, (bool, int, float, Float, ByteString)):
-        return value
-    return _tensor(value) if isinstance(value, Call) else None
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a container holds, by key."""
+        return value, ()
     if isinstance(value, Mapped):
-        for key, part in value.items:
-            yield key_text(key), part
-    elif isinstance(value, (list, tuple)) and not isinstance(value, (Name, Persistent)):
-        for place, part in enumerate(value):
-            yield str(place), part
-    elif isinstance(value, Call) and value.name == _SPARSE and isinstance(value.arguments, tuple):
-        # Its layout, then a tuple of its tensors (COO: indices, values) and its size.
-        yield from _parts(value.arguments[1] if len(value.arguments) > 1 else ())
+        return None, _items(value)
+    if isinstance(value, Persistent):
+        return _storage(value) or PickledObject("something outside of the pickle", ""), ()
+    if isinstance(value, Call):
+        return _called(value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, Name):
+        return None, _numbered(value)
+    return None, ()  # text, names and None
+
+
+def _called(call: Call) -> tuple[Leaf | None, Parts]:
+    """The same for a call or object."""
+    name, arguments = call.name, call.arguments
+    if name in _WRAPPERS | _TENSORS:
+        return _tensor_and_parts(call)
+    if name in (_SPARSE, _NESTED) and isinstance(arguments, tuple):
+        _without_state(call)
+        # A sparse one: its layout, then a tuple of its tensors (COO: indices, values) and its size.
+        inner = arguments[1:2] if name == _SPARSE else (arguments,)
+        return None, _numbered(inner[0]) if inner and isinstance(inner[0], tuple) else ()
+    if name in DICTS:
+        if not _is_metadata(call.state) or (name != "collections.OrderedDict" and call.state is not None):
+            return PickledObject(f"the attributes of a {name}", ""), _items(call)
+        return None, _items(call)
+    if name in SETS | {SIZE}:
+        _without_state(call)
+        return None, _numbered(call.elements)
+    if name in _WITHOUT_VALUES:
+        return None, ()
+    if name == "collections.defaultdict" and call.state is None and _is_names(arguments):
+        return None, _items(call)
+    attributes = call.state if isinstance(call.state, Mapped) else Mapped()
+    parts = itertools.chain(_items(call), _numbered(call.elements), _items(attributes))
+    is_seen = isinstance(call.function, Name) and arguments == () and isinstance(call.state, (Mapped, type(None)))
+    if is_seen and not name.startswith(("torch.", "builtins.")):
+        return None, parts
+    return PickledObject(f"an object of {_plain_text(call.function)}", ""), parts
+
+
+def _tensor_and_parts(call: Call) -> tuple[Leaf | None, Parts]:
+    """A tensor, and numbers and attributes that come with it."""
+    attributes: Any = None
+    for _ in range(MOST_DEPTH):
+        _without_state(call)
+        wrapped = _wrapped(call)
+        if wrapped is None:
+            break
+        call, attributes = wrapped[0], _attributes(wrapped[1], attributes)
+    if call.name not in _TENSORS:
+        inner = _called(call)[1] if call.name in (_SPARSE, _NESTED) else ()
+        return PickledObject(f"a tensor made by {_plain_text(call.function)}", ""), inner
+    leaf = _tensor(call)
+    extra: list[tuple[str, Any]] = []
+    if attributes is not None:
+        extra.append(("attributes", attributes))
+    if call.name == _QUANTISED:
+        extra += _quantiser(call)
+    return leaf, extra
+
+
+def _wrapped(call: Call) -> tuple[Call, Any] | None:
+    """What makes the tensor that a parameter or subclass is made of, and its attributes; None for any other call."""
+    match call.name, call.arguments:
+        case "torch._tensor._rebuild_from_type_v2", (Name() as function, _, tuple(arguments), state):
+            return Call(function, arguments), state
+        case "torch._utils._rebuild_parameter_with_state", (Call() as inner, _, hooks, state) if _are_no_hooks(hooks):
+            return inner, state
+        case "torch._utils._rebuild_parameter", (Call() as inner, _, hooks) if _are_no_hooks(hooks):
+            return inner, None
+        case "torch.nn.parameter.Parameter", (Call() as inner,) | (Call() as inner, _):
+            return inner, None
+    return None
+
+
+def _quantiser(call: Call) -> Parts:
+    match call.arguments[4]:
+        case (Name(), scale, zero_point):
+            return ("scale", scale), ("zero_point", zero_point)
+        case (Name(), Call() as scales, Call() as zero_points, int(axis)):
+            return ("scale", scales), ("zero_point", zero_points), ("axis", axis)
+    raise _unknown(call)
+
+
+def _attributes(state: Any, others: Any) -> Any:
+    """What is set on a tensor besides its values, as a dict; raises ``PickleDamaged`` for attributes that are its values."""
+    parts = state if isinstance(state, tuple) else (state,)
+    items = [item for part in parts for item in (part.items if isinstance(part, (Mapped, Call)) else ())]
+    if any(not isinstance(part, (Mapped, type(None))) for part in parts) or _CONTENT & {
+        key for key, _ in items if type(key) is str
+    }:
+        raise PickleDamaged("a tensor has a state that torch.save does not write")
+    known = others.items if others is not None else []
+    return Mapped([*known, *items]) if items or known else None
+
+
+def _without_state(call: Call) -> None:
+    if (
+        call.state is not None
+        or (call.items and call.name not in DICTS)
+        or (call.elements and call.name not in SETS | {SIZE})
+    ):
+        raise PickleDamaged(f"it changes what {call.name} made, which torch.save does not write")
+
+
+def _is_metadata(state: Any) -> bool:
+    """Whether the attributes of a dict are those of a state dict, which hold versions, or none."""
+    if state is None:
+        return True
+    if not isinstance(state, Mapped) or [key for key, _ in state.items] not in ([], ["_metadata"]):
+        return False
+    return all(_holds_plain(value, 0) for _, value in state.items)
+
+
+def _holds_plain(value: Any, level: int) -> bool:
+    """Whether it is a dict of dicts of plain values."""
+    if level == 2:
+        return value is None or isinstance(value, (str, int, Float))
+    return isinstance(value, (Mapped, Call)) and all(_holds_plain(part, level + 1) for _, part in value.items)
+
+
+def _are_no_hooks(value: Any) -> bool:
+    return value is None or (isinstance(value, Call) and value.name in DICTS and not value.items)
+
+
+def _is_names(values: Any) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, (Name, type(None))) for value in values)
+
+
+def _is_object(leaf: Leaf) -> TypeGuard[PickledObject]:
+    return isinstance(leaf, PickledObject)
+
+
+def _items(value: Mapped | Call) -> Parts:
+    return ((key_text(key), part) for key, part in value.items)
+
+
+def _numbered(values: Sequence[Any]) -> Parts:
+    return ((str(place), part) for place, part in enumerate(values))
+
+
+def _hash(value: Any, left: list[int]) -> str:
+    """Hash of a value by what the pickle says of it; empty where tensors belong to it, or it is too large."""
+    result = hashlib.sha256()
+    try:
+        _add_to_hash(result, value, left, [_MOST_HASHED], 0)
+    except ValueError:
+        return ""
+    return result.hexdigest()
+
+
+def _add_to_hash(result: Any, value: Any, *limits: Any) -> None:
+    *left, depth = limits
+    for each in left:
+        each[0] -= 1
+    if any(each[0] < 0 for each in left) or depth > _MOST_HASHED_DEPTH or isinstance(value, Persistent):
+        raise ValueError("it has no hash")
+    parts: list[Any] = []
+    if isinstance(value, Mapped):
+        parts = list(value.items)
     elif isinstance(value, Call):
-        yield from ((key_text(key), part) for key, part in value.items)
-        yield from ((str(place), part) for place, part in enumerate(value.elements))
-        if isinstance(value.state, Mapped) and value.name != "collections.OrderedDict":
-            yield from ((key_text(key), part) for key, part in value.state.items)
+        parts = [value.function, value.arguments, value.state, *value.items, None, *value.elements]
+    elif isinstance(value, (list, tuple)) and not isinstance(value, (Name, Float, ByteString)):
+        parts = list(value)
+    else:
+        text = repr(value.value if isinstance(value, (Float, ByteString)) else value)
+        result.update(f"{len(text)}:{text}".encode("utf-8", "backslashreplace"))
+        return
+    result.update(f"{type(value).__name__}{len(parts)}(".encode())
+    for part in parts:
+        _add_to_hash(result, part, *left, depth + 1)
 
 
 def key_text(key: Any) -> str:
@@ -130,8 +334,7 @@ def _plain_text(key: Any) -> str:
 
 def size_values(value: Any) -> tuple[int, ...]:
     """The numbers of a pickled ``torch.Size``, list or tuple of sizes; raises ``ValueError`` for anything else."""
-    called = isinstance(value, Call) and value.name == "torch.Size" and isinstance(value.arguments, tuple)
-    sizes = value.arguments[0] if called and value.arguments else value
+    sizes = value.elements if isinstance(value, Call) and value.name == SIZE else value
     if not isinstance(sizes, (tuple, list)) or len(sizes) > 64 or any(type(n) is not int for n in sizes):
         raise ValueError("a shape or offset is none")
     if any(not 0 <= n < 2**62 for n in sizes) or math.prod(sizes) >= 2**62:
@@ -139,35 +342,59 @@ def size_values(value: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _tensor(call: Call) -> PickledTensor | None:
-    """The tensor that a call would make; None for any other call."""
-    for _ in range(MOST_DEPTH):
-        arguments = call.arguments
-        if call.name not in _WRAPPERS and call.name != _SUBCLASS:
-            break
-        inner = arguments[0] if isinstance(arguments, tuple) and arguments else None
-        if call.name == _SUBCLASS and isinstance(arguments, tuple) and len(arguments) > 2 and isinstance(inner, Name):
-            inner = Call(inner, arguments[2])
-        if not isinstance(inner, Call):
-            return None
-        call = inner
-    if call.name not in (*_TENSORS, _TENSOR_V3):
-        return None
-    match arguments:
-        case (
-            Persistent(("storage", Name(_, kind), str(key), _, int(numel), *_)),
-            int(offset),
-            tuple(shape),
-            tuple(strides),
-            *rest,
-        ):
+def _storage(value: Persistent) -> PickledTensor | None:
+    """A storage as a vector of its elements; None for anything else outside of the pickle."""
+    match value.id:
+        case ("storage", Name(_, kind), str(key), _, int(numel), *_) if type(numel) is int and 0 <= numel < 2**59:
             dtype = STORAGE_DTYPES.get(kind, "")
-            size = numel * ITEM_SIZES.get(dtype, 1)
-            if call.name == _TENSOR_V3:
-                names = [value.name for value in rest if isinstance(value, Name) and value.module == "torch"]
-                dtype = escape_unprintable(names[0])[:20] if names else ""
-            sizes = (offset, numel, *shape, *strides)
+            return PickledTensor(key, dtype, 0, (numel,), (1,), numel * ITEM_SIZES.get(dtype, 1))
+    return None
+
+
+def _tensor(call: Call) -> PickledTensor:
+    """The tensor that one of the known functions makes. Raises ``UsageError``."""
+    match call.arguments:
+        case (Persistent() as named, int(offset), tuple(shape), tuple(strides), *rest):
+            storage = _storage(named)
+            sizes = (offset, *shape, *strides)
             sound = all(type(n) is int and 0 <= n < 2**62 for n in sizes) and len(shape) == len(strides) <= 64
-            if sound and math.prod(shape) < 2**62:
-                return PickledTensor(key, dtype, offset, shape, strides, size)
-    raise UsageError(f"a tensor is described in a way that torch.save never writes ({call.name}); the file is damaged")
+            if storage is None or not sound or math.prod(shape) >= 2**59:
+                raise _unknown(call)
+            dtype = storage.dtype
+            match call.name, rest:
+                case "torch._utils._rebuild_tensor", []:
+                    metadata = None
+                case "torch._utils._rebuild_tensor_v2", [bool(), hooks, *more] if (
+                    _are_no_hooks(hooks) and len(more) <= 1
+                ):
+                    metadata = more[0] if more else None
+                case "torch._utils._rebuild_tensor_v3", [bool(), hooks, Name("torch", name), *more] if (
+                    _are_no_hooks(hooks) and len(more) <= 1
+                ):
+                    dtype, metadata = escape_unprintable(name)[:20], more[0] if more else None
+                case "torch._utils._rebuild_qtensor", [tuple(), bool(), hooks] if _are_no_hooks(hooks):
+                    metadata = None
+                case _:
+                    raise _unknown(call)
+            return storage._replace(
+                dtype=dtype, offset=offset, shape=shape, strides=strides, obstacle=_obstacle(metadata, call)
+            )
+    raise _unknown(call)
+
+
+def _obstacle(metadata: Any, call: Call) -> str:
+    """Why the values of a tensor with metadata are not those of its bytes."""
+    if metadata is None:
+        return ""
+    if not isinstance(metadata, Mapped) or any(type(value) is not bool for _, value in metadata.items):
+        raise _unknown(call)
+    flags = ", ".join(key_text(key)[:20] for key, value in metadata.items if value)
+    return (
+        f"its values are not its bytes ({escape_unprintable(flags)}); save it again after resolve_conj() and resolve_neg()"
+        if flags
+        else ""
+    )
+
+
+def _unknown(call: Call) -> UsageError:
+    return UsageError(f"a tensor is described in a way that torch.save never writes ({call.name}); the file is damaged")

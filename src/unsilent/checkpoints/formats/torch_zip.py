@@ -6,21 +6,25 @@ of the same bytes. Numbers (a learning rate) are in ``data.pkl``: floats can be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
-from unsilent.checkpoints.formats.torch_pickle import KeyPath, Leaf, PickledTensor, leaves
+from unsilent.checkpoints.formats.torch_pickle import KeyPath, Leaf, PickledObject, PickledTensor, leaves
 from unsilent.checkpoints.names import optimizer_names, unique_names
-from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, StoredTensor
+from unsilent.checkpoints.stored_tensors import ITEM_SIZES, OBJECT, Block, StoredTensor
 from unsilent.checkpoints.zip_directory import STORED, ZipDirectory, ZipEntry
 from unsilent.errors import UsageError
 from unsilent.pickle_values import ByteString, Float, PickleDamaged, read_pickle
+from unsilent.printable import escape_unprintable
 
 NAME = "torch.save"
 _PICKLE = "data.pkl"
 _MAGIC = b"PK\x03\x04"
+_VERSIONS = range(1, 11)
 
 
 def matches(files: CheckpointFiles) -> bool:
@@ -52,11 +56,23 @@ class ArchiveValue(NamedTuple):
 def with_names(values: Sequence[ArchiveValue]) -> list[StoredTensor]:
     """The values with the names that their keys give them in every format.
 
-    The parameters of a group, as an optimizer numbers them, are left out: they are no state of the training.
+    The parameters of an optimizer's groups are left out where they are numbered one after the other, as torch does.
     """
-    values = [value for value in values if value.is_tensor or value.path[-2:-1] != ("params",)]
+    values = list(_without_numbering(values))
     names = unique_names([value.path for value in values], [not value.is_tensor for value in values])
     return [replace(value.stored, name=name) for name, value in zip(names, values, strict=True)]
+
+
+def _without_numbering(values: Sequence[ArchiveValue]) -> Iterator[ArchiveValue]:
+    expected: Counter[KeyPath] = Counter()
+    for value in values:
+        above = value.path[:-3]
+        is_numbering = value.path[-2:-1] == ("params",) and above[-1:] == ("param_groups",)
+        if is_numbering and value.stored.value == expected[above] and not value.is_tensor:
+            expected[above] += 1
+        else:
+            expected[above] = -1 if is_numbering else expected[above]
+            yield value
 
 
 def read_archive(
@@ -81,8 +97,9 @@ def read_archive(
     if pickle is None:
         raise UsageError(f"{where} is a zip file without {_PICKLE}; expected one written by torch.save")
     folder = pickle.name.removesuffix(_PICKLE)
-    order = archive.entries.get(f"{folder}byteorder")
-    big_endian = order is not None and archive.content(order, "the order of bytes") == b"big"
+    if folder.count("/") != 1 or not all(name.startswith(folder) for name in archive.entries):
+        raise UsageError(f"{where} has records outside of the folder of {_PICKLE}, which torch refuses; it is damaged")
+    big_endian = _checked_records(archive, folder, where).get("byteorder") == b"big"
     try:
         content = archive.content(pickle, "the description of tensors")
         root, _ = read_pickle(content)
@@ -99,8 +116,28 @@ def read_archive(
     return root, values
 
 
+def _checked_records(archive: ZipDirectory, folder: str, where: str) -> dict[str, bytes]:
+    """The records that say how the others are to be read; raises ``UsageError`` for what torch refuses."""
+    records = {
+        name: archive.content(archive.entries[folder + name], "a setting of torch")
+        for name in ("version", "byteorder", ".format_version", ".storage_alignment")
+        if folder + name in archive.entries
+    }
+    numbers = {name: value.strip() for name, value in records.items() if name != "byteorder"}
+    version = numbers.get("version", b"")
+    if records.get("byteorder", b"little") not in (b"little", b"big"):
+        raise UsageError(f"{where} has the order of bytes {ascii(records['byteorder'])[:20]}; expected little or big")
+    if not all(value.isdigit() and len(value) < 10 for value in numbers.values()) or int(version or 0) not in _VERSIONS:
+        raise UsageError(
+            f"{where} has no version from {_VERSIONS[0]} to {_VERSIONS[-1]} that torch reads; it is damaged"
+        )
+    return records
+
+
 def with_optimizer_names(values: list[StoredTensor]) -> list[StoredTensor]:
     """The values, with the names of parameters in place of an optimizer's numbers where they are certain."""
+    if any("/params/" in value.name and value.section == "optimizer" for value in values):
+        return values  # an optimizer that numbers its parameters in another order
     new = optimizer_names([value.name for value in values], {value.name: value.shape for value in values})
     taken = {value.name for value in values}
     new = {old: name for old, name in new.items() if name not in taken}
@@ -116,11 +153,21 @@ def number(name: str, stored_as: str, leaf: Leaf, pickle: ZipEntry | None) -> St
         shape = (len(leaf.value),)
         block = Block(pickle.file, pickle.offset + leaf.offset, (0,), shape, (1,), checksums=(pickle.checksum,))
         return StoredTensor(name, "uint8", shape, (block,), stored_as=stored_as)
+    if isinstance(leaf, PickledObject):
+        reason = f"{escape_unprintable(leaf.kind)[:100]} is not read"
+        return StoredTensor(name, OBJECT, (), (), stored_as=stored_as, obstacle=reason, fingerprint=leaf.fingerprint)
+    if isinstance(leaf, ByteString) or (isinstance(leaf, int) and leaf.bit_length() >= 64):
+        content = leaf.value if isinstance(leaf, ByteString) else leaf.to_bytes(leaf.bit_length() // 8 + 1, signed=True)
+        reason = (
+            "bytes that are not read" if isinstance(leaf, ByteString) else "an integer of 64 bits or more is not read"
+        )
+        fingerprint = hashlib.sha256(content).hexdigest()
+        return StoredTensor(name, OBJECT, (), (), stored_as=stored_as, obstacle=reason, fingerprint=fingerprint)
+    assert not isinstance(leaf, PickledTensor)
     plain = leaf.value if isinstance(leaf, Float) else leaf
-    kind = {bool: "bool", int: "int64", float: "float64"}.get(type(plain), "uint8")
+    kind = {bool: "bool", int: "int64", float: "float64"}[type(plain)]
     reason = "not a floating-point number; only these can be edited in the pickle"
-    shown = plain if isinstance(plain, float) or (isinstance(plain, int) and plain.bit_length() < 64) else None
-    return StoredTensor(name, kind, (), (), stored_as=stored_as, obstacle=reason, value=shown)
+    return StoredTensor(name, kind, (), (), stored_as=stored_as, obstacle=reason, value=plain)
 
 
 def _tensor(
@@ -132,7 +179,14 @@ def _tensor(
     if entry.method != STORED:
         reason = "its record is compressed, which torch.save never does"
         return StoredTensor(name, leaf.dtype, leaf.shape, (), stored_as=stored_as, obstacle=reason)
+    if entry.size != leaf.storage_size and leaf.dtype:
+        raise UsageError(
+            f"{where}: the record {entry.name!r} has {entry.size:,} bytes, {_PICKLE} says {leaf.storage_size:,}; it is damaged"
+        )
     item = ITEM_SIZES.get(leaf.dtype, 0)
+    if leaf.obstacle or not item:
+        reason = leaf.obstacle or f"dtype {leaf.dtype or 'unknown'} is not known"
+        return StoredTensor(name, leaf.dtype, leaf.shape, (), stored_as=stored_as, obstacle=reason)
     block = Block(
         entry.file, entry.offset + leaf.offset * item, (0,) * len(leaf.shape), leaf.shape, leaf.strides,
         checksums=(entry.checksum,),
