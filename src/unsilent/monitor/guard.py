@@ -62,6 +62,7 @@ from unsilent.monitor.loop_state import (
     variables_of_loop,
 )
 from unsilent.monitor.magnitude_check import MagnitudeCheck, StepCheck
+from unsilent.monitor.monitored import checked_optimizers
 from unsilent.monitor.pending_magnitudes import Ranks, any_rank, process_group_for
 from unsilent.monitor.watched_tensors import find_watched_tensors, magnitudes_of
 from unsilent.recovery.ring import SnapshotLocation, SnapshotRing
@@ -132,19 +133,19 @@ class Guard:
         check: StepCheck | None = None,
     ) -> None:
         self._model = model
-        result: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
-        self._optimizers: list[Optimizer] = list(result)
-        if not self._optimizers or not all(isinstance(o, Optimizer) for o in self._optimizers):
-            raise UsageError("Guard needs a torch optimizer, or a list of them: Guard(model, optimizer)")
-        for part in (model, *self._optimizers):
-            if part in _guarded:
-                raise UsageError(
-                    f"this {type(part).__name__} is already guarded; make only one Guard per training, or close() the first Guard"
-                )
+        further = [other for other in stateful_objects if isinstance(other, Optimizer)]
+        stateful_objects = tuple(other for other in stateful_objects if not isinstance(other, Optimizer))
+        self._optimizers = _with_bases(
+            [*checked_optimizers("Guard", model, optimizers, _guarded.__contains__), *further]
+        )
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise UsageError(
                 "the model has parameters without a shape (lazy modules); run one batch through it before making the Guard"
             )
+        if on_alarm is not None and not callable(on_alarm):
+            raise UsageError(f"on_alarm is {on_alarm!r:.60}; expected a function that is called with each alarm")
+        if check is not None and not callable(getattr(check, "check_last", None)):
+            raise UsageError(f"check is {check!r:.60}; expected an object with the methods of StepCheck, or None")
         self._on_alarm, self._ranks, self._strict = on_alarm, ranks, strict
         process_group_for(ranks)
         on_cuda = any(p.is_cuda for p in model.parameters())
@@ -483,3 +484,9 @@ class Guard:
 
     def _stepped(self) -> bool:
         return bool(self._segments) and self._segments[-1].steps_ended(self._updates()) > 0
+
+
+def _with_bases(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+    """Optimizers, and those inside of them, whose steps they make (sharpness-aware ones), each once."""
+    bases = [v for o in optimizers for v in vars(o).values() if isinstance(v, Optimizer) and v.state is not o.state]
+    return list({id(one): one for one in (*optimizers, *bases)}.values())

@@ -103,7 +103,8 @@ class Monitor:
         **options: Any,
     ) -> None:
         self.settings = settings = settings_of(settings, options)
-        self._optimizers = checked_optimizers(model, optimizers)
+        _check_sinks(sinks)
+        self._optimizers = checked_optimizers("Monitor", model, optimizers)
         self._streams = RuleStreams([make_rule(text) for text in settings.rule] or rules_of_preset(settings.preset))
         self._closed, self._failed, self._is_off, self._has_stopped = (
             True,
@@ -485,6 +486,11 @@ class Monitor:
         if self._guard is not None:
             self._guard.lengthen(agreed.longest)
         self._reporter.sampling(self._collector.step, agreed.longest, reason)
+
+
+def _check_sinks(sinks: Any) -> None:
+    if isinstance(sinks, str) or not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
+        raise UsageError(f"sinks is {sinks!r:.60}; expected functions that are called with each event, in a list")
 
 
 def _leave_all_to_parent() -> None:
