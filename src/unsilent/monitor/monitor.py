@@ -31,7 +31,7 @@ from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import Series
 from unsilent.errors import UsageError, kind_and_line
-from unsilent.monitor.actions import CONFIRMED, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
+from unsilent.monitor.actions import CONFIRMED, NO_LOOP, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.agreement import Agreement
 from unsilent.monitor.event_files import path_of_rank
 from unsilent.monitor.events import DONE, ERROR, STOPPED, UNRECORDED, Alarm, Verdict
@@ -45,8 +45,10 @@ from unsilent.monitor.exchange import (
     host_name,
     settings_by_name,
 )
-from unsilent.monitor.guard import Guard
+from unsilent.monitor.guard import ENDED, Guard
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
+from unsilent.monitor.loop_code import is_plain_loop
+from unsilent.monitor.loop_state import is_of_library
 from unsilent.monitor.monitored import MONITORED, checked_optimizers
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
@@ -64,6 +66,10 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
 """Settings that may differ from rank to rank."""
+NOT_PLAIN = (
+    "monitor.iterate(…) is not looped over directly, so that a counter would go on; write `for batch in monitor.iterate(…)`, "
+    "with enumerate or zip inside"
+)
 LOOP_IS_KNOWN = 2
 """Step in which a loop whose steps can be executed again is known: under ``unsilent run`` from its second batch on."""
 log = logging.getLogger(LOGGER)
@@ -127,6 +133,7 @@ class Monitor:
         self._is_late = device.type == "cuda" and settings.mode == "lagged"
         self._pending: deque[tuple[SignalRow, bool]] = deque()  # and whether it is comparable
         self._guard: Guard | None = None
+        self._loop_problem = ""
         self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
         self._sampling = SamplingControl(settings, self._costs)
@@ -184,6 +191,7 @@ class Monitor:
         """
         if self._closed:
             return
+        self._loop_problem = ENDED
         alone, is_error = self._exchange.world_size == 1, not wait or sys.exc_info()[0] is not None
         wait = alone or (not is_error and self._exchange.is_open())
         stop: MonitorStop | None = None
@@ -293,10 +301,14 @@ class Monitor:
 
     def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches, as `Guard.iterate`: those of the last steps come again after an alarm. For ``on_alarm="rerun"``."""
-        return self._rerunning().iterate(batches)
+        frame, guard = sys._getframe(1), self._rerunning()
+        is_plain = is_of_library(frame.f_code.co_filename) or is_plain_loop(frame.f_code, frame.f_lasti, "CALL")
+        self._loop_problem = "" if is_plain else NOT_PLAIN
+        return guard.iterate(batches)
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
         """One step, as `Guard.step`: it is run again after an alarm. For ``on_alarm="rerun"``."""
+        self._loop_problem = ""
         return self._rerunning().step(run, *arguments)
 
     def _rerunning(self) -> Guard:
@@ -322,7 +334,14 @@ class Monitor:
                 self._judge_pending(flush)
                 self._agree()
         due, self._due = self._due, None
+        if due is not None and (why := self._why_no_rerun()):  # the verdict may have come in the middle of the step
+            log.warning("%s: %s%s", due.summary, NO_RERUN, why)
+            return None
         return due
+
+    def _why_no_rerun(self) -> str:
+        """Why the last steps cannot be executed again; empty where they can."""
+        return NO_LOOP if self._guard is None else self._loop_problem or self._guard.why_not_repeatable()
 
     def drop_pending(self) -> None:
         """Forget steps that are not judged yet."""
@@ -375,7 +394,7 @@ class Monitor:
         self._pending.append((self._collector.take_row(), not self._agreement.is_behind))
         if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm == "rerun" and self._guard is None:
             what = "the step of an alarm is left out" if self.settings.mode == "strict" else "an alarm is only logged"
-            log.warning("%s; %s", NO_RERUN, what)
+            log.warning("%s%s; %s", NO_RERUN, NO_LOOP, what)
         self._judge_pending(flush)
         self._sampling.look(self._collector.step)
 
@@ -465,11 +484,13 @@ class Monitor:
         suspect, action, step = self._suspicion.suspect, self.settings.on_alarm, rows[0].step
         if suspect is None or not (is_new or action in ("skip", "rerun")):
             return
-        outcome = self._action.act(step, can_rerun=self._guard is not None)
-        if is_new or self._guard is not None:
+        no_rerun = self._why_no_rerun() if action == "rerun" else ""
+        outcome = self._action.act(step, no_rerun)
+        is_rerun = action == "rerun" and not no_rerun
+        if is_new or is_rerun:
             names = self._collector.state_names
             verdict = self._reporter.verdict(step, rows, suspect, names, action, outcome)
-            if self._guard is not None:
+            if is_rerun:
                 self._due = alarm_of(verdict, rows, self._reporter.alarms)
         if action == "stop":
             self._has_stopped, has_changed = True, any(row.changed for row in rows)

@@ -43,6 +43,7 @@ class SnapshotRing:
     Attributes:
         generators: The random generators besides the global ones.
         stateful_objects: Schedulers and the like. More may be added to both.
+        further_tensors: Other tensors that the next states hold.
 
     Raises:
         UsageError: bad arguments; at `keep`, a ring that does not fit.
@@ -71,6 +72,7 @@ class SnapshotRing:
                     f"{type(other).__name__} has no state_dict and load_state_dict, so it cannot be restored"
                 )
         self.others = stateful_objects
+        self.further_tensors: list[Tensor] = []
         self._parts = (model, list(optimizers))
         self._where, self._gradients = snapshot_location, snapshot_gradients
         self._slots: list[_Slot] = []
@@ -97,6 +99,7 @@ class SnapshotRing:
             *self._parts,
             self.others,
             gradients=self._gradients,
+            further=self.further_tensors,
             copies=slot,
             generators=self.generators,
         )
@@ -115,6 +118,11 @@ class SnapshotRing:
         held.restore()
         del self._held[-count:]
         self._next -= count
+
+    @property
+    def newest(self) -> HeldTraining | None:
+        """The state that was kept last."""
+        return self._held[-1][0] if self._held else None
 
     def live_tensors(self) -> list[Tensor]:
         """The tensors of the state as it is now."""
