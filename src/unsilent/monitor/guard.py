@@ -315,13 +315,17 @@ class Guard:
             self._give_up(GuardStop(alarm, alarm))
 
     def why_not_repeatable(self) -> str:
-        """Why executing the last steps again would change the training; empty where nothing is known that would."""
+        """Why executing the last steps again would change the training, the same in all ranks; empty where nothing is known."""
         if self._is_repeating:
             return ""
         if not self._segments or self._loop_was_left:
             return ENDED
         names = self._watch.changed_since(self._segments[0].variables, self._variables())
-        return f"the loop changes what cannot be put back: {some_names(names)}" if names else ""
+        if not self._any_rank(bool(names)):
+            return ""
+        if not names:
+            return "the loop of another rank changes what cannot be put back"
+        return f"the loop changes what cannot be put back: {some_names(names)}"
 
     def discard_snapshots(self) -> None:
         """Forget states, not bounds: what was done since the last step cannot be executed again."""

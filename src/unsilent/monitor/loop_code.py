@@ -52,8 +52,8 @@ def names_taken_over(code: CodeType, offset: int) -> frozenset[str]:
     What functions share (global variables, those of closures) may be read wherever code of the program's may run.
     """
     steps = _steps(code)
-    number = next((n for n, step in enumerate(steps) if step.offset == offset), None)
-    if number is None or number + 1 >= len(steps):
+    number = _number_at(code, offset)
+    if number + 1 >= len(steps):
         return frozenset((*code.co_varnames, *code.co_names, *code.co_cellvars, *code.co_freevars))
     needed: list[frozenset[str]] = [frozenset()] * len(steps)
     has_changed = True
@@ -76,10 +76,15 @@ def is_plain_loop(code: CodeType, offset: int, begins_with: str = "GET_ITER") ->
     """
     if code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
         return False
-    names = [step.name for step in _steps(code) if step.offset >= offset]
+    names = [step.name for step in _steps(code)[_number_at(code, offset) :]]
     if begins_with == "CALL":
         return names[0].startswith("CALL") and names[1:3] == ["GET_ITER", "FOR_ITER"]
     return names[:2] == ["GET_ITER", "FOR_ITER"]
+
+
+def _number_at(code: CodeType, offset: int) -> int:
+    """The number of the instruction at an offset; Python may already be at the caches that follow it."""
+    return max((n for n, step in enumerate(_steps(code)) if step.offset <= offset), default=0)
 
 
 @lru_cache(maxsize=256)
