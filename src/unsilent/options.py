@@ -169,12 +169,15 @@ def _refuse(given: Any, hint: Any, name: str) -> NoReturn:
     raise UsageError(f"{name} is {given!r}; expected {_NOUNS[hint]}")
 
 
-def check_count(name: str, value: int, least: int, most: int) -> int:
-    """The number itself; raises ``UsageError`` where it is not within these limits."""
-    if least <= value <= most:
-        return value
-    limit = f", and at most {most}" if value > most else ""
-    raise UsageError(f"{name} is {_shown(value)}; expected {least} or more{limit}")
+def check_count(name: str, value: Any, least: int, most: int = LARGEST) -> int:
+    """The number itself; raises ``UsageError`` where it is no whole number, or not within these limits."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r:.60}; expected a whole number, {least} or more")
+    number = int(value)
+    if least <= number <= most:
+        return number
+    limit = f", and at most {most}" if number > most else ""
+    raise UsageError(f"{name} is {_shown(number)}; expected {least} or more{limit}")
 
 
 def _shown(value: int) -> str:

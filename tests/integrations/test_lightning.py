@@ -145,7 +145,7 @@ def test_a_fault_that_stays_stops_the_training(tmp_path):
 def test_what_cannot_be_guarded_is_refused(tmp_path):
     with pytest.raises(UsageError, match="accumulate_grad_batches is 2; expected 1, because GuardCallback"):
         fit(tmp_path, guarded=True, accumulate_grad_batches=2)
-    with pytest.raises(UsageError, match="already guarded"):
+    with pytest.raises(UsageError, match="has a guard already"):
         fit(tmp_path, guarded=True, callbacks=[GuardCallback()])
 
     class Manual(Module):

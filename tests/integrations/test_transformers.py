@@ -87,7 +87,7 @@ def test_late_readings_are_settled_before_an_evaluation(tmp_path, when):
 
 
 def test_a_second_callback_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="already guarded"):
+    with pytest.raises(UsageError, match="has a guard already"):
         train(tmp_path, guarded=True, twice=True)
 
 
@@ -111,7 +111,7 @@ def test_a_guard_is_not_put_around_another(tmp_path):
 
     with pytest.raises(GuardStop):
         guard.step(broken)
-    with pytest.raises(UsageError, match="already guarded"):
+    with pytest.raises(UsageError, match="has a guard already"):
         Guard(model, optimizer)
     guard.close()
 

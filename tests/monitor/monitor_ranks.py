@@ -29,6 +29,15 @@ AT = 30
 READ_ALL = {"sampling": "fixed:1", "fingerprint": "full"}
 
 
+class Seen:
+    """What a scene counts and collects. Nothing leads to it, for it is no part of the loop."""
+
+    __slots__ = ("begun", "intervals", "losses", "now")
+
+    def __init__(self):
+        self.begun, self.now, self.losses, self.intervals = 0, False, [], []
+
+
 def local(tensor):
     """What this rank holds."""
     return getattr(tensor, "_local_tensor", tensor).detach()
@@ -72,29 +81,27 @@ def train(
     model = wrap(inner)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rank, is_faulty_rank = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
-    events, losses, begun, now = [], [], 0, False
-    spoil = lambda g: g * 1e9 if now and fault == "gradient" else g  # noqa: E731
+    events, seen = [], Seen()
+    spoil = lambda g: g * 1e9 if seen.now and fault == "gradient" else g  # noqa: E731
     inner[3].register_forward_hook(lambda module, args, output: output.register_hook(spoil) and None)
     generator = torch.Generator().manual_seed(rank)
     batches = [torch.randn(6, 4, generator=generator) for _ in range(steps)]
-    intervals = []
 
     def step(x):
-        nonlocal begun, now
-        now = is_faulty_rank and begun == at
+        seen.now = is_faulty_rank and seen.begun == at
         if before_step:
-            before_step(begun, rank)
-        if now and fault == "weight":
+            before_step(seen.begun, rank)
+        if seen.now and fault == "weight":
             flip(inner[3].weight)
-        if now and fault == "moment":
+        if seen.now and fault == "moment":
             flip(optimizer.state[inner[3].weight]["exp_avg"])
-        begun += 1
+        seen.begun += 1
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-        intervals.append((monitor.intervals.gradients, monitor.intervals.state) if monitor else None)
+        seen.losses.append(loss.item())
+        seen.intervals.append((monitor.intervals.gradients, monitor.intervals.state) if monitor else None)
 
     monitor = Monitor(model, optimizer, sinks=[events.append], **options) if monitored else None
     ended = "done"
@@ -102,23 +109,27 @@ def train(
         with monitor or contextlib.nullcontext():
             if monitor:
                 monitor._is_late = late
-            for x in monitor.iterate(batches) if uses == "iterate" else batches:
-                if uses == "step":
-                    monitor.step(step, x)
-                else:
+            if uses == "iterate":
+                for x in monitor.iterate(batches):
                     step(x)
+            else:
+                for x in batches:
+                    if uses == "step":
+                        monitor.step(step, x)
+                    else:
+                        step(x)
     except UnsilentError as error:
         ended = f"{type(error).__name__} {getattr(error, 'exit_code', '')}: {error}"
     verdicts = [(v.step, v.suspect, v.reason, v.tensor, v.action) for v in monitor.verdicts] if monitor else []
     return {
         "bits": bits_of(model, optimizer),
-        "losses": losses,
-        "begun": begun,
+        "losses": seen.losses,
+        "begun": seen.begun,
         "ended": ended,
         "verdicts": verdicts,
         "alarms": [(a.step, a.tensor, a.level) for a in monitor.alarms] if monitor else [],
         "failed": [event.error for event in events if isinstance(event, MonitorFailed)],
-        "intervals": intervals,
+        "intervals": seen.intervals,
     }
 
 

@@ -239,15 +239,15 @@ def test_what_cannot_be_guarded_is_refused():
     model = Net()
     optimizer = torch.optim.Adam(model.parameters())
     guard = Guard(model, optimizer)
-    with pytest.raises(UsageError, match="already guarded"):
+    with pytest.raises(UsageError, match="has a guard already"):
         Guard(model, optimizer)
-    with pytest.raises(UsageError, match="this Adam is already guarded"):
+    with pytest.raises(UsageError, match="this Adam has a guard already"):
         Guard(nn.Sequential(model), optimizer)
     guard.close()
     Guard(model, [optimizer]).close()
     with pytest.raises(UsageError, match="expected 'all', 'alone' or a process group"):
         Guard(model, optimizer, ranks="some")
-    with pytest.raises(UsageError, match="needs a torch optimizer"):
+    with pytest.raises(UsageError, match="expected a module and a torch optimizer"):
         Guard(model, None)
     plain = nn.Linear(2, 2)
     sgd = torch.optim.SGD(plain.parameters(), lr=0.1)

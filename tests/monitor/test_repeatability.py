@@ -20,6 +20,22 @@ STEPS, FAULTY = 24, 17
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))
 
 
+class Plan:
+    """When the fault is planted. Nothing leads to what it counts, which is no part of the loop."""
+
+    __slots__ = ("done", "pending")
+
+    def __init__(self, *steps):
+        self.done, self.pending = 0, set(steps)
+
+    def is_now(self):
+        self.done += 1
+        if self.done not in self.pending:
+            return False
+        self.pending.clear()
+        return True
+
+
 class Training:
     """A small training; a fault is planted once, in the first moment, after the optimizer's step number ``faulty``."""
 
@@ -28,7 +44,7 @@ class Training:
         self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
         self.guard = Guard(self.model, self.optimizer, **options) if guarded else None
-        self._pending, self._done = ({faulty} if guarded else set()), []
+        self.plan = Plan(*([faulty] if guarded else []))
 
     def over(self, batches):
         return batches if self.guard is None else self.guard.iterate(batches)
@@ -40,9 +56,7 @@ class Training:
 
     def step(self):
         self.optimizer.step()
-        self._done.append(1)
-        if len(self._done) in self._pending:
-            self._pending.clear()
+        if self.plan.is_now():
             self.optimizer.state[self.model[0].weight]["exp_avg"][0, 0] = 1e9
 
     def bits(self):
@@ -249,7 +263,7 @@ def test_a_generator_that_is_handed_in_is_put_back():
         hidden.rng = np.random.default_rng(1)
         if guarded:
             training.guard = Guard(training.model, training.optimizer, hidden.rng, strict=True)
-            training._pending.add(FAULTY)
+            training.plan = Plan(FAULTY)
         for _ in training.over(range(STEPS)):
             training.update(X[torch.from_numpy(hidden.rng.integers(64, size=8))])
         ends.append(training.bits())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,8 +11,23 @@ from torch import Tensor
 from unsilent.checkpoints.hashes import TensorHash, hash_elements
 from unsilent.checkpoints.names import optimizer_names, unique_names
 from unsilent.errors import UsageError
-from unsilent.nested import leaves_in
+from unsilent.nested import leaves_in, map_tensors, tensors_in
 from unsilent.sites.memory import content_of, dtype_name
+
+
+def with_own_values(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state, with copies in place of conjugate and negative views, whose values are not the bytes that they share.
+
+    Raises ``UsageError`` for a state that contains itself.
+    """
+    try:
+        if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors_in(state)):
+            return cast(Mapping[str, Any], map_tensors(state, lambda _, tensor: tensor.resolve_conj().resolve_neg()))
+    except RecursionError:
+        raise UsageError(
+            "the state contains itself, so it cannot be compared with a file; save a copy without that"
+        ) from None
+    return state
 
 
 def hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
@@ -20,12 +35,7 @@ def hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
 
     Raises ``UsageError`` for a tensor that cannot be compared with a file.
     """
-    try:
-        found = [(path, value) for path, value in leaves_in(state) if isinstance(value, (Tensor, int, float))]
-    except RecursionError:
-        raise UsageError(
-            "the state contains itself, so it cannot be compared with a file; save a copy without that"
-        ) from None
+    found = [(path, value) for path, value in leaves_in(state) if isinstance(value, (Tensor, int, float))]
     names = unique_names([path for path, _ in found], [not isinstance(value, Tensor) for _, value in found])
     tensors = {name: value for name, (_, value) in zip(names, found, strict=True) if isinstance(value, Tensor)}
     renamed = optimizer_names(names, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
@@ -33,16 +43,12 @@ def hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
 
 
 def _hash(name: str, tensor: Tensor) -> TensorHash:
-    """The hash of a tensor's bytes as they are in memory: of a conjugate or negative view, those before it is taken."""
+    """The hash of a tensor's bytes."""
     if obstacle := _obstacle(tensor):
         raise UsageError(f"{name} of the state is {obstacle}")
     plain = tensor.detach()
     if plain.is_quantized:
         plain = plain.int_repr()  # as files list it
-    if plain.is_conj():
-        plain = plain.conj()
-    if plain.is_neg():
-        plain = torch._neg_view(plain)
     return hash_elements([content_of(plain)], dtype_name(plain.dtype), tuple(tensor.shape))
 
 

@@ -20,7 +20,7 @@ from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.hashes import FileHash, RunningFileHash, TensorHash, hash_files
 from unsilent.checkpoints.manifest import Manifest, make_manifest, manifest_path, write_manifest
-from unsilent.checkpoints.memory_hashes import hashes_in_memory
+from unsilent.checkpoints.memory_hashes import hashes_in_memory, with_own_values
 from unsilent.checkpoints.replacing import (
     MOST_ATTEMPTS,
     draft_folder,
@@ -72,8 +72,11 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
     if target.exists() and target.is_dir() != (chosen == "dcp"):
         there, kind = ("a folder", "file") if target.is_dir() else ("a file", "folder")
         raise UsageError(f"{target} is {there}, and {chosen} would write a {kind}; give another path")
-    if chosen == "safetensors":
-        state = _for_safetensors(state)
+    if chosen == "safetensors" and (others := [key for key, value in state.items() if not isinstance(value, Tensor)]):
+        raise UsageError(
+            f"{others[0]!r} of the state is no tensor; safetensors holds tensors by name alone, use torch.save"
+        )
+    state = with_own_values(state)
     expected = hashes_in_memory(state)
     try:
         with draft_folder(target) as draft:
@@ -100,7 +103,7 @@ def verify_saved(state: Mapping[str, Any], path: str | Path) -> Path:
         CheckpointDamaged: the disk has something else.
     """
     target = Path(path).expanduser()
-    manifest = _manifest_if_equal(target, hashes_in_memory(state), target)
+    manifest = _manifest_if_equal(target, hashes_in_memory(with_own_values(state)), target)
     write_manifest(manifest, result := manifest_path(target))
     return result
 
@@ -146,16 +149,6 @@ def _load(file: Path, load_options: Mapping[str, Any]) -> Any:
     import torch
 
     return torch.load(file, **{"weights_only": True, **load_options})
-
-
-def _for_safetensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state with the values of conjugate and negative views, which safetensors would ignore. Raises ``UsageError``."""
-    for key, value in state.items():
-        if not isinstance(value, Tensor):
-            raise UsageError(
-                f"{key!r} of the state is no tensor; safetensors holds tensors by name alone, use torch.save"
-            )
-    return {key: value.resolve_conj().resolve_neg() for key, value in state.items()}
 
 
 class _HashingFile:
@@ -224,7 +217,7 @@ def _manifest_if_equal(
         raise CheckpointDamaged(f"the disk does not have {target} as it was written; check the disk")
     with Checkpoint(path) as checkpoint:
         manifest = make_manifest(checkpoint, hashes)
-        unread = {name for name, tensor in checkpoint.tensors.items() if not tensor.is_readable}
+        unread = {name: tensor.obstacle for name, tensor in checkpoint.tensors.items() if not tensor.is_readable}
     stored = manifest.tensors
     for name, wanted in expected.items():
         if name in unread:

@@ -43,6 +43,7 @@ class HeldTraining:
         stateful_objects: Schedulers, scalers and the like: whatever has ``state_dict`` and
             ``load_state_dict``.
         gradients: Hold those, too.
+        further: Other tensors, whose content is held.
         copies: Where copies are kept.
         generators: Random generators besides the global ones.
 
@@ -58,6 +59,7 @@ class HeldTraining:
         stateful_objects: Sequence[Any] = (),
         *,
         gradients: bool = True,
+        further: Sequence[Tensor] = (),
         copies: TensorCopier = clones,
         generators: Sequence[Any] = (),
     ) -> None:
@@ -78,6 +80,7 @@ class HeldTraining:
         self._gradients = [(p, p.grad) for p in leaves.values()] if gradients else []
         live = {**leaves, **{id(b): b for m in modules for b in m._buffers.values() if b is not None}}
         live.update((id(g), g) for _, g in self._gradients if g is not None)
+        live.update((id(t), t) for t in further)
         settings = [(key, value) for table in (*entries, *groups) for key, value in table.items() if key != "params"]
         live.update((id(t), t) for _, value in settings for t in tensors_in(value))
         # What is no tensor and can be changed in place is copied as it is; tensors in it are put back by their content.
@@ -89,6 +92,13 @@ class HeldTraining:
         self._kept = copies(self.live)
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in stateful_objects]
         self.generators = save_generator_states(generators)
+
+    def has_content_of(self, tensor: Tensor) -> bool | None:
+        """Whether a tensor still has the bits that are held of it; None where it is not held."""
+        kept = next((kept for live, kept in zip(self.live, self._kept, strict=True) if live is tensor), None)
+        if kept is None or kept.shape != tensor.shape:
+            return None
+        return torch.equal(kept.to(tensor.device), tensor.detach())
 
     def restore(self) -> None:
         """Put everything back."""

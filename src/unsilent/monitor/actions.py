@@ -15,10 +15,11 @@ from unsilent.plainfiles import move_aside
 
 UNCONFIRMED, CONFIRMED = 16, 17
 """Exit codes, as in Megatron-LM's rerun machine: resume to find out more; a fault is confirmed."""
-NO_RERUN = (
-    "steps cannot be executed again, for the training is no loop over a DataLoader in the script itself, and does not use "
-    "Monitor.iterate or Monitor.step"
+NO_LOOP = (
+    "the script has no `for batch in loader` over a DataLoader itself in its own code (through enumerate, zip or next, or in a "
+    "generator, a counter would go on), and does not use Monitor.iterate or Monitor.step"
 )
+NO_RERUN = "steps cannot be executed again: "
 NO_SKIP = "no step can be left out, for the optimizer computes gradients during its step"
 MOST_SAVED = 10
 """States that ``on_alarm="save"`` writes in one run; each is as large as a checkpoint."""
@@ -52,9 +53,12 @@ class AlarmAction:
         self._skipped: dict[int, SkippedStep] = {}
         self._saved = 0
 
-    def act(self, step: int, can_rerun: bool) -> str:
-        """Do it, except for what other parts do; what is done, in words."""
-        action = self._settings.on_alarm
+    def act(self, step: int, no_rerun: str) -> str:
+        """Do it, except for what other parts do; what is done, in words.
+
+        ``no_rerun``: why steps cannot be executed again, empty where they can.
+        """
+        action, can_rerun = self._settings.on_alarm, not no_rerun
         if action == "skip" or (action == "rerun" and self._settings.mode == "strict" and not can_rerun):
             self.skips = self.can_skip
             return "the optimizer step is left out" if self.skips else NO_SKIP
@@ -66,7 +70,7 @@ class AlarmAction:
             path = save_state(self._settings.save_to, self._model, self._optimizers, step, self._rank)
             return f"the state was saved to {path}"
         if action == "rerun":
-            return "the last steps are executed again" if can_rerun else NO_RERUN
+            return NO_RERUN + no_rerun if no_rerun else "the last steps are executed again"
         return {"stop": "the job stops"}.get(action, "the training goes on")
 
     def begin_step(self, optimizer: Optimizer) -> bool:

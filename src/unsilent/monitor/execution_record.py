@@ -1,8 +1,8 @@
 """What one execution of steps depended on, recorded so that a second execution can be compared with the first.
 
 Recorded are the inputs of the model (a fingerprint, computed on their device), the numbers in ``param_groups`` at each step of an
-optimizer, and, when the step is over, the states of random generators and the numbers of the loop. Nothing waits for a device
-before two executions are compared.
+optimizer, and, when the step is over, the states of random generators. Nothing waits for a device before two executions are
+compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,12 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from unsilent.monitor.loop_state import Variables
+from unsilent.monitor.loop_state import LoopVariables
 from unsilent.outcomes.tensors import leaves, words_of
 from unsilent.workloads.trainings.randomness import generator_state
+
+if TYPE_CHECKING:
+    from unsilent.monitor.loop_watch import KeptVariables
 
 CHUNK = 1 << 20
 """Words of a tensor that are worked on at once."""
@@ -49,22 +52,19 @@ class ExecutionRecord:
         inputs: Of each forward pass of the model a fingerprint, int64 tensors.
         settings: At each optimizer step the optimizer's number and, of each parameter group, its settings.
         generators: States at the end, by name.
-        loop_variables: Of the loop at the end, by name.
     """
 
     iteration_starts: list[IterationStart] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     settings: list[tuple[int, list[Mapping[str, Any]]]] = field(default_factory=list)
     generators: dict[str, Any] = field(default_factory=dict)
-    loop_variables: dict[str, int | float] = field(default_factory=dict)
 
-    def record_end(self, generators: Mapping[str, Any], numbers: Mapping[str, int | float]) -> None:
-        """Record the end: the global generators, ``generators``, and the numbers of the loop."""
+    def record_end(self, generators: Mapping[str, Any]) -> None:
+        """Record the end: the global generators, and ``generators``."""
         self.generators = {name: generator_state(generator) for name, generator in generators.items()}
         self.generators["torch's global generator"] = torch.random.get_rng_state()
         self.generators["numpy's global generator"] = np.random.get_state()
         self.generators["Python's global generator"] = random.getstate()
-        self.loop_variables = dict(numbers)
 
 
 class ReplayableIteration(NamedTuple):
@@ -72,7 +72,7 @@ class ReplayableIteration(NamedTuple):
 
     item: Any
     restore_generators: Callable[[], None]
-    variables: Callable[[], Variables]
+    variables: Callable[[], LoopVariables]
 
 
 LONGEST_STEP = 256
@@ -85,6 +85,7 @@ class SnapshotSegment:
 
     Attributes:
         execution: What it depended on.
+        variables: What the variables of the loop led to when the state was kept.
         updates: The count of updates when the last iteration began; it goes up with every step of an
             optimizer.
         iterations: Since the state was kept.
@@ -93,6 +94,7 @@ class SnapshotSegment:
 
     execution: ExecutionRecord
     updates: int
+    variables: KeptVariables
     iterations: list[ReplayableIteration] = field(default_factory=list)
     steps: int = 0
 
@@ -164,12 +166,6 @@ def generators_that_differ(first: ExecutionRecord, again: ExecutionRecord) -> li
     """Random generators that two executions left in other states, in words."""
     names = [n for n, state in first.generators.items() if not _same(state, again.generators.get(n, state))]
     return [f"{name} ended in another state" for name in names]
-
-
-def numbers_that_differ(first: ExecutionRecord, again: ExecutionRecord) -> list[str]:
-    """Numbers of the loop that differ at the end of two executions, as they do if they go on counting, in words."""
-    pairs = [(name, number, again.loop_variables.get(name, number)) for name, number in first.loop_variables.items()]
-    return [f"{name} was {now!r} instead of {then!r}" for name, then, now in pairs if not _same(then, now)]
 
 
 def repetition_differences(

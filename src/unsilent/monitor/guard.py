@@ -49,19 +49,19 @@ from unsilent.monitor.execution_record import (
     ReplayableIteration,
     SnapshotSegment,
     digests_of,
-    numbers_that_differ,
     repetition_differences,
 )
 from unsilent.monitor.guard_plan import announce, make_plan
 from unsilent.monitor.loop_state import (
-    Variables,
+    LoopVariables,
     find_objects,
     is_put_back,
-    numeric_variables,
     variables_of_function,
     variables_of_loop,
 )
+from unsilent.monitor.loop_watch import LoopWatch, differing_values, some_names
 from unsilent.monitor.magnitude_check import MagnitudeCheck, StepCheck
+from unsilent.monitor.monitored import checked_optimizers
 from unsilent.monitor.pending_magnitudes import Ranks, any_rank, process_group_for
 from unsilent.monitor.watched_tensors import find_watched_tensors, magnitudes_of
 from unsilent.recovery.ring import SnapshotLocation, SnapshotRing
@@ -73,6 +73,7 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 SEARCHES = 2
 """Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
+ENDED = "no loop is running whose steps could be"
 LOGGER = "unsilent.guard"
 log = logging.getLogger(LOGGER)
 _guarded: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
@@ -132,19 +133,19 @@ class Guard:
         check: StepCheck | None = None,
     ) -> None:
         self._model = model
-        result: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
-        self._optimizers: list[Optimizer] = list(result)
-        if not self._optimizers or not all(isinstance(o, Optimizer) for o in self._optimizers):
-            raise UsageError("Guard needs a torch optimizer, or a list of them: Guard(model, optimizer)")
-        for part in (model, *self._optimizers):
-            if part in _guarded:
-                raise UsageError(
-                    f"this {type(part).__name__} is already guarded; make only one Guard per training, or close() the first Guard"
-                )
+        further = [other for other in stateful_objects if isinstance(other, Optimizer)]
+        stateful_objects = tuple(other for other in stateful_objects if not isinstance(other, Optimizer))
+        self._optimizers = _with_bases(
+            [*checked_optimizers("Guard", model, optimizers, _guarded.__contains__), *further]
+        )
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise UsageError(
                 "the model has parameters without a shape (lazy modules); run one batch through it before making the Guard"
             )
+        if on_alarm is not None and not callable(on_alarm):
+            raise UsageError(f"on_alarm is {on_alarm!r:.60}; expected a function that is called with each alarm")
+        if check is not None and not callable(getattr(check, "check_last", None)):
+            raise UsageError(f"check is {check!r:.60}; expected an object with the methods of StepCheck, or None")
         self._on_alarm, self._ranks, self._strict = on_alarm, ranks, strict
         process_group_for(ranks)
         on_cuda = any(p.is_cuda for p in model.parameters())
@@ -159,7 +160,9 @@ class Guard:
             snapshot_gradients=snapshot_gradients,
         )
         self._generators: dict[str, Any] = {f"generator {n}": g for n, g in enumerate(self._ring.generators)}
-        self._variables: Callable[[], Variables] = dict
+        self._variables: Callable[[], LoopVariables] = LoopVariables
+        self._watch = LoopWatch(model, self._optimizers, self._ring)
+        self._is_repeating = False
         self._searches = 0
         self._segments: list[SnapshotSegment] = []
         self._returned: Any = None
@@ -233,6 +236,7 @@ class Guard:
         if self._loop_was_left:
             self.check_pending_steps()
         self._start_loop(lambda: variables_of_loop(sys._getframe(1)))
+        self._watch.start(batches)
         self._in_loop = True
         try:
             for batch in batches:
@@ -273,7 +277,13 @@ class Guard:
         ``variables``: the function whose variables are searched for generators, ``again`` itself by default.
         """
         self._require_open()
-        self._variables = lambda: variables_of_function(variables or again)
+        function = variables or again
+
+        def look_up() -> LoopVariables:
+            reachable = variables_of_function(function)
+            return LoopVariables(reachable, reachable, function)
+
+        self._variables = look_up
         self._begin(again)
 
     def end(self) -> None:
@@ -304,6 +314,19 @@ class Guard:
             self._report(alarm)
             self._give_up(GuardStop(alarm, alarm))
 
+    def why_not_repeatable(self) -> str:
+        """Why executing the last steps again would change the training, the same in all ranks; empty where nothing is known."""
+        if self._is_repeating:
+            return ""
+        if not self._segments or self._loop_was_left:
+            return ENDED
+        names = self._watch.changed_since(self._segments[0].variables, self._variables())
+        if not self._any_rank(bool(names)):
+            return ""
+        if not names:
+            return "the loop of another rank changes what cannot be put back"
+        return f"the loop changes what cannot be put back: {some_names(names)}"
+
     def discard_snapshots(self) -> None:
         """Forget states, not bounds: what was done since the last step cannot be executed again."""
         self._ring.clear()
@@ -322,7 +345,7 @@ class Guard:
 
     # -- one iteration -----------------------------------------------------------------------------------------
 
-    def _start_loop(self, variables: Callable[[], Variables]) -> None:
+    def _start_loop(self, variables: Callable[[], LoopVariables]) -> None:
         self._require_open()
         self.discard_snapshots()  # what a user does between two epochs cannot be executed again
         self._variables, self._searches = variables, 0
@@ -339,11 +362,11 @@ class Guard:
         if fresh:
             if not self._ring.nbytes:
                 announce(self.plan, self._ring.live_tensors(), self._where, log)
-            put_back = self._ring.keep().generators
+            kept = self._watch.keep(self._variables())
+            put_back = save_generator_states(self._ring.generators)
             self._recorder.current_execution = ExecutionRecord()
-            self._segments = [*self._segments, SnapshotSegment(self._recorder.current_execution, updates)][
-                -self.plan.states :
-            ]
+            segment = SnapshotSegment(self._recorder.current_execution, updates, kept)
+            self._segments = [*self._segments, segment][-self.plan.states :]
         else:
             put_back = save_generator_states(self._ring.generators)
         self._segments[-1].begin_iteration(ReplayableIteration(item, put_back, self._variables), updates)
@@ -357,7 +380,7 @@ class Guard:
         """
         if self._segments:
             begun = time.perf_counter()
-            self._segments[-1].execution.record_end(self._generators, numeric_variables(self._variables()))
+            self._segments[-1].execution.record_end(self._generators)
             self.overhead.snapshot += time.perf_counter() - begun
         return self._check(whole)
 
@@ -368,7 +391,9 @@ class Guard:
     def _search(self) -> None:
         """Find the random generators, schedulers and scalers that the loop can reach, so that they are put back with the rest."""
         known = {id(one) for one in (*self._generators.values(), *self._ring.others)}
-        for name, used in find_objects(self._variables(), lambda value: is_put_back(value, self._optimizers)).items():
+        for name, used in find_objects(
+            self._variables().reachable, lambda value: is_put_back(value, self._optimizers)
+        ).items():
             if id(used) in known:
                 continue
             if not isinstance(used, GENERATORS):
@@ -393,19 +418,31 @@ class Guard:
         self._report(first)
         self.recoveries += 1
         causes = self._found_late()
+        tensors, values = self._watch.not_restored(self._segments[0].variables, self._variables())
+        first_end = second_end = self._watch.contents(self._variables())
+        self._is_repeating = True
         try:
             segments = self._go_back()
             count = sum(len(segment.iterations) for segment in segments)
             yield from self._again(segments, first, count)
             digests = digests_of(self._model, self._optimizers)
+            second_end = self._watch.contents(self._variables())
             second = self._go_back()
             yield from self._again(second, first, count)
         except GeneratorExit:
             self._alarm_when_left = first
             raise
+        finally:
+            self._is_repeating = False
         third = self._segments
         causes += repetition_differences(segments, second, third, digests == digests_of(self._model, self._optimizers))
-        counted = numbers_that_differ(segments[-1].execution, third[-1].execution)
+        more_tensors, counted = differing_values(first_end, second_end, self._watch.contents(self._variables()), values)
+        tensors = list(dict.fromkeys((*tensors, *more_tensors)))
+        if tensors:
+            causes.append(
+                f"tensors that the loop changes are not restored: {some_names(tensors)} (change them in place, or give Guard an "
+                "object that has them in its state_dict)"
+            )
         if self._any_rank(bool(causes)):
             self._not_repeatable(
                 list(dict.fromkeys(causes))
@@ -413,7 +450,7 @@ class Guard:
                 first,
             )
         if counted:
-            text = f"variables of the loop are not restored: {'; '.join(counted)}. If the training depends on such a variable, "
+            text = f"variables of the loop are not restored: {some_names(counted)}. If the training depends on such a variable, "
             warnings.warn(
                 text + "take it from the batch: guard.iterate(enumerate(loader))", RepeatabilityWarning, stacklevel=2
             )
@@ -422,7 +459,12 @@ class Guard:
             "%s: went back %s again%s",
             first.summary,
             what,
-            "; the repeated steps differed, see the warning" if causes else "",
+            "".join(
+                [
+                    "; the repeated steps differed, see the warning" if causes else "",
+                    f"; not restored: {some_names([*tensors, *counted])}" if tensors or counted else "",
+                ]
+            ),
         )
 
     def _found_late(self) -> list[str]:
@@ -483,3 +525,9 @@ class Guard:
 
     def _stepped(self) -> bool:
         return bool(self._segments) and self._segments[-1].steps_ended(self._updates()) > 0
+
+
+def _with_bases(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+    """Optimizers, and those inside of them, whose steps they make (sharpness-aware ones), each once."""
+    bases = [v for o in optimizers for v in vars(o).values() if isinstance(v, Optimizer) and v.state is not o.state]
+    return list({id(one): one for one in (*optimizers, *bases)}.values())

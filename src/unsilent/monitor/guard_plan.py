@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from unsilent.errors import UsageError
+from unsilent.options import check_count
 from unsilent.report.text import count_text
 from unsilent.sizes import human_bytes
 
@@ -64,16 +65,15 @@ def make_plan(
     """A plan, with the defaults of the device where None is given.
 
     Raises:
-        UsageError: a number below 1, or too few states to undo every fault that is noticed.
+        UsageError: what is no whole number of 1 or more, or too few states to undo every fault that is noticed.
     """
     late = on_cuda if late is None else late
     interval = (SNAPSHOT_INTERVAL_ON_CUDA if on_cuda else SNAPSHOT_INTERVAL) if interval is None else interval
     spread = (SPREAD_ON_CUDA if on_cuda else SPREAD) if spread is None else spread
-    for name, number in (("snapshot_interval", interval), ("spread", spread)):
-        if number < 1:
-            raise UsageError(f"{name} is {number}; expected 1 or more steps")
+    check_count("snapshot_interval", interval, 1)
+    check_count("spread", spread, 1)
     least = states_needed(interval, spread, late)
-    if states is not None and states < least:
+    if states is not None and check_count("snapshot_count", states, 1) < least:
         raise UsageError(
             f"snapshot_count is {states}; expected {least} or more, because with snapshot_interval={interval}, spread={spread} "
             f"and delayed_check={late} a fault is noticed up to {spread + int(late)} steps after it"

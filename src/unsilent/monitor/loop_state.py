@@ -6,6 +6,7 @@ Both are looked for where a step can reach them: local variables of the frame th
 
 from __future__ import annotations
 
+import argparse
 import functools
 import random
 import sys
@@ -14,8 +15,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
-from typing import Any
+from types import (
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +33,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from unsilent.monitor.loop_code import names_shared, names_taken_over
 from unsilent.workloads.trainings.randomness import GENERATORS
 
 DEPTH = 4
@@ -40,18 +51,29 @@ _LIBRARIES = tuple(
 Variables = Mapping[str, Any]
 
 
-def variables_of_loop(frame: FrameType | None) -> Variables:
-    """Variables that the body of a loop can reach: of the first frame outside of libraries, from ``frame`` upwards."""
+class LoopVariables(NamedTuple):
+    """Variables that the body of a loop can reach; those whose values an iteration takes over; and whose they are."""
+
+    reachable: Variables = MappingProxyType({})
+    taken_over: Variables = MappingProxyType({})
+    owner: Any = None
+
+
+def variables_of_loop(frame: FrameType | None) -> LoopVariables:
+    """Variables of the first frame outside of libraries, from ``frame`` upwards."""
     here = frame
     while here is not None and is_of_library(here.f_code.co_filename):
         here = here.f_back
     here = here or frame
     if here is None:
-        return {}
-    result = {**_globals_named(here.f_code, here.f_globals), **here.f_locals}
+        return LoopVariables()
+    code, own = here.f_code, here.f_locals
+    result = {**_globals_named(code, here.f_globals), **own}
+    taken = names_taken_over(code, here.f_lasti)
+    taken_over = {name: value for name, value in result.items() if name in taken}
     if here.f_code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13):
         here.f_locals.clear()  # a copy that the frame keeps: it would hold tensors of this step during the next one
-    return result
+    return LoopVariables(result, taken_over, code)
 
 
 def variables_of_function(function: Callable[..., Any]) -> Variables:
@@ -72,11 +94,6 @@ def variables_of_function(function: Callable[..., Any]) -> Variables:
         except ValueError:
             pass  # a variable that has no value yet
     return result
-
-
-def numeric_variables(variables: Variables) -> dict[str, int | float]:
-    """The whole numbers and fractions among variables."""
-    return {name: value for name, value in variables.items() if type(value) in (int, float)}
 
 
 def is_put_back(value: Any, optimizers: Sequence[Optimizer]) -> bool:
@@ -136,6 +153,13 @@ def _is_of_library(value: Any) -> bool:
     return False
 
 
+def is_library_object(value: Any) -> bool:
+    """Whether it is a class that is not the user's, or an instance of one; namespaces are the user's."""
+    if isinstance(value, (SimpleNamespace, argparse.Namespace)):
+        return False
+    return _is_of_library(value if isinstance(value, type) else type(value))
+
+
 @functools.lru_cache(maxsize=1024)
 def is_of_library(file: str) -> bool:
     """Whether a source file is part of Python, of an installed package, or of this one."""
@@ -143,11 +167,7 @@ def is_of_library(file: str) -> bool:
 
 
 def _globals_named(code: CodeType, table: Mapping[str, Any]) -> dict[str, Any]:
-    names = set(code.co_names)
-    for inner in code.co_consts:  # functions and comprehensions that are defined inside
-        if isinstance(inner, CodeType):
-            names.update(inner.co_names)
-    return {name: table[name] for name in names if name in table}
+    return {name: table[name] for name in (*code.co_names, *names_shared(code)) if name in table}
 
 
 def _numbered(values: tuple[Any, ...]) -> dict[str, Any]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from numbers import Real
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.detectors.series import LARGEST
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.monitor.alarms import GuardOverhead
 from unsilent.monitor.analytic import RULE, AnalyticBounds, GradientTermCounter, analytic_moment_bounds
 from unsilent.monitor.bounds import Bounds
@@ -25,6 +27,7 @@ from unsilent.monitor.watched_tensors import (
     find_watched_tensors,
     has_history,
     no_gradient_history_message,
+    possible_names,
     same_watched_tensors,
 )
 
@@ -83,7 +86,9 @@ class MagnitudeCheck:
         self._passes: list[tuple[MagnitudePass, list[int]]] = []
         self._model, self._optimizers, self._ranks, self._overhead = model, optimizers, ranks, overhead
         self._analytic = bounds if isinstance(bounds, AnalyticBounds) else None
-        self.bounds = Bounds(factor, None if isinstance(bounds, AnalyticBounds) else bounds)
+        fixed = None if isinstance(bounds, AnalyticBounds) else bounds
+        _check_bounds(factor, fixed, model, optimizers)
+        self.bounds = Bounds(factor, fixed)
         self._positions = GradientTermCounter(model) if self._analytic else None
         self._parts: list[WatchedTensor] = []
         self._unread: PendingMagnitudes | None = None
@@ -100,6 +105,17 @@ class MagnitudeCheck:
     def restart(self) -> None:
         """Forget that step and the tensors found, not the bounds."""
         self._unread, self._parts, self._passes = None, [], []
+
+    def _has_base(self, optimizer: Optimizer) -> bool:
+        """Whether others of the optimizers remember, or will, the gradients of all its parameters: the base of a wrapper."""
+        known = {
+            id(p)
+            for o in self._optimizers
+            if has_history(o) or not o.state
+            for g in o.param_groups
+            for p in g["params"]
+        }
+        return all(id(p) in known for group in optimizer.param_groups for p in group["params"])
 
     def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
         """The verdict on the step before this one if it is still due, and on this one unless ``late``.
@@ -180,7 +196,7 @@ class MagnitudeCheck:
             return
         parts = find_watched_tensors(self._model, self._optimizers)
         for optimizer in self._optimizers:
-            if optimizer.state and not has_history(optimizer):
+            if optimizer.state and not has_history(optimizer) and not self._has_base(optimizer):
                 raise UsageError(no_gradient_history_message(optimizer))
         if (
             not any(o.state for o in self._optimizers)
@@ -202,6 +218,26 @@ class MagnitudeCheck:
         self._passes = [
             (MagnitudePass([parts[n] for n in numbers]), numbers) for numbers in divided(parts, self._spread)
         ]
+
+
+def _check_bounds(factor: Any, fixed: Any, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Raise ``UsageError`` for a factor that is no number above 1, and for bounds that no tensor has."""
+    if not (_is_finite(factor) and factor > 1):
+        raise UsageError(f"factor is {factor!r:.60}; expected a number above 1")
+    if fixed is None:
+        return
+    if not isinstance(fixed, Mapping):
+        raise UsageError(f"bounds is {fixed!r:.60}; expected largest magnitudes by name, or AnalyticBounds()")
+    names = possible_names(model, optimizers)
+    for name, bound in fixed.items():
+        if name not in names:
+            raise unknown_name_error("watched tensor", str(name), names)
+        if not (_is_finite(bound) and bound > 0):
+            raise UsageError(f"bounds: that of {name} is {bound!r:.60}; expected a number above 0")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def divided(parts: Sequence[WatchedTensor], count: int) -> list[list[int]]:

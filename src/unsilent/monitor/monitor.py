@@ -31,7 +31,7 @@ from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import Series
 from unsilent.errors import UsageError, kind_and_line
-from unsilent.monitor.actions import CONFIRMED, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
+from unsilent.monitor.actions import CONFIRMED, NO_LOOP, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.agreement import Agreement
 from unsilent.monitor.event_files import path_of_rank
 from unsilent.monitor.events import DONE, ERROR, STOPPED, UNRECORDED, Alarm, Verdict
@@ -44,9 +44,11 @@ from unsilent.monitor.exchange import (
     device_name,
     settings_by_name,
 )
-from unsilent.monitor.guard import Guard
+from unsilent.monitor.guard import ENDED, Guard
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
 from unsilent.monitor.host import host_name
+from unsilent.monitor.loop_code import is_plain_loop
+from unsilent.monitor.loop_state import is_of_library
 from unsilent.monitor.monitored import MONITORED, checked_optimizers
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
@@ -65,6 +67,10 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
 """Settings that may differ from rank to rank."""
+NOT_PLAIN = (
+    "monitor.iterate(…) is not looped over directly, so that a counter would go on; write `for batch in monitor.iterate(…)`, "
+    "with enumerate or zip inside"
+)
 LOOP_IS_KNOWN = 2
 """Step in which a loop whose steps can be executed again is known: under ``unsilent run`` from its second batch on."""
 log = logging.getLogger(LOGGER)
@@ -104,7 +110,8 @@ class Monitor:
         **options: Any,
     ) -> None:
         self.settings = settings = settings_of(settings, options)
-        self._optimizers = checked_optimizers(model, optimizers)
+        _check_sinks(sinks)
+        self._optimizers = checked_optimizers("Monitor", model, optimizers)
         self._streams = RuleStreams([make_rule(text) for text in settings.rule] or rules_of_preset(settings.preset))
         self._closed, self._failed, self._is_off, self._has_stopped = (
             True,
@@ -127,6 +134,7 @@ class Monitor:
         self._is_late = device.type == "cuda" and settings.mode == "lagged"
         self._pending: deque[tuple[SignalRow, bool]] = deque()  # and whether it is comparable
         self._guard: Guard | None = None
+        self._loop_problem = ""
         self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
         self._sampling = SamplingControl(settings, self._costs)
@@ -185,6 +193,7 @@ class Monitor:
         """
         if self._closed:
             return
+        self._loop_problem = ENDED
         alone, is_error = self._exchange.world_size == 1, not wait or sys.exc_info()[0] is not None
         wait = alone or (not is_error and self._exchange.is_open())
         stop: MonitorStop | None = None
@@ -294,10 +303,14 @@ class Monitor:
 
     def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches, as `Guard.iterate`: those of the last steps come again after an alarm. For ``on_alarm="rerun"``."""
-        return self._rerunning().iterate(batches)
+        frame, guard = sys._getframe(1), self._rerunning()
+        is_plain = is_of_library(frame.f_code.co_filename) or is_plain_loop(frame.f_code, frame.f_lasti, "CALL")
+        self._loop_problem = "" if is_plain else NOT_PLAIN
+        return guard.iterate(batches)
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
         """One step, as `Guard.step`: it is run again after an alarm. For ``on_alarm="rerun"``."""
+        self._loop_problem = ""
         return self._rerunning().step(run, *arguments)
 
     def _rerunning(self) -> Guard:
@@ -323,7 +336,14 @@ class Monitor:
                 self._judge_pending(flush)
                 self._agree()
         due, self._due = self._due, None
+        if due is not None and (why := self._why_no_rerun()):  # the verdict may have come in the middle of the step
+            log.warning("%s: %s%s", due.summary, NO_RERUN, why)
+            return None
         return due
+
+    def _why_no_rerun(self) -> str:
+        """Why the last steps cannot be executed again; empty where they can."""
+        return NO_LOOP if self._guard is None else self._loop_problem or self._guard.why_not_repeatable()
 
     def drop_pending(self) -> None:
         """Forget steps that are not judged yet."""
@@ -376,7 +396,7 @@ class Monitor:
         self._pending.append((self._collector.take_row(), not self._agreement.is_behind))
         if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm == "rerun" and self._guard is None:
             what = "the step of an alarm is left out" if self.settings.mode == "strict" else "an alarm is only logged"
-            log.warning("%s; %s", NO_RERUN, what)
+            log.warning("%s%s; %s", NO_RERUN, NO_LOOP, what)
         self._judge_pending(flush)
         self._sampling.look(self._collector.step)
 
@@ -468,11 +488,13 @@ class Monitor:
         self._reporter.replicas(step, differing, versions, self._suspicion.is_difference_new)
         if suspect is None or not (is_new or action in ("skip", "rerun")):
             return
-        outcome = self._action.act(step, can_rerun=self._guard is not None)
-        if is_new or self._guard is not None:
+        no_rerun = self._why_no_rerun() if action == "rerun" else ""
+        outcome = self._action.act(step, no_rerun)
+        is_rerun = action == "rerun" and not no_rerun
+        if is_new or is_rerun:
             names = self._collector.state_names
             verdict = self._reporter.verdict(step, rows, differing, suspect, names, action, outcome)
-            if self._guard is not None:
+            if is_rerun:
                 self._due = alarm_of(verdict, rows, self._reporter.alarms)
         if action == "stop":
             self._has_stopped, has_changed = True, any(row.changed for row in rows)
@@ -489,6 +511,11 @@ class Monitor:
         if self._guard is not None:
             self._guard.lengthen(agreed.longest)
         self._reporter.sampling(self._collector.step, agreed.longest, reason)
+
+
+def _check_sinks(sinks: Any) -> None:
+    if isinstance(sinks, str) or not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
+        raise UsageError(f"sinks is {sinks!r:.60}; expected functions that are called with each event, in a list")
 
 
 def _leave_all_to_parent() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,8 +21,18 @@ def is_monitored(part: nn.Module | Optimizer) -> bool:
     return (unwrapped(part) if isinstance(part, nn.Module) else part) in MONITORED
 
 
-def checked_optimizers(model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """The optimizers, which train something of the model; raises ``UsageError``."""
+def checked_optimizers(
+    kind: str,
+    model: nn.Module,
+    optimizers: Optimizer | Sequence[Optimizer],
+    is_taken: Callable[[Any], bool] = is_monitored,
+) -> list[Optimizer]:
+    """The optimizers, which train something of the model; raises ``UsageError``.
+
+    Args:
+        kind: What they are for: ``Monitor`` or ``Guard``.
+        is_taken: Whether a part has one already.
+    """
     found = (
         [optimizers]
         if isinstance(optimizers, Optimizer)
@@ -32,13 +43,13 @@ def checked_optimizers(model: nn.Module, optimizers: Optimizer | Sequence[Optimi
     if not isinstance(model, nn.Module) or not found or not all(isinstance(one, Optimizer) for one in found):
         given = f"{type(model).__name__}, {type(optimizers).__name__}"
         raise UsageError(
-            f"Monitor({given}) was given; expected a module and a torch optimizer, or a list: Monitor(model, optimizer)"
+            f"{kind}({given}) was given; expected a module and a torch optimizer, or a list: {kind}(model, optimizer)"
         )
     parts: list[nn.Module | Optimizer] = [model, *found]
     for part in parts:
-        if is_monitored(part):
+        if is_taken(part):
             raise UsageError(
-                f"this {type(part).__name__} has a monitor already; make only one Monitor per training, or close() the first"
+                f"this {type(part).__name__} has a {kind.lower()} already; make one {kind} per training, or close() the first"
             )
     own = {id(parameter) for parameter in nn.Module.parameters(model)}
     trained = {id(p) for one in found for group in one.param_groups for p in group["params"]}

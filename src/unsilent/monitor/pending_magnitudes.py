@@ -23,7 +23,8 @@ Ranks = Any
 
 def process_group_for(ranks: Literal["all", "alone"] | Any) -> Any:
     """The process group that agrees; None: this process is alone."""
-    if isinstance(ranks, str) and ranks not in ("all", "alone"):
+    is_group = dist.is_available() and isinstance(ranks, dist.ProcessGroup)
+    if not is_group and not (isinstance(ranks, str) and ranks in ("all", "alone")):
         raise UsageError(f"ranks is {ranks!r}; expected 'all', 'alone' or a process group")
     if ranks == "alone" or not (dist.is_available() and dist.is_initialized()):
         return None

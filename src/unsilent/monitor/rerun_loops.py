@@ -1,7 +1,8 @@
 """Loops of a script over a DataLoader, as loops of `Monitor.iterate`: steps are executed again after an alarm without a change.
 
-Only loops in the user's own code count, with a DataLoader of torch itself: training frameworks fetch batches ahead, so that a
-batch that comes again would be taken for another one. Loops without gradients or of a model in evaluation mode are left alone.
+Only ``for`` statements over a DataLoader of torch itself, in functions and scripts of the user's own, count: whatever else takes
+batches (``enumerate``, ``zip``, ``next``, a generator, a training framework that fetches ahead) goes on where steps go back.
+Loops without gradients or of a model in evaluation mode are left alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from unsilent.monitor.loop_code import is_plain_loop
 from unsilent.monitor.loop_state import is_of_library
 from unsilent.monitor.monitor import Monitor
 
@@ -34,9 +36,10 @@ class RerunLoops:
         plain = self._plain = DataLoader.__iter__
 
         def begin(loader: DataLoader[Any]) -> Iterator[Any]:
-            is_of_user = not is_of_library(sys._getframe(1).f_code.co_filename)
+            frame = sys._getframe(1)
+            is_of_user = type(loader) is DataLoader and not is_of_library(frame.f_code.co_filename)
             batches = plain(loader)
-            return _Batches(self._loop(batches), batches) if type(loader) is DataLoader and is_of_user else batches
+            return self._loop(batches) if is_of_user and is_plain_loop(frame.f_code, frame.f_lasti) else batches
 
         DataLoader.__iter__ = begin  # type: ignore[method-assign, assignment]
 
@@ -56,22 +59,3 @@ class RerunLoops:
                 yield from monitor.iterate(chain([batch], batches))
             finally:
                 self._is_in_loop = False
-
-
-class _Batches:
-    """The batches of a loop; all else is as of the iterator of the DataLoader, such as its length."""
-
-    def __init__(self, loop: Iterator[Any], plain: Iterator[Any]) -> None:
-        self._loop, self._plain = loop, plain
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._loop)
-
-    def __len__(self) -> int:
-        return len(self._plain)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__.get("_plain"), name)

@@ -49,6 +49,13 @@ def find_watched_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> l
     return [*find_history_tensors(model, optimizers), *_parameters(model)]
 
 
+def possible_names(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[str]:
+    """Names that watched tensors have or may get with the first step."""
+    owners = [owner for number, optimizer in enumerate(optimizers) for owner, _ in _owners(model, optimizer, number)]
+    moments = [f"{owner}/{key}" for owner in owners for key in MOMENTS_OF_OPTIMIZERS]
+    return [*(part.name for part in (*_parameters(model), *_statistics(model))), *moments]
+
+
 def same_watched_tensors(parts: Sequence[WatchedTensor], optimizers: Sequence[Optimizer]) -> bool:
     """Whether a new look would find the same tensors, as far as a quick one tells (a module that is new is not seen)."""
     states = [o.state for o in optimizers]
@@ -69,15 +76,19 @@ def has_history(optimizer: Optimizer) -> bool:
 
 
 def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[WatchedTensor]:
-    names = {id(p): name for name, p in named_parameters(model)}
     for number, optimizer in enumerate(optimizers):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for i, parameter in enumerate(parameters):
-            owner = names.get(id(parameter), f"optimizer {number}, parameter {i}")
+        for owner, parameter in _owners(model, optimizer, number):
             table = optimizer.state.get(parameter, {})
             for key, value in table.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and (kind := MOMENTS_OF_OPTIMIZERS.get(key)):
                     yield WatchedTensor(f"{owner}/{key}", kind, owner, value, table, key, optimizer.state, parameter)
+
+
+def _owners(model: nn.Module, optimizer: Optimizer, number: int) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of an optimizer, each with its name in the model."""
+    names = {id(p): name for name, p in named_parameters(model)}
+    for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        yield names.get(id(parameter), f"optimizer {number}, parameter {i}"), parameter
 
 
 def _statistics(model: nn.Module) -> Iterator[WatchedTensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 from unsilent.engine.holding import HeldTraining
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.free_memory import available_memory_bytes
+from unsilent.options import check_count
 from unsilent.recovery.staged_copy import StagedCopy
 from unsilent.sizes import human_bytes
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state
@@ -41,6 +43,7 @@ class SnapshotRing:
     Attributes:
         generators: The random generators besides the global ones.
         stateful_objects: Schedulers and the like. More may be added to both.
+        further_tensors: Other tensors that the next states hold.
 
     Raises:
         UsageError: bad arguments; at `keep`, a ring that does not fit.
@@ -57,9 +60,8 @@ class SnapshotRing:
         snapshot_gradients: bool = True,
     ) -> None:
         if snapshot_location not in SNAPSHOT_LOCATIONS:
-            raise unknown_name_error("snapshot_location", snapshot_location, SNAPSHOT_LOCATIONS)
-        if snapshot_count < 1:
-            raise UsageError(f"snapshot_count is {snapshot_count}; expected 1 or more")
+            raise unknown_name_error("snapshot_location", str(snapshot_location), SNAPSHOT_LOCATIONS)
+        self._count = check_count("snapshot_count", snapshot_count, 1)
         self.generators = [other for other in stateful_objects if isinstance(other, GENERATORS)]
         stateful_objects = [other for other in stateful_objects if not isinstance(other, GENERATORS)]
         for generator in self.generators:
@@ -70,12 +72,13 @@ class SnapshotRing:
                     f"{type(other).__name__} has no state_dict and load_state_dict, so it cannot be restored"
                 )
         self.others = stateful_objects
+        self.further_tensors: list[Tensor] = []
         self._parts = (model, list(optimizers))
         self._where, self._gradients = snapshot_location, snapshot_gradients
         self._slots: list[_Slot] = []
-        self._slots += [_Slot(snapshot_location, self._slots) for _ in range(snapshot_count)]
         self._held: list[tuple[HeldTraining, _Slot]] = []
         self._next = 0
+        check_room(self.live_tensors(), self._count, snapshot_location)
 
     def __len__(self) -> int:
         """States that can be put back."""
@@ -86,13 +89,17 @@ class SnapshotRing:
 
         The ``generators`` of what is returned can be put back at any time.
         """
-        slot = self._slots[self._next % len(self._slots)]
-        if len(self._held) == len(self._slots):
+        place = self._next % self._count
+        if place == len(self._slots):
+            self._slots.append(_Slot(self._where, self._slots, self._count))
+        slot = self._slots[place]
+        if len(self._held) == self._count:
             self._held.pop(0)
         held = HeldTraining(
             *self._parts,
             self.others,
             gradients=self._gradients,
+            further=self.further_tensors,
             copies=slot,
             generators=self.generators,
         )
@@ -112,6 +119,11 @@ class SnapshotRing:
         del self._held[-count:]
         self._next -= count
 
+    @property
+    def newest(self) -> HeldTraining | None:
+        """The state that was kept last."""
+        return self._held[-1][0] if self._held else None
+
     def live_tensors(self) -> list[Tensor]:
         """The tensors of the state as it is now."""
         return HeldTraining(*self._parts, gradients=self._gradients, copies=lambda tensors: tensors).live
@@ -129,8 +141,8 @@ class SnapshotRing:
 class _Slot:
     """Memory for the copies of one state, made when it is first needed and whenever tensors change in kind or number."""
 
-    def __init__(self, where: SnapshotLocation, ring: Sequence[_Slot]) -> None:
-        self._where, self._ring = where, ring
+    def __init__(self, where: SnapshotLocation, ring: Sequence[_Slot], count: int) -> None:
+        self._where, self._ring, self._count = where, ring, count
         self._buffers: list[Tensor] = []
         self._kinds: list[tuple[Any, ...]] = []
         self._staged: StagedCopy | None = None
@@ -167,7 +179,8 @@ class _Slot:
         kinds = [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
         if kinds != self._kinds:
             self._buffers = []
-            self._check_room(tensors)
+            filled = sum(1 for slot in self._ring if slot is not self and slot.nbytes)
+            check_room(tensors, self._count - filled, self._where)
             self._buffers, self._kinds = self._made(tensors), kinds
             self._staged = self._find_staged(tensors)
         pairs = list(zip(self._buffers, tensors, strict=True))
@@ -196,25 +209,29 @@ class _Slot:
             place += size
         return result
 
-    def _check_room(self, tensors: Sequence[Tensor]) -> None:
-        """Raise `UsageError` where the copies do not fit, or those of the other slots that come next."""
-        empty = sum(1 for slot in self._ring if slot is self or not slot.nbytes)
-        need: dict[torch.device, int] = {}
-        for tensor in tensors:
-            device = tensor.device if self._where == "device" else torch.device("cpu")
-            need[device] = need.get(device, 0) + _room(tensor)
-        if self._where == "file":
-            return  # a full disk says so itself
-        for device, size in need.items():
+
+def check_room(tensors: Sequence[Tensor], count: int, where: SnapshotLocation) -> None:
+    """Raise `UsageError` where so many copies of tensors do not fit."""
+    need: dict[torch.device, int] = {}
+    for tensor in tensors:
+        device = tensor.device if where == "device" else torch.device("cpu")
+        need[device] = need.get(device, 0) + _room(tensor)
+    for device, size in need.items():
+        if where == "file":
+            free: int | None = shutil.disk_usage(tempfile.gettempdir()).free
+        else:
             free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory_bytes()
-            if free is not None and empty * size > free:
-                other = (
-                    "in host memory (snapshot_location='host') or in a file" if device.type == "cuda" else "in a file"
-                )
-                raise UsageError(
-                    f"the snapshots need {human_bytes(empty * size)} on {device} ({empty} x {human_bytes(size)}), but "
-                    f"{human_bytes(int(free))} is free; keep the snapshots {other} (snapshot_location='file')"
-                )
+        if free is not None and count * size > free:
+            other = {
+                "device": "the snapshots in host memory (snapshot_location='host') or in a file (snapshot_location='file')",
+                "host": "the snapshots in a file (snapshot_location='file')",
+                "file": "fewer of them",
+            }[where if device.type == "cuda" or where == "file" else "host"]
+            place = tempfile.gettempdir() if where == "file" else str(device)
+            raise UsageError(
+                f"the snapshots need {human_bytes(count * size)} on {place} ({count} x {human_bytes(size)}), but "
+                f"{human_bytes(int(free))} is free; keep {other}"
+            )
 
 
 def _mapped(size: int) -> torch.UntypedStorage:

@@ -2,22 +2,22 @@
 
 An operation belongs to the innermost module whose call it runs in; ``k`` counts the operations of one name there, over
 one evaluation of one batch. Every dispatched operation counts, views too, so that a name does not depend on what else is
-watched. Hooks are global to the process while a `OperationNamer` is entered and are gone afterwards, also when the model raised.
+watched. Hooks are global to the process while a `OperationNamer` is entered and are gone afterwards, also when the model raised;
+calls in other threads of the program are left out.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from unsilent.faults.naming import ROOT
 from unsilent.sites.modules import named_modules
 from unsilent.sites.operands import operation_name
+from unsilent.sites.threads import StepThread
 
 OUTSIDE = "(run)"
 """What the workload's ``run`` does outside of the model."""
@@ -29,6 +29,9 @@ class OperationNamer:
     Args:
         model: The module whose children give the names. Modules that are not part of it go by their caller's
             name.
+
+    Attributes:
+        mode: The dispatch mode that it is entered with.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,7 +39,8 @@ class OperationNamer:
         self._stack: list[str] = [OUTSIDE]
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []
-        self._thread = threading.get_ident()
+        self.mode: Any = None
+        self._thread = StepThread()
 
     @property
     def module(self) -> str:
@@ -52,7 +56,7 @@ class OperationNamer:
 
     def __enter__(self) -> OperationNamer:
         self._stack, self._counts = [OUTSIDE], Counter()
-        self._thread = threading.get_ident()
+        self._thread = StepThread(self.mode)
         self._handles = [
             register_module_forward_pre_hook(self._began),
             register_module_forward_hook(self._ended, always_call=True),
@@ -63,17 +67,16 @@ class OperationNamer:
         for handle in self._handles:
             handle.remove()
 
-    @property
-    def _mine(self) -> bool:
-        """Whether the caller's thread is one that is followed: where a mode is active, also those that run a backward pass."""
-        return threading.get_ident() == self._thread or torch._C._len_torch_dispatch_stack() > 0
+    def _is_followed(self, module: nn.Module) -> bool:
+        """Whether a call is one of the step, in whatever thread."""
+        return self._thread.includes()
 
     def _began(self, module: nn.Module, args: Any) -> None:
-        if self._mine:
+        if self._is_followed(module):
             self._begin(module, args)
 
     def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._mine:
+        if self._is_followed(module):
             self._end(module, args, output)
 
     def _begin(self, module: nn.Module, args: Any) -> None:

@@ -32,6 +32,7 @@ class DispatchMode(TorchDispatchMode):
     def _around(self, stack: ExitStack) -> None:
         """Enter what is to be there while the mode is."""
         if self._operation_names is not None:
+            self._operation_names.mode = self
             stack.enter_context(self._operation_names)
 
     def __torch_dispatch__(

@@ -19,6 +19,7 @@ from unsilent.faults import FAULT_MODELS, Fault, FaultModel, fault_model
 from unsilent.faults.hardware.presets import PRESETS, preset
 from unsilent.faults.naming import PHASES, kind_of, site_in_memory
 from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.options import check_count
 from unsilent.sites.addresses import Address
 from unsilent.sites.landing import FaultOrDraw
 from unsilent.sites.parameters import ParameterInjection, Parameters
@@ -74,6 +75,7 @@ def inject(
         raise UsageError(
             f"the first argument of inject is {type(model).__name__}; expected a torch.nn.Module: inject(model, address)"
         )
+    check_count("seed", seed, 0)
     if fault is not None and bit is not None:
         raise UsageError(
             "give fault= or bit=, not both; bit=30 is short for flipping bit 30 of every addressed element"

@@ -37,6 +37,7 @@ from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.landing import FaultOrDraw, Landings
 from unsilent.sites.modules import named_tensors
 from unsilent.sites.operands import exchanged, listed_operand_number, operands_of, output_of
+from unsilent.sites.threads import SharedContext
 from unsilent.sites.training.collectives import CollectiveNamer, payload_argument, received
 from unsilent.sites.training.gradients import BackwardOperation, GradientInjector
 from unsilent.sites.training.saved_activation import SavedActivation
@@ -114,6 +115,7 @@ class StepInjection(DispatchMode):
             UpdateTracker(self._model, self._before_update, self._moved),
             CollectiveNamer(),
         )
+        self._calls.mode = self
         self._watched = None if self._whole_step else watched_modules(self._plans.all, self._calls.module_names)
         self._calls.follow_backward(None if self._starts_active else self._backward_begins)
         self._updates.names_are_wanted = self._starts_active or bool(self._plans.faults_in_stage("optim"))
@@ -143,11 +145,9 @@ class StepInjection(DispatchMode):
         if self._starts_active or self._watched:  # else the modules mean nothing: faults in memory or in an update
             stack.enter_context(self._calls)
             stack.enter_context(before_backward(self._before_backward))
-        stack.enter_context(set_checkpoint_early_stop(False))  # what is run again is to be met to its end
+        stack.enter_context(_RECOMPUTATION_TO_ITS_END)
         if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(warnings.catch_warnings())  # a compiled module would complain of our hooks
-            warnings.filterwarnings("ignore", message=".*global hooks on modules", category=UserWarning)
+            stack.enter_context(_NOTHING_COMPILED)
         if self._moment == "start":
             self._corrupt_memory()
 
@@ -423,6 +423,17 @@ class StepInjection(DispatchMode):
         return self._plans.missed_error(
             plan, self._landings, names, self._calls.current_micro_step + 1, self._calls.has_run_backward
         )
+
+
+def _run_eagerly(stack: ExitStack) -> None:
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+    stack.enter_context(warnings.catch_warnings())  # a compiled module would complain of our hooks
+    warnings.filterwarnings("ignore", message=".*global hooks on modules", category=UserWarning)
+
+
+_NOTHING_COMPILED = SharedContext(_run_eagerly)
+_RECOMPUTATION_TO_ITS_END = SharedContext(lambda stack: stack.enter_context(set_checkpoint_early_stop(False)))
+"""What is run again is to be met to its end."""
 
 
 def _distributed() -> bool:

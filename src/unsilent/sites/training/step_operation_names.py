@@ -24,6 +24,7 @@ from torch import nn
 from unsilent.nested import tensors_in
 from unsilent.sites.calls import OperationNamer
 from unsilent.sites.operands import operation_name
+from unsilent.sites.threads import StepThread
 
 RECOMPUTED = "(recomputed)"
 """What is run again outside of any module's call."""
@@ -174,9 +175,9 @@ class StepOperationNamer(OperationNamer):
         if self._backward_begins is not None and not torch.is_grad_enabled():
             self._backward_begins()
 
-    @property
-    def _mine(self) -> bool:
-        return super()._mine or (self._backward_begins is not None and current_node() is not None)
+    def _is_followed(self, module: nn.Module) -> bool:
+        in_backward = self._backward_begins is not None and current_node() is not None
+        return self._thread.includes(in_backward and id(module) in self._names)
 
 
 class _BackwardCallbacks:
@@ -184,7 +185,7 @@ class _BackwardCallbacks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[bool], None]] = []
+        self._callbacks: list[tuple[Callable[[bool], None], StepThread]] = []
         self._engine: Any = None
 
     def add(self, callback: Callable[[bool], None]) -> None:
@@ -192,20 +193,21 @@ class _BackwardCallbacks:
         with self._lock:
             if not self._callbacks:
                 self._engine, autograd._engine_run_backward = autograd._engine_run_backward, self._run
-            self._callbacks.append(callback)
+            self._callbacks.append((callback, StepThread()))
 
     def remove(self, callback: Callable[[bool], None]) -> None:
         autograd: Any = torch.autograd
         with self._lock:
-            self._callbacks.remove(callback)
+            self._callbacks = [one for one in self._callbacks if one[0] != callback]
             if not self._callbacks:
                 autograd._engine_run_backward = self._engine
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine = self._engine
         builds_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
-        for callback in tuple(self._callbacks):
-            callback(builds_graph)
+        for callback, thread in tuple(self._callbacks):
+            if thread.includes(is_of_step=True):  # threads of torch's own: a pass inside of a backward node
+                callback(builds_graph)
         return engine(*args, **kwargs)
 
 

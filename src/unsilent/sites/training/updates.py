@@ -23,6 +23,7 @@ from unsilent.nested import tensors_in
 from unsilent.sites.corrupting import has_plain_memory
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.operands import first_tensor_list, operation_name
+from unsilent.sites.threads import StepThread
 
 
 class UpdateOperation(NamedTuple):
@@ -60,8 +61,10 @@ class UpdateTracker:
         self._owners: dict[int, tuple[StorageWeakRef, str]] = {}  # a reference keeps the number from being given again
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []
+        self._thread = StepThread()
 
     def __enter__(self) -> UpdateTracker:
+        self._thread = StepThread()
         self._counts, self._owners = Counter(), {}
         self._handles = [register_optimizer_step_pre_hook(self._begin), register_optimizer_step_post_hook(self._end)]
         return self
@@ -108,6 +111,8 @@ class UpdateTracker:
             self._owners[memory._cdata] = StorageWeakRef(memory), name
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_followed(optimizer):
+            return
         self._before()
         self.active = True
         names = {id(p): name for name, p in named_parameters(self._model)} if self.names_are_wanted else {}
@@ -119,8 +124,16 @@ class UpdateTracker:
         self._moved(True)
 
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.active = False
-        self._moved(False)
+        if self._is_followed(optimizer):
+            self.active = False
+            self._moved(False)
+
+    def _is_followed(self, optimizer: Optimizer) -> bool:
+        """Whether an update is one of the step, in whatever thread: a hook may make it during the backward pass."""
+        if self._thread.is_current:
+            return True
+        own = {id(p) for p in self._model.parameters()}
+        return self._thread.includes(any(id(p) in own for group in optimizer.param_groups for p in group["params"]))
 
 
 def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry: str) -> Tensor | None:

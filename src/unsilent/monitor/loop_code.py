@@ -1,0 +1,140 @@
+"""What the code of a loop says about it: variables whose values an iteration takes over, and how the loop gets its batches.
+
+Read from bytecode, so that it holds for scripts, notebooks and functions alike. What is not understood counts as taken over.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+from collections.abc import Iterator
+from functools import lru_cache
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_OPTIMIZED
+from types import CodeType
+from typing import NamedTuple
+
+_ENDS = ("RETURN_", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD")
+"""Beginnings of the names of instructions that are not followed by the next one."""
+_KINDS = ("FAST", "NAME", "GLOBAL", "DEREF")
+"""Of variables."""
+_QUIET = (
+    "LOAD_",
+    "STORE_",
+    "UNPACK_",
+    "JUMP_",
+    "RESUME",
+    "NOP",
+    "POP_TOP",
+    "COPY",
+    "SWAP",
+    "PRECALL",
+    "PUSH_NULL",
+    "EXTENDED_ARG",
+)
+_LOUD = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_BUILD_CLASS", "STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE")
+"""Beginnings of the names of instructions that run no code of the program's, and exceptions from them."""
+
+
+class _Step(NamedTuple):
+    """An instruction: variables that it reads, then writes, and the numbers of those that may come next."""
+
+    name: str
+    offset: int
+    reads: frozenset[str]
+    writes: frozenset[str]
+    following: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def names_taken_over(code: CodeType, offset: int) -> frozenset[str]:
+    """Variables that may be read before they are written, once the instruction there has given a batch.
+
+    What functions share (global variables, those of closures) may be read wherever code of the program's may run.
+    """
+    steps = _steps(code)
+    number = _number_at(code, offset)
+    if number + 1 >= len(steps):
+        return frozenset((*code.co_varnames, *code.co_names, *code.co_cellvars, *code.co_freevars))
+    needed: list[frozenset[str]] = [frozenset()] * len(steps)
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for n in range(len(steps) - 1, -1, -1):
+            step = steps[n]
+            after = frozenset[str]().union(*(needed[m] for m in step.following))
+            now = step.reads | (after - step.writes)
+            if now != needed[n]:
+                needed[n], has_changed = now, True
+    return needed[number + 1]
+
+
+def is_plain_loop(code: CodeType, offset: int, begins_with: str = "GET_ITER") -> bool:
+    """Whether a ``for`` statement goes through what is made there, with nothing in between.
+
+    Not in a generator or a coroutine, whose caller may count. ``begins_with``: ``GET_ITER`` where the iterator itself is made
+    there, ``CALL`` where what it is made of is.
+    """
+    if code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
+        return False
+    names = [step.name for step in _steps(code)[_number_at(code, offset) :]]
+    if begins_with == "CALL":
+        return names[0].startswith("CALL") and names[1:3] == ["GET_ITER", "FOR_ITER"]
+    return names[:2] == ["GET_ITER", "FOR_ITER"]
+
+
+def _number_at(code: CodeType, offset: int) -> int:
+    """The number of the instruction at an offset; Python may already be at the caches that follow it."""
+    return max((n for n, step in enumerate(_steps(code)) if step.offset <= offset), default=0)
+
+
+@lru_cache(maxsize=256)
+def names_shared(code: CodeType) -> frozenset[str]:
+    """Names that functions defined in the code use, at any depth."""
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return frozenset[str]().union(*(names_shared(one) | set(one.co_names) for one in inner))
+
+
+@lru_cache(maxsize=256)
+def _steps(code: CodeType) -> list[_Step]:
+    instructions = list(dis.get_instructions(code))
+    number_at = {one.offset: n for n, one in enumerate(instructions)}
+    handlers = [
+        (entry.start, entry.end, number_at.get(entry.target))
+        for entry in getattr(dis.Bytecode(code), "exception_entries", ())
+    ]
+    shared = names_shared(code) | {*code.co_cellvars, *code.co_freevars}
+    if code.co_flags & CO_OPTIMIZED:
+        shared |= set(code.co_names)  # global variables
+    result = []
+    for n, one in enumerate(instructions):
+        following = set() if one.opname.startswith(_ENDS) else {n + 1}
+        target = one.argval if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs else None
+        if target in number_at:
+            following.add(number_at[target])
+        following |= {to for start, end, to in handlers if to is not None and start <= one.offset < end}
+        reads, writes = _accesses(one)
+        if not one.opname.startswith(_QUIET) or one.opname.startswith(_LOUD):
+            reads |= shared
+        valid = tuple(m for m in following if m < len(instructions))
+        result.append(_Step(one.opname, one.offset, reads, writes, valid))
+    return result
+
+
+def _accesses(one: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
+    """The variables that an instruction reads and writes by name; several accesses in one (Python 3.13) are in order."""
+    names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+    reads, writes = set[str](), set[str]()
+    for access, name in zip(_access_kinds(one.opname), names, strict=False):
+        if access == "LOAD" and name not in writes:
+            reads.add(name)
+        elif access in ("STORE", "DELETE"):
+            writes.add(name)
+    return frozenset(reads), frozenset(writes)
+
+
+def _access_kinds(opname: str) -> Iterator[str]:
+    """``LOAD``, ``STORE`` or ``DELETE`` for each variable that an instruction names."""
+    words = opname.split("_")
+    for before, kind in itertools.pairwise(words):
+        if kind in _KINDS and before in ("LOAD", "STORE", "DELETE"):
+            yield before

@@ -1,0 +1,64 @@
+"""Which tensors that a loop leads to, besides those of model and optimizers, are put back with them: averages of weights.
+
+A tensor that is new is kept with one state. If it has changed until the next one it is kept with all of them; if not, its version
+(which torch raises with every write but those through ``.data``) tells when that begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from unsilent.engine.holding import HeldTraining
+
+LEAST_ROOM = 16 << 20
+"""Bytes of tensors that are kept while it is not known whether they change, also where the state of the training is smaller."""
+NEW, CHANGING, STILL = "new", "changing", "still"
+
+
+class _Known(NamedTuple):
+    """What is known of a tensor, and the version that it had then."""
+
+    kind: str
+    version: int
+
+
+class LoopTensors:
+    """Chooses what is kept with each state.
+
+    Args:
+        room: Bytes of the state of the training: so much of what is new is kept.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = max(room, LEAST_ROOM)
+        self._known = WeakIdKeyDictionary()
+
+    def choose(self, tensors: Sequence[Tensor], newest: HeldTraining | None) -> list[Tensor]:
+        """Those that are to be kept now; ``newest``: the state kept before."""
+        chosen, used = [], 0
+        for tensor in tensors:
+            known = self._known.get(tensor)
+            if known is None:
+                known = _Known(NEW, -1)
+            elif known.kind == NEW:
+                same = newest.has_content_of(tensor) if newest is not None else None
+                known = known if same is None else _Known(STILL if same else CHANGING, tensor._version)
+            elif known.kind == STILL and known.version != tensor._version:
+                known = _Known(CHANGING, -1)
+            used += tensor.nbytes if known.kind == NEW else 0
+            if known.kind == NEW and used > self._room:
+                known = _Known(STILL, tensor._version)
+            self._known[tensor] = known
+            if known.kind != STILL:
+                chosen.append(tensor)
+        return chosen
+
+
+def versions_of(tensors: Sequence[tuple[str, Tensor]], kept: Sequence[Tensor]) -> Mapping[str, tuple[Tensor, int]]:
+    """Name -> tensor and version, of those that are not kept."""
+    own = {id(tensor) for tensor in kept}
+    return {name: (tensor, tensor._version) for name, tensor in tensors if id(tensor) not in own}

@@ -1,0 +1,63 @@
+"""What keeps steps apart that several threads make at once, although torch's hooks belong to the whole process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+
+class StepThread:
+    """The thread that makes a step, with threads that torch's backward passes use for it.
+
+    Made in that thread; a thread of torch's own belongs to the step where ``mode`` is active in it, which torch passes on.
+
+    Args:
+        mode: The dispatch mode of the step.
+    """
+
+    def __init__(self, mode: Any = None) -> None:
+        self._ident, self._mode = threading.get_ident(), mode
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller's thread is the step's own."""
+        return threading.get_ident() == self._ident
+
+    def includes(self, is_of_step: bool = False) -> bool:
+        """Whether the caller's thread works for the step; ``is_of_step``: what it works on is the step's, such as its model."""
+        if self.is_current:
+            return True
+        if not isinstance(threading.current_thread(), threading._DummyThread):
+            return False  # a thread of the program makes steps of its own
+        return is_of_step or any(mode is self._mode for mode in _get_current_dispatch_mode_stack())
+
+
+class SharedContext(AbstractContextManager[None]):
+    """A context that changes the whole process: entered by the first of several users, left by the last.
+
+    If each entered and left it alone, whoever leaves last would put back what another had set.
+
+    Args:
+        make: Enters it, on the stack that is given.
+    """
+
+    def __init__(self, make: Callable[[ExitStack], object]) -> None:
+        self._make, self._lock, self._users, self._stack = make, threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                with ExitStack() as stack:
+                    self._make(stack)
+                    self._stack = stack.pop_all()
+            self._users += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._stack.close()
