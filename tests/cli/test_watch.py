@@ -19,6 +19,7 @@ from conftest import command, in_process
 from monitor import made_events as made
 from unsilent.cli import watch
 from unsilent.cli.watch import BARS, NOT_FINITE, sparkline
+from unsilent.monitor import event_files
 from unsilent.monitor.host import host_name, pid_namespace
 from unsilent.monitor.sinks.json_lines import JsonLinesSink
 
@@ -128,6 +129,14 @@ def test_wrong_words(words, said, folder):
     done = in_process("watch", *words, "--once", cwd=folder)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert said in done.stderr
+
+
+def test_files_that_are_too_large_are_not_read(folder, monkeypatch):
+    monkeypatch.setattr(event_files, "MOST_BYTES", 1000)
+    for words in (("watch", "e.jsonl"), ("watch", "e.jsonl", "--once"), ("report", "e.jsonl")):
+        done = in_process(*words, cwd=folder)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "are read; give the file of one rank" in done.stderr
 
 
 def test_many_ranks_fit_in_a_terminal(tmp_path):

@@ -23,6 +23,7 @@ from unsilent.monitor import event_files
 from unsilent.monitor.event_files import EventFile, find_event_files, has_events, parse_event, read_events
 from unsilent.monitor.events import EVENTS
 from unsilent.monitor.sinks.json_lines import JsonLinesSink
+from unsilent.printable import escape_unprintable
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 WHOLE = st.integers(0, 2**19)
@@ -49,7 +50,16 @@ JSON = st.recursive(
 
 def drawn_event(kind):
     fields = {one.name: VALUES[str(one.type)] for one in dataclasses.fields(EVENTS[kind])}
-    return st.builds(EVENTS[kind], **{**fields, "time": st.floats(0, 2e9)})
+    return st.builds(EVENTS[kind], **{**fields, "time": st.floats(0, 2e9), "rank": st.integers(0, 2**16 - 1)})
+
+
+def printable(value):
+    """What is read of a value: its texts without control characters."""
+    if isinstance(value, str):
+        return escape_unprintable(value)
+    if isinstance(value, dict):
+        return {printable(key): printable(one) for key, one in value.items()}
+    return tuple(map(printable, value)) if isinstance(value, tuple) else value
 
 
 def same(a, b):
@@ -66,7 +76,8 @@ def test_what_is_written_is_read_again(kind, tmp_path_factory):
         path.unlink(missing_ok=True)
         JsonLinesSink(path)(event)
         (read,) = read_events(path)
-        assert same(read, event)
+        shown = {one.name: printable(getattr(event, one.name)) for one in dataclasses.fields(event)}
+        assert same(read, dataclasses.replace(event, **shown))
         json.loads(path.read_text(), parse_constant=pytest.fail)  # strict JSON: no NaN literal
 
     check()
@@ -80,6 +91,33 @@ def test_numbers_that_are_not_finite(value, tmp_path):
     alarm, summary = read_events(tmp_path / "e.jsonl")
     assert repr((alarm.value, alarm.baseline, alarm.score)) == repr((value,) * 3)
     assert repr((summary.loss, summary.gradient_norm)) == repr((value, None))
+
+
+def texts_of(value):
+    """All texts in a value."""
+    if isinstance(value, dict):
+        return [text for one in value.items() for text in texts_of(one)]
+    return (
+        [value]
+        if isinstance(value, str)
+        else [t for one in value for t in texts_of(one)]
+        if isinstance(value, tuple)
+        else []
+    )
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_no_text_of_a_file_reaches_a_terminal_as_it_is(kind):
+    hostile = "\x1b]0;title\x07\x1b[2J\u202e\n" + "x" * 5000
+    values = {
+        "str": hostile, "tuple[str, ...]": [hostile], "Mapping[str, Any]": {hostile: {hostile: [hostile]}},
+        "Mapping[str, int]": {hostile: 1}, "Mapping[str, str]": {hostile: hostile},
+    }  # fmt: skip
+    fields = dataclasses.fields(EVENTS[kind])
+    record = {one.name: values.get(str(one.type), 1) for one in fields if one.type != "tuple[int, ...]"}
+    event = parse_event(json.dumps({"kind": kind, **record, "ranks": [1]}).encode())
+    texts = [text for one in fields for text in texts_of(getattr(event, one.name))]
+    assert all(text.isprintable() and len(text) < 1100 for text in (*texts, str(event)[:1000]))
 
 
 def line_of(event, **changes):

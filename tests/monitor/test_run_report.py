@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -211,6 +212,21 @@ def test_hostile_names_are_only_text(tmp_path):
         assert (done.stderr, "\x1b" in done.stdout, "\u202e" in done.stdout) == ("", False, False)
         assert done.stdout.count("\n") < 400
     json.loads(in_process("report", "e.jsonl", "--json", cwd=tmp_path).stdout, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("words", ["watch e.jsonl --once", "watch e.jsonl --once --plain", "watch e.jsonl", "report e.jsonl",
+                                   "report e.jsonl --plain"])  # fmt: skip
+def test_names_of_any_length_and_kind_are_shown_in_no_time(words, tmp_path):
+    name = "\x1b[2J" + "long " * 100_000
+    job = (made.started(), "host"), (made.alarm(3), "tensor"), (made.verdict(3), "outcome"), (made.ended(9), "how")
+    lines = (json.dumps({**event.to_json(), field: name}) for event, field in job)
+    (tmp_path / "e.jsonl").write_text("\n".join(lines) + "\n")
+    begun = time.process_time()
+    done = in_process(*words.split(), cwd=tmp_path)
+    assert (done.stderr, "\x1b" in done.stdout) == ("", False)
+    assert "\\x1b[2J" in done.stdout or words == "report e.jsonl --plain"  # which has no names
+    assert len(done.stdout) < 100_000
+    assert time.process_time() - begun < 10
 
 
 # -- command -------------------------------------------------------------------------------------------------------------

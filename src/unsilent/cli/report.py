@@ -132,9 +132,9 @@ def report(
 def report_of_events(path: Path) -> Report:
     """The last run in the events of a monitored training."""
     from unsilent.monitor import run_report
-    from unsilent.monitor.event_files import read_events
+    from unsilent.monitor.event_files import iterate_events
 
-    return run_report.report(read_events(path), str(path), shlex.join(["unsilent", "report", str(path)]))
+    return run_report.report(iterate_events(path), str(path), shlex.join(["unsilent", "report", str(path)]))
 
 
 def report_of(

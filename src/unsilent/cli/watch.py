@@ -142,10 +142,13 @@ class JobEvents:
         return sorted(new, key=lambda one: one.time)
 
     def _read_files(self, new: deque[Event]) -> None:
-        from unsilent.monitor.event_files import EventFile, find_event_files
+        from unsilent.monitor.event_files import EventFile, check_size, find_event_files
         from unsilent.monitor.events import StepSummary
 
-        for path in find_event_files(self._path, may_be_none=self._waits):
+        found = find_event_files(self._path, may_be_none=self._waits)
+        if not self._files:
+            check_size(self._path, found)
+        for path in found:
             self._files.setdefault(path, EventFile(path))
         for file in self.files:
             for event in file.read_new():

@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from unsilent.errors import UsageError, first_line
-from unsilent.monitor.events import EVENTS, Event, Started
+from unsilent.monitor.events import EVENTS, MOST_TEXT, Event, Started
 from unsilent.options import LARGEST
 from unsilent.plainfiles import open_plain
+from unsilent.printable import escape_unprintable
+from unsilent.report.text import short
 
 LINE_BEGINS = b'{"kind": "'
 """Every line that a monitor writes begins so."""
-MOST_LINE = 2**22
+MOST_LINE = 2**20
 """Bytes of a line."""
-MOST_BYTES = 2**29
-"""Bytes of all files that are read at once."""
+MOST_BYTES = 2**27
+"""Bytes of all files that are read at once, which takes about ten seconds."""
 MOST_FILES = 4096
-MOST_RANKS = 2**20
+MOST_RANKS = 2**16
 MOST_NESTED = 8
 """Depth of settings."""
 LAST_TIME = 253_402_300_800.0
@@ -107,12 +109,25 @@ def _newest(files: list[Path]) -> float:
     return max(one.stat().st_mtime for one in files)
 
 
+def check_size(path: Path, files: Sequence[Path]) -> None:
+    """Raise ``UsageError`` where the files that were found at a path are too large to be read."""
+    if (size := sum(one.stat().st_size for one in files)) > MOST_BYTES:
+        raise UsageError(
+            f"the events in {path} are {size >> 20} MiB; at most {MOST_BYTES >> 20} MiB are read; give the file of one rank"
+        )
+
+
 def read_events(path: Path) -> list[Event]:
     """All events of a job, rank by rank; see `find_event_files`. Raises ``UsageError``."""
+    return list(iterate_events(path))
+
+
+def iterate_events(path: Path) -> Iterator[Event]:
+    """The same one by one: a job may have more than memory should hold."""
     files = find_event_files(path)
-    if (size := sum(one.stat().st_size for one in files)) > MOST_BYTES:
-        raise UsageError(f"the events in {path} are {size >> 20} MiB; at most {MOST_BYTES >> 20} MiB are read")
-    return [event for file in files for event in EventFile(file).read_new()]
+    check_size(path, files)
+    for file in files:
+        yield from EventFile(file).read_new()
 
 
 class EventFile:
@@ -157,6 +172,8 @@ class EventFile:
 def parse_event(line: bytes) -> Event | None:
     """The event of a line; None for a kind that is not known. Fields that are not known are left out.
 
+    All texts are made fit for terminals and pages here: without control characters, and of limited length.
+
     Raises:
         ValueError: A line that no monitor writes.
     """
@@ -185,7 +202,9 @@ def _fields(kind: str) -> Mapping[str, Any]:
 
 def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
     """The value of a field; raises ``ValueError`` where it has another type."""
-    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if type(value) is hint and (hint is not int or abs(value) <= LARGEST):  # most values, at once
+        return _harmless(value) if hint is str else value
+    kind, inner = _parts(hint)
     if kind is UnionType:
         return None if value is None else _checked(inner[0], value, name)
     if isinstance(value, (list, dict)):
@@ -193,12 +212,24 @@ def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
         if isinstance(value, list) and kind in (tuple, Any) and depth < MOST_NESTED:
             return tuple(_checked(item, one, name, depth + 1) for one in value)
         if isinstance(value, dict) and kind in (Mapping, Any) and depth < MOST_NESTED:
-            return {key: _checked(item, one, name, depth + 1) for key, one in value.items()}
+            return {_harmless(key): _checked(item, one, name, depth + 1) for key, one in value.items()}
     elif kind is float and value in _NOT_FINITE:
         return float(value)
     elif type(value) is not int or abs(value) <= LARGEST:
         if kind is float and type(value) in (int, float):
             return float(value)
         if kind is Any or type(value) is kind:
-            return value
+            return _harmless(value) if isinstance(value, str) else value
     raise ValueError(f"{name} is {str(value)[:40]!r}; expected {_NOUNS.get(kind, 'a list or an object')}")
+
+
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The kind of a type, and the types in it."""
+    return get_origin(hint) or hint, get_args(hint)
+
+
+@lru_cache(4096)
+def _harmless(text: str) -> str:
+    """A text of at most about `MOST_TEXT` characters, all of which are printed as they are."""
+    return escape_unprintable(short(text, MOST_TEXT))

@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from unsilent.report.text import count_text, listed
+from unsilent.report.text import count_text, listed, short
 
 FINGERPRINT = "fingerprint"
 """The rule, and the feature, of bits that changed between two steps."""
+MOST_TEXT = 1000
+"""Characters of a text in a file of events; the middle of a longer one is left out."""
+MOST_NAMES = 100
+"""Names of series that were never seen, in the last event."""
 REPLICAS = "replicas"
 """The rule, and the feature, of parameters that ranks should have alike and do not."""
 UNRECORDED = "a change that torch did not record: a memory fault, or a write through .data or numpy"
@@ -41,7 +45,10 @@ class Event:
     step: int
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object, with its kind; numbers that are not finite are strings ("nan", "inf", "-inf")."""
+        """One JSON object, with its kind; numbers that are not finite are strings ("nan", "inf", "-inf").
+
+        Texts have at most `MOST_TEXT` characters.
+        """
         values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         return {"kind": self.kind, **{name: _plain(value) for name, value in values.items()}}
 
@@ -80,7 +87,7 @@ class Started(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSummary(Event):
-    """How a step went; written about once a second, for each step with an alarm, and for the last one.
+    """How a step went; written about once a second (after ten hours: every ten), for a step with an alarm, and for the last one.
 
     Attributes:
         loss: None where it was not seen.
@@ -259,7 +266,7 @@ class Ended(Event):
         steps, alarms: How many there were in this rank.
         seconds, cost: Of the whole job, and the share of it that the monitor took.
         longest_wait: Steps until every tensor was seen, at most.
-        unseen: Series that were never seen.
+        unseen: Series that were never seen, the first `MOST_NAMES` of them; ``unseen_count``: all of them.
         unjudged: How many series were seen, but too rarely for the rules that read them to judge a value.
         how: ``done``; ``error``: the training raised an error or was interrupted; ``stopped``: by the monitor.
     """
@@ -271,6 +278,7 @@ class Ended(Event):
     cost: float
     longest_wait: int
     unseen: tuple[str, ...] = field(default=())
+    unseen_count: int = 0
     unjudged: int = 0
     how: str = DONE
 
@@ -285,7 +293,7 @@ class Ended(Event):
     def coverage(self) -> str:
         """How much of the training was read and judged."""
         parts = [f"each tensor was read within {count_text(self.longest_wait, 'step')}"]
-        parts += [f"{len(self.unseen):,} series were never read"] if self.unseen else []
+        parts += [f"{self.unseen_count:,} series were never read"] if self.unseen_count else []
         parts += [f"{self.unjudged:,} series had too few values to be judged"] if self.unjudged else []
         return ", ".join(parts)
 
@@ -304,6 +312,8 @@ def join_names(*names: str) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return str(value)
+    if isinstance(value, str):
+        return short(value, MOST_TEXT)
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {short(str(key), MOST_TEXT): _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -34,7 +34,7 @@ from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor.actions import CONFIRMED, NO_LOOP, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.agreement import Agreement
 from unsilent.monitor.event_files import path_of_rank
-from unsilent.monitor.events import DONE, ERROR, STOPPED, UNRECORDED, Alarm, Verdict
+from unsilent.monitor.events import DONE, ERROR, MOST_NAMES, STOPPED, UNRECORDED, Alarm, Verdict
 from unsilent.monitor.exchange import (
     LEAVING_SECONDS,
     Exchange,
@@ -252,10 +252,11 @@ class Monitor:
         """The last event, and the recording."""
         if self._collector.backwards and not self._collector.step:
             log.warning("no step of an optimizer was seen after a backward pass, so that nothing was judged")
+        unseen = self._judge.unseen()
         longest_wait = max(self._sampling.longest_wait, self._judge.waits.longest)
         self._reporter.end(
             self._collector.step, seconds=time.perf_counter() - self._costs.begun, cost=self.cost, longest_wait=longest_wait,
-            unseen=tuple(self._judge.unseen()), unjudged=self._judge.unjudged(), how=how,
+            unseen=tuple(unseen[:MOST_NAMES]), unseen_count=len(unseen), unjudged=self._judge.unjudged(), how=how,
         )  # fmt: skip
         self._judge.close()
 

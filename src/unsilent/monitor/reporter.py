@@ -37,8 +37,10 @@ from unsilent.version import __version__
 
 Sink = Callable[[Event], None]
 E = TypeVar("E", bound=Event)
-SUMMARY_SECONDS = 1.0
-"""Between two summaries of steps."""
+SUMMARY_SECONDS, LATER_SECONDS = 1.0, 10.0
+"""Between two summaries of steps: at first, and of a job that takes hours, so that its events can be read in seconds."""
+LATER = 3600.0
+"""The time between two summaries is this part of the time so far, within these bounds."""
 REPEAT_SECONDS = 60.0
 """Between two alarms on parameters that go on differing between ranks."""
 LEVELS = {ALARM: "alarm"}
@@ -57,7 +59,7 @@ class Reporter:
         self._own, self.ranks, self._sinks = own, list(ranks), list(sinks)
         self.alarms: list[Alarm] = []
         self.verdicts: list[Verdict] = []
-        self._summed = -float("inf")
+        self._begun, self._summed = time.perf_counter(), -float("inf")
         self._skipped: Callable[[], object] = lambda: None
         self._repeat_at = float("inf")
         self.health = OK
@@ -114,9 +116,10 @@ class Reporter:
         cost: float,
         is_wanted: bool,
     ) -> None:
-        """How a step went: once a second, where that ``is_wanted``, and for the last step."""
+        """How a step went: about once a second (after ten hours: every ten), where that ``is_wanted``, and for the last step."""
         now = time.perf_counter()
-        if now - self._summed < SUMMARY_SECONDS and not is_wanted:
+        between = min(max(SUMMARY_SECONDS, (now - self._begun) / LATER), LATER_SECONDS)
+        if now - self._summed < between and not is_wanted:
             self._skipped = functools.partial(self.summary, step, series, signals, score, cost, True)
             return
         self._summed, self._skipped = now, lambda: None

@@ -99,8 +99,10 @@ def _findings(history: RunHistory) -> Iterator[str]:
         yield f"there are no events of {missing:,} of {count_text(world, 'rank')}"
     if unjudged := history.unjudged_text:
         yield f"{unjudged}; they were read, and only checked for being finite"
-    if unseen := [name for one in history.ranks if one.ended for name in one.ended.unseen]:
-        yield f"{count_text(len(unseen), 'tensor')} never read: {listed(unseen, 3)}"
+    for one in history.ranks:
+        if one.ended and one.ended.unseen_count:
+            count = count_text(one.ended.unseen_count, "tensor")
+            yield f"{count} of rank {one.rank} never read: {listed(one.ended.unseen, 3)}"
 
 
 def _sections(history: RunHistory) -> Iterator[Section]:

@@ -64,7 +64,7 @@ def _together(ended: Sequence[Ended]) -> Ended:
         seconds=seconds,
         cost=sum(one.cost * one.seconds for one in ended) / seconds if seconds else ended[-1].cost,
         longest_wait=max(one.longest_wait for one in ended),
-        unseen=tuple(name for one in ended for name in one.unseen),
+        unseen_count=sum(one.unseen_count for one in ended),
         unjudged=sum(one.unjudged for one in ended),
     )
 
