@@ -664,7 +664,17 @@ def with_digest(values):
 def test_manifests_that_are_none_are_refused(content, path, capsys):
     if isinstance(content, dict):
         content = json.dumps(
-            with_digest({"schema": SCHEMA, "checkpoint": "x", "files": GOOD, "tensors": {}, "numbers": {}, **content})
+            with_digest(
+                {
+                    "schema": SCHEMA,
+                    "checkpoint": "x",
+                    "files": GOOD,
+                    "tensors": {},
+                    "numbers": {},
+                    "skipped": [],
+                    **content,
+                }
+            )
         ).encode()
     manifest_path(path).write_bytes(content)
     code, _, error = command(capsys, "verify", path)

@@ -43,12 +43,14 @@ class Manifest:
         files: Hashes of its files by their names within it; the name of a single file is empty.
         tensors: Hashes by the tensor's name.
         numbers: Numbers that are not stored as elements, by name.
+        skipped: Names of what the folder holds besides files, such as links: it is not covered.
     """
 
     checkpoint: str
     files: dict[str, FileHash]
     tensors: dict[str, TensorHash]
     numbers: dict[str, Any]
+    skipped: tuple[str, ...] = ()
 
     @property
     def is_fast_only(self) -> bool:
@@ -64,7 +66,8 @@ class Manifest:
 def make_manifest(checkpoint: Checkpoint, files: dict[str, FileHash], progress: Progress = no_progress) -> Manifest:
     """Hash the tensors of a checkpoint, whose files have the given hashes; ``progress`` is called with numbers of bytes."""
     numbers = {name: t.value for name, t in checkpoint.tensors.items() if t.value is not None}
-    return Manifest(checkpoint.path.name, files, hash_tensors(checkpoint, progress), numbers)
+    skipped = tuple(name for name, _ in checkpoint.files.others())
+    return Manifest(checkpoint.path.name, files, hash_tensors(checkpoint, progress), numbers, skipped)
 
 
 def manifest_path(checkpoint: Path) -> Path:
@@ -123,7 +126,8 @@ def read_manifest(path: Path) -> Manifest:
         numbers = {escape_unprintable(name): _number(value) for name, value in values["numbers"].items()}
         if not files:
             raise ValueError("no file")
-        return Manifest(escape_unprintable(values["checkpoint"])[:200], files, tensors, numbers)
+        skipped = tuple(map(escape_unprintable, values["skipped"]))
+        return Manifest(escape_unprintable(values["checkpoint"])[:200], files, tensors, numbers, skipped)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(
             f"{path} is no manifest; expected a file written by unsilent checkpoint manifest; use a copy of it"

@@ -12,6 +12,7 @@ are not taken back.
 from __future__ import annotations
 
 import functools
+import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -148,6 +149,13 @@ class GuardCallback(TrainerCallback):
         return again
 
 
+_SAVED = {
+    "model": re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)"),
+    "optimizer": re.compile(r"optimizer\.(pt|bin)"),
+}
+"""Files of a checkpoint's folder that hold a whole state; adapters, and Trainers that save the model alone, have other files."""
+
+
 class VerifiedSavingCallback(TrainerCallback):
     """Reads every checkpoint that a Trainer saves back from the disk, compares it with the memory, and writes its manifest.
 
@@ -168,7 +176,11 @@ class VerifiedSavingCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Verify the checkpoint of this step."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        saved = {"model": model.state_dict(), "optimizer": self._trainer.optimizer.state_dict()}
+        states = {"model": model.state_dict(), "optimizer": self._trainer.optimizer.state_dict()}
         self._trainer.accelerator.wait_for_everyone()  # other ranks write files of their own into the folder
-        if state.is_world_process_zero:
-            verify_saved(saved, Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        names = [path.name for path in folder.iterdir()]
+        saved = {key: states[key] for key, file in _SAVED.items() if any(file.fullmatch(name) for name in names)}
+        verify_saved(saved, folder)
