@@ -328,7 +328,7 @@ def events() -> Iterator[str]:
 
     yield "# Events\n\nMade from the code.\n\n## A guarded training\n"
     yield f"Every recovery is one line of the logger `{guard.LOGGER}`. In Python: `guard.alarms`, `guard.recoveries`,"
-    yield "`guard.spent`, and `Guard(…, on_alarm=function)`.\n"
+    yield "`guard.overhead`, and `Guard(…, on_alarm=function)`.\n"
     for record in (Alarm, GuardOverhead):
         yield f"### {record.__name__}\n"
         yield from prose(record.__doc__)
