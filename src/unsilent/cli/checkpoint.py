@@ -18,8 +18,21 @@ if TYPE_CHECKING:
     from unsilent.checkpoints.corrupting import CheckpointEdit
     from unsilent.checkpoints.stored_tensors import StoredTensor
 
+
+def _whole(path: Path) -> Path:
+    """The path of a checkpoint; raises ``UsageError`` for the file of a folder that lists the others."""
+    if path.name.endswith(".safetensors.index.json") or path.name == ".metadata":
+        raise UsageError(
+            f"{path} lists the files of a checkpoint that is a folder; expected all of it: give the folder {path.parent}"
+        )
+    return path
+
+
 _PATH = typer.Argument(
-    metavar="CHECKPOINT", help="A checkpoint file, or the folder of a sharded one.", show_default=False
+    metavar="CHECKPOINT",
+    help="A checkpoint file, or the folder of a sharded one.",
+    show_default=False,
+    callback=_whole,
 )
 CheckpointPath = Annotated[Path, _PATH]
 HtmlPage = Annotated[
@@ -204,7 +217,8 @@ def undo(
 def diff(
     first: CheckpointPath,
     second: Annotated[
-        Path, typer.Argument(metavar="OTHER", help="The checkpoint to compare with.", show_default=False)
+        Path,
+        typer.Argument(metavar="OTHER", help="The checkpoint to compare with.", show_default=False, callback=_whole),
     ],
     output: HtmlPage = None,
     as_json: o.Json = False,
