@@ -12,11 +12,20 @@ ANY_WIDTH = 10_000
 """What is no terminal gets every row as one line."""
 
 
-def show_table(rows: Sequence[Sequence[object]], heads: Sequence[str], optional: Sequence[str] = ()) -> None:
-    """Print rows under heads. Where a terminal is too narrow, ``optional`` columns are left out, the first of them first."""
+def show_table(
+    rows: Sequence[Sequence[object]], heads: Sequence[str], optional: Sequence[str] = (), *, plain: bool = False
+) -> None:
+    """Print rows under heads. Where a terminal is too narrow, ``optional`` columns are left out, the first of them first.
+
+    ``plain``: in columns without boxes, one line for each row.
+    """
+    from unsilent.render.console import print_columns
     from unsilent.render.report_terminal import print_table
     from unsilent.report.model import Table, TableRow, columns
 
+    if plain:
+        print_columns(_console(), heads, [tuple(map(str, row)) for row in rows])
+        return
     priority = {head: len(optional) - number for number, head in enumerate(optional)}
     table = Table(
         columns(*heads, left=heads, priority=priority),
@@ -26,12 +35,18 @@ def show_table(rows: Sequence[Sequence[object]], heads: Sequence[str], optional:
     print_table(table, _console(), has_all="--json")
 
 
-def show_lines(*lines: str) -> None:
-    """Print lines of text; on a terminal wrapped at blanks and indented as they begin."""
+def show_lines(*lines: str, plain: bool = False) -> None:
+    """Print lines of text; on a terminal wrapped at blanks and indented as they begin.
+
+    ``plain``: each as one comment, ``# …``, without lines that are empty.
+    """
     from unsilent.render.console import print_lines
     from unsilent.report.text import wrapped
 
     console = _console()
+    if plain:
+        print_lines(console, [line.strip() for line in lines if line], plain=True)
+        return
     for line in lines:
         text = line.lstrip()
         indent = " " * (len(line) - len(text))
