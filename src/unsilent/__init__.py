@@ -9,7 +9,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.errors import (
+    InjectionError,
+    StoreError,
+    UnsilentError,
+    UsageError,
+    UserCodeError,
+    missing_name_error,
+)
 from unsilent.version import __version__
 
 if TYPE_CHECKING:
@@ -94,7 +101,7 @@ def write_html(result: PvfResult, path: str | os.PathLike[str], *, fit_per_bit: 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'unsilent' has no attribute {name!r}")
+        raise missing_name_error("unsilent", name, __all__)
     import importlib
 
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,6 +1,23 @@
-"""``python -m unsilent``."""
+"""The ``unsilent`` command, also as ``python -m unsilent``.
 
-from unsilent.cli.main import main
+Ctrl-C while its modules are imported ends it with one line, as later.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run one command; never returns."""
+    try:
+        from unsilent.cli.main import main as run_command
+
+        run_command()
+    except KeyboardInterrupt:
+        print("unsilent: interrupted", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

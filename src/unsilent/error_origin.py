@@ -3,7 +3,8 @@
 The frame that decides is the innermost one that is neither a library's nor the interpreter's. Where it is one of ours, the
 error is ours, also when a library that we called raised it. Two exceptions, in which we only pass a call on: functions
 marked with `calls_user_code` (a user's model may consist of library code alone), and code of ours that a library or the
-user's code calls back to run an operation (a dispatch mode, a hook).
+user's code calls back to run an operation (a dispatch mode, a hook). A name that an object of ours does not have is the error
+of the line that asked for it, not of the ``__getattr__`` that says so.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _LIBRARIES = tuple(
     {str(Path(sysconfig.get_path(kind))) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _PASSING: set[CodeType] = set()
+_ADVICE = "_unsilent_advice"
 
 
 def calls_user_code(function: F) -> F:
@@ -45,6 +47,8 @@ def is_user_error(error: BaseException, handler_frames: int) -> bool:
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_PACKAGE):
         return True
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)][handler_frames:]
+    while isinstance(error, AttributeError) and frames and frames[-1].co_name == "__getattr__":
+        frames.pop()
     in_library = False
     while frames:
         code = frames.pop()
@@ -62,17 +66,19 @@ def is_user_error(error: BaseException, handler_frames: int) -> bool:
     return False
 
 
+def advise_on_arguments(error: TypeError, advice: str) -> None:
+    """Add what to do to the error of a model that was called with too many or too few arguments; leave other errors alone."""
+    if "positional argument" in str(error) and "forward" in str(error):
+        setattr(error, _ADVICE, (advice,))
+
+
 def user_code_error(ref: str, error: BaseException) -> UserCodeError:
     """The error of the user's code that ``ref`` names: ``ref: Kind: message (file, line)``, at the user's innermost line."""
     place = _place(error)
     text = (str(error).splitlines() or [""])[0]
     where = f" ({os.path.basename(place.filename)}, line {place.lineno})" if place else ""
-    hint = (
-        "; if the batches contain labels, pass labelled=True"
-        if "positional argument" in text and "forward" in text
-        else ""
-    )
-    message = f"workload {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}{hint}"
+    advice = "".join(f"; {note}" for note in getattr(error, _ADVICE, ()))
+    message = f"workload {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}{advice}"
     return UserCodeError(message, _trace(error))
 
 

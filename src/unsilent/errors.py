@@ -114,5 +114,14 @@ def unknown_name_error(noun: str, name: str, known: Iterable[str], limit: int = 
     return UsageError(f"unknown {noun} {_short(name)!r}{_short(hint) or '.'} Known: {listed or 'none'}.")
 
 
+def missing_name_error(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for a name that a module does not have, with the closest name, which may be meant by one of its words."""
+    names = sorted(known)
+    by_word = {word: one for one in names for word in one.split("_")} | {one: one for one in names}
+    close = difflib.get_close_matches(name[:_MOST_SHOWN], by_word, n=1, cutoff=0.55)
+    hint = f"; did you mean {by_word[close[0]]!r}?" if close else ""
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+
 def _short(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,57 @@ def test_a_second_signal_does_not_interrupt_the_tidying(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: later)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_swallowed_interrupt_is_raised_again(monkeypatch, capsys):
+    """In a destructor Python prints and forgets it."""
+
+    class Interrupted:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    signals.repeat_swallowed_interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(5 if Interrupted() else 0)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_that_an_interrupt_led_to_is_an_interrupt(monkeypatch):
+    """As of numpy, whose extension modules import others."""
+
+    def interrupted(arguments):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise ImportError("numpy.core.multiarray failed to import") from None
+
+    monkeypatch.setattr("unsilent.cli.main.make_app", interrupted)
+    done = in_process("workloads")
+    assert (done.returncode, done.stderr) == (130, "unsilent: interrupted\n")
+
+
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
+def test_the_end_of_the_interpreter_is_silent(before):
+    usual = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, before)
+        signals.end_silently_on_interrupt()
+        assert signal.getsignal(signal.SIGINT) is (signal.SIG_DFL if before is not signal.SIG_IGN else before)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_an_interrupt_while_the_command_is_imported(monkeypatch, capsys):
+    from unsilent import __main__ as program
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unsilent.cli.main.main", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        program.main()
+    assert capsys.readouterr().err == "unsilent: interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_right_or_wrong_is_clopper_pearson(counts):
     events, n = counts
     found, exact = bounded_mean([1.0] * events + [0.0] * (n - events)), clopper_pearson(events, n)
     assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
-    assert (found.estimate, found.n, found.method) == (exact.estimate, n, "Clopper-Pearson")
+    assert (found.estimate, found.n, found.method) == (exact.estimate, n, "Gaffke (Clopper-Pearson)")
 
 
 @given(shares=SHARES)

@@ -81,6 +81,16 @@ def test_the_log_of_a_stuffed_zero(images, tmp_path):
     assert json.loads(json.dumps(done.to_json(), allow_nan=False))["faulty"][0]["step"] == 6
 
 
+@pytest.mark.parametrize("order", ["sorted", "shuffled", "few"])
+def test_held_out_images_of_a_file_sorted_by_class_are_noted(tmp_path, order):
+    rng = np.random.default_rng(0)
+    labels = {"sorted": np.arange(60) // 6, "shuffled": rng.permutation(60) // 6, "few": np.arange(10)}[order]
+    np.savez(tmp_path / "x.npz", images=rng.integers(0, 256, (len(labels), 32, 32, 3), np.uint8), labels=labels)
+    done = replay_injection(given(), tmp_path / "x.npz", steps=0, log=tmp_path / "log.txt", **SMALL)
+    assert ("Note: the images of" in str(done)) is (order == "sorted")
+    assert len(done.to_json()["notes"]) == (order == "sorted")
+
+
 def test_a_golden_twin_from_the_same_state(images):
     replay = InjectionReplay(given(), images, **SMALL)
     list(replay.train_before_target(1))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+import unsilent
 from unsilent.campaigns.worker import as_picklable_error
 from unsilent.errors import InternalError, UnsilentError, UserCodeError
 from unsilent.outcomes import judge
@@ -121,3 +124,71 @@ def test_an_operation_that_we_only_pass_on_is_the_users(mine):
         error = raised(model, torch.ones(2, 3))
     assert type(error) is UserCodeError
     assert "(mine.py, line 12)" in str(error)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "unsilent",
+        "unsilent.faults",
+        "unsilent.monitor",
+        "unsilent.placement",
+        "unsilent.workloads",
+        "unsilent.workloads.distributed",
+    ],
+)
+def test_a_name_that_a_module_of_ours_lacks_is_the_error_of_who_asked(tmp_path, module):
+    (tmp_path / "lacking.py").write_text(f"import {module} as ours\n\ndef use(): return ours.no_such_name\n")
+    error = raised(user._from_file(tmp_path / "lacking.py", "lacking.py:use").use)
+    assert type(error) is UserCodeError
+    assert str(error).endswith(
+        f"AttributeError: module {module!r} has no attribute 'no_such_name' (lacking.py, line 3)"
+    )
+
+
+def test_the_closest_name_is_named():
+    for name, meant in (("Wrkload", "Workload"), ("decide", "judge_by_decision")):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; did you mean '{meant}'\?$"):
+            getattr(unsilent, name)
+
+
+def test_a_name_that_our_own_code_gets_wrong_is_our_error():
+    code = compile("unsilent.no_such_name", f"{Path(unsilent.__file__).parent}/wrong.py", "eval")
+    assert type(raised(eval, code, {"unsilent": unsilent})) is InternalError
+
+
+def test_labels_are_advised_only_where_they_can_be_dropped():
+    one, batch = nn.Linear(3, 2), (torch.ones(4, 3), torch.zeros(4, dtype=torch.long))
+    dropped = Workload(one, [(*batch, 1)], labelled=True)
+    taken = Workload(one, [batch])
+    training = Training(
+        model=lambda: nn.Linear(3, 2),
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        batches=[batch],
+        loss=lambda m, b: m(*b),
+        evaluate=[batch],
+    )
+    texts = [
+        str(raised(lambda: taken.run(taken.model(), taken.batches()[0]))),
+        str(raised(lambda: dropped.run(dropped.model(), dropped.batches()[0]))),
+        str(raised(lambda: training.step(training.start(0)))),
+    ]
+    assert [("labelled=True" in text) for text in texts] == [True, False, False]
+
+
+def test_held_out_batches_need_logits():
+    """A model that takes the labels and returns its loss cannot be asked for scores."""
+
+    class WithLoss(nn.Module):
+        def forward(self, x, y):
+            return (x.sum() - y.sum()) ** 2
+
+    batch = (torch.ones(4, 3), torch.zeros(4, dtype=torch.long))
+    training = Training(
+        model=WithLoss, optimizer=lambda m: torch.optim.SGD([torch.ones(1)], lr=0.1), batches=[batch],
+        loss=lambda m, b: m(*b), evaluate=[batch],
+    )  # fmt: skip
+    text = str(raised(lambda: training.evaluate(training.start(0))))
+    assert "scores (logits)" in text
+    assert "let evaluate be a function" in text
+    assert "labelled" not in text

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unsilent.errors import UsageError, UserCodeError
-from unsilent.workloads import Workload, load
+from unsilent.workloads import Workload, load, load_training
 
 GOOD = """
 import torch
@@ -58,7 +58,7 @@ import helper_of_mine
 
 def boom(at: int = 0):
     try:
-        helper_of_mine.deep()
+        return helper_of_mine.deep()
     except ZeroDivisionError as error:
         raise RuntimeError("first line\\nsecond line") from error
 
@@ -67,6 +67,7 @@ def wrong_judge():
 
 def leaves():
     raise SystemExit(3)
+    return Workload(None, [])
 """
 
 
@@ -143,7 +144,7 @@ def test_options_are_converted(here):
         ("my package:x", {}, r"'my package' is neither a .py file nor a module name"),
         ("good.py:number", {}, r"is int; expected a workload: wrap it as unsilent.Workload\(model, batches\)"),
         ("good.py:net", {}, r"is torch.nn.modules.linear.Linear; expected a workload: wrap it"),
-        ("good.py:gives_none", {}, r"is NoneType; expected a workload"),
+        ("good.py:gives_none", {}, r"is a function that returns nothing; expected one that returns unsilent.Workload"),
         ("good.py:gives_pair", {}, r"is tuple; expected a workload"),
         ("good.py:partial", {}, r"Partial without judge; a workload has name, judge"),
         ("good.py:Textual", {}, r"judge is str; expected a callable"),
@@ -255,3 +256,22 @@ def test_user_code_in_a_worker_sees_no_arguments_of_ours(monkeypatch, module, re
     assert len(seen) == 1
     assert seen[0].endswith(name)
     assert "~" not in seen[0]
+
+
+@pytest.mark.parametrize("load_it", [load, load_training])
+def test_a_function_that_returns_nothing_is_not_run(tmp_path, monkeypatch, load_it):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(
+        "def main(steps=3):\n    def inner(): return 1\n    open('has_run', 'w')\n    if steps: return\n    return None\n"
+    )
+    with pytest.raises(UsageError, match=r"returns nothing; expected .*unsilent noise --explain script.py:main$"):
+        load_it("script.py:main")
+    assert not (tmp_path / "has_run").exists()
+
+
+@pytest.mark.parametrize("body", ["return 3", "yield 3", "if True:\n        return [1]"])
+def test_a_function_that_may_return_something_is_run(tmp_path, monkeypatch, body):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(f"def make():\n    {body}\n")
+    with pytest.raises(UsageError, match="script.py:make' is (int|generator|list); expected a workload"):
+        load("script.py:make")

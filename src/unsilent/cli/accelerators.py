@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from unsilent.faults.hardware.description import DescriptionTable
 
 
-def show_accelerator(name_or_file: str, as_json: bool) -> int:
+def show_accelerator(name_or_file: str, as_json: bool, plain: bool) -> int:
     """Print an accelerator by its name or file; raises ``UsageError``."""
     from unsilent.faults.hardware.description_file import load_accelerator
 
@@ -28,30 +28,36 @@ def show_accelerator(name_or_file: str, as_json: bool) -> int:
         )
         return 0
     about = result.description
-    show_lines(f"{about.name}: {about.description}")
-    show_lines(*(f"  source: {source}" for source in about.sources), *([f"  {about.remark}"] if about.remark else []))
-    for title, table in (("array", about.array), ("dtypes", about.dtypes), ("flip-flops", about)):
-        show_lines(f"{title}: {_facts(table)}")
-    _groups(result)
+    sources = [*(f"  source: {source}" for source in about.sources), *([f"  {about.remark}"] if about.remark else [])]
+    facts = (("array", about.array), ("dtypes", about.dtypes), ("flip-flops", about))
+    show_lines(
+        f"{about.name}: {about.description}",
+        *sources,
+        *(f"{title}: {_facts(table)}" for title, table in facts),
+        plain=plain,
+    )
+    _groups(result, plain)
     show_table(
         [(r.group, r.name, r.operand, r.pattern, r.values, r.reach, r.held, f"{r.weight:.4f}") for r in result.table()],
         ("flip-flops", "fault model", "operand", "pattern", "values", "affected outputs", "dtype", "weight"),
         optional=("values", "dtype", "affected outputs", "operand"),
+        plain=plain,
     )
-    print()
+    show_lines("", plain=plain)
     for group, split in {
         row.group: row.weight_split_reason for row in result.table() if row.weight_split_reason
     }.items():
-        show_lines(f"Shares of the fault models in the weight of {group}: {split}.")
+        show_lines(f"Shares of the fault models in the weight of {group}: {split}.", plain=plain)
     show_lines(
         f"FIT: {result.fit_rate:.2f}"
         if result.fit_rate is not None
-        else f"FIT: not available, because {result.why_no_fit_rate}."
+        else f"FIT: not available, because {result.why_no_fit_rate}.",
+        plain=plain,
     )
     return 0
 
 
-def _groups(result: Accelerator) -> None:
+def _groups(result: Accelerator, plain: bool) -> None:
     rows = []
     weights = {
         name: sum(e.weight for e in result.weighted_presets if e.group == name) for name in result.description.groups
@@ -68,6 +74,7 @@ def _groups(result: Accelerator) -> None:
         rows,
         ("flip-flops", "share", "active", "unmasked", "weight", "FIT", "evidence", "remark"),
         ("remark", "evidence"),
+        plain=plain,
     )
 
 

@@ -18,8 +18,21 @@ if TYPE_CHECKING:
     from unsilent.checkpoints.corrupting import CheckpointEdit
     from unsilent.checkpoints.stored_tensors import StoredTensor
 
+
+def _whole(path: Path) -> Path:
+    """The path of a checkpoint; raises ``UsageError`` for the file of a folder that lists the others."""
+    if path.name.endswith(".safetensors.index.json") or path.name == ".metadata":
+        raise UsageError(
+            f"{path} lists the files of a checkpoint that is a folder; expected all of it: give the folder {path.parent}"
+        )
+    return path
+
+
 _PATH = typer.Argument(
-    metavar="CHECKPOINT", help="A checkpoint file, or the folder of a sharded one.", show_default=False
+    metavar="CHECKPOINT",
+    help="A checkpoint file, or the folder of a sharded one.",
+    show_default=False,
+    callback=_whole,
 )
 CheckpointPath = Annotated[Path, _PATH]
 HtmlPage = Annotated[
@@ -89,6 +102,10 @@ def corrupt(
             "bitflip:rate=1e-6. Bit 0 is the lowest."
         ),
     ] = "bitflip",
+    flips: Annotated[
+        int | None,
+        typer.Option(help="Number of flips (or elements) to draw.", show_default="1, or what --fault says"),
+    ] = None,
     law: Annotated[str, typer.Option(help="Sampling law: per-element or per-tensor.")] = "per-element",
     probability: Annotated[float, typer.Option(help="Probability with which each drawn element is corrupted.")] = 1.0,
     keep_finite: Annotated[
@@ -108,21 +125,32 @@ def corrupt(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
     as_json: o.Json = False,
+    plain: o.Plain = False,
 ) -> int:
     """Draw faults and change the checkpoint in place; it can be undone."""
     from unsilent.checkpoints.corrupting import corrupt, corrupt_by_settings
     from unsilent.checkpoints.drawing import DrawOptions
+    from unsilent.faults.models import fault_model
 
     options = DrawOptions(law, probability, keep_finite, keep_sign, seed)
     if settings is not None:
-        if at or section or fault != "bitflip" or options != DrawOptions(seed=seed):
-            raise UsageError(f"--settings {settings} says what is drawn; leave out --at, --section, --fault, --law, "
-                             "--probability, --keep-finite and --keep-sign")  # fmt: skip
+        if at or section or fault != "bitflip" or flips is not None or options != DrawOptions(seed=seed):
+            raise UsageError(f"--settings {settings} says what is drawn; leave out --at, --section, --fault, --flips, "
+                             "--law, --probability, --keep-finite and --keep-sign")  # fmt: skip
         return _show_edit(
-            corrupt_by_settings(path, settings, seed=seed, crc=crc, dry_run=dry_run), save, dry_run, as_json
+            corrupt_by_settings(path, settings, seed=seed, crc=crc, dry_run=dry_run), save, dry_run, as_json, plain
         )
-    edit = corrupt(path, at or (), section=section or (), fault=fault, options=options, crc=crc, dry_run=dry_run)
-    return _show_edit(edit, save, dry_run, as_json)
+    model = fault_model(fault)
+    if flips is not None:
+        if model.has_explicit_count:
+            raise UsageError(
+                f"--flips and the {model.pattern.text} of --fault both set the number of flips; give only one"
+            )
+        if flips < 1:
+            raise UsageError(f"--flips is {flips}; expected 1 or more")
+        model = model.with_count(flips)
+    edit = corrupt(path, at or (), section=section or (), fault=model, options=options, crc=crc, dry_run=dry_run)
+    return _show_edit(edit, save, dry_run, as_json, plain)
 
 
 def replay(
@@ -162,6 +190,7 @@ def replay(
     save: Annotated[Path | None, typer.Option(help="Write the injection to this file, as it was made here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
     as_json: o.Json = False,
+    plain: o.Plain = False,
 ) -> int:
     """Repeat a saved injection in this checkpoint, or in another one of another format."""
     from unsilent.checkpoints.corrupting import replay
@@ -171,7 +200,7 @@ def replay(
         raise UsageError(f"--map is {' '.join(rename or [])}; expected OLD=NEW, like --map layer1=encoder.layer1")
     orders = dict(_order_of_axes(text) for text in axes or [])
     edit = replay(path, injection, names=names, axes=orders, same_bits=same_bits, seed=seed, crc=crc, dry_run=dry_run)
-    return _show_edit(edit, save, dry_run, as_json)
+    return _show_edit(edit, save, dry_run, as_json, plain)
 
 
 def _order_of_axes(text: str) -> tuple[str, tuple[int, ...]]:
@@ -185,6 +214,7 @@ def undo(
     path: CheckpointPath,
     everything: Annotated[bool, typer.Option("--all", help="Undo all edits, not only the last one.")] = False,
     as_json: o.Json = False,
+    plain: o.Plain = False,
 ) -> int:
     """Take back the last edit; the checkpoint is as before, byte for byte."""
     from unsilent.checkpoints.editing import undo_edit
@@ -197,14 +227,15 @@ def undo(
         )
     else:
         noun = "edit" if len(done) == 1 else "edits"
-        print(f"{len(done)} {noun} of {path} undone: {changed:,} bytes restored and read again")
+        _print_lines(plain, f"{len(done)} {noun} of {path} undone: {changed:,} bytes restored and read again")
     return 0
 
 
 def diff(
     first: CheckpointPath,
     second: Annotated[
-        Path, typer.Argument(metavar="OTHER", help="The checkpoint to compare with.", show_default=False)
+        Path,
+        typer.Argument(metavar="OTHER", help="The checkpoint to compare with.", show_default=False, callback=_whole),
     ],
     output: HtmlPage = None,
     as_json: o.Json = False,
@@ -234,6 +265,7 @@ def manifest(
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Compute the fast hash (xxh3-128) only, not SHA-256.")] = False,
     as_json: o.Json = False,
+    plain: o.Plain = False,
     quiet: o.Quiet = False,
 ) -> int:
     """Hash every file, so that verify can tell later what has changed; the exit code is 1 where a folder holds links."""
@@ -253,7 +285,7 @@ def manifest(
                     tensors=len(result.tensors), problems=left_out)  # fmt: skip
     else:
         what = f"{count_text(len(result.files), 'file')} with {count_text(len(result.tensors), 'tensor')}"
-        print("\n".join([*left_out, f"Manifest of {what}: {target}"]))
+        _print_lines(plain, *left_out, f"Manifest of {what}: {target}")
     return int(bool(left_out))
 
 
@@ -264,6 +296,7 @@ def verify(
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Compare the fast hash (xxh3-128) only.")] = False,
     as_json: o.Json = False,
+    plain: o.Plain = False,
     quiet: o.Quiet = False,
 ) -> int:
     """Compare every byte of a checkpoint with its manifest; the exit code is 1 where something has changed or is not covered."""
@@ -289,11 +322,12 @@ def verify(
         _print_json("unsilent/checkpoint-verify/2", "checkpoint verify", verified=not problems, problems=problems,
                     files=len(expected.files), bytes=expected.size, tensors=len(expected.tensors))  # fmt: skip
     elif problems:
-        print("\n".join(problems))
-        print(f"{count_text(len(problems), 'difference')} from the manifest of {count} ({size})")
+        _print_lines(
+            plain, *problems, f"{count_text(len(problems), 'difference')} from the manifest of {count} ({size})"
+        )
     else:
         how = ", by the fast hash, which does not show deliberate changes" if fast or expected.is_fast_only else ""
-        print(f"Every byte of {count} ({size}) is as the manifest says{how}")
+        _print_lines(plain, f"Every byte of {count} ({size}) is as the manifest says{how}")
     if problems:
         refuse_interrupted(path)
     return int(bool(problems))
@@ -318,7 +352,7 @@ def make_checkpoint_app(**settings: Any) -> typer.Typer:
     return app
 
 
-def _show_edit(edit: CheckpointEdit, save: Path | None, dry_run: bool, as_json: bool) -> int:
+def _show_edit(edit: CheckpointEdit, save: Path | None, dry_run: bool, as_json: bool, plain: bool) -> int:
     """Save and print what one command changed."""
     from unsilent.plainfiles import replace_file
     from unsilent.report.text import count_text
@@ -338,16 +372,19 @@ def _show_edit(edit: CheckpointEdit, save: Path | None, dry_run: bool, as_json: 
         return 0
     what = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
     where = f"{count_text(len({hit.fault.site for hit in receipt.applied_faults}), 'tensor')} of {edit.path}"
-    print(f"{'Would change' if dry_run else 'Changed'} {what} in {where}")
-    for hit in receipt.applied_faults[:10]:
-        print(f"  {hit}")
+    hits = [f"  {hit}" for hit in receipt.applied_faults[:10]]
     if len(receipt.applied_faults) > 10:
-        print(f"  and {len(receipt.applied_faults) - 10:,} more tensors")
-    for note in edit.notes:
-        print(f"Note: {note}")
+        hits.append(f"  and {len(receipt.applied_faults) - 10:,} more tensors")
+    notes = [f"Note: {note}" for note in edit.notes]
     if record is not None:
-        print(f"Undo it with: unsilent checkpoint undo {edit.path}")
+        notes.append(f"Undo it with: unsilent checkpoint undo {edit.path}")
+    _print_lines(plain, f"{'Would change' if dry_run else 'Changed'} {what} in {where}", *hits, *notes)
     return 0
+
+
+def _print_lines(plain: bool, *lines: str) -> None:
+    """Lines that are never wrapped, for they have paths and commands; plain ones are comments, as those of other verbs."""
+    print("\n".join(f"# {line.strip()}" if plain else line for line in lines))
 
 
 def _print_json(schema: str, command: str, **fields: Any) -> None:

@@ -12,7 +12,7 @@ from unsilent.cli import typer_options as o
 from unsilent.cli.tables import show_lines, show_table
 
 
-def workloads(as_json: o.Json = False) -> int:
+def workloads(as_json: o.Json = False, plain: o.Plain = False) -> int:
     """List the built-in workloads and their options."""
     from unsilent.workloads import TRAININGS, ZOO
 
@@ -36,11 +36,13 @@ def workloads(as_json: o.Json = False) -> int:
         show_table(
             [(e.name, e.description + _needs(e.data, e.weights), _options(e.options)) for e in known.values()],
             (kind, "description", "options (--with)"),
+            plain=plain,
         )
     show_lines(
         "",
         "To use your own workload, give file.py:name or package.module:name (a workload, or a function that returns one).",
         "For inference, you can also give hf:DIR (a local transformers folder) or FILE.pt2 (a program saved by torch.export).",
+        plain=plain,
     )
     return 0
 
@@ -56,10 +58,10 @@ def _needs(data: str, weights: str) -> str:
     return (f"; needs {', '.join(files)}" if files else "") + (f"; takes {', '.join(optional)}" if optional else "")
 
 
-def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
+def faults(accelerator: o.Accelerator = None, as_json: o.Json = False, plain: o.Plain = False) -> int:
     """List the fault models and the presets, or those that follow from the description of an accelerator."""
     if accelerator is not None:
-        return accelerators.show_accelerator(accelerator, as_json)
+        return accelerators.show_accelerator(accelerator, as_json, plain)
     from unsilent.faults import FAULT_MODELS
     from unsilent.faults.hardware.presets import PRESETS
 
@@ -91,20 +93,24 @@ def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
     show_table(
         [(e["name"], e["description"], ", ".join(k)) for e, k in zip(models, own, strict=True)],
         ("fault model", "what a corrupted element becomes", "parameters (name:key=value,…)"),
+        plain=plain,
     )
     show_lines(
         "",
         f"Every fault model also takes parameters that choose the corrupted elements: {', '.join(_PATTERN)} "
         "(default: one element).",
+        plain=plain,
     )
     show_table(
         [(p.name, p.operand, p.fault_model_text, p.affected_outputs_text, p.hardware_defect) for p in PRESETS.values()],
         ("preset", "operand", "fault", "affected outputs", "hardware defect"),
         optional=("affected outputs",),
+        plain=plain,
     )
     show_lines(
         "",
         "These presets were published for one training accelerator; --accelerator shows the fault models of other accelerators.",
+        plain=plain,
     )
     return 0
 
@@ -112,7 +118,7 @@ def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
 _PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile")
 
 
-def detectors(as_json: o.Json = False) -> int:
+def detectors(as_json: o.Json = False, plain: o.Plain = False) -> int:
     """List the rules that find faults in a running training, the presets that combine them, and the detectors for inference."""
     from unsilent.detectors.activations.rules import ACTIVATION_RULES
     from unsilent.detectors.rules import PRESETS, RULES, make_rule, rule_thresholds
@@ -142,13 +148,17 @@ def detectors(as_json: o.Json = False) -> int:
     show_table(
         [(name, entry.description, _defaults(thresholds[name])) for name, entry in RULES.items()],
         ("training: rule", "what it compares", "thresholds with defaults (name:key=value,…)"),
+        plain=plain,
     )
-    show_lines("")
-    show_table([(name, ", ".join(texts)) for name, texts in PRESETS.items()], ("training: preset", "rules"))
-    show_lines("")
+    show_lines("", plain=plain)
+    show_table(
+        [(name, ", ".join(texts)) for name, texts in PRESETS.items()], ("training: preset", "rules"), plain=plain
+    )
+    show_lines("", plain=plain)
     show_table(
         [(one["name"], one["description"], _defaults(one["parameters"])) for one in inference],
         ("inference: detector", "what it compares", "parameters with defaults (name:key=value,…)"),
+        plain=plain,
     )
     return 0
 

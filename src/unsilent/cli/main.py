@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import typer
 
-from unsilent.cli.signals import interrupt_on_ending
+from unsilent.cli.signals import end_silently_on_interrupt, interrupt_on_ending, repeat_swallowed_interrupts
 from unsilent.error_origin import unexpected_error
 from unsilent.errors import InternalError, Interrupted, StoreError, UnsilentError, UsageError, UserCodeError
 from unsilent.options import options_of
@@ -130,9 +130,14 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the ``unsilent`` command; never returns."""
     interrupt_on_ending()
+    repeat_swallowed_interrupts()
     open_missing_output()
     escape_unencodable_output()
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    code = run(given)
+    if given[:1] != ["run"]:  # a script's own handlers may still have something to do
+        end_silently_on_interrupt()
+    sys.exit(code)
 
 
 def open_missing_output() -> None:
@@ -195,7 +200,14 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if getattr(error, "errno", None) in (errno.EPIPE, errno.ENAMETOOLONG, *UNWRITABLE):
             raise
-        return _defect(unexpected_error(error))
+        return _interrupted() if _is_interrupt(error) else _defect(unexpected_error(error))
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C led to an error, as that of an extension module that was interrupted while it imported another."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _explained(message: str, command: str) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from unsilent.cli import typer_options as o
+from unsilent.cli.tables import show_lines
 
 
 def merge(
@@ -18,6 +19,7 @@ def merge(
         typer.Option(*o.OUTPUT_FLAGS, help="The store to create, or an existing store of the same campaign to extend."),
     ],
     as_json: o.Json = False,
+    plain: o.Plain = False,
 ) -> int:
     """Join stores of one campaign into one store.
 
@@ -28,5 +30,8 @@ def merge(
     from unsilent.studies.campaign_kinds import kind_of_store
 
     merged = merge_stores(output, stores, kind_of_store(stores[0]))
-    print(json.dumps(merged.to_json(), indent=2) if as_json else merged)
+    if as_json:
+        print(json.dumps(merged.to_json(), indent=2))
+    else:
+        show_lines(*str(merged).splitlines(), plain=plain)
     return 0

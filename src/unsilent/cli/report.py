@@ -54,8 +54,14 @@ def options_of_every_kind(kinds: Sequence[AnyKind]) -> dict[str, OptionField]:
     merged: dict[str, OptionField] = {}
     for name, asking in ((name, asking) for options in by_kind.values() for name, asking in options.items()):
         own = [kind for kind, options in by_kind.items() if name in options]
-        which = "" if len(own) == len(by_kind) else f" Only for stores of unsilent {' and '.join(own)}."
-        merged.setdefault(name, replace(asking, option=replace(asking.option, help=asking.option.help + which)))
+        text, default = asking.option.help, asking.default_text
+        for kind in own:
+            other = by_kind[kind][name]
+            if other.default_text != asking.default_text:
+                text += f" For {kind}: {other.option.help}"
+                default += f"; for {kind} {other.default_text}"
+        text += "" if len(own) == len(by_kind) else f" Only for stores of unsilent {' and '.join(own)}."
+        merged.setdefault(name, replace(asking, option=replace(asking.option, help=text, default_text=default)))
     return merged
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import sys
+import threading
 import time
+from typing import Any
 
+REPEAT_SECONDS = 0.02
+"""After which an interrupt that was swallowed is raised again."""
 REPEATED_SECONDS = 2.0
 """The kernel and the shell both signal a closed terminal: the second signal must not interrupt the tidying."""
 
@@ -29,8 +35,28 @@ def interrupt_on_ending() -> None:
         signal.signal(signal.SIGHUP, interrupt)
 
 
+def repeat_swallowed_interrupts() -> None:
+    """Where Python would print and forget a ``KeyboardInterrupt``, as in a callback of its garbage collector, raise it again."""
+    usual = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            threading.Timer(REPEAT_SECONDS, _thread.interrupt_main).start()  # not here: it would be swallowed again
+        else:
+            usual(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def end_silently_on_interrupt() -> None:
+    """Have Ctrl-C end this process at once, where only the interpreter's own end is left, which would print a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def end_as_python_does() -> None:
-    """Undo `interrupt_on_ending`, before a program of the user's runs in this process."""
+    """Undo `interrupt_on_ending` and `repeat_swallowed_interrupts`, before a program of the user's runs in this process."""
+    sys.unraisablehook = sys.__unraisablehook__
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:
             signal.signal(ending, signal.SIG_DFL)

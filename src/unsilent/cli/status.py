@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsilent.cli import typer_options as o
-from unsilent.cli.tables import show_lines
+from unsilent.cli.tables import show_lines, show_table
 from unsilent.errors import StoreError, UnsilentError, UsageError
 from unsilent.printable import escape_unprintable
 
@@ -65,6 +65,7 @@ def status(
         ),
     ] = None,
     as_json: o.Json = False,
+    plain: o.Plain = False,
 ) -> int:
     """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
 
@@ -80,13 +81,30 @@ def status(
     if as_json:
         print(json.dumps({"schema": "unsilent/status/1", "stores": [asdict(one) for one in result]}, indent=2))
     elif not result:
-        print(f"no store in {', '.join(map(str, given))}")
+        show_lines(f"no store in {', '.join(map(str, given))}", plain=plain)
+    elif plain:
+        show_plainly(result)
     else:
         for number, one in enumerate(result):
             show_lines(*([""] if number else []), *lines(one))
             if one.command and not one.is_complete:
                 print(f"  continue with: {one.command}")  # in one line, to be copied
     return int(any(one.error for one in result))
+
+
+def show_plainly(result: Sequence[Status]) -> None:
+    """One row for each store, and comments with the errors and with the commands that continue."""
+    rows = [
+        (one.store, one.kind or "-", one.done, "-" if one.planned is None else one.planned, one.shard or "-",
+         "yes" if one.is_complete else "no" if one.planned is not None else "-", one.headline or "-")
+        for one in result
+    ]  # fmt: skip
+    show_table(rows, ("store", "kind", "done", "planned", "part", "complete", "result"), plain=True)
+    for one in result:
+        if one.error or one.no_result:
+            show_lines(f"{one.store}: {one.error or one.no_result}", plain=True)
+        if one.command and not one.is_complete:
+            show_lines(f"continue with: {one.command}", plain=True)
 
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:

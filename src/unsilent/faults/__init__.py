@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unsilent.errors import missing_name_error
+
 if TYPE_CHECKING:
     from unsilent.faults.codecs import BIT_CLASSES, CODECS, Codec, codec
     from unsilent.faults.models import FAULT_MODELS, FaultModel, fault_model
@@ -43,7 +45,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'unsilent.faults' has no attribute {name!r}")
+        raise missing_name_error(__name__, name, __all__)
     import importlib
 
     return getattr(importlib.import_module(f"unsilent.faults.{_LAZY[name]}"), name)

@@ -9,7 +9,7 @@ from unsilent.errors import UsageError, unknown_name_error
 from unsilent.options import CONFIDENCE, OUTPUT_PANEL, PRECISION_PANEL, Option
 
 UNITS = ("sample", "batch")
-INTERVALS = ("clopper-pearson", "wilson")
+INTERVALS = ("gaffke", "wilson")
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,8 @@ class PvfAnalysisOptions:
 
     Attributes:
         unit: None: what is usual for the campaign.
-        interval: ``clopper-pearson`` (its generalisation where one fault is scored on many samples, and for
-            strata), or ``wilson`` where that holds: one stratum of trials that are right or wrong as a whole,
-            enough of either.
+        interval: ``gaffke`` (Clopper and Pearson's where trials are right or wrong as a whole), or ``wilson`` where that
+            holds: one stratum of trials that are right or wrong as a whole, enough of either.
     """
 
     unit: Annotated[str | None, Option(
@@ -30,10 +29,10 @@ class PvfAnalysisOptions:
     interval: Annotated[
         str,
         Option(
-            "Interval method: clopper-pearson or wilson. Rows where wilson is not valid use clopper-pearson.",
+            "Interval method: gaffke or wilson. Rows where wilson is not valid use gaffke.",
             PRECISION_PANEL,
         ),
-    ] = "clopper-pearson"
+    ] = "gaffke"
 
     def __post_init__(self) -> None:
         if self.unit not in (None, *UNITS):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unsilent.errors import missing_name_error
+
 if TYPE_CHECKING:
     from unsilent.placement.cost import AlphaBeta
     from unsilent.placement.ddp_hook import program_hook
@@ -59,7 +61,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'unsilent.placement' has no attribute {name!r}")
+        raise missing_name_error(__name__, name, __all__)
     import importlib
 
     return getattr(importlib.import_module(f"unsilent.placement.{_LAZY[name]}"), name)

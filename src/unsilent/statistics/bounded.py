@@ -75,7 +75,7 @@ def bounded_mean(outcomes: NDArray[Any] | Sequence[float], confidence: float = 0
     """The mean of independent outcomes in [0, 1], float64[n].
 
     >>> bounded_mean([0, 0, 1, 0]).method
-    'Clopper-Pearson'
+    'Gaffke (Clopper-Pearson)'
     """
     return stratified([Stratum.of(outcomes)], confidence)
 
@@ -209,5 +209,5 @@ def _merged(values: Floats, counts: Floats, extra: float) -> tuple[Floats, Float
 def _label(strata: Sequence[Stratum]) -> str:
     whole = all(bool(np.isin(s.values, (0.0, 1.0)).all()) for s in strata)
     if len(strata) == 1:
-        return "Clopper-Pearson" if whole else "Gaffke, clustered by fault"
+        return "Gaffke (Clopper-Pearson)" if whole else "Gaffke, clustered by fault"
     return "Gaffke, stratified" if whole else "Gaffke, stratified, clustered by fault"

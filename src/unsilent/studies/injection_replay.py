@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
+
 from unsilent.errors import UsageError
 from unsilent.faults.isca23_injections import EPOCHS, STEPS, PublishedInjection
 from unsilent.strictjson import as_json_values
@@ -24,6 +26,7 @@ from unsilent.workloads.published.mapping import convolution_of, fault_from_inje
 if TYPE_CHECKING:
     from unsilent.fault_trace import FaultTrace
     from unsilent.faults import Fault
+    from unsilent.faults.sampling import Ints
     from unsilent.workloads.model_fitting import Progress
 
 DIGITS = "digits"
@@ -40,7 +43,7 @@ class InjectionReplayResult:
     ``records_before``: the steps before the fault; ``golden_step`` and ``faulty_step``: its step without and with it, from
     the same state; ``records_after``: those that followed. ``held_out_loss_and_accuracy``: mean loss and accuracy on the
     held-out images at the end (None: the training had stopped). ``elements_corrupted``: elements that were corrupted.
-    ``trace``: how the fault spread through its step, where that was asked.
+    ``trace``: how the fault spread through its step, where that was asked. ``notes``: what to know about the images.
     """
 
     log: str
@@ -53,6 +56,7 @@ class InjectionReplayResult:
     records_after: tuple[PublishedStepRecord, ...]
     held_out_loss_and_accuracy: tuple[float, float] | None
     trace: FaultTrace | None = None
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; numbers that are not finite are null."""
@@ -62,6 +66,7 @@ class InjectionReplayResult:
             "fault": self.fault.to_json(),
             "hits": self.elements_corrupted,
             "valid": self.held_out_loss_and_accuracy,
+            "notes": list(self.notes),
         }
         steps = {
             "before": self.records_before,
@@ -88,7 +93,7 @@ class InjectionReplayResult:
                 f"held-out images at the end: loss {self.held_out_loss_and_accuracy[0]:.5f}, accuracy "
                 f"{self.held_out_loss_and_accuracy[1]:.5f}"
             )
-        return "\n".join(parts)
+        return "\n".join([*parts, *(f"Note: {note}" for note in self.notes)])
 
 
 class InjectionReplay:
@@ -137,6 +142,12 @@ class InjectionReplay:
         known, self.held_out = split_and_normalise(
             pictures[:count], labels[:count], count - min(count // HELD_OUT, MOST_HELD_OUT)
         )
+        self.notes: tuple[str, ...] = ()
+        if _is_sorted_by_class(labels[:count].numpy()):
+            self.notes = (
+                f"the images of {data} are sorted by class, so the held-out ones, the last {len(self.held_out):,}, do not have "
+                "the classes of those that are trained on; shuffle the file before you judge their loss and accuracy",
+            )
         rate = float(injection.learning_rate)
         self.training = PublishedTraining(
             injection.model, known, rate=rate, batch=batch, width=width, seed=injection.seed
@@ -245,6 +256,12 @@ def replay_injection(
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def _is_sorted_by_class(labels: Ints) -> bool:
+    """Whether images of the same class lie next to each other, int64[n]; images that are too few to tell do not."""
+    classes = len(np.unique(labels))
+    return 1 < classes <= len(labels) / 3 and np.count_nonzero(np.diff(labels)) == classes - 1
+
+
 class _Run:
     """One replay from its first step to its last, written to the log."""
 
@@ -284,6 +301,7 @@ class _Run:
             after,
             valid,
             spread,
+            replay.notes,
         )
 
     def _all(self, records: Iterable[PublishedStepRecord]) -> tuple[PublishedStepRecord, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unsilent.errors import missing_name_error
 from unsilent.workloads.registry import load, load_training
 from unsilent.workloads.zoo import HF, TRAININGS, ZOO, WorkloadEntry
 
@@ -21,4 +22,4 @@ def __getattr__(name: str) -> Any:
         from unsilent.workloads import base
 
         return getattr(base, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise missing_name_error(__name__, name, __all__)

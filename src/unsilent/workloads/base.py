@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from unsilent.error_origin import call_user_code, calls_user_code
+from unsilent.error_origin import advise_on_arguments, call_user_code, calls_user_code
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.nested import tensors_in
 from unsilent.outcomes.base import Judge
@@ -210,7 +210,12 @@ class Workload:
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """One evaluation of one batch."""
-        return call_user_code(self._run, model, batch)
+        try:
+            return call_user_code(self._run, model, batch)
+        except TypeError as error:
+            if self._run is call_model and not self._labelled and isinstance(batch, (tuple, list)):
+                advise_on_arguments(error, "if the batches contain labels, pass labelled=True to Workload")
+            raise
 
 
 def own_originals(batches: Iterable[Any]) -> list[range]:

@@ -18,8 +18,10 @@ Invariant: importing this module imports neither torch nor numpy.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import textwrap
 import typing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -165,6 +167,12 @@ def load_own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], pa
     with user_code(ref):
         ready = not inspect.isclass(result) and _has(result, parts)
     if not ready and callable(result) and not _is_module(result):
+        if _returns_nothing(result):  # calling it would run a whole training before this could be said
+            raise UsageError(
+                f"workload {ref!r} is a function that returns nothing; expected one that returns "
+                f"{_how_to_make(parts is TRAINING_PARTS)}; runs of a training loop as it is are compared by "
+                f"unsilent noise --explain {ref}"
+            )
         arguments = _arguments(ref, result, options, chosen, {})
         with user_code(ref):
             return call_user_code(result, **arguments)
@@ -173,6 +181,35 @@ def load_own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], pa
             f"workload {ref!r} is an object and cannot take {key!r}; name a function that returns the workload instead"
         )
     return result
+
+
+def _returns_nothing(function: Callable[..., Any]) -> bool:
+    """Whether a plain function has no statement that returns or yields something; False where its source cannot be read."""
+    if not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
+        return False
+    try:
+        lines = textwrap.dedent(inspect.getsource(function))
+        todo: list[ast.AST] = [*typing.cast("ast.FunctionDef", ast.parse(lines).body[0]).body]
+    except (OSError, SyntaxError, TypeError, AttributeError):
+        return False
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)) or (
+            isinstance(node, ast.Return)
+            and node.value is not None
+            and not (isinstance(node.value, ast.Constant) and node.value.value is None)
+        ):
+            return False
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            todo += ast.iter_child_nodes(node)
+    return True
+
+
+def _how_to_make(training: bool) -> str:
+    """The call that makes what is wanted."""
+    if training:
+        return "unsilent.Training(model=…, optimizer=…, batches=…, loss=…, evaluate=…)"
+    return "unsilent.Workload(model, batches)"
 
 
 def _silent(description: str, done: float, total: float) -> None:
@@ -279,11 +316,7 @@ def _checked(ref: str, result: Any, parts: Sequence[str]) -> Any:
             f"workload {ref!r} is {_kind(result)} without {', '.join(missing)}; a {wanted} has {', '.join(parts)}"
         )
     if missing or inspect.isclass(result):
-        how = (
-            "make one with unsilent.Training(model=…, optimizer=…, batches=…, loss=…, evaluate=…)"
-            if training
-            else "wrap it as unsilent.Workload(model, batches)"
-        )
+        how = f"{'make one with' if training else 'wrap it as'} {_how_to_make(training)}"
         raise UsageError(f"workload {ref!r} is {_kind(result)}; expected a {wanted}: {how}")
     wrong = [
         part for part in ("judge", "model", "batches", "run") if not training and not callable(getattr(result, part))

@@ -26,6 +26,7 @@ from unsilent.studies.nondeterminism.results import (
     UserCodeLine,
 )
 from unsilent.studies.nondeterminism.running import Launcher
+from unsilent.studies.nondeterminism.sources import SOURCES
 
 pytestmark = pytest.mark.slow
 
@@ -273,6 +274,16 @@ def test_what_was_found_is_shown_when_the_search_is_interrupted(made_up, capsys:
     results = json.loads(said.out)["results"]
     assert (results["interrupted"], results["agreed"], results["unexplained"]["step"]) == (True, False, 1)
     assert [f["source"] for f in results["findings"]] == ["clock"]
+
+
+@pytest.mark.parametrize(("at", "candidates"), [(4, ["clock"]), (6, ["numpy"]), (8, ["random"])])
+def test_the_candidate_that_was_being_tested_is_shown(made_up, capsys: pytest.CaptureFixture[str], at, candidates):
+    assert made_up(at=at) == 130
+    text = " ".join(capsys.readouterr().out.split())
+    titles = {"clock": "the clock", "numpy": SOURCES["numpy"].title, "random": SOURCES["random"].title}
+    assert f"; when interrupted, the search was testing {titles[candidates[0]]}" in text
+    assert made_up(at=at, as_json=True, quiet=True) == 130
+    assert json.loads(capsys.readouterr().out)["results"]["candidates"] == candidates
 
 
 def test_an_interrupt_before_anything_was_found(made_up, capsys: pytest.CaptureFixture[str]):

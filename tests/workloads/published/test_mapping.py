@@ -263,9 +263,11 @@ def test_what_cannot_be_replayed_says_where_and_why():
         replace(good, target_layer="basicblock_2_basic_0_conv3"),
         "row 5, column 2: unknown layer .* did you mean 'basicblock_2_",
     )
-    refused(
-        replace(good, model="effnet"), "row 1, column 2: unknown network to replay on 'effnet'; did you mean 'resnet18'"
-    )
+    for model in ("effnet", "densenet", "nfnet"):
+        with pytest.raises(UsageError) as caught:
+            fault_from_injection(replace(good, model=model))
+        assert f"row 1, column 2: the network is {model}, which is not built in" in str(caught.value)
+        assert "did you mean" not in str(caught.value)  # another network is another experiment
     refused(good, "batch is 12; expected a multiple of 8", batch=12)
     gradient = injection("grad_wt", "first", [(0, 0, 0, 0)], ["1"], "basicblock_1_basic_0_conv1")
     refused(

@@ -338,7 +338,10 @@ def summed(model, batch):
         ({"batches": list}, "the batches are empty"),
         ({"evaluate": lambda m: 0.5}, "evaluate returned a float; expected an Evaluation"),
         ({"evaluate": [torch.ones(4, 6)]}, "a held-out batch is a Tensor; expected (inputs, labels)"),
-        ({"evaluate": [(torch.ones(4, 6), torch.ones(3))], "loss": summed}, "not one row of scores for each label"),
+        (
+            {"evaluate": [(torch.ones(4, 6), torch.ones(3))], "loss": summed},
+            "returns one row of scores (logits) for each label",
+        ),
     ],
 )
 def test_what_functions_give_is_checked(changed, message):

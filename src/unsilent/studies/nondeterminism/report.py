@@ -208,8 +208,16 @@ def _interrupted(result: NondeterminismResult) -> str:
         return f"{text}; whether {'there are other sources' if so_far else 'runs differ'} is not known"
     return (
         f"{text}; {'with these pinned, ' if so_far else ''}runs first differ at "
-        f"{divergence_location_text(result.unexplained_divergence)}, and the cause of that is not known yet"
+        f"{divergence_location_text(result.unexplained_divergence)}, and the cause of that is not known yet{_tested(result)}"
     )
+
+
+def _tested(result: NondeterminismResult) -> str:
+    """Which sources a search that was not finished was testing."""
+    if not result.candidates:
+        return ""
+    together = " together" if len(result.candidates) > 1 else ""
+    return f"; when interrupted, the search was testing {listed(SOURCES[s].title for s in result.candidates)}{together}"
 
 
 def _few(runs: int) -> str:
@@ -258,6 +266,7 @@ def _explained(result: NondeterminismResult) -> dict[str, Any]:
         "agreed": result.has_no_difference,
         "interrupted": result.interrupted,
         "unexplained": _parting(result.unexplained_divergence),
+        "candidates": list(result.candidates),
         "would_miss": _would_miss(result),
         "operations": result.operations,
         "steps": result.steps,

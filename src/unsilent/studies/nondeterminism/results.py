@@ -91,7 +91,7 @@ class NondeterminismResult:
     ``divergence_by_threads``: where a run with ``other_thread_count`` threads parts from the others; that is no difference
     between two runs here, but between two machines. ``pin_failures``: sources that could not be pinned, and why.
     ``interrupted``: the search was not finished; ``unexplained_divergence``: where runs with the findings pinned part
-    then, None where that was not known yet.
+    then, None where that was not known yet; ``candidates``: sources that were being tested as its cause, together if several.
     """
 
     ref: str
@@ -107,6 +107,7 @@ class NondeterminismResult:
     pin_failures: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
     unexplained_divergence: RunDivergence | None = None
+    candidates: tuple[str, ...] = ()
 
     @property
     def has_no_difference(self) -> bool:

@@ -91,6 +91,8 @@ class NondeterminismSearch:
         self._pins: Pins = frozenset()
         self._open: RunDivergence | None = None
         """Where runs with all findings pinned part."""
+        self._candidates: Pins = frozenset()
+        """Sources that are being tested as the cause of that."""
         self._sensitive: RunDivergence | None = None
         self._unpinned: Run | None = None
         """The very first run."""
@@ -124,6 +126,7 @@ class NondeterminismSearch:
             self._failed,
             interrupted,
             self._open if interrupted else None,
+            tuple(source for source in SOURCES if source in self._candidates) if interrupted else (),
         )
 
     def _search(self) -> None:
@@ -139,7 +142,7 @@ class NondeterminismSearch:
             if not result:
                 return
             self._pins |= {f.source for f in result if f.source}
-            self._open = result[-1].divergence_when_pinned
+            self._open, self._candidates = result[-1].divergence_when_pinned, frozenset()
         # With other threads objects lie elsewhere, whatever is done to addresses.
         other = _other_threads(self._unpinned)
         if other != self._unpinned["threads"] and not {"threads", "addresses"} & self._pins:
@@ -205,6 +208,7 @@ class NondeterminismSearch:
         reads = source_read_locations(self._first)
         for source in candidates(parting.kind, parting.generator, self._touched):
             if source not in pins and source not in self._failed:
+                self._candidates = frozenset({source})
                 helped, after = self._pinned(source, pins, parting)
                 if not helped:
                     continue
@@ -266,6 +270,7 @@ class NondeterminismSearch:
     def _together(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
         """Sources that only help together: of all pinned at once, those that cannot be left out."""
         kept = frozenset(SOURCES) - self._failed.keys()
+        self._candidates = kept - pins
         helped, after = self._pinned_all(kept, parting)
         if not helped:
             return []
@@ -277,6 +282,7 @@ class NondeterminismSearch:
             helps_less, then = self._pinned_all(kept - set(out), parting)
             if helps_less:
                 kept, after = kept - set(out), then
+                self._candidates = kept - pins
             elif len(out) > 1:
                 groups[:0] = [out[: len(out) // 2], out[len(out) // 2 :]]
         ordered = sorted(kept - pins, key=list(SOURCES).index)

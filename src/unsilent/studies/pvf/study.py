@@ -117,7 +117,7 @@ def pvf(
     law: str = "per-element",
     unit: str | None = None,
     confidence: float = 0.95,
-    interval: str = "clopper-pearson",
+    interval: str = "gaffke",
     judge: str | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -166,8 +166,7 @@ def pvf(
         engine: ``auto`` runs only what a fault changes, ``plain`` everything; rows are the same, bit for bit.
         memory: What all workers may hold for that, in bytes or as text (``"2GB"``); default a quarter of what
             is free.
-        interval: ``clopper-pearson`` (Gaffke's generalisation for faults scored on many samples and for
-            strata) or ``wilson``.
+        interval: ``gaffke`` (Clopper and Pearson's where trials are right or wrong as a whole) or ``wilson``.
         store: File to keep and resume from; default none.
 
     Raises:

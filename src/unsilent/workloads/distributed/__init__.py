@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unsilent.errors import missing_name_error
+
 if TYPE_CHECKING:
     from unsilent.workloads.distributed.gang import Gang
     from unsilent.workloads.distributed.rank_processes import GangLost
@@ -17,7 +19,7 @@ __all__ = ["Gang", "GangLost", "ResumeRecord"]
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing_name_error(__name__, name, __all__)
     from unsilent.workloads.distributed import gang, rank_processes, records
 
     return {"Gang": gang.Gang, "GangLost": rank_processes.GangLost, "ResumeRecord": records.ResumeRecord}[name]

@@ -53,8 +53,10 @@ def fault_from_injection(injection: PublishedInjection, *, batch: int = 1024, wi
     padding or between the elements where the operation here has no such operand.
     """
     if injection.model not in NETWORKS:
-        why = unknown_name_error("network to replay on", injection.model, NETWORKS)
-        raise UsageError(f"{injection.file_position('model')}: {why}")
+        raise UsageError(
+            f"{injection.file_position('model')}: the network is {injection.model}, which is not built in, so its injections "
+            f"cannot be replayed; expected an injection into {', '.join(NETWORKS)}"
+        )
     there = convolutions(images_per_worker(batch), width)
     if injection.layer not in there:
         suffix = "" if injection.phase == "fwd" else f"_{injection.phase}"

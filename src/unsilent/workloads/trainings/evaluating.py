@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unsilent.error_origin import advise_on_arguments
 from unsilent.errors import UsageError
 from unsilent.nested import tensors_in
 from unsilent.workloads.base import call_model
@@ -16,6 +17,12 @@ from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
 
 MoveToDevice = Callable[[Any], Any]
 """Puts a batch on the device of the model."""
+
+
+_NEEDS_SCORES = (
+    "evaluate=[(inputs, labels), …] needs a model that takes the inputs alone and returns one row of scores (logits) for each "
+    "label; for other models, let evaluate be a function that takes the model and returns an Evaluation"
+)
 
 
 def evaluator(
@@ -69,11 +76,15 @@ def _over(
             )
         result = loss(model, batch)
         value = result[0] if isinstance(result, tuple) else result
-        scores = call_model(model, batch[0] if len(batch) == 2 else tuple(batch[:-1]))
+        try:
+            scores = call_model(model, batch[0] if len(batch) == 2 else tuple(batch[:-1]))
+        except TypeError as error:
+            advise_on_arguments(error, _NEEDS_SCORES)
+            raise
         if not isinstance(scores, Tensor) or predictions_from_scores(scores).numel() != batch[-1].numel():
             raise UsageError(
-                f"training {name!r}: the model's output is not one row of scores for each label; let evaluate be a "
-                "function that takes the model"
+                f"training {name!r}: the model returned {kind_and_shape(scores)} for {batch[-1].numel():,} labels; "
+                f"{_NEEDS_SCORES}"
             )
         total += float(value) * (row_count(batch) or 1)
         predictions.append(predictions_from_scores(scores).reshape(-1))
@@ -82,6 +93,11 @@ def _over(
         raise UsageError(f"training {name!r}: evaluate has no held-out batches; give at least one")
     every = torch.cat(labels)
     return make_evaluation(total / len(every), torch.cat(predictions), every)
+
+
+def kind_and_shape(value: Any) -> str:
+    """What a user's function returned, for an error."""
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _checked(name: str, result: Any) -> Evaluation:

@@ -21,7 +21,7 @@ from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings import snapshots
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
 from unsilent.workloads.trainings.dropout import ChosenRows, rows_chosen_by
-from unsilent.workloads.trainings.evaluating import evaluator, row_count
+from unsilent.workloads.trainings.evaluating import evaluator, kind_and_shape, row_count
 from unsilent.workloads.trainings.randomness import GLOBALS, isolated_randomness, seed_globals, stream_seed
 from unsilent.workloads.trainings.sources import source_of
 
@@ -39,8 +39,8 @@ class Training:
         batches: A list of batches (in a new random order in each epoch); a data loader, or a function giving
             one, or one with ``yield``; or a function of the step giving its batch.
         loss: ``loss(model, batch)`` -> the loss, or the loss and metrics of the batch by name.
-        evaluate: Held-out batches ``(inputs, labels)`` (the answer is the largest score), or a function of
-            the model that gives an `Evaluation`.
+        evaluate: Held-out batches ``(inputs, labels)``, for a model that takes the inputs alone and returns scores (logits), one
+            row for each label, whose largest is the answer; for other models a function of the model that gives an `Evaluation`.
         schedule: From an optimizer its learning-rate scheduler, which goes on after each update.
         augment: ``augment(batch, generator)`` -> batch; what it draws, also from the global generators,
             follows from the seed.
@@ -132,7 +132,7 @@ class Training:
             loss, metrics = result if isinstance(result, tuple) else (result, {})
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise UsageError(
-                    f"training {self.name!r}: loss returned {_what(loss)}; expected a tensor with one element"
+                    f"training {self.name!r}: loss returned {kind_and_shape(loss)}; expected a tensor with one element"
                 )
             call_user_code((loss if state.scaler is None else state.scaler.scale(loss)).backward)
             self._update(state)
@@ -256,10 +256,6 @@ class Training:
 
 def _names(model: nn.Module) -> dict[int, str]:
     return {id(p): name for name, p in named_parameters(model)}
-
-
-def _what(value: Any) -> str:
-    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _device(name: str, text: str) -> torch.device:
