@@ -48,7 +48,7 @@ def interrupted(command: str, seconds: float | None) -> tuple[int, str, float]:
         return process.returncode, err, time.monotonic() - begun
 
 
-@pytest.mark.slow
+@pytest.mark.claim
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_no_traceback_at_any_moment(verb, tiny, cache):
     code, err, whole = interrupted(COMMANDS[verb], None)
