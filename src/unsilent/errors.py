@@ -96,7 +96,7 @@ _MOST_COMPARED = 10_000
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sorts ``add.2`` before ``add.10``."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() and len(part) < 19 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def unknown_name_error(noun: str, name: str, known: Iterable[str], limit: int = 20) -> UsageError:

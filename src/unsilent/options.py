@@ -18,8 +18,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from unsilent.errors import UsageError, first_line, unknown_name_error
-from unsilent.plainfiles import read_plain
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.plainfiles import parse_toml, read_plain
 
 T = TypeVar("T")
 WORKLOAD_PANEL, FAULTS_PANEL, PRECISION_PANEL, EXECUTION_PANEL, OUTPUT_PANEL = (
@@ -283,12 +283,7 @@ class OptionValues:
 
     def read_toml(self, path: Path) -> None:
         """Take what a TOML file asks and the command line does not; raises ``UsageError``."""
-        import tomllib
-
-        try:
-            record = tomllib.loads(read_plain(path, MOST_BYTES).decode())
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"cannot read {path} as TOML: {first_line(error)}") from None
+        record = parse_toml(read_plain(path, MOST_BYTES), str(path))
         own = {asking.option_name: name for name, asking in self.options.items() if name != "config"}
         for key, value in record.items():
             if key.replace("_", "-") not in own:

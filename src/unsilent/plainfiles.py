@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, first_line
 
 
 def open_plain(path: str | Path, name: str = "") -> BinaryIO:
@@ -41,6 +42,28 @@ def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
             f"{name or path} is larger than {max_bytes >> 20} MiB, the size limit for this kind of file; give a smaller file"
         )
     return content
+
+
+_NAME_PARTS = 64
+"""Of a dotted name of TOML; the standard library's reader takes quadratic time for them."""
+_DECIMAL = re.compile(rb"(?<![\d.])\d+\.\d+(?![\d.])")
+
+
+def parse_toml(content: bytes, where: str) -> dict[str, Any]:
+    """The values of a TOML text; ``where`` names it in the one-line ``UsageError``."""
+    import tomllib
+
+    if any(
+        _DECIMAL.sub(b"", line).count(b".") > _NAME_PARTS for line in content.split(b"\n") if len(line) > _NAME_PARTS
+    ):
+        raise UsageError(
+            f"cannot read {where} as TOML: a line has more than {_NAME_PARTS} dots; expected names of a few parts"
+        )
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else first_line(error)[:200]
+        raise UsageError(f"cannot read {where} as TOML: {reason}; correct it there") from None
 
 
 def _read_at_most(file: BinaryIO, most: int) -> bytes:

@@ -1,4 +1,7 @@
-"""Numbers of bytes as text, both ways. Prefixes as in IEC 80000-13; a letter alone counts in powers of 1024."""
+"""Whole numbers from text, and numbers of bytes as text, both ways.
+
+Prefixes as in IEC 80000-13; a letter alone counts in powers of 1024.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,12 @@ for _power, _letter in enumerate("kmgtp", 1):
 _TEXT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 LARGEST = 1 << 62
 """Bytes; more is taken for a slip of the finger."""
+
+
+def parse_whole_number(text: str, most_digits: int = 18) -> int | None:
+    """A whole number of 0 or more from its decimal digits; None for anything else, and for more digits than any count has."""
+    digits = text.strip()
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= most_digits else None
 
 
 def parse_bytes(text: str) -> int:

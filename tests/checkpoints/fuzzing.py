@@ -28,6 +28,7 @@ from unsilent.checkpoints.comparing import compare
 from unsilent.checkpoints.difference_report import difference_report
 from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
 from unsilent.checkpoints.editing import apply_edit, undo_edit, undo_record_of
+from unsilent.checkpoints.hashes import hash_files
 from unsilent.checkpoints.inspection import inspection_report, summarise
 from unsilent.checkpoints.manifest import make_manifest, verify
 from unsilent.errors import InternalError, UnsilentError
@@ -291,8 +292,8 @@ def _use(
     with _allowed(errors):
         inspection_report(checkpoint, [*checkpoint.tensors.values()], values)
     with _allowed(errors):
-        manifest = make_manifest(checkpoint)
-        if problems := verify(checkpoint, manifest):
+        manifest = make_manifest(checkpoint, hash_files(checkpoint.files))
+        if problems := verify(checkpoint.path, manifest):
             raise Finding(f"its own manifest does not fit: {problems[:3]}")
     if original is not None:
         with _allowed(errors):

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.comparing import compare
 from unsilent.checkpoints.editing import apply_edit, edits_of, undo_edit, undo_record_of
-from unsilent.checkpoints.manifest import manifest_path
+from unsilent.checkpoints.manifest import SCHEMA, manifest_digest, manifest_path
 from unsilent.checkpoints.stored_tensors import Patch
 from unsilent.cli.main import run
 from unsilent.errors import UsageError
@@ -635,21 +635,31 @@ def test_exit_codes_of_verify_and_diff(path, tmp_path, capsys):
     assert command(capsys, "undo", path)[0] == 0
     assert command(capsys, "verify", path)[0] == 0
     torch.save({"something": torch.ones(2)}, other)
-    code, _, error = command(capsys, "verify", other, "--manifest", manifest_path(path))
-    assert (code, "give its own" in error) == (2, True)
+    code, shown, _ = command(capsys, "verify", other, "--manifest", manifest_path(path))
+    assert (code, "none of the tensors of the manifest" in shown) == (1, True)
+
+
+GOOD = {"": {"size": 1, "xxh3_128": "", "sha256": ""}}
+
+
+def with_digest(values):
+    """The values of a manifest that has its own checksum."""
+    values.pop("xxh3_128", None)
+    return {**values, "xxh3_128": manifest_digest(values)}
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"", b"{}", b"[]", b"\xff", b"{" * 100_000, {"schema": "unsilent/manifest/9"}, {"tensors": []}, {"numbers": {"x": "y"}},
-        {"tensors": {"model/w": {"dtype": "float32", "shape": [float("inf")], "xxh3_128": "", "sha256": ""}}}, {"skipped": 5},
+        {"tensors": {"model/w": {"dtype": "float32", "shape": [float("inf")], "xxh3_128": ""}}}, {"files": 5}, {"files": {}},
+        {"files": {"": {"size": float("nan"), "xxh3_128": "", "sha256": ""}}},
     ],
 )  # fmt: skip
 def test_manifests_that_are_none_are_refused(content, path, capsys):
     if isinstance(content, dict):
         content = json.dumps(
-            {"schema": "unsilent/manifest/1", "checkpoint": "x", "tensors": {}, "numbers": {}, "skipped": [], **content}
+            with_digest({"schema": SCHEMA, "checkpoint": "x", "files": GOOD, "tensors": {}, "numbers": {}, **content})
         ).encode()
     manifest_path(path).write_bytes(content)
     code, _, error = command(capsys, "verify", path)
@@ -661,7 +671,8 @@ def test_a_manifest_cannot_write_to_the_terminal(path, capsys):
     values = json.loads(manifest_path(path).read_text())
     values["tensors"]["model/w"]["dtype"] = "\x1b[31mred"
     values["tensors"]["\x1b[2J"] = values["tensors"]["model/b"]
-    manifest_path(path).write_text(json.dumps(values))
+    values["files"]["\x1b[2J"] = values["files"][""]
+    manifest_path(path).write_text(json.dumps(with_digest(values)))
     code, shown, _ = command(capsys, "verify", path)
     assert code == 1
     assert "\x1b" not in shown

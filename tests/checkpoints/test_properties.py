@@ -21,7 +21,7 @@ from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.crc32 import crc_change
 from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
 from unsilent.checkpoints.editing import apply_edit, undo_edit
-from unsilent.checkpoints.manifest import hash_content
+from unsilent.checkpoints.hashes import hash_elements
 from unsilent.checkpoints.names import MOST_CHARACTERS, SECTIONS, logical_name, optimizer_names, unique_names
 from unsilent.faults.codecs import CODECS
 from unsilent.faults.models import fault_model
@@ -187,7 +187,7 @@ def test_the_fast_hash_finds_small_errors_and_swaps(times):
     clean = rng.integers(0, 256, 4096, dtype=np.uint8)
 
     def fast(array):
-        return hash_content([array.tobytes()], "uint8", array.shape, fast_only=True).xxh3_128
+        return hash_elements([array.tobytes()], "uint8", array.shape).xxh3_128
 
     expected = fast(clean)
     for number in range(times):
@@ -208,7 +208,7 @@ def test_hashes_do_not_depend_on_how_the_content_is_cut(cuts):
     whole = bytes(range(250)) * 2
     places = [0, *sorted(cuts), len(whole)]
     parts = [whole[a:b] for a, b in itertools.pairwise(places)]
-    assert hash_content(parts, "uint8", (500,)) == hash_content([whole], "uint8", (500,))
+    assert hash_elements(parts, "uint8", (500,)) == hash_elements([whole], "uint8", (500,))
 
 
 # Names.

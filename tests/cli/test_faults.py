@@ -75,7 +75,7 @@ def test_an_own_file(tmp_path):
         ("nvdal", None, "unknown accelerator 'nvdal'; did you mean 'nvdla'?"),
         ("none.toml", None, "cannot read the accelerator 'none.toml': No such file or directory"),
         ("mine.toml", "nmae = 'x'", "mine.toml: unknown key 'nmae'; did you mean 'name'?"),
-        ("mine.toml", "name = ", "mine.toml is not valid TOML"),
+        ("mine.toml", "name = ", "cannot read mine.toml as TOML"),
     ],
 )
 def test_what_cannot_be_shown(which, content, message, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from unsilent.closing import Closing
@@ -14,6 +15,10 @@ from unsilent.printable import escape_unprintable
 MOST_OPEN = 64
 MOST_METADATA = 256 * 2**20
 """Bytes that are read at once of what describes tensors; no real checkpoint comes near."""
+
+
+MOST_DEPTH = 32
+"""Folders within each other; Orbax, with a folder for each value, has three."""
 
 
 class CheckpointFiles(Closing):
@@ -42,6 +47,39 @@ class CheckpointFiles(Closing):
                 return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
         except OSError as error:
             raise UsageError(f"cannot read {self.root}: {error.strerror}; check the path") from None
+
+    def exists(self) -> bool:
+        """Whether there is such a file or folder."""
+        return self.is_folder or self.root.is_file()
+
+    def all_names(self) -> list[str]:
+        """Names of all regular files of a folder, those of its folders too (``optimizer/state.bin``); ``[""]`` for a file."""
+        if not self.is_folder:
+            return [""]
+        return sorted(name for name, kind in self._tree() if kind == "")
+
+    def others(self) -> list[tuple[str, str]]:
+        """What a folder holds besides regular files and folders: names, and what they are."""
+        return sorted(entry for entry in self._tree() if entry[1]) if self.is_folder else []
+
+    def _tree(self, inner: str = "") -> Iterator[tuple[str, str]]:
+        """Everything of a folder but its folders: names, and what they are; that is empty for a regular file."""
+        if inner.count("/") > MOST_DEPTH:
+            raise UsageError(
+                f"{self.root} has folders more than {MOST_DEPTH} deep; no checkpoint has, give one of them"
+            )
+        try:
+            with os.scandir(self.root / inner) as entries:
+                for entry in entries:
+                    name = f"{inner}{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        yield from self._tree(f"{name}/")
+                    elif entry.is_symlink():
+                        yield name, "a symbolic link"
+                    else:
+                        yield name, "" if entry.is_file() else "not a regular file"
+        except OSError as error:
+            raise UsageError(f"cannot read {self.shown(inner)}: {error.strerror}; check the path") from None
 
     def path(self, name: str) -> Path:
         """Where a file is. Raises ``UsageError`` for a name that leads out of the folder."""

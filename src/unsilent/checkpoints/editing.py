@@ -274,7 +274,7 @@ def _append(record: Path, entry: Mapping[str, Any]) -> int:
             raise UsageError(f"cannot write the undo record {record}: {error.strerror}; free some space") from None
     finally:
         os.close(descriptor)
-    _sync_folder(record.parent)
+    sync_folder(record.parent)
     return keep
 
 
@@ -284,7 +284,7 @@ def _shorten(record: Path, length: int) -> None:
         os.truncate(record, length)
     else:
         record.unlink(missing_ok=True)
-    _sync_folder(record.parent)
+    sync_folder(record.parent)
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:
@@ -298,7 +298,7 @@ def _end_of_last_line(descriptor: int, size: int) -> int:
     return 0
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a new name in a folder last."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
@@ -313,4 +313,4 @@ def _remove_finished(path: Path) -> None:
     edits = edits_of(path)
     if edits and all(edit.state == "undone" for edit in edits):
         undo_record_of(path).unlink(missing_ok=True)
-        _sync_folder(undo_record_of(path).parent)
+        sync_folder(undo_record_of(path).parent)

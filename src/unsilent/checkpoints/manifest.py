@@ -1,15 +1,14 @@
-"""Manifests: a hash of every tensor of a checkpoint, and finding out which tensor is not as it was.
+"""Manifests: hashes of all files and tensors of a checkpoint, and finding out what is not as it was.
 
-Two hashes of the elements in C order, least significant byte first, so that they do not depend on format, strides or shards:
-SHA-256 (FIPS 180-4), against anybody who wants to deceive, and xxh3-128, several times as fast, against accidents.
+A checkpoint is as its manifest says if every one of its files has the same bytes; the hashes of tensors only name what has
+changed. The manifest has a hash of its own content, so that damage to it is not taken for damage to the checkpoint.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,28 +16,22 @@ from typing import Any
 import xxhash
 
 from unsilent.checkpoints.checkpoint import Checkpoint
-from unsilent.checkpoints.stored_tensors import StoredTensor
+from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+from unsilent.checkpoints.hashes import (
+    FileHash,
+    Progress,
+    TensorHash,
+    hash_files,
+    hash_stored_tensor,
+    hash_tensors,
+    no_progress,
+)
 from unsilent.errors import UsageError
 from unsilent.plainfiles import read_plain, replace_file
 from unsilent.printable import escape_unprintable
 
-SCHEMA = "unsilent/manifest/1"
+SCHEMA = "unsilent/manifest/2"
 MOST_BYTES = 256 * 2**20
-Progress = Callable[[int], object]
-
-
-def no_progress(done: int) -> None:
-    """Shows nothing."""
-
-
-@dataclass(frozen=True)
-class TensorHash:
-    """The hashes of one tensor; ``sha256`` is empty where only the fast one was computed."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    xxh3_128: str
-    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,89 +40,94 @@ class Manifest:
 
     Attributes:
         checkpoint: Name of its file or folder.
+        files: Hashes of its files by their names within it; the name of a single file is empty.
         tensors: Hashes by the tensor's name.
         numbers: Numbers that are not stored as elements, by name.
-        skipped: Names of what cannot be read.
     """
 
     checkpoint: str
+    files: dict[str, FileHash]
     tensors: dict[str, TensorHash]
     numbers: dict[str, Any]
-    skipped: tuple[str, ...] = ()
+
+    @property
+    def is_fast_only(self) -> bool:
+        """Whether it has no SHA-256, so that it shows accidents and not deliberate changes."""
+        return not all(file.sha256 for file in self.files.values())
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
 
 
-def hash_content(parts: Iterable[Any], dtype: str, shape: tuple[int, ...], fast_only: bool = False) -> TensorHash:
-    """The hashes of a tensor's bytes, which come in parts."""
-    fast, safe = xxhash.xxh3_128(), hashlib.sha256()
-    for part in parts:
-        fast.update(part)
-        if not fast_only:
-            safe.update(part)
-    return TensorHash(dtype, shape, fast.hexdigest(), "" if fast_only else safe.hexdigest())
-
-
-def make_manifest(checkpoint: Checkpoint, progress: Progress = no_progress, fast_only: bool = False) -> Manifest:
-    """Read all of a checkpoint and hash it; ``progress`` is called with numbers of bytes."""
-    hashes, numbers, skipped = {}, {}, []
-    for name, tensor in checkpoint.tensors.items():
-        if tensor.is_readable:
-            parts = _counted(checkpoint, tensor, progress)
-            hashes[name] = hash_content(parts, tensor.dtype, tensor.shape, fast_only)
-        elif tensor.value is not None:
-            numbers[name] = tensor.value
-        else:
-            skipped.append(name)
-    return Manifest(checkpoint.path.name, hashes, numbers, tuple(skipped))
-
-
-def _counted(checkpoint: Checkpoint, tensor: StoredTensor, progress: Progress) -> Iterator[memoryview]:
-    for part in checkpoint.content(tensor):
-        yield part
-        progress(len(part))
+def make_manifest(checkpoint: Checkpoint, files: dict[str, FileHash], progress: Progress = no_progress) -> Manifest:
+    """Hash the tensors of a checkpoint, whose files have the given hashes; ``progress`` is called with numbers of bytes."""
+    numbers = {name: t.value for name, t in checkpoint.tensors.items() if t.value is not None}
+    return Manifest(checkpoint.path.name, files, hash_tensors(checkpoint, progress), numbers)
 
 
 def manifest_path(checkpoint: Path) -> Path:
-    """Where the manifest of a checkpoint is by default: ``NAME.manifest.json`` next to it. Raises ``UsageError``."""
-    whole = Path(os.path.abspath(checkpoint)) if checkpoint.name in ("", "..") else checkpoint
+    """Where the manifest of a checkpoint is by default: ``NAME.manifest.json`` next to it. A link is followed.
+
+    Raises ``UsageError``.
+    """
     try:
+        whole = Path(os.path.realpath(Path(checkpoint).expanduser()))
         return whole.with_name(f"{whole.name}.manifest.json")
-    except ValueError:
+    except (OSError, ValueError, RuntimeError):  # the root folder, a null byte; no home folder
         raise UsageError(f"{checkpoint} has no name for a manifest next to it; say where to write it") from None
+
+
+def manifest_content(manifest: Manifest) -> bytes:
+    """The bytes of a manifest's file."""
+    values = {"schema": SCHEMA, **asdict(manifest)}
+    return json.dumps({**values, "xxh3_128": manifest_digest(values)}, indent=1, allow_nan=True).encode() + b"\n"
+
+
+def manifest_digest(values: Mapping[str, Any]) -> str:
+    """The checksum of a manifest's own values, without it."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(values, sort_keys=True, allow_nan=True).encode())
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write a manifest; an older one is replaced at once, or not at all. Raises ``UsageError``."""
-    content = json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1, allow_nan=True).encode() + b"\n"
     try:
-        replace_file(path, content)
+        replace_file(path, manifest_content(manifest))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; check the folder and the space on its disk") from None
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A manifest; raises ``UsageError`` for what is none."""
-    if not path.exists():
-        raise UsageError(
-            f"no manifest {path}; make one with: unsilent checkpoint manifest CHECKPOINT, or give --manifest"
-        )
+    """A manifest; raises ``UsageError`` for what is none, and for one that is damaged."""
     content = read_plain(path, MOST_BYTES, f"the manifest {path}")
     try:
         values = json.loads(content)
         if values["schema"] != SCHEMA:
             raise UsageError(
-                f"{path} has schema {ascii(values['schema'])[:40]}; expected {SCHEMA}; make the manifest again"
+                f"{path} has schema {ascii(values['schema'])[:40]}; expected {SCHEMA}; "
+                "if you still trust the checkpoint, make its manifest again"
             )
-        hashes = {
+        if values.pop("xxh3_128") != manifest_digest(values):
+            raise UsageError(f"the manifest {path} does not have its own checksum; it is damaged, use a copy of it")
+        files = {
+            escape_unprintable(name): FileHash(int(v["size"]), str(v["xxh3_128"]), str(v["sha256"]))
+            for name, v in values["files"].items()
+        }
+        tensors = {
             escape_unprintable(name): TensorHash(
-                escape_unprintable(v["dtype"])[:20], tuple(map(int, v["shape"])), str(v["xxh3_128"]), str(v["sha256"])
+                escape_unprintable(v["dtype"])[:20], tuple(map(int, v["shape"])), str(v["xxh3_128"])
             )
             for name, v in values["tensors"].items()
         }
         numbers = {escape_unprintable(name): _number(value) for name, value in values["numbers"].items()}
-        skipped = tuple(map(escape_unprintable, values["skipped"]))
-        return Manifest(escape_unprintable(values["checkpoint"])[:200], hashes, numbers, skipped)
+        if not files:
+            raise ValueError("no file")
+        return Manifest(escape_unprintable(values["checkpoint"])[:200], files, tensors, numbers)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise UsageError(f"{path} is no manifest; make one with: unsilent checkpoint manifest CHECKPOINT") from None
+        raise UsageError(
+            f"{path} is no manifest; expected a file written by unsilent checkpoint manifest; use a copy of it"
+        ) from None
 
 
 def _number(value: Any) -> float | int | bool:
@@ -139,41 +137,80 @@ def _number(value: Any) -> float | int | bool:
     return value
 
 
-def verify(
-    checkpoint: Checkpoint, manifest: Manifest, progress: Progress = no_progress, fast_only: bool = False
-) -> list[str]:
-    """What is not as the manifest says, one sentence each; none where all is.
+def verify(path: Path, manifest: Manifest, progress: Progress = no_progress, fast_only: bool = False) -> list[str]:
+    """What is not as the manifest says, or what it does not cover, one sentence each; none where every byte is the same.
+
+    Args:
+        path: The checkpoint.
+        manifest: What it should be.
+        progress: Called with numbers of bytes.
+        fast_only: Whether only the fast hash is compared.
 
     Raises:
-        UsageError: the manifest is of other tensors.
+        UsageError: there is no such checkpoint, or a file cannot be read.
     """
-    expected = {**dict.fromkeys(manifest.numbers), **dict.fromkeys(manifest.tensors), **dict.fromkeys(manifest.skipped)}
-    absent = [name for name in expected if name not in checkpoint.tensors]
-    added = [name for name in checkpoint.tensors if name not in expected]
+    fast_only = fast_only or manifest.is_fast_only
+    with CheckpointFiles(path) as files:
+        now = hash_files(files, progress, fast_only)
+        uncovered = not_covered(files)
+    absent = [f"{name} is missing" for name in manifest.files if name not in now]
+    added = [f"{escape_unprintable(name)[:200]} is not in the manifest" for name in now if name not in manifest.files]
+    changed = [
+        name
+        for name, stored in manifest.files.items()
+        if name in now and now[name] != (FileHash(stored.size, stored.xxh3_128) if fast_only else stored)
+    ]
+    return [*absent, *added, *(_changes(path, manifest, changed) if changed else []), *uncovered]
+
+
+def not_covered(files: CheckpointFiles) -> list[str]:
+    """What a folder holds that no manifest covers, one sentence each."""
+    return [f"{escape_unprintable(name)[:200]} is not covered: it is {what}" for name, what in files.others()]
+
+
+def _changes(path: Path, manifest: Manifest, changed_files: list[str]) -> list[str]:
+    """What has changed in files whose bytes have, one sentence each: tensors and numbers as far as these can be read."""
+    sentences = {file: f"{file or manifest.checkpoint} has changed" for file in changed_files}
+    try:
+        with Checkpoint(path) as checkpoint:
+            result, where = _changed_values(checkpoint, manifest)
+    except UsageError as error:
+        return [*sentences.values(), f"it cannot be read any more: {error}"]
+    if not result:
+        return [f"{sentence}, but no tensor or number that is read of it has" for sentence in sentences.values()]
+    return result + [sentence for file, sentence in sentences.items() if file and file not in where]
+
+
+def _changed_values(checkpoint: Checkpoint, manifest: Manifest) -> tuple[list[str], set[str]]:
+    """Sentences on tensors and numbers that are not as in a manifest, and the files that these are in."""
+    expected = {*manifest.tensors, *manifest.numbers}
+    present = {name: t for name, t in checkpoint.tensors.items() if t.is_readable or t.value is not None}
+    absent = [name for name in expected if name not in present]
     if absent and len(absent) == len(expected):
-        raise UsageError(
-            f"the manifest is of {manifest.checkpoint} and has no tensor of {checkpoint.path}; give its own"
-        )
-    result = [f"{name} is missing" for name in absent] + [f"{name} is not in the manifest" for name in added]
-    for name, value in manifest.numbers.items():
-        tensor = checkpoint.tensors.get(name)
-        if tensor is not None and tensor.value != value and not (tensor.value != tensor.value and value != value):
-            result.append(f"{name} is {tensor.value}; the manifest has {value}")
-    fast_only = fast_only or not any(stored.sha256 for stored in manifest.tensors.values())
-    for name, stored in manifest.tensors.items():
-        tensor = checkpoint.tensors.get(name)
-        if tensor is None:
-            continue
-        if (tensor.dtype, tensor.shape) != (stored.dtype, stored.shape):
-            result.append(
-                f"{name} is {tensor.dtype}{list(tensor.shape)}; the manifest has {stored.dtype}{list(stored.shape)}"
-            )
-            continue
-        try:
-            now = hash_content(_counted(checkpoint, tensor, progress), tensor.dtype, tensor.shape, fast_only)
-        except UsageError as error:  # damage that its compression or missing parts show
-            result.append(f"{name} cannot be read any more: {error}")
-            continue
-        if now.xxh3_128 != stored.xxh3_128 or (stored.sha256 and not fast_only and now.sha256 != stored.sha256):
-            result.append(f"{name} has changed")
-    return result
+        lost = f"none of the tensors of the manifest, which is of {manifest.checkpoint}, is in {checkpoint.path}"
+        return [lost], set()
+    result = [f"{name} is missing" for name in sorted(absent)]
+    result += [f"{name} is not in the manifest" for name in present if name not in expected]
+    where: set[str] = set()
+    for name, tensor in present.items():
+        sentence = ""
+        if name in manifest.numbers and not _same_number(tensor.value, manifest.numbers[name]):
+            sentence = f"{name} is {tensor.value}; the manifest has {manifest.numbers[name]}"
+        elif (stored := manifest.tensors.get(name)) is not None and tensor.is_readable:
+            if (tensor.dtype, tensor.shape) != (stored.dtype, stored.shape):
+                old = f"{stored.dtype}{list(stored.shape)}"
+                sentence = f"{name} is {tensor.dtype}{list(tensor.shape)}; the manifest has {old}"
+            else:
+                try:
+                    is_same = hash_stored_tensor(checkpoint, tensor) == stored
+                    sentence = "" if is_same else f"{name} has changed"
+                except UsageError as error:  # damage that its compression or missing parts show
+                    sentence = f"{name} cannot be read any more: {error}"
+        if sentence:
+            result.append(sentence)
+            where |= {block.file for block in tensor.blocks}
+    return result, where
+
+
+def _same_number(now: Any, stored: Any) -> bool:
+    return bool(now == stored or (now != now and stored != stored))

@@ -54,7 +54,7 @@ def inspect(
         selected = checkpoint.select((), section or ())
         values = None
         if not no_values:
-            with _bytes_shown(selected, "reading", quiet) as progress:
+            with _bytes_shown(_size_of(selected), "reading", quiet) as progress:
                 values = {t.name: summarise(checkpoint, t, extreme, progress) for t in selected if not t.is_number}
         edits = [edit for edit in edits_of(path) if edit.state != "undone"]
         note = ""
@@ -219,7 +219,7 @@ def diff(
     with (
         _opened(first) as one,
         _opened(second) as two,
-        _bytes_shown(one.tensors.values(), "comparing", quiet) as progress,
+        _bytes_shown(_size_of(one.tensors.values()), "comparing", quiet) as progress,
     ):
         differences = list(compare(one, two, progress))
     show_report(difference_report(first, second, differences), output, as_json, plain)
@@ -236,25 +236,25 @@ def manifest(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> int:
-    """Hash every tensor, so that verify can tell later which one has changed."""
+    """Hash every file, so that verify can tell later what has changed; the exit code is 1 where a folder holds links."""
     from unsilent.checkpoints.editing import refuse_interrupted
-    from unsilent.checkpoints.manifest import make_manifest, manifest_path, write_manifest
+    from unsilent.checkpoints.hashes import hash_files, total_bytes
+    from unsilent.checkpoints.manifest import make_manifest, manifest_path, not_covered, write_manifest
+    from unsilent.report.text import count_text
 
     target = output or manifest_path(path)
     refuse_interrupted(path)
-    with (
-        _opened(path) as checkpoint,
-        _bytes_shown(checkpoint.tensors.values(), "hashing", quiet) as progress,
-    ):
-        result = make_manifest(checkpoint, progress, fast)
+    with _opened(path) as checkpoint, _bytes_shown(2 * total_bytes(checkpoint.files), "hashing", quiet) as progress:
+        result = make_manifest(checkpoint, hash_files(checkpoint.files, progress, fast), progress)
+        left_out = not_covered(checkpoint.files)
     write_manifest(result, target)
     if as_json:
-        _print_json(
-            "unsilent/checkpoint-manifest/1", "checkpoint manifest", manifest=str(target), tensors=len(result.tensors)
-        )
+        _print_json("unsilent/checkpoint-manifest/2", "checkpoint manifest", manifest=str(target), files=len(result.files),
+                    tensors=len(result.tensors), problems=left_out)  # fmt: skip
     else:
-        print(f"Manifest of {len(result.tensors):,} tensors: {target}")
-    return 0
+        what = f"{count_text(len(result.files), 'file')} with {count_text(len(result.tensors), 'tensor')}"
+        print("\n".join([*left_out, f"Manifest of {what}: {target}"]))
+    return int(bool(left_out))
 
 
 def verify(
@@ -266,26 +266,36 @@ def verify(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> int:
-    """Compare a checkpoint with its manifest; the exit code is 1 where a tensor has changed."""
-    from unsilent.checkpoints import manifest as manifests
+    """Compare every byte of a checkpoint with its manifest; the exit code is 1 where something has changed or is not covered."""
+    from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+    from unsilent.checkpoints.editing import refuse_interrupted
+    from unsilent.checkpoints.hashes import total_bytes
+    from unsilent.checkpoints.manifest import read_manifest
+    from unsilent.checkpoints.manifest import verify as differences_from
+    from unsilent.checkpoints.replacing import verify_with_own_manifest
     from unsilent.report.text import count_text
+    from unsilent.sizes import human_bytes
 
-    expected = manifests.read_manifest(manifest or manifests.manifest_path(path))
-    with (
-        _opened(path) as checkpoint,
-        _bytes_shown(checkpoint.tensors.values(), "hashing", quiet) as progress,
-    ):
-        problems = manifests.verify(checkpoint, expected, progress, fast)
+    with CheckpointFiles(path) as files:
+        total = total_bytes(files) if files.exists() else 0
+    with _bytes_shown(total, "hashing", quiet) as progress:
+        if manifest is not None:
+            expected = read_manifest(manifest)
+            problems = differences_from(path, expected, progress, fast)
+        else:
+            problems, expected = verify_with_own_manifest(path, progress, fast)
+    count, size = count_text(len(expected.files), "file"), human_bytes(expected.size)
     if as_json:
-        _print_json("unsilent/checkpoint-verify/1", "checkpoint verify", verified=not problems, problems=problems,
-                    tensors=len(expected.tensors))  # fmt: skip
+        _print_json("unsilent/checkpoint-verify/2", "checkpoint verify", verified=not problems, problems=problems,
+                    files=len(expected.files), bytes=expected.size, tensors=len(expected.tensors))  # fmt: skip
     elif problems:
         print("\n".join(problems))
-        print(
-            f"{count_text(len(problems), 'difference')} from the manifest of {count_text(len(expected.tensors), 'tensor')}"
-        )
+        print(f"{count_text(len(problems), 'difference')} from the manifest of {count} ({size})")
     else:
-        print(f"All {len(expected.tensors):,} tensors are as the manifest says")
+        how = ", by the fast hash, which does not show deliberate changes" if fast or expected.is_fast_only else ""
+        print(f"Every byte of {count} ({size}) is as the manifest says{how}")
+    if problems:
+        refuse_interrupted(path)
     return int(bool(problems))
 
 
@@ -358,12 +368,16 @@ def _opened(path: Path) -> Iterator[Any]:
         raise
 
 
+def _size_of(tensors: Iterable[StoredTensor]) -> int:
+    """Bytes of the elements of tensors."""
+    return sum(t.numel * t.item_size for t in tensors)
+
+
 @contextmanager
-def _bytes_shown(tensors: Iterable[StoredTensor], what: str, quiet: bool) -> Iterator[Any]:
-    """A bar on a terminal while large tensors are read; yields what is called with numbers of bytes."""
+def _bytes_shown(total: int, what: str, quiet: bool) -> Iterator[Any]:
+    """A bar on a terminal while much is read, in bytes; yields what is called with numbers of bytes."""
     import sys
 
-    total = sum(t.numel * t.item_size for t in tensors)
     if quiet or total < 2**28 or not sys.stderr.isatty():
         yield lambda done: None
         return

@@ -29,6 +29,8 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk behind stdout or a file."""
 CHECKPOINT_HELP = "Inspect, corrupt, undo, compare and verify checkpoint files."
 INTERRUPTED = 130
+MOST_MESSAGE = 1200
+"""Characters of an error."""
 READER_LEFT = 141
 """What a shell says of a program that SIGPIPE ended; the signal itself would end us when a worker dies, too."""
 
@@ -234,7 +236,10 @@ def _interrupted(message: str = "interrupted") -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"unsilent: error: {escape_unprintable(message)}", file=sys.stderr)
+    line = escape_unprintable(message)
+    if len(line) > MOST_MESSAGE:  # what was found is at its beginning, what to do at its end
+        line = f"{line[: MOST_MESSAGE // 2]} … {line[-MOST_MESSAGE // 2 :]}"
+    print(f"unsilent: error: {line}", file=sys.stderr)
     return code
 
 

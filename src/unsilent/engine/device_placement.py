@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unsilent.errors import UsageError
 from unsilent.nested import Path, map_tensors
+from unsilent.sizes import parse_whole_number
 
 DTYPES = {
     "float64": torch.float64,
@@ -24,7 +25,7 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+    if kind not in ("cpu", "cuda") or (index and parse_whole_number(index) is None):
         raise UsageError(f"unknown device {device!r}; expected auto, cpu, cuda or cuda:0")
     if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
         raise UsageError(

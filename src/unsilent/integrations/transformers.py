@@ -149,10 +149,11 @@ class GuardCallback(TrainerCallback):
 
 
 class VerifiedSavingCallback(TrainerCallback):
-    """Reads every checkpoint that a Trainer saves back from the disk, compares it with the memory, and writes manifests.
+    """Reads every checkpoint that a Trainer saves back from the disk, compares it with the memory, and writes its manifest.
 
-    Weights and the optimizer's state are compared; schedulers and random generators are not. ``unsilent checkpoint verify
-    OUTPUT/checkpoint-500/model.safetensors`` tells later whether a file is still intact.
+    Weights and the optimizer's state are compared with the memory. The manifest, ``OUTPUT/checkpoint-500.manifest.json``, covers
+    every file of the folder, also those of schedulers and random generators: ``unsilent checkpoint verify OUTPUT/checkpoint-500``
+    tells later whether all are still as they were read then.
 
     Args:
         trainer: The one it is added to.
@@ -166,11 +167,8 @@ class VerifiedSavingCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Verify the checkpoint of this step."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        saved = {"model.safetensors": model.state_dict, "optimizer.pt": self._trainer.optimizer.state_dict}
-        if not state.is_world_process_zero:
-            return
-        for name, state_of in saved.items():
-            if (folder / name).is_file():
-                verify_saved(state_of(), folder / name)
+        saved = {"model": model.state_dict(), "optimizer": self._trainer.optimizer.state_dict()}
+        self._trainer.accelerator.wait_for_everyone()  # other ranks write files of their own into the folder
+        if state.is_world_process_zero:
+            verify_saved(saved, Path(args.output_dir) / f"checkpoint-{state.global_step}")

@@ -13,6 +13,7 @@ from unsilent.detectors.rules import PRESETS
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.name_and_parameters import parse_named
 from unsilent.options import OUTPUT_PANEL, Option, check_count, options_of
+from unsilent.sizes import parse_whole_number
 
 DETECTION_PANEL, ALARM_PANEL, COST_PANEL = "Detection", "Alarms", "Cost"
 ACTIONS = ("log", "skip", "rerun", "save", "stop")
@@ -170,11 +171,12 @@ class MonitorSettings:
         if self.sampling == "auto":
             return None
         kind, _, number = self.sampling.partition(":")
-        if kind != "fixed" or not (number.isascii() and number.isdigit()):
+        interval = parse_whole_number(number)
+        if kind != "fixed" or interval is None:
             raise UsageError(
                 f"sampling is {self.sampling!r}; expected auto, or fixed:R with a whole number, such as fixed:4"
             )
-        return check_count("R of sampling fixed:R", int(number), 1, MOST_INTERVAL)
+        return check_count("R of sampling fixed:R", interval, 1, MOST_INTERVAL)
 
     @property
     def rule_names(self) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Matrix = tuple[tuple[int, ...], ...]
+MOST_DIMENSIONS = 64
+"""Dimensions of a numpy array: the grid of devices has one for each axis and level."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ def placements(counts: Sequence[int], axes: Mapping[str, int]) -> Iterator[Place
     """
     if not axes:
         raise UsageError("no axes were given; expected sizes by name, like data=8,tensor=4")
+    if len(axes) * len(counts) > MOST_DIMENSIONS:
+        raise UsageError(
+            f"{len(axes)} axes were given; expected at most {MOST_DIMENSIONS // len(counts)} with {len(counts)} levels; "
+            "leave out axes of size 1, and join others"
+        )
     for name, size in axes.items():
         if size < 1:
             raise UsageError(f"axis {name} has size {size}; expected 1 or more")

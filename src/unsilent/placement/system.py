@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from unsilent.errors import UsageError, first_line, unknown_name_error
-from unsilent.plainfiles import read_plain
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.plainfiles import parse_toml, read_plain
 
 MOST_BYTES = 2**20
 """Of a TOML file or a saved topology."""
@@ -148,10 +147,7 @@ def load_system(which: str) -> System:
 
 def parse_system(content: bytes, where: str) -> System:
     """The machine that a TOML text describes; ``where`` names it in the one-line ``UsageError``."""
-    try:
-        record = tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read {where} as TOML: {first_line(error)}") from None
+    record = parse_toml(content, where)
     for key in record:
         if key not in _KEYS:
             raise unknown_name_error(f"key in {where}:", key, _KEYS)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.sizes import parse_whole_number
 
 ALGORITHMIC, IMPLEMENTATION = "algorithmic", "implementation"
 MOST_THREADS = 1024
@@ -149,11 +150,12 @@ def _value(name: str, value: str | None) -> str:
     switch = SWITCHES[name]
     if switch.takes_thread_count:
         text = "2" if value is None else value
-        if not (text.isdecimal() and 2 <= int(text) <= MOST_THREADS):
+        count = parse_whole_number(text)
+        if count is None or not 2 <= count <= MOST_THREADS:
             raise UsageError(
                 f"switch {name} is {text!r}; expected a number of threads from 2 to {MOST_THREADS}, like {name}=2"
             )
-        return str(int(text))
+        return str(count)
     if not switch.values:
         if value is not None:
             raise UsageError(f"switch {name} takes no value, found {value!r}; write {name}")

@@ -27,7 +27,7 @@ _EXAMPLES = {
     "input": "input:* or input:0",
     "kv": "kv:* or kv:0/key",
 }
-_INDEX = re.compile(r"-?\d+|\.\.\.|(-?\d+)?:(-?\d+)?(:-?\d+)?")
+_INDEX = re.compile(r"-?\d{1,18}|\.\.\.|(-?\d{1,18})?:(-?\d{1,18})?(:-?\d{1,18})?", re.ASCII)
 
 
 @dataclass(frozen=True)

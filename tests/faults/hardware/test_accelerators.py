@@ -232,7 +232,7 @@ def test_why_there_is_no_fit(old, new, why):
         ("raw_fit = 600.0", "", "evidence is given for 'raw_fit', which has no value; expected other"),
         ("[array]", "[arary]", "unknown key 'arary'; did you mean 'array'?"),
         ('name = "nvdla"', "", "name is missing"),
-        ('name = "nvdla"', "name = nvdla", "is not valid TOML: Invalid value"),
+        ('name = "nvdla"', "name = nvdla", "as TOML: Invalid value"),
         ('description = "NVDLA', 'description = "\\u001b[31mNVDLA', "expected printable text in one line"),
         ("[groups.input]", '[groups."in\\nput"]', "should match pattern"),
     ],
@@ -242,7 +242,7 @@ def test_a_wrong_file(old, new, message):
     with pytest.raises(UsageError) as caught:
         parse_accelerator(NVDLA.replace(old, new, 1).encode(), "mine.toml")
     assert message in str(caught.value)
-    assert str(caught.value).startswith("mine.toml")
+    assert "mine.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -254,7 +254,7 @@ def test_nothing_that_can_be_corrupted():
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"\xff\xfe", "is not UTF-8 text"), (b"", "is missing"), (b"x = " + b"[" * 5000, "is not valid TOML"),
+    [(b"\xff\xfe", "it is not UTF-8 text"), (b"", "is missing"), (b"x = " + b"[" * 5000, "as TOML"),
      (b"#" * (MOST_BYTES + 1), "is larger than 1 MiB")],
     ids=["not text", "empty", "deep", "large"],
 )  # fmt: skip

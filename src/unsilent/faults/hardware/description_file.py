@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from importlib import resources
 
 from pydantic import ValidationError
@@ -12,7 +11,7 @@ from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.hardware.accelerator import Accelerator
 from unsilent.faults.hardware.description import AcceleratorDescription
-from unsilent.plainfiles import read_plain
+from unsilent.plainfiles import parse_toml, read_plain
 
 MOST_BYTES = 2**20
 
@@ -31,13 +30,9 @@ def load_accelerator(which: str) -> Accelerator:
 def parse_accelerator(content: bytes, where: str) -> Accelerator:
     """The accelerator that a file's content describes; ``where`` names it in the one-line ``UsageError``."""
     try:
-        return Accelerator(AcceleratorDescription.model_validate(tomllib.loads(content.decode())))
-    except UnicodeDecodeError:
-        raise UsageError(f"{where} is not UTF-8 text; expected a TOML file that describes an accelerator") from None
+        return Accelerator(AcceleratorDescription.model_validate(parse_toml(content, where)))
     except ValidationError as error:
         raise UsageError(f"{where}: {_first(error)}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
-        raise UsageError(f"{where} is not valid TOML: {_short(error)}; correct it there") from None
 
 
 def _first(error: ValidationError) -> str:

@@ -75,9 +75,3 @@ def short_repr(value: object, most: int = 40) -> str:
     """What stands in a file, as one short line."""
     text = ascii(value)
     return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def parse_whole_number(text: str, most: int = 18) -> int | None:
-    """A whole number from its decimal digits; None for anything else, or for more digits than any position has."""
-    digits = text.strip()
-    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= most else None

@@ -20,9 +20,9 @@ from unsilent.faults.lists.entries import (
     FaultListEntry,
     ListedCorruption,
     fault_list_error,
-    parse_whole_number,
     short_repr,
 )
+from unsilent.sizes import parse_whole_number
 
 HEADER = ("Injection", "Layer", "TensorIndex", "Bit")
 _COLUMNS = ColumnNames("Layer", ("TensorIndex",), "Bit")

@@ -20,7 +20,7 @@ from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId, campaign_hash, sorted_json_text, trial_seed
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.drawing import DrawOptions, draw_faults
-from unsilent.checkpoints.manifest import make_manifest
+from unsilent.checkpoints.hashes import hash_tensors
 from unsilent.checkpoints.stored_tensors import Patch
 from unsilent.engine.forking.golden import METRIC
 from unsilent.errors import UsageError
@@ -214,7 +214,7 @@ class CheckpointRunner:
         self._collectives[strategy], self._layers = record.collectives, record.layers
         with Checkpoint(file) as checkpoint:
             self._targets += self._targets_of(strategy, checkpoint)
-            content = {name: one.sha256 for name, one in make_manifest(checkpoint).tensors.items()}
+            content = {name: one.xxh3_128 for name, one in hash_tensors(checkpoint).items()}
         held_out = record.held_out
         return CleanResume(
             strategy=strategy,

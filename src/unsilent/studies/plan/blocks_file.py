@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unsilent.errors import UsageError, first_line
+from unsilent.errors import UsageError
 from unsilent.options import MOST_BYTES
-from unsilent.plainfiles import read_plain
+from unsilent.plainfiles import parse_toml, read_plain
 from unsilent.sizes import parse_bytes
 from unsilent.studies.plan.assignment import Block, Memory
 
@@ -40,10 +39,7 @@ def parse_capacity(text: str, total: int, name: str) -> int:
 
 def read_memory(path: Path, total: int) -> Memory:
     """The memory that a file describes, for parameters of ``total`` bits; raises ``UsageError``."""
-    try:
-        record = tomllib.loads(read_plain(path, MOST_BYTES).decode())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read {path} as TOML: {first_line(error)}") from None
+    record = parse_toml(read_plain(path, MOST_BYTES), str(path))
     blocks = record.get("block")
     unknown = sorted(set(record) - {"block", *_LIMITS})
     if unknown:

@@ -246,7 +246,7 @@ def row_label(row: ResultRow, components_with_own_layer: frozenset[str]) -> str:
     )
 
 
-_GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d+))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$")
+_GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d{1,9}))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from unsilent.options import (
     check_count,
 )
 from unsilent.outcomes.base import Outcome
+from unsilent.sizes import parse_whole_number
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.precision import Precision
@@ -49,8 +50,9 @@ def read_samples(given: object) -> int:
     """The value of ``--samples``: a number, or 0 for ``all``; raises ``UsageError``."""
     if given == "all":
         return 0
-    if isinstance(given, int | str) and not isinstance(given, bool) and str(given).isdecimal():
-        return check_count("--samples", int(given), 1, MOST_TRIALS)
+    count = parse_whole_number(str(given)) if isinstance(given, int | str) and not isinstance(given, bool) else None
+    if count is not None:
+        return check_count("--samples", count, 1, MOST_TRIALS)
     raise UsageError(f"--samples is {given!r}; expected a number of samples of 1 or more, or all")
 
 

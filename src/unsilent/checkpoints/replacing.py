@@ -1,0 +1,201 @@
+"""Replacing a checkpoint and its manifest, so that a kill at any moment leaves a checkpoint that its manifest fits.
+
+Two names cannot be replaced at once, so the new manifest is first put next to the old one, as the *pending* manifest:
+
+    draft/content, draft/manifest   written, and on the disk
+    draft/manifest -> pending       the old checkpoint fits its manifest
+    [folder -> old folder]          a folder cannot be replaced in one step; without it, the old folder is put back
+    draft/content  -> checkpoint    the new checkpoint fits the pending manifest
+    pending        -> manifest      the new checkpoint fits its manifest
+
+A reader accepts the manifest or the pending one. Whoever replaces next first settles what a killed process left. This happens
+with the folder locked (``flock``), so threads and processes replace one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from unsilent.checkpoints.editing import sync_folder
+from unsilent.checkpoints.hashes import Progress, no_progress
+from unsilent.checkpoints.manifest import Manifest, manifest_content, manifest_path, read_manifest, verify
+from unsilent.errors import UsageError
+
+_DRAFT = ".unsilent-draft"
+MOST_ATTEMPTS = 20
+"""Times that a checkpoint is verified again because it was replaced meanwhile."""
+
+
+@contextlib.contextmanager
+def draft_folder(target: Path) -> Iterator[Path]:
+    """A folder next to a checkpoint for its next version; removed at the end, or by the next draft after a kill.
+
+    Raises ``OSError``.
+    """
+    with _locked(target.parent):
+        _remove_dead_drafts(target.parent)
+        draft = Path(tempfile.mkdtemp(_DRAFT, f"{_draft_prefix()}{target.name[:40]}.", target.parent))
+        descriptor = os.open(draft, os.O_RDONLY)
+        _lock(descriptor, fcntl.LOCK_EX)  # until the end, so that nobody takes it for one of a process that was killed
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        os.close(descriptor)
+
+
+def replace_checkpoint(draft: Path, content: Path, manifest: Manifest, target: Path) -> None:
+    """Put a draft's content, a file or folder that is on the disk, and its manifest in place. Raises ``OSError``."""
+    new = draft / "manifest"
+    with open(new, "xb") as file:
+        file.write(manifest_content(manifest))
+        file.flush()
+        os.fsync(file.fileno())
+    with _locked(target.parent):
+        _settle(target)
+        _rename(new, _pending(target))
+        if content.is_dir() and target.is_dir():
+            _rename(target, _old(target))
+        _rename(content, target)
+        _rename(_pending(target), manifest_path(target))
+        _remove_old(target)
+
+
+def verify_with_own_manifest(
+    path: Path, progress: Progress = no_progress, fast_only: bool = False
+) -> tuple[list[str], Manifest]:
+    """What is not as the manifest next to a checkpoint says, as of `verify`, and that manifest. Raises ``UsageError``."""
+    target = Path(os.path.realpath(path))
+    if not target.exists() and _old(target).is_dir():
+        with _locked(target.parent):
+            _settle(target)
+    for _ in range(MOST_ATTEMPTS):
+        before = state_of_files(target)
+        try:
+            verdict = _verify_with_either(target, progress, fast_only)
+        except UsageError:
+            if before == state_of_files(target):
+                raise
+            continue  # something has replaced it meanwhile
+        if not verdict[0] or before == state_of_files(target):
+            return verdict
+    raise UsageError(f"{target} is replaced again and again while it is verified; verify it when nothing saves")
+
+
+def _verify_with_either(target: Path, progress: Progress, fast_only: bool) -> tuple[list[str], Manifest]:
+    """The verdict of the manifest that a checkpoint fits; where it fits neither, of the first one. Raises ``UsageError``."""
+    verdicts = []
+    for file in (manifest_path(target), _pending(target)):
+        if file.exists():
+            manifest = read_manifest(file)
+            verdicts.append((verify(target, manifest, progress, fast_only), manifest))
+            if not verdicts[-1][0]:
+                return verdicts[-1]
+    if not verdicts:
+        raise UsageError(_no_manifest(target))
+    return verdicts[0]
+
+
+def state_of_files(target: Path) -> tuple[tuple[int, int] | None, ...]:
+    """What changes when a checkpoint or its manifest is replaced."""
+    result: list[tuple[int, int] | None] = []
+    for file in (target, manifest_path(target), _pending(target)):
+        try:
+            status = os.stat(file)
+            result.append((status.st_ino, status.st_mtime_ns))
+        except OSError:
+            result.append(None)
+    return tuple(result)
+
+
+def _no_manifest(target: Path) -> str:
+    """Why a checkpoint cannot be verified, and what to do."""
+    found = f"no manifest {manifest_path(target)} that says what {target} should be"
+    inner = sorted(target.glob("*.manifest.json"))[:1] if target.is_dir() else []
+    if inner:
+        return (
+            f"{found}; single files have one: unsilent checkpoint verify {str(inner[0]).removesuffix('.manifest.json')}"
+        )
+    if manifest_path(target.parent).exists():
+        return f"{found}; its folder has one: unsilent checkpoint verify {target.parent}"
+    return (
+        f"{found}; give one with --manifest, or make one of a checkpoint that you trust: unsilent checkpoint manifest"
+    )
+
+
+def _pending(target: Path) -> Path:
+    return target.with_name(f".{target.name}.manifest.json.pending")
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
+def _settle(target: Path) -> None:
+    """Finish, or take back, what a process that was killed had begun. The folder is locked."""
+    if not target.exists() and _old(target).is_dir():
+        _rename(_old(target), target)
+    if _pending(target).exists():
+        try:
+            fits = not verify(target, read_manifest(_pending(target)))
+        except UsageError:
+            fits = False
+        if fits:
+            _rename(_pending(target), manifest_path(target))
+        else:
+            _pending(target).unlink()
+    _remove_old(target)
+
+
+def _remove_old(target: Path) -> None:
+    """Remove the folder that was replaced; under a draft's name first, so that what is left of it is never put back."""
+    if _old(target).is_dir() and target.exists():
+        draft = Path(tempfile.mkdtemp(_DRAFT, f"{_draft_prefix()}old.", target.parent))
+        os.rename(_old(target), draft / "old")
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _draft_prefix() -> str:
+    """Drafts have the host's name, as locks of other hosts may not be seen."""
+    return f".{platform.node()[:20]}."
+
+
+def _remove_dead_drafts(folder: Path) -> None:
+    """Remove drafts of processes of this host that were killed: nobody holds their locks."""
+    for draft in folder.glob(f"{_draft_prefix()}*{_DRAFT}"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(draft, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _rename(old: Path, new: Path) -> None:
+    """Rename, on the disk before this returns."""
+    os.rename(old, new)
+    sync_folder(new.parent)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other thread or process replaces a checkpoint in a folder. Raises ``OSError``."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> None:
+    with contextlib.suppress(OSError):  # a file system without locks: each step is whole, but two processes may mix
+        fcntl.flock(descriptor, how)
