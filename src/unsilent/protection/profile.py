@@ -38,7 +38,7 @@ from unsilent.protection.weight_detector import WeightDetector
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_tensors
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
-from unsilent.workloads.base import call_model
+from unsilent.workloads.base import as_inputs, call_model
 
 _FORMATS = "unsilent/activation-profile/"
 FORMAT = f"{_FORMATS}4"
@@ -281,8 +281,8 @@ def make_profile(
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     find_layers(model, layers)
     made = make_detector(detector, layers, seed)
-    given, explained = list(batches), ExplainedRun(run)
-    check_batches(given)
+    given, explained = [as_inputs(batch, run) for batch in batches], ExplainedRun(run)
+    check_batches(model, given, explained)
     learnt, others = divide(given, samples_needed(rate), rate)
     made.calibrate(model, learnt, explained)
     final, passes = [], 0

@@ -34,10 +34,11 @@ from unsilent.protection.combination import Combination
 from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch, reject_compiled
 from unsilent.protection.live_readings import LiveReadings, largest_of
 from unsilent.protection.profile import Profile, make_profile
-from unsilent.protection.recorded_pass import RecordedPass, check_output, copy_run, count_samples
+from unsilent.protection.recorded_pass import RecordedPass, check_output, copy_run
 from unsilent.protection.recovery_ladder import CorruptedAnswer, WeightRepair, limited, make_elsewhere, sort_rungs
 from unsilent.protection.weight_detector import WeightDetector
 from unsilent.workloads.base import call_model
+from unsilent.workloads.batch_samples import count_samples
 
 MODES = ("end", "early")
 VERDICTS_KEPT = 1000
@@ -255,7 +256,7 @@ class ProtectedModel:
         try:
             with self._watch.listening(self._layer_ran):
                 output = call(*args, **kwargs)
-            check_output(output)
+            check_output(output, (args, kwargs))
             self._check_layers_read()
             self._warn_of_passes()
         except _AlarmInLayer:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from unsilent.error_origin import call_user_code, calls_user_code
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.nested import tensors_in
 from unsilent.outcomes.base import Judge
+from unsilent.workloads.batch_samples import count_samples
 
 
 @runtime_checkable
@@ -75,6 +75,11 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return model(*batch)
     return model(batch)
+
+
+def as_inputs(batch: Any, run: Callable[[nn.Module, Any], Any]) -> Any:
+    """The batch as a tuple where it is a list that `call_model` takes apart: its items are inputs, not samples."""
+    return tuple(batch) if run is call_model and isinstance(batch, list) else batch
 
 
 class Workload:
@@ -186,7 +191,7 @@ class Workload:
             if samples <= 0:
                 break
             result.append(batch)
-            samples -= _count_samples(batch)
+            samples -= count_samples(batch)
         return result
 
     def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
@@ -206,7 +211,7 @@ class Workload:
 
     def _unlabelled(self, batches: Iterable[Any]) -> list[Any]:
         """Batches as the model takes them."""
-        return [_inputs(batch) if self._labelled else batch for batch in batches]
+        return [as_inputs(_inputs(batch) if self._labelled else batch, self._run) for batch in batches]
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """One evaluation of one batch."""
@@ -215,12 +220,8 @@ class Workload:
 
 def own_originals(batches: Iterable[Any]) -> list[range]:
     """Originals of batches whose samples are each one of their own."""
-    ends = list(accumulate((_count_samples(batch) for batch in batches), initial=0))
+    ends = list(accumulate((count_samples(batch) for batch in batches), initial=0))
     return [range(first, end) for first, end in pairwise(ends)]
-
-
-def _count_samples(batch: Any) -> int:
-    return next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 1)
 
 
 def _inputs(batch: Any) -> Any:

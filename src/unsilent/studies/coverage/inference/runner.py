@@ -35,7 +35,7 @@ from unsilent.outcomes.classify import classify
 from unsilent.printable import escape_unprintable
 from unsilent.protection.detector import make_detector
 from unsilent.protection.layer_watch import find_layers
-from unsilent.protection.recorded_pass import RecordedPass, count_samples, record_pass
+from unsilent.protection.recorded_pass import RecordedPass, record_pass
 from unsilent.studies.coverage.inference.clean_batches import EvaluatedOn, read_clean_batches
 from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, name_rows
 from unsilent.studies.coverage.inference.fault_search import BENIGN, DUE, MASKED, FaultSearch, fault_of_operation
@@ -57,6 +57,7 @@ from unsilent.studies.coverage.inference.spec import (
 from unsilent.studies.coverage.inference.timing import flops_by_layer, seconds_of_detectors
 from unsilent.workloads import load
 from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload
+from unsilent.workloads.batch_samples import count_samples
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import contain_user_process
 from unsilent.workloads.user import user_code
