@@ -86,7 +86,7 @@ class Workload:
     """A workload from a model and batches.
 
     Args:
-        model: A module, or a function returning one (called once). Put into eval mode.
+        model: A trained module in eval mode, or a function returning one (called once).
         batches: Model inputs: a tensor, a dict (keyword arguments) or a tuple (positional arguments) per
             batch. ``labelled=True`` drops the last item of each tuple, for a data loader that yields
             ``(inputs, labels)``.
@@ -143,25 +143,16 @@ class Workload:
         self._clean = clean
         self._clean_parts: dict[str, list[Any]] = {}
         self._batches: list[Any] | None = None
-        self._training: list[nn.Module] | None = None
 
     def model(self) -> nn.Module:
-        """The model in eval mode, built on the first call."""
+        """The model, built on the first call."""
         if not isinstance(self._model, nn.Module):
             self._model = call_user_code(self._model)
             if not isinstance(self._model, nn.Module):
                 raise UsageError(
                     f"workload {self.name!r}: expected a torch.nn.Module, got {type(self._model).__name__}"
                 )
-        if self._training is None:
-            self._training = [module for module in self._model.modules() if module.training]
-        return self._model.eval()
-
-    def restore_training_mode(self) -> None:
-        """Put the modules that were in training mode back into it; for a live model that goes on being used."""
-        for module in self._training or ():
-            module.training = True
-        self._training = None
+        return self._model
 
     def batches(self) -> Sequence[Any]:
         """The batches, read once from the iterable and kept."""

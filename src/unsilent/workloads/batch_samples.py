@@ -39,8 +39,8 @@ def check_samples(batch: Any, output: Any) -> None:
     ours, other = count_samples(batch), _other_count(batch)
     if other is not None and _has(output, other) and not _has(output, ours):
         raise UsageError(
-            f"a batch was read as {count_text(ours, 'sample')}, but the model answers with {other}; give the inputs of one call as "
-            "a tuple or a dict, or the samples as a list that is one input: ([sample, …],)"
+            f"a batch was read as {count_text(ours, 'sample')}, but the model answers with {other}; give the inputs of one call "
+            "as a tuple or a dict, or the samples as a list that is one input: ([sample, …],)"
         )
 
 
