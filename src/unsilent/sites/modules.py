@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from functools import cache
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -84,13 +84,14 @@ def reject_training_mode(model: nn.Module) -> None:
     A module whose code never reads its mode may be in either.
     """
     for name, module in named_modules(model):
-        if module.training and _reads_mode(type(module)):
+        kind: Any = type(module)
+        if module.training and _reads_mode(kind):
             what = f"module {name!r}" if name else "the model"
             raise UsageError(f"{what} ({type(module).__name__}) is in training mode; call model.eval() first")
 
 
 @cache
-def _reads_mode(kind: type) -> bool:
+def _reads_mode(kind: Any) -> bool:
     """Whether the code of a class of modules reads ``training``; code that torch.jit has compiled cannot be read, and may."""
     own = kind.__mro__[: kind.__mro__.index(nn.Module)]
     functions = [value for each in own for value in vars(each).values() if isinstance(value, FunctionType)]

@@ -25,10 +25,12 @@ from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, tria
 from unsilent.detectors.activations.rule import Floats
 from unsilent.engine import PlainEngine, make_engine
 from unsilent.engine.device_placement import resolve_device
+from unsilent.engine.digests import tensors_hasher
 from unsilent.engine.plain import RANDOM_SEED, same_outputs
 from unsilent.engine.running_out import unusable_if_raised
 from unsilent.errors import InjectionError, InternalError, UnsilentError, UsageError, UserCodeError, first_line
 from unsilent.faults import Fault
+from unsilent.nested import tensors_in
 from unsilent.outcomes import judge, judge_text
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import classify
@@ -121,6 +123,9 @@ class InferenceCoverageRunner:
             "versions": repr(sorted(versions().items())),
             "code": code_fingerprint(spec.workload, workload, self.engine.judge),
             "detectors": code_hash(__name__, "unsilent.protection", "unsilent.detectors.activations"),
+            "clean inputs": tensors_hasher(
+                tensors_in([profile, [part.batches for part in self._clean.values()]])
+            ).hexdigest(),
             "clean": repr([(d.layers, d.nbytes) for d in self._infos]),
         }
         self._campaign = campaign_hash(spec, self.fingerprint)
