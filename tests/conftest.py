@@ -57,7 +57,7 @@ def make(sleep: float = 0.0):
             time.sleep(sleep)
         return model(batch)
 
-    return unsilent.Workload(Tiny(), batches(), run=run, name="tiny")
+    return unsilent.Workload(Tiny().eval(), batches(), run=run, name="tiny")
 
 
 def corrupted(model):
@@ -71,7 +71,7 @@ def dies():
             os.kill(os.getpid(), 9)
         return model(batch)
 
-    return unsilent.Workload(Tiny(), batches(), run=run, name="dies")
+    return unsilent.Workload(Tiny().eval(), batches(), run=run, name="dies")
 
 
 def hangs():
@@ -81,7 +81,7 @@ def hangs():
             pass
         return model(batch)
 
-    return unsilent.Workload(Tiny(), batches(), run=run, name="hangs")
+    return unsilent.Workload(Tiny().eval(), batches(), run=run, name="hangs")
 
 
 def raises():
@@ -91,7 +91,7 @@ def raises():
             raise ArithmeticError("the model itself raises")
         return model(batch)
 
-    return unsilent.Workload(Tiny(), batches(), run=run, name="raises")
+    return unsilent.Workload(Tiny().eval(), batches(), run=run, name="raises")
 '''
 
 

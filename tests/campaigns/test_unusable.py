@@ -65,7 +65,7 @@ def device(undo: bool = True):
             poison(undo)
         return scores
 
-    return unsilent.Workload(Tiny(), batches(), run=run, name="device")
+    return unsilent.Workload(Tiny().eval(), batches(), run=run, name="device")
 
 
 def deadly():
@@ -78,7 +78,7 @@ def deadly():
             os.kill(os.getpid(), 9)
         return model(batch)
 
-    return unsilent.Workload(Tiny(), batches(), run=run, name="deadly")
+    return unsilent.Workload(Tiny().eval(), batches(), run=run, name="deadly")
 
 
 def greedy():
@@ -90,7 +90,7 @@ def greedy():
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return model(batch)
 
-    return unsilent.Workload(Tiny(), batches(), run=run, name="greedy")
+    return unsilent.Workload(Tiny().eval(), batches(), run=run, name="greedy")
 '''
 )
 REASON = "RuntimeError: device-side assert triggered"

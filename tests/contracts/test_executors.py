@@ -33,7 +33,7 @@ def fragile():
             pass
         return model(batch)
 
-    return unsilent.Workload(Tiny(), batches(), run=run, name="fragile")
+    return unsilent.Workload(Tiny().eval(), batches(), run=run, name="fragile")
 """
 )
 SPEC = PvfSpec("fragile.py:fragile", at=("first.*", "last.*"), per="tensor")

@@ -265,7 +265,7 @@ class Mixed(nn.Module):
 def engines():
     torch.manual_seed(0)
     data = [torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(n)) for n in (2, 1)]
-    workload = unsilent.Workload(Mixed(), data)
+    workload = unsilent.Workload(Mixed().eval(), data)
     return PlainEngine(workload), CachedEngine(workload)
 
 

@@ -27,7 +27,7 @@ def trap(**options: Any) -> Callable[[type[nn.Module]], Callable[[], Workload]]:
         def make() -> Workload:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(8)
-                model = kind()
+                model = kind().eval()
             batches = [torch.randn(n, 12, generator=torch.Generator().manual_seed(n)) for n in (5, 3)]
             settings = {"judge": "tolerance", "name": kind.__name__.lower(), **options}
             return Workload(model, batches, **settings)

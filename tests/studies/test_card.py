@@ -41,7 +41,7 @@ def made(scale=1.0):
     def run(model, batch):
         return model(batch * scale)
 
-    return unsilent.Workload(Tiny(), batches(), run=run, name="made", info={"accuracy": 0.5, "rows": [1, 2]})
+    return unsilent.Workload(Tiny().eval(), batches(), run=run, name="made", info={"accuracy": 0.5, "rows": [1, 2]})
 """
 )
 

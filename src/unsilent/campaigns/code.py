@@ -1,22 +1,27 @@
 """A fingerprint of the user's code: whatever of it could change a row, besides weights, inputs and golden outputs.
 
-It covers the user's file (Python, or an exported program), every loaded module that is not installed (standard library,
-site-packages, this package), and the functions a live workload holds, with their constants, defaults and what they close over.
+It covers the user's file (Python, or an exported program), the modules of a live workload's classes and functions, what these
+import, directly or through others, and the functions themselves, with their constants, defaults and what they close over. Only
+content counts, not the names of files. Modules that are installed (standard library, site-packages, this package) and modules
+that the workload does not import are left out.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import platform
 import sys
 import sysconfig
 import types
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from unsilent.version import __version__
+from unsilent.workloads.user import user_module_name
 
 _INSTALLED = tuple(
     str(Path(p).resolve())
@@ -30,12 +35,14 @@ def code_fingerprint(workload: str, live: Any, judge: Any) -> str:
     file, _, name = workload.rpartition(":")
     if name and file.endswith(".py") and Path(file).is_file():
         digest.update(Path(file).read_bytes())
+        file = user_module_name(Path(file))
     if workload.endswith(".pt2") and (program := Path(workload).expanduser()).is_file():
         with program.open("rb") as opened:  # it may be too large to be in memory twice
             while piece := opened.read(1 << 20):
                 digest.update(piece)
-    for name, path in sorted(_user_modules().items()):
-        digest.update(f"{name}={xxhash.xxh3_128_hexdigest(path.read_bytes())};".encode())
+    paths = {path for name, path in imported_modules({file, *_modules_of(live), *_modules_of(judge)}).items()}
+    for content in sorted({xxhash.xxh3_128_hexdigest(path.read_bytes()) for path in paths}):
+        digest.update(f"{content};".encode())
     held = [value for _, value in sorted(vars(live).items())] if hasattr(live, "step") else []
     functions = [
         value for value in held if isinstance(value, (types.FunctionType, types.MethodType, functools.partial))
@@ -71,6 +78,54 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),  # a class of its own: who unpickles it loads torch
         "numpy": np.__version__,
     }
+
+
+def imported_modules(roots: Iterable[str]) -> dict[str, Path]:
+    """The loaded modules of the user with these names, and those that they import, directly or through others."""
+    known, result = _user_modules(), dict[str, Path]()
+    waiting = [name for name in roots if name in known]
+    while waiting:
+        name = waiting.pop()
+        if name not in result:
+            result[name] = known[name]
+            waiting += [other for other in _imports(name, known[name]) if other in known]
+    return result
+
+
+def _imports(name: str, path: Path) -> Iterator[str]:
+    """Names of modules that a module imports anywhere in its text, of the packages that they are in, and of what it holds."""
+    module = sys.modules[name]
+    package = getattr(module, "__package__", None) or ""
+    found = {
+        value.__name__ if isinstance(value, types.ModuleType) else _module_of(value) for value in vars(module).values()
+    }
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            found.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
+    for one in found:
+        parts = one.split(".")
+        yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _modules_of(live: Any) -> set[str]:
+    """Names of the modules in which the class of an object, and what it holds, are defined; of a model those of all its parts."""
+    import torch
+
+    result = {_module_of(live)}
+    for value in getattr(live, "__dict__", {}).values():
+        parts = value.modules() if isinstance(value, torch.nn.Module) else [value]
+        result.update(map(_module_of, parts))
+    return result
+
+
+def _module_of(value: Any) -> str:
+    """The name of the module in which a class or function, or the class of an object, is defined."""
+    value = value.func if isinstance(value, functools.partial) else value
+    return str(getattr(value, "__module__", None) or type(value).__module__)
 
 
 def _user_modules() -> dict[str, Path]:

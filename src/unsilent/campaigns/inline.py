@@ -24,7 +24,6 @@ class InlineExecutor(Closing):
 
     Args:
         make_runner: Of a live workload; None: what the spec names is loaded.
-        on_close: Called at the end.
     """
 
     def __init__(
@@ -33,12 +32,10 @@ class InlineExecutor(Closing):
         make_runner: Callable[[Progress, WorkerSettings], Runner] | None = None,
         observer: Observer | None = None,
         worker_settings: WorkerSettings | None = None,
-        on_close: Callable[[], None] | None = None,
     ) -> None:
         self._watch = Stopwatch()
         self._threads, self._generators = torch.get_num_threads(), save_generator_states()
         self._held: list[CampaignRow] = []
-        self._release = on_close
         self._observer = observer or Silent()
         forget_notes()
         self.runner: Any = (make_runner or spec.make_runner)(
@@ -102,9 +99,7 @@ class InlineExecutor(Closing):
         return self._watch.lap()
 
     def close(self) -> None:
-        """Put back threads, settings, random generators, and the model's training mode."""
+        """Put back threads, settings and random generators."""
         getattr(self.runner, "close", lambda: None)()
         torch.set_num_threads(self._threads)
         self._generators()
-        if self._release is not None:
-            self._release()

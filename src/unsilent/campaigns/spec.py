@@ -128,7 +128,11 @@ class Spec(Protocol):
         ...
 
     def identity(self) -> Json:
-        """What the campaign's name derives from: without the folders that its files happen to lie in."""
+        """The spec without the folders that its files happen to lie in.
+
+        A campaign's name derives from it. Of options that name files (a class attribute ``FILES``) and of the file of the
+        workload, the content counts and not the name: the fingerprint has to cover what changes with it.
+        """
         ...
 
     def to_json(self) -> Json: ...
@@ -231,8 +235,21 @@ class Runner(Protocol):
 def campaign_hash(spec: Spec, fingerprint: Mapping[str, str]) -> str:
     """32 hex digits that name the campaign."""
     return xxhash.xxh3_128_hexdigest(
-        sorted_json_text({"spec": spec.identity(), "fingerprint": dict(fingerprint)}).encode()
+        sorted_json_text({"spec": _without_file_names(spec), "fingerprint": dict(fingerprint)}).encode()
     )
+
+
+def _without_file_names(spec: Spec) -> Json:
+    """The identity of a spec without names of files: what counts of a file is its content, which the fingerprint covers."""
+    values = {key: value for key, value in spec.identity().items() if key not in getattr(spec, "FILES", ())}
+    file, colon, name = values["workload"].rpartition(":")
+    if colon and file.endswith(".py"):
+        values["workload"] = f"*.py:{name}"
+    elif values["workload"].startswith("hf:"):
+        values["workload"] = "hf:*"
+    elif values["workload"].endswith(".pt2"):
+        values["workload"] = "*.pt2"
+    return values
 
 
 def differences(
@@ -240,7 +257,7 @@ def differences(
 ) -> Iterator[tuple[str, tuple[Any, Any] | None]]:
     """What makes two campaigns two: values of the spec that differ with both values, then keys of the fingerprint with None."""
     (old, then), (new, now) = (
-        (spec.identity(), result.fingerprint) for spec, result in (stored_campaign, current_campaign)
+        (_without_file_names(spec), result.fingerprint) for spec, result in (stored_campaign, current_campaign)
     )
     yield from ((key, (old[key], new[key])) for key in new if old[key] != new[key])
     yield from ((key, None) for key in {**then, **now} if then.get(key) != now.get(key))

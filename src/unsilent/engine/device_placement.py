@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unsilent.errors import UsageError
 from unsilent.nested import Path, map_tensors
+from unsilent.sites.modules import copied
 from unsilent.sizes import parse_whole_number
 
 DTYPES = {
@@ -55,7 +56,7 @@ def place_model(model: nn.Module, device: str, dtype: str | None) -> nn.Module:
     tensors = [*model.parameters(), *model.buffers()]
     if all(_fits(t, torch.device(device), wanted) for t in tensors):
         return model
-    return copy.deepcopy(model).to(device=torch.device(device), dtype=wanted)
+    return copied(model).to(device=torch.device(device), dtype=wanted)
 
 
 def _fits(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> bool:

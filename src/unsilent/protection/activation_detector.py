@@ -20,9 +20,10 @@ from unsilent.detectors.activations.rules import make_activation_rule
 from unsilent.errors import UsageError
 from unsilent.protection.layer_readers import ChosenLayers, LayerCosts, LayerReaders
 from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch
-from unsilent.protection.recorded_pass import RecordedPass, check_output, count_samples
+from unsilent.protection.recorded_pass import RecordedPass, check_output
 from unsilent.sites.modules import named_tensors
 from unsilent.workloads.base import call_model
+from unsilent.workloads.batch_samples import count_samples
 
 LEARNING_SHARE = 2 / 3
 LEAST_SAMPLES = 20
@@ -171,7 +172,7 @@ class ActivationDetector:
             for batch in batches:
                 samples, passes = count_samples(batch), {}
                 with watch.listening(note):
-                    check_output(run(model, batch))
+                    check_output(run(model, batch), batch)
                 calls.append(list(passes.values()))
         return calls, ranges
 

@@ -6,19 +6,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.nested import leaves_in, tensors_in
-from unsilent.protection.recorded_pass import count_samples
+from unsilent.protection.recorded_pass import check_output
+from unsilent.workloads.batch_samples import count_samples
 
 LEARNING_SHARE = 0.6
 """Share of the samples that the detector learns from; the others give the threshold."""
 
 
-def check_batches(batches: Sequence[Any]) -> None:
-    """Raise ``UsageError`` for a batch with NaN, or without a tensor."""
+def check_batches(model: nn.Module, batches: Sequence[Any], run: Callable[[nn.Module, Any], Any]) -> None:
+    """Raise ``UsageError`` for a batch with NaN or without a tensor, and where the first is not what the model is called with.
+
+    The model is called with the first batch before samples are counted, as they cannot be counted in what it does not take.
+    """
     for number, batch in enumerate(batches, 1):
+        if number == 1:
+            with torch.no_grad():
+                check_output(run(model, batch), batch)
         count_samples(batch)
         if any(tensor.is_floating_point() and tensor.isnan().any() for tensor in tensors_in(batch)):
             raise UsageError(f"clean batch {number} has NaN; expected clean inputs: leave the samples with NaN out")
@@ -78,8 +86,8 @@ class ExplainedRun:
             reason = next(iter(str(error).strip().splitlines()), "")
             raise UsageError(
                 f"the model raised {type(error).__name__} for a clean batch of {_describe(batch)} ({reason}); expected batches "
-                "that the model can be called with, without labels: one tensor, a tuple of inputs or a dict of named ones; or "
-                "give run="
+                "that the model can be called with, without labels: one tensor, a tuple of inputs or a dict of named ones (a list "
+                "of samples is one input: ([sample, …],)); or give run="
             ) from error
 
 

@@ -6,7 +6,6 @@ Full duplication runs a copy of the whole model and compares its answer: the cei
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from unsilent.errors import UsageError
 from unsilent.outcomes.tensors import leaves, samples_that_differ
 from unsilent.protection.layer_watch import LayerRun, find_layers
 from unsilent.protection.recorded_pass import RecordedPass
-from unsilent.sites.modules import named_tensors
+from unsilent.sites.modules import copied, named_tensors
 from unsilent.workloads.base import call_model
 
 
@@ -64,7 +63,7 @@ class Duplication:
     ) -> None:
         """Copy the model or its layers. Raises ``UsageError`` for a glob that matches no layer, or a share that fits none."""
         if not self.needs_layers:
-            self._copy = copy.deepcopy(model)
+            self._copy = copied(model)
             return
         layers = find_layers(model, self._glob.split("|") if self._glob else ("*",))
         sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in layers.items()}
@@ -73,7 +72,7 @@ class Duplication:
         self._copies = {}
         for name in sorted(layers, key=lambda name: -_score_of(name, scores)):
             if sizes[name] <= left:
-                self._copies[name] = copy.deepcopy(layers[name])
+                self._copies[name] = copied(layers[name])
                 left -= sizes[name]
         if any(sizes.values()) and not any(sizes[name] for name in self._copies):
             smallest = min(size for size in sizes.values() if size) / sum(sizes.values())

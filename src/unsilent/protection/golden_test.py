@@ -16,8 +16,9 @@ from unsilent.detectors.activations.rule import Floats
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.nested import map_tensors, tensors_in
 from unsilent.outcomes.tensors import leaves, samples_that_differ
-from unsilent.protection.recorded_pass import RecordedPass, count_samples
+from unsilent.protection.recorded_pass import RecordedPass
 from unsilent.workloads.base import call_model
+from unsilent.workloads.batch_samples import count_samples, take_samples
 
 
 class GoldenTest:
@@ -51,13 +52,8 @@ class GoldenTest:
     ) -> None:
         """Store some samples of the first batch, and the answer to them."""
         batch = next(iter(batches), None)
-        count = count_samples(batch)
-
-        def take(path: tuple[str, ...], tensor: Tensor) -> Tensor:
-            has_samples = tensor.ndim and len(tensor) == count
-            return (tensor[: self._samples] if has_samples else tensor).detach().clone()
-
-        self._run, self.batch = run, map_tensors(batch, take)
+        first = take_samples(batch, torch.arange(min(self._samples, count_samples(batch))))
+        self._run, self.batch = run, map_tensors(first, lambda _, tensor: tensor.detach().clone())
         self.answer = self._answer_of(model)
         if any(samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, self._answer_of(model), strict=True)):
             raise UsageError(

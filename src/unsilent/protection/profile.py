@@ -9,7 +9,7 @@ The header has a hash of all of the content, so that a file with a flipped bit i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,11 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from unsilent.detectors.activations.rule import Floats
 from unsilent.engine.digests import tensors_hasher
 from unsilent.errors import UsageError
-from unsilent.nested import map_tensors
+from unsilent.nested import map_tensors, tensors_in
 from unsilent.protection.activation_detector import ActivationDetector, not_finite_error
 from unsilent.protection.calibration_batches import ExplainedRun, check_batches, divide
 from unsilent.protection.combination import Combination
@@ -36,9 +34,9 @@ from unsilent.protection.layer_watch import find_layers, reject_compiled
 from unsilent.protection.recorded_pass import record_pass
 from unsilent.protection.weight_detector import WeightDetector
 from unsilent.sites.memory import content_of
-from unsilent.sites.modules import named_tensors
+from unsilent.sites.modules import named_tensors, packed_weights, reject_training_mode
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
-from unsilent.workloads.base import call_model
+from unsilent.workloads.base import as_inputs, call_model
 
 _FORMATS = "unsilent/activation-profile/"
 FORMAT = f"{_FORMATS}4"
@@ -86,7 +84,8 @@ class Profile:
         )
 
     def check_model(self, model: nn.Module) -> None:
-        """Raise ``UsageError`` for a model with other weights or another dtype."""
+        """Raise ``UsageError`` for a model in training mode, with other weights or another dtype."""
+        reject_training_mode(model)
         if (dtypes := dtypes_of(model)) != self.dtypes:
             raise UsageError(
                 f"the profile is of a model with weights in {', '.join(self.dtypes)}, this one has {', '.join(dtypes)}; make a "
@@ -236,11 +235,23 @@ def _restore_part(
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """16 hex digits of names, dtypes, shapes and bits of all parameters and buffers."""
+    """16 hex digits of names, dtypes, shapes and bits of all parameters and buffers, and of packed weights."""
     tensors = named_tensors(model)
-    hasher = tensors_hasher(tensors.values())
+    hasher = tensors_hasher((*tensors.values(), *_packed_values(model)))
     hasher.update(json.dumps([(n, str(t.dtype), list(t.shape)) for n, t in tensors.items()]).encode())
     return str(hasher.hexdigest())
+
+
+def _packed_values(model: nn.Module) -> Iterator[Tensor]:
+    """The weights that quantised modules hold in packed form: integers and their scales, and biases."""
+    for value in model.state_dict().values() if packed_weights(model) else ():
+        for tensor in tensors_in(value):
+            if not tensor.is_quantized:
+                yield tensor
+                continue
+            yield tensor.int_repr()
+            per_channel = tensor.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric)
+            yield tensor.q_per_channel_scales() if per_channel else torch.tensor(tensor.q_scale())
 
 
 def dtypes_of(model: nn.Module) -> tuple[str, ...]:
@@ -273,16 +284,16 @@ def make_profile(
 
     Raises:
         UsageError: too few samples for the rate, batches that the model cannot be called with or with NaN, values of layers that
-            are not finite, no layer that can be read, a compiled model, dropout or batch norm in training mode, or parameters
+            are not finite, no layer that can be read, a compiled model, a model in training mode, or parameters
             or buffers that change in clean calls with ``weight-integrity``.
     """
     reject_compiled(model)
-    _reject_training(model)
+    reject_training_mode(model)
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     find_layers(model, layers)
     made = make_detector(detector, layers, seed)
-    given, explained = list(batches), ExplainedRun(run)
-    check_batches(given)
+    given, explained = [as_inputs(batch, run) for batch in batches], ExplainedRun(run)
+    check_batches(model, given, explained)
     learnt, others = divide(given, samples_needed(rate), rate)
     made.calibrate(model, learnt, explained)
     final, passes = [], 0
@@ -309,10 +320,3 @@ def make_profile(
         conformal_threshold(margins, rate),
         passes,
     )
-
-
-def _reject_training(model: nn.Module) -> None:
-    """Raise ``UsageError`` for a model whose answers are random, or depend on the other samples, as in training."""
-    for name, module in model.named_modules():
-        if module.training and isinstance(module, (_DropoutNd, _BatchNorm)):
-            raise UsageError(f"module {name!r} ({type(module).__name__}) is in training mode; call model.eval() first")

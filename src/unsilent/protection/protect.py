@@ -31,13 +31,16 @@ from unsilent.detectors.activations.rule import Floats
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.protection.activation_detector import ActivationDetector
 from unsilent.protection.combination import Combination
+from unsilent.protection.corrupted_weights import CorruptedWeights
 from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch, reject_compiled
 from unsilent.protection.live_readings import LiveReadings, largest_of
 from unsilent.protection.profile import Profile, make_profile
-from unsilent.protection.recorded_pass import RecordedPass, check_output, copy_run, count_samples
+from unsilent.protection.recorded_pass import RecordedPass, check_output, copy_run
 from unsilent.protection.recovery_ladder import CorruptedAnswer, WeightRepair, limited, make_elsewhere, sort_rungs
 from unsilent.protection.weight_detector import WeightDetector
+from unsilent.sites.modules import reject_training_mode
 from unsilent.workloads.base import call_model
+from unsilent.workloads.batch_samples import count_samples
 
 MODES = ("end", "early")
 VERDICTS_KEPT = 1000
@@ -51,7 +54,10 @@ class Verdict:
         flagged: bool[n], samples with an alarm in the first run of the call.
         margins: float64[n], the largest of each sample in that run.
         threshold: Of margins.
-        layer: Where the first alarm was, or the detector that reads no layers; empty without one.
+        layer: The first layer with an alarm; empty where no layer has one.
+        detectors: Those with an alarm in that run.
+        weights: Parameters and buffers that were found corrupted, with elements and bits: those that were repaired, then those
+            that were not. Empty without a detector or a recovery that looks at weights.
         action: What was done about it: empty, or the last rung that was tried.
         recovered: Whether there was no alarm in the last run of the call. It does not say that the answer is right: what no
             detector sees stays, and an answer from ``elsewhere`` counts as recovered without being judged.
@@ -61,6 +67,8 @@ class Verdict:
     margins: Floats
     threshold: float
     layer: str = ""
+    detectors: tuple[str, ...] = ()
+    weights: tuple[CorruptedWeights, ...] = ()
     action: str = ""
     recovered: bool = True
 
@@ -82,8 +90,8 @@ class ProtectedModel:
 
     Raises:
         UsageError: another model, an unknown mode or rung, a rung that the mode or detector has no use for. Of a call: the guard
-            is closed, no calibrated layer was read, or the model was compiled or had tensors replaced since ``weight-integrity``
-            took their checksums.
+            is closed, no calibrated layer was read, or the model was put into training mode, compiled or had tensors replaced
+            since ``weight-integrity`` took their checksums.
 
     Attributes:
         verdict: Of the last call; None before.
@@ -178,6 +186,8 @@ class ProtectedModel:
         self._runs_layers_again, self._limits = "layer" in self._ladder, ""
         output, verdict = self._watched(call, args, kwargs, may_stop=bool(ladder))
         self._runs_layers_again = False
+        repaired: tuple[CorruptedWeights, ...] = ()
+        left = self._suspects() if output is not None else ()
         while not verdict.recovered and ladder:
             rung = ladder.pop(0)
             verdict = replace(verdict, action=rung)
@@ -186,32 +196,42 @@ class ProtectedModel:
                 generates = call is not self._model
                 output, verdict = self._elsewhere(generates, args, kwargs), replace(verdict, recovered=True)
                 break
-            if rung == "repair" and self._repair.repair().refused:
-                if output is None and not ladder:  # stopped early
-                    output, _ = self._watched(call, args, kwargs, may_stop=False, judges_recovery=True)
-                continue
+            if rung == "repair":
+                repaired, left = self._repair.repair()
+                if left:
+                    if output is None and not ladder:  # stopped early
+                        output, _ = self._watched(call, args, kwargs, may_stop=False, judges_recovery=True)
+                    continue
             if rung == "golden":
-                self._repair.restore()
+                repaired, left = (*repaired, *self._repair.restore()), ()
             self._limits = rung if rung in ("clamp", "zero") else ""
             output, again = self._watched(call, args, kwargs, may_stop=bool(ladder), judges_recovery=True)
+            left = (self._suspects() if output is not None else ()) or left
             verdict = replace(verdict, recovered=again.recovered)
         self._layers = []
-        self.verdict = verdict
+        self.verdict = verdict = replace(verdict, weights=(*repaired, *left))
         if verdict.flagged.any():
             self.verdicts.append(verdict)
         if not verdict.recovered and "abstain" in self._ladder:
             self.verdict = replace(verdict, action="abstain")
+            place = f" at layer {verdict.layer}" if verdict.layer else ""
             raise CorruptedAnswer(
-                f"{int(verdict.flagged.sum())} of {len(verdict.flagged)} samples have an alarm at {verdict.layer} that stays; "
-                "the answer is withheld"
+                f"{int(verdict.flagged.sum())} of {len(verdict.flagged)} samples have an alarm of "
+                f"{', '.join(verdict.detectors)}{place} that stays; the answer is withheld"
             )
         return output
+
+    def _suspects(self) -> tuple[CorruptedWeights, ...]:
+        """What detectors of corrupted weights found in the call that has ended."""
+        checked = [part for part in self._profile.parts if isinstance(part, WeightDetector)]
+        return tuple(one for part in checked if part.integrity for one in part.integrity.suspects(part.bad_blocks))
 
     def _check_watched(self) -> None:
         """Raise ``UsageError`` where a call would not be watched."""
         if self._is_closed:
             raise UsageError("the guard is closed, so that no call is watched; protect the model again")
         reject_compiled(self._model)
+        reject_training_mode(self._model)
         for part in self._profile.parts:
             if isinstance(part, WeightDetector):
                 part.check_tensors(self._model)
@@ -247,6 +267,7 @@ class ProtectedModel:
         """What a call returns (None where it was stopped) and what was found in it."""
         self._samples = count_samples((args, kwargs))
         self._first_layer, self._may_stop, self._layers, output = "", may_stop, [], None
+        self._alarmed = set[str]()
         self._undone = np.full(
             self._samples, -np.inf
         )  # largest margins of layers whose alarm was gone when they ran again
@@ -255,7 +276,7 @@ class ProtectedModel:
         try:
             with self._watch.listening(self._layer_ran):
                 output = call(*args, **kwargs)
-            check_output(output)
+            check_output(output, (args, kwargs))
             self._check_layers_read()
             self._warn_of_passes()
         except _AlarmInLayer:
@@ -282,11 +303,14 @@ class ProtectedModel:
             self._profile.parts if len(margins) == len(self._profile.parts) else [one.detector for one in self._live]
         )
         for part, rows in zip(parts, margins, strict=True):
-            names = next(live).names if isinstance(part, ActivationDetector) else [part.name] * len(rows)
             scaled = [self._scaled(part, row) for row in rows]
             largest.append(largest_of(scaled, self._samples))
-            crossing = [name for name, row in zip(names, scaled, strict=True) if (row > threshold).any()]
-            self._first_layer = self._first_layer or (crossing[0] if crossing else "")
+            crossing = [number for number, row in enumerate(scaled) if (row > threshold).any()]
+            if crossing:
+                self._alarmed.add(part.name)
+            if isinstance(part, ActivationDetector):
+                names = next(live).names
+                self._first_layer = self._first_layer or (names[crossing[0]] if crossing else "")
         values = largest_of(largest, self._samples)
         undone = self._undone > threshold
         return Verdict(
@@ -294,6 +318,7 @@ class ProtectedModel:
             margins=np.maximum(values, self._undone),
             threshold=threshold,
             layer=self._first_layer,
+            detectors=tuple(part.name for part in self._profile.parts if part.name in self._alarmed),
             action="layer" if undone.any() else "",
             recovered=not (values > threshold).any(),
         )
@@ -332,6 +357,8 @@ class ProtectedModel:
         """Read a layer; its largest margins, float64[samples], in mode ``early``; otherwise minus infinity."""
         margins = [(live.detector, live.add(layer)) for live in self._live]
         scaled = [self._scaled(detector, one) for detector, one in margins if one is not None]
+        read = (detector.name for detector, one in margins if one is not None)
+        self._alarmed.update(n for n, row in zip(read, scaled, strict=True) if (row > self._profile.threshold).any())
         return np.max(scaled, axis=0) if scaled else np.full(self._samples, -np.inf)
 
     def _end_pass(self) -> None:

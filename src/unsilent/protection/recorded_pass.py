@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError
-from unsilent.nested import map_tensors, tensors_in
+from unsilent.nested import map_tensors
 from unsilent.outcomes.tensors import leaves
 from unsilent.protection.layer_watch import LayerRun, LayerWatch
 from unsilent.workloads.base import call_model
+from unsilent.workloads.batch_samples import check_samples, count_samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class RecordedPass:
         model, run, batch: What was called.
         output: A copy of what was returned.
         layers: Runs of layers in their order, of all forward passes in the call.
-        samples: Size of the first dimension of the first input.
+        samples: Of the batch, as `count_samples` counts them.
         readings: What rules have read of layers so far, float64[samples, numbers], so that several detectors read once.
         judges_recovery: Whether it was run after an alarm: detectors that act in some calls only then check everything, and
             their turns do not advance.
@@ -58,7 +59,7 @@ def record_pass(
         keep_layers: Whether runs of layers are kept.
 
     Raises:
-        UsageError: the batch has no tensor, the output neither, or the model is compiled.
+        UsageError: the batch or the output has no tensor, they have different numbers of samples, or the model is compiled.
     """
     samples = count_samples(batch)
     layers: list[LayerRun] = []
@@ -72,7 +73,7 @@ def record_pass(
                 output = run(model, batch)
         else:
             output = run(model, batch)
-        check_output(output)
+        check_output(output, batch)
     return RecordedPass(model, run, batch, map_tensors(output, _copy), tuple(layers), samples)
 
 
@@ -82,22 +83,13 @@ def copy_run(layer: LayerRun) -> LayerRun:
     return layer._replace(inputs=inputs, named_inputs=named, output=_copy((), layer.output))
 
 
-def count_samples(batch: Any) -> int:
-    """The size of the first dimension of the first tensor. Raises ``UsageError`` without one."""
-    first = next((tensor for tensor in tensors_in(batch) if tensor.ndim), None)
-    if first is None:
-        raise UsageError(
-            f"a batch of type {type(batch).__name__} has no tensor; expected tensors with samples in the first dimension"
-        )
-    return len(first)
-
-
-def check_output(output: Any) -> None:
-    """Raise ``UsageError`` where a model returned no tensor."""
+def check_output(output: Any, batch: Any) -> None:
+    """Raise ``UsageError`` where a model returned no tensor, or an answer to more or fewer samples than the batch has."""
     if next(leaves(output), None) is None:
         raise UsageError(
             f"the model returned {type(output).__name__} without any tensor; expected a tensor, or a nesting of tensors"
         )
+    check_samples(batch, output)
 
 
 def _copy(path: tuple[str, ...], tensor: Tensor) -> Tensor:

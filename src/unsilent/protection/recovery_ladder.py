@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from unsilent.engine.device_placement import resolve_device
 from unsilent.errors import UnsilentError, UsageError, unknown_name_error
 from unsilent.nested import map_tensors
-from unsilent.protection.weight_integrity import Repair, WeightIntegrity
-from unsilent.sites.modules import named_tensors
+from unsilent.protection.corrupted_weights import CorruptedWeights, bytes_of, repaired_weights
+from unsilent.protection.weight_integrity import WeightIntegrity, reject_packed_weights
+from unsilent.sites.modules import copied, named_tensors
 
 RUNGS = ("layer", "rerun", "repair", "golden", "clamp", "zero", "elsewhere", "abstain")
 
@@ -63,21 +64,29 @@ class WeightRepair:
     ) -> None:
         self._model = model
         self._integrity = (integrity or WeightIntegrity(model)) if has_parity else None
+        if has_copy:
+            reject_packed_weights(model)
         tensors = named_tensors(model) if has_copy else {}
         self._copy = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         self.parity_bytes = self._integrity.nbytes if self._integrity else 0
         self.copy_bytes = sum(t.numel() * t.element_size() for t in self._copy.values())
 
-    def repair(self) -> Repair:
-        """Put bad blocks right by parity."""
+    def repair(self) -> tuple[tuple[CorruptedWeights, ...], tuple[CorruptedWeights, ...]]:
+        """Put bad blocks right by parity; what was repaired, and what was left alone."""
         assert self._integrity is not None
-        return self._integrity.repair()
+        repair = self._integrity.repair()
+        return repair.corrected, self._integrity.suspects(repair.refused)
 
-    def restore(self) -> None:
-        """Put all tensors back from the copy."""
+    def restore(self) -> tuple[CorruptedWeights, ...]:
+        """Put all tensors back from the copy; what was repaired by that."""
+        result = []
         with torch.no_grad():
             for name, tensor in named_tensors(self._model).items():
+                differences = bytes_of(tensor) ^ bytes_of(self._copy[name])
                 tensor.data.copy_(self._copy[name])
+                if differences.any():
+                    result.append(repaired_weights(name, tensor.shape, tensor.element_size(), differences))
+        return tuple(result)
 
 
 Elsewhere = Callable[[bool, tuple[Any, ...], dict[str, Any]], Any]
@@ -104,7 +113,7 @@ def make_elsewhere(elsewhere: Callable[..., Any] | str | torch.device | None, mo
     if not isinstance(elsewhere, (str, torch.device)):
         return lambda generates, args, kwargs: _method(elsewhere, generates)(*args, **kwargs)
     device = torch.device(resolve_device(str(elsewhere)))
-    twin = copy.deepcopy(model).to(device)
+    twin = copied(model).to(device)
 
     def run(generates: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         origin = next((tensor.device for tensor in named_tensors(model).values()), torch.device("cpu"))

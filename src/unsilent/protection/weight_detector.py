@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import nn
 from unsilent.detectors.activations.rule import Floats
 from unsilent.errors import UsageError
 from unsilent.protection.recorded_pass import RecordedPass
-from unsilent.protection.weight_integrity import WeightIntegrity
+from unsilent.protection.weight_integrity import Block, WeightIntegrity
 from unsilent.sites.modules import named_tensors
 from unsilent.workloads.base import call_model
 
@@ -22,6 +22,9 @@ class WeightDetector:
     Args:
         slices: A call checks one of this many slices of the memory, the next one at each call. A run that judges a recovery
             checks all of them.
+
+    Attributes:
+        bad_blocks: Those that the last check found.
     """
 
     kind: ClassVar[str] = "weight-integrity"
@@ -33,6 +36,7 @@ class WeightDetector:
         self.name = self.kind if slices == 1 else f"{self.kind}:slices={slices}"
         self._slices = slices
         self.integrity: WeightIntegrity | None = None
+        self.bad_blocks: Sequence[Block] = ()
         self._taken: dict[str, tuple[Any, ...]] = {}
 
     @property
@@ -74,8 +78,8 @@ class WeightDetector:
         """The number of bad blocks in the weights of now, float64[1, samples]."""
         assert self.integrity is not None, "calibrate comes first"
         checks_all = self._slices == 1 or recorded.judges_recovery
-        bad = self.integrity.check() if checks_all else self.integrity.check_slice(self._slices)
-        return np.full((1, recorded.samples), float(len(bad)))
+        self.bad_blocks = self.integrity.check() if checks_all else self.integrity.check_slice(self._slices)
+        return np.full((1, recorded.samples), float(len(self.bad_blocks)))
 
 
 def _identities(model: nn.Module) -> dict[str, tuple[Any, ...]]:

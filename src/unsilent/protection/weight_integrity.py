@@ -17,12 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError
+from unsilent.protection.corrupted_weights import CorruptedWeights, repaired_weights
 from unsilent.protection.weight_checksums import checksums, correct, xor_of
-from unsilent.sites.modules import named_tensors
+from unsilent.sites.modules import named_tensors, packed_weights
 
 MEMORY_SHARE = 0.0085
 """Share of the weights' memory that checksums and parity may take."""
@@ -53,10 +55,12 @@ class Repair(NamedTuple):
     Attributes:
         repaired: Have the bits again that they had when checksums were taken.
         refused: Were left alone: too much of their group is bad, or the parity is.
+        corrected: Which elements and bits of the repaired blocks were corrupted, a record for each block.
     """
 
     repaired: tuple[Block, ...]
     refused: tuple[Block, ...]
+    corrected: tuple[CorruptedWeights, ...]
 
 
 @dataclass(eq=False)
@@ -143,8 +147,8 @@ class _Device:
         ]
         return [blocks.start + n for n in torch.cat(changed).nonzero().flatten().tolist()] if changed else []
 
-    def repair(self, bad: Sequence[int]) -> set[int]:
-        """Put the bits of bad blocks back where it is certain which they were; the numbers of these blocks."""
+    def repair(self, bad: Sequence[int]) -> dict[int, Tensor]:
+        """Put the bits of bad blocks back where it is certain which they were; the bits that differed, by number of block."""
         by_group: dict[int, list[int]] = {}
         for block in bad:
             by_group.setdefault(block % self.groups, []).append(block)
@@ -158,7 +162,7 @@ class _Device:
             else:
                 doubtful[group] = left
         if not doubtful:
-            return set()
+            return {}
         missing = self._parity() ^ self.parity
         for group, left in doubtful.items():
             for block in left:
@@ -172,7 +176,7 @@ class _Device:
                 right.update(blocks)
             else:
                 self._undo(blocks, before)
-        return right
+        return {block: before[block] ^ self.words(block, block + 1)[0] for block in right}
 
     def part(self, block: int) -> _Part:
         """The tensor that a block is of."""
@@ -222,6 +226,16 @@ class _Device:
         return [(first, min(first + width, blocks.stop)) for first in range(blocks.start, blocks.stop, width)]
 
 
+def reject_packed_weights(model: nn.Module) -> None:
+    """Raise ``UsageError`` for a model with weights that are neither parameters nor buffers, as they could not be checked."""
+    if packed := packed_weights(model):
+        raise UsageError(
+            f"{', '.join(packed[:3])}{', …' if len(packed) > 3 else ''} holds weights of a quantised module in packed form, "
+            "which cannot be checked or repaired; protect the model before quantisation, or leave weight-integrity, repair and "
+            "golden out"
+        )
+
+
 class WeightIntegrity:
     """Checksums and parity of the parameters and buffers of a model, as they are now.
 
@@ -229,7 +243,7 @@ class WeightIntegrity:
         model: Whose bits are right. Tensors that change on purpose must not be checked later, or `renew` be called.
 
     Raises:
-        UsageError: the model has no parameters and no buffers.
+        UsageError: the model has no parameters and no buffers, or packed weights of quantised modules.
 
     Attributes:
         nbytes: Memory that checksums and parity take: at most 0.85 % of the weights. Of weights of less than about 450 kB, or of
@@ -245,6 +259,7 @@ class WeightIntegrity:
 
     def renew(self) -> None:
         """Take checksums and parity anew: the bits of now are right."""
+        reject_packed_weights(self._model)
         by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
         for name, tensor in named_tensors(self._model).items():
             if tensor.numel():
@@ -283,13 +298,30 @@ class WeightIntegrity:
         for block in blocks:
             device = self._device(block)
             of_device.setdefault(device, []).append(self._number(device, block))
-        right = {(device, number) for device, numbers in of_device.items() for number in device.repair(numbers)}
-        repaired: list[Block] = []
-        refused: list[Block] = []
+        differences = {
+            self._block(device, number): words
+            for device, numbers in of_device.items()
+            for number, words in device.repair(numbers).items()
+        }
+        repaired = tuple(block for block in blocks if block in differences)
+        corrected = tuple(self._corrected(block, differences[block]) for block in repaired)
+        return Repair(repaired, tuple(block for block in blocks if block not in differences), corrected)
+
+    def suspects(self, blocks: Iterable[Block]) -> tuple[CorruptedWeights, ...]:
+        """The elements of bad blocks that were not repaired."""
+        result = []
         for block in blocks:
-            device = self._device(block)
-            (repaired if (device, self._number(device, block)) in right else refused).append(block)
-        return Repair(tuple(repaired), tuple(refused))
+            tensor, size = self._part(block).tensor, self._device(block).size
+            ends = block.start, min(block.start + size, tensor.nbytes)
+            elements = np.arange(*(end // tensor.element_size() for end in ends), dtype=np.int64)
+            result.append(CorruptedWeights(block.tensor, tuple(tensor.shape), elements))
+        return tuple(result)
+
+    def _corrected(self, block: Block, differences: Tensor) -> CorruptedWeights:
+        tensor = self._part(block).tensor
+        size = tensor.element_size()
+        inside = differences.view(torch.uint8)[: tensor.nbytes - block.start]
+        return repaired_weights(block.tensor, tensor.shape, size, inside, block.start // size)
 
     def _block(self, device: _Device, number: int) -> Block:
         part = device.part(number)
@@ -299,5 +331,7 @@ class WeightIntegrity:
         return next(device for device in self._devices if any(part.name == block.tensor for part in device.parts))
 
     def _number(self, device: _Device, block: Block) -> int:
-        part = next(part for part in device.parts if part.name == block.tensor)
-        return part.first + block.start // device.size
+        return self._part(block).first + block.start // device.size
+
+    def _part(self, block: Block) -> _Part:
+        return next(part for part in self._device(block).parts if part.name == block.tensor)

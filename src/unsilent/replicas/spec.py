@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Lt
 
@@ -44,6 +44,7 @@ class ReplicaSpec:
     ``steps``: the length of a run; None: all steps of the workload. ``every``: steps between two hashes of the weights.
     """
 
+    FILES: ClassVar[tuple[str, ...]] = ("data",)
     workload: Annotated[str, Option(
         "The training: a built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
         missing_error="no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP",
@@ -88,7 +89,7 @@ class ReplicaSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
-        return without_folders(self.to_json(), "data")
+        return without_folders(self.to_json(), *self.FILES)
 
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs replicas, in a worker."""

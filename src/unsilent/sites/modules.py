@@ -5,15 +5,21 @@ They are PyTorch's names, with escapes for characters that cannot be stored or s
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from functools import cache
+from types import FunctionType
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, kind_and_line
 from unsilent.printable import escape_unprintable
 
 T = TypeVar("T")
+_PACKED = "_packed_params"
+"""Attribute of quantised modules."""
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -34,6 +40,62 @@ def named_buffers(model: nn.Module, remove_duplicate: bool = True) -> Iterator[t
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters, then buffers, tied ones once under their first name."""
     return dict(named_parameters(model)) | dict(named_buffers(model))
+
+
+def unregistered(model: nn.Module) -> list[str]:
+    """Places that hold numbers outside of parameters and buffers: packed quantised weights, plain tensor attributes."""
+    result = packed_weights(model)
+    for name, module in named_modules(model):
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and value.numel():
+                result.append(f"{name}.{key}".lstrip("."))
+    return sorted(set(result))
+
+
+def packed_weights(model: nn.Module) -> list[str]:
+    """Places that hold the weights of quantised modules in a packed form, whose memory nothing but their own code reads."""
+    return [f"{name}.{_PACKED}".lstrip(".") for name, module in named_modules(model) if _PACKED in vars(module)]
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy of a model. Raises ``UsageError`` with the module that cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # whatever an attribute of the user's raises
+        raise UsageError(
+            f"the model cannot be copied: {_uncopied(model)} ({kind_and_line(error)}); expected a model that copy.deepcopy copies"
+        ) from None
+
+
+def _uncopied(model: nn.Module) -> str:
+    """The attribute of a module that cannot be copied."""
+    for name, module in named_modules(model):
+        for key, value in vars(module).items():
+            try:
+                copy.deepcopy(value if key != "_modules" else None)
+            except Exception:
+                return f"attribute {key!r} of {f'module {name!r}' if name else 'the model'} ({type(module).__name__})"
+    return f"its class is {type(model).__name__}"
+
+
+def reject_training_mode(model: nn.Module) -> None:
+    """Raise ``UsageError`` where a module is in training mode and computes something else in it, such as dropout.
+
+    A module whose code never reads its mode may be in either.
+    """
+    for name, module in named_modules(model):
+        kind: Any = type(module)
+        if module.training and _reads_mode(kind):
+            what = f"module {name!r}" if name else "the model"
+            raise UsageError(f"{what} ({type(module).__name__}) is in training mode; call model.eval() first")
+
+
+@cache
+def _reads_mode(kind: Any) -> bool:
+    """Whether the code of a class of modules reads ``training``; code that torch.jit has compiled cannot be read, and may."""
+    own = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    functions = [value for each in own for value in vars(each).values() if isinstance(value, FunctionType)]
+    return issubclass(kind, torch.jit.ScriptModule) or any("training" in f.__code__.co_names for f in functions)
 
 
 def _written(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:

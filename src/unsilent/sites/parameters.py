@@ -27,7 +27,7 @@ from unsilent.sites.content_hash import ContentHash, content_hashes
 from unsilent.sites.corrupting import has_plain_memory, intended, intended_together, landed, write
 from unsilent.sites.memory import TensorMemory, Words, drop_repeated_dimensions, dtype_name, read_together
 from unsilent.sites.memory_ownership import StorageOwnership
-from unsilent.sites.modules import named_buffers, named_parameters
+from unsilent.sites.modules import named_buffers, named_parameters, unregistered
 
 INDEX_DTYPES = (torch.int64, torch.bool)
 """Of buffers that are no weights. Narrower integers are: quantised ones are int8, or packed into uint8 or int32."""
@@ -67,6 +67,7 @@ class Parameters:
         storages: dict[int, StorageOwnership] = {}
         for name, tensor in _named_tensors(model):
             self._add(name, tensor, storages)
+        self._unregistered = unregistered(model)
         held = dict(model.named_buffers())
         self.index_buffers = tuple(n for n in self.sites if n in held and held[n].dtype in INDEX_DTYPES)
 
@@ -104,6 +105,8 @@ class Parameters:
 
         Raises ``UsageError`` for a glob that matches nothing, an index outside its tensor, or memory without a codec.
         """
+        if not (self.sites or self.skipped):
+            raise self._no_tensors()
         chosen: dict[str, NDArray[np.int64] | None] = {}
         for address, names in self._matching(addresses):
             for name in self._meant(names):
@@ -119,6 +122,16 @@ class Parameters:
             Region(f"param:{n}", s.memory.codec.name, s.memory.shape, chosen[n])
             for n, s in self.sites.items()
             if n in chosen
+        )
+
+    def _no_tensors(self) -> UsageError:
+        """The error for a model in which nothing can be selected."""
+        if not self._unregistered:
+            return UsageError("the model has no parameters or buffers; expected a model with weights")
+        held = f"{', '.join(self._unregistered[:3])}{', …' if len(self._unregistered) > 3 else ''}"
+        return UsageError(
+            f"the model has no parameters or buffers, only values in {held}, which faults cannot be injected into; expected a "
+            "model with weights, such as this one before quantisation"
         )
 
     def passed_over(self, *addresses: str) -> list[str]:

@@ -13,13 +13,12 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import Population, Region, codec
 from unsilent.faults.naming import SiteName, parse_site
 from unsilent.printable import escape_unprintable
-from unsilent.sites.modules import named_modules
 from unsilent.sites.parameters import Parameters
 
 LEVELS = ("component", "layer", "tensor", "bit")
@@ -102,16 +101,6 @@ def default_components(model: nn.Module) -> dict[str, tuple[str, ...]]:
         for name, child in ((escape_unprintable(name), child) for name, child in children.items())
         if any(True for _ in child.parameters()) or any(True for _ in child.buffers())
     }
-
-
-def unregistered(model: nn.Module) -> list[str]:
-    """Places that hold numbers outside of parameters and buffers: packed quantised weights, plain tensor attributes."""
-    result = []
-    for name, module in named_modules(model):
-        for key, value in vars(module).items():
-            if key == "_packed_params" or (isinstance(value, Tensor) and value.numel()):
-                result.append(f"{name}.{key}".lstrip("."))
-    return sorted(set(result))
 
 
 def component_of(site: SiteName, components: Mapping[str, Sequence[str]]) -> str:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from unsilent.error_origin import advise_on_arguments, call_user_code, calls_user_code
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.nested import tensors_in
 from unsilent.outcomes.base import Judge
+from unsilent.workloads.batch_samples import count_samples
 
 
 @runtime_checkable
@@ -77,11 +77,16 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
+def as_inputs(batch: Any, run: Callable[[nn.Module, Any], Any]) -> Any:
+    """The batch as a tuple where it is a list that `call_model` takes apart: its items are inputs, not samples."""
+    return tuple(batch) if run is call_model and isinstance(batch, list) else batch
+
+
 class Workload:
     """A workload from a model and batches.
 
     Args:
-        model: A module, or a function returning one (called once). Put into eval mode.
+        model: A trained module in eval mode, or a function returning one (called once).
         batches: Model inputs: a tensor, a dict (keyword arguments) or a tuple (positional arguments) per
             batch. ``labelled=True`` drops the last item of each tuple, for a data loader that yields
             ``(inputs, labels)``.
@@ -138,25 +143,16 @@ class Workload:
         self._clean = clean
         self._clean_parts: dict[str, list[Any]] = {}
         self._batches: list[Any] | None = None
-        self._training: list[nn.Module] | None = None
 
     def model(self) -> nn.Module:
-        """The model in eval mode, built on the first call."""
+        """The model, built on the first call."""
         if not isinstance(self._model, nn.Module):
             self._model = call_user_code(self._model)
             if not isinstance(self._model, nn.Module):
                 raise UsageError(
                     f"workload {self.name!r}: expected a torch.nn.Module, got {type(self._model).__name__}"
                 )
-        if self._training is None:
-            self._training = [module for module in self._model.modules() if module.training]
-        return self._model.eval()
-
-    def restore_training_mode(self) -> None:
-        """Put the modules that were in training mode back into it; for a live model that goes on being used."""
-        for module in self._training or ():
-            module.training = True
-        self._training = None
+        return self._model
 
     def batches(self) -> Sequence[Any]:
         """The batches, read once from the iterable and kept."""
@@ -186,7 +182,7 @@ class Workload:
             if samples <= 0:
                 break
             result.append(batch)
-            samples -= _count_samples(batch)
+            samples -= count_samples(batch)
         return result
 
     def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
@@ -206,7 +202,7 @@ class Workload:
 
     def _unlabelled(self, batches: Iterable[Any]) -> list[Any]:
         """Batches as the model takes them."""
-        return [_inputs(batch) if self._labelled else batch for batch in batches]
+        return [as_inputs(_inputs(batch) if self._labelled else batch, self._run) for batch in batches]
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """One evaluation of one batch."""
@@ -220,12 +216,8 @@ class Workload:
 
 def own_originals(batches: Iterable[Any]) -> list[range]:
     """Originals of batches whose samples are each one of their own."""
-    ends = list(accumulate((_count_samples(batch) for batch in batches), initial=0))
+    ends = list(accumulate((count_samples(batch) for batch in batches), initial=0))
     return [range(first, end) for first, end in pairwise(ends)]
-
-
-def _count_samples(batch: Any) -> int:
-    return next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 1)
 
 
 def _inputs(batch: Any) -> Any:

@@ -46,13 +46,18 @@ def set_script_arguments(ref: str, arguments: Sequence[str] = ()) -> None:
     sys.argv = [str(Path(place).expanduser()) if place.endswith(".py") else place or ref, *arguments]
 
 
+def user_module_name(path: Path) -> str:
+    """The name that the module of a file has while it is loaded."""
+    return f"_unsilent_user_{path.stem}"
+
+
 def _from_file(path: Path, ref: str) -> types.ModuleType:
     """Run a Python file as a module of its own, with its folder importable as for ``python file.py``."""
     source = read_plain(path, MOST_BYTES, f"{path} of workload {ref!r}")
     path = path.resolve()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    module = types.ModuleType(f"_unsilent_user_{path.stem}")
+    module = types.ModuleType(user_module_name(path))
     module.__file__ = str(path)
     # Dataclasses and pickling look the module up by its name.
     sys.modules[module.__name__] = module

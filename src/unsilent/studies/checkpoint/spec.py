@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Lt
 
@@ -84,6 +84,7 @@ def joined(names: Any) -> list[str]:
 class CheckpointSpec:
     """What is asked of a campaign; the campaign's identity derives from it."""
 
+    FILES: ClassVar[tuple[str, ...]] = ("data",)
     workload: Annotated[str, Option(
         "A training: built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
         missing_error="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
@@ -130,7 +131,7 @@ class CheckpointSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
-        return without_folders(self.to_json(), "data")
+        return without_folders(self.to_json(), *self.FILES)
 
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs trials, in a worker."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Lt
 
@@ -112,6 +112,7 @@ def parse_clean_target(name: str) -> CleanTarget | None:
 class CoverageSpec:
     """What was asked."""
 
+    FILES: ClassVar[tuple[str, ...]] = ("data",)
     workload: Annotated[str, TRAINING_OPTION]
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
@@ -186,7 +187,7 @@ class CoverageSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
-        return without_folders(self.to_json(), "data")
+        return without_folders(self.to_json(), *self.FILES)
 
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs trials, in a worker."""

@@ -36,6 +36,7 @@ from unsilent.outcomes.base import incorrect
 from unsilent.outcomes.classify import same_outcome_for_all
 from unsilent.printable import escape_unprintable
 from unsilent.report.text import count_text
+from unsilent.sites.modules import unregistered
 from unsilent.sites.targets import (
     RegionsByBatch,
     Target,
@@ -43,7 +44,6 @@ from unsilent.sites.targets import (
     component_of,
     default_components,
     make_targets,
-    unregistered,
     with_index_buffers,
 )
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow, TargetInfo, TensorInfo

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Lt
 
@@ -65,6 +65,7 @@ class PvfSpec:
     batches, None where each trial says it (`TrialId.sample_count`).
     """
 
+    FILES: ClassVar[tuple[str, ...]] = ("data", "weights", "faults")
     workload: Annotated[str, Option(
         "A model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", WORKLOAD_PANEL,
         missing_error="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
@@ -133,7 +134,7 @@ class PvfSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in, and the kind of device without its index."""
-        values = without_folders(self.to_json(), "data", "weights", "faults")
+        values = without_folders(self.to_json(), *self.FILES)
         values["device"] = self.device.partition(":")[0]
         return values
 

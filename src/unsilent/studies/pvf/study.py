@@ -227,11 +227,9 @@ def live_executor(
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.studies.pvf.runner import TrialRunner
 
-    release = getattr(workload, "restore_training_mode", None)
     return InlineExecutor(
         spec,
         lambda progress, worker_settings: TrialRunner(spec, workload, progress, worker_settings),
         observer,
         worker_settings,
-        release,
     )

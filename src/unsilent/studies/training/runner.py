@@ -230,7 +230,7 @@ class TrainingRunner:
         return FaultSampler(self.spec, regions, names, default_components(state.model), self.golden.steps)
 
     def _fingerprint(self) -> dict[str, str]:
-        golden = self.golden
+        golden, known = self.golden, self.golden.evaluation
         hashes = np.array(golden.hashes, dtype=np.uint64).tobytes()
         described = {}
         if self.spec.accelerator is not None:  # a file, whose content may change
@@ -239,7 +239,9 @@ class TrainingRunner:
         return {
             **described,
             "golden": xxhash.xxh3_128_hexdigest(hashes + golden.losses.tobytes()),
-            "held-out": xxhash.xxh3_128_hexdigest(golden.evaluation.labels.tobytes()),
+            "held-out": xxhash.xxh3_128_hexdigest(
+                b"".join(part.tobytes() for part in (known.labels, known.predictions)) + repr(known.loss).encode()
+            ),
             "code": code_fingerprint(self.spec.workload, self.workload, None),
             "device": str(next(golden.state_before_step(0).model.parameters()).device.type),
             "torch": str(torch.__version__),

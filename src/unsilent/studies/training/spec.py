@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Lt
 
@@ -167,6 +167,7 @@ class TrainingSpec:
         horizon: None: every run goes to its end.
     """
 
+    FILES: ClassVar[tuple[str, ...]] = ("data", "accelerator")
     workload: Annotated[str, TRAINING_OPTION]
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
@@ -226,7 +227,7 @@ class TrainingSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
-        return without_folders(self.to_json(), "data", "accelerator")
+        return without_folders(self.to_json(), *self.FILES)
 
 
 @dataclass(frozen=True, slots=True)

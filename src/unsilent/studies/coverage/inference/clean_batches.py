@@ -11,9 +11,9 @@ from torch import nn
 
 from unsilent.engine.device_placement import place
 from unsilent.errors import UsageError
-from unsilent.protection.recorded_pass import count_samples
 from unsilent.studies.coverage.inference.spec import CALIBRATION, CLEAN_TARGETS, InferenceCoverageSpec
 from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload, own_originals
+from unsilent.workloads.batch_samples import count_samples
 
 LEAST_PROFILE_BATCHES = 2
 """That detectors learn from: parts of a combination are scaled with other batches than they learn from."""

@@ -25,17 +25,19 @@ from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, tria
 from unsilent.detectors.activations.rule import Floats
 from unsilent.engine import PlainEngine, make_engine
 from unsilent.engine.device_placement import resolve_device
+from unsilent.engine.digests import tensors_hasher
 from unsilent.engine.plain import RANDOM_SEED, same_outputs
 from unsilent.engine.running_out import unusable_if_raised
 from unsilent.errors import InjectionError, InternalError, UnsilentError, UsageError, UserCodeError, first_line
 from unsilent.faults import Fault
+from unsilent.nested import tensors_in
 from unsilent.outcomes import judge, judge_text
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import classify
 from unsilent.printable import escape_unprintable
 from unsilent.protection.detector import make_detector
 from unsilent.protection.layer_watch import find_layers
-from unsilent.protection.recorded_pass import RecordedPass, count_samples, record_pass
+from unsilent.protection.recorded_pass import RecordedPass, record_pass
 from unsilent.studies.coverage.inference.clean_batches import EvaluatedOn, read_clean_batches
 from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, name_rows
 from unsilent.studies.coverage.inference.fault_search import BENIGN, DUE, MASKED, FaultSearch, fault_of_operation
@@ -57,6 +59,7 @@ from unsilent.studies.coverage.inference.spec import (
 from unsilent.studies.coverage.inference.timing import flops_by_layer, seconds_of_detectors
 from unsilent.workloads import load
 from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload
+from unsilent.workloads.batch_samples import count_samples
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import contain_user_process
 from unsilent.workloads.user import user_code
@@ -120,6 +123,9 @@ class InferenceCoverageRunner:
             "versions": repr(sorted(versions().items())),
             "code": code_fingerprint(spec.workload, workload, self.engine.judge),
             "detectors": code_hash(__name__, "unsilent.protection", "unsilent.detectors.activations"),
+            "clean inputs": tensors_hasher(
+                tensors_in([profile, [part.batches for part in self._clean.values()]])
+            ).hexdigest(),
             "clean": repr([(d.layers, d.nbytes) for d in self._infos]),
         }
         self._campaign = campaign_hash(spec, self.fingerprint)

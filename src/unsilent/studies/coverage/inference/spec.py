@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Lt
 
@@ -70,6 +70,7 @@ MOST_TRIES, MOST_CLEAN = 10**6, 10**7
 class InferenceCoverageSpec:
     """What was asked."""
 
+    FILES: ClassVar[tuple[str, ...]] = ("data", "weights")
     workload: Annotated[str, Option(
         "A training or a model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.",
         WORKLOAD_PANEL, missing_error="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
@@ -124,7 +125,7 @@ class InferenceCoverageSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in, and the kind of device without its index."""
-        return without_folders(self.to_json(), "data", "weights") | {"device": self.device.partition(":")[0]}
+        return without_folders(self.to_json(), *self.FILES) | {"device": self.device.partition(":")[0]}
 
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs trials, in a worker."""

@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from unsilent.nested import map_tensors
 from unsilent.protection.detector import InferenceDetector
 from unsilent.protection.layer_watch import LayerRun, LayerWatch
 from unsilent.protection.profile import Profile, dtypes_of, model_fingerprint
 from unsilent.protection.protect import ProtectedModel
-from unsilent.protection.recorded_pass import count_samples
 from unsilent.studies.coverage.inference.detector_rows import name_of_run
 from unsilent.studies.coverage.inference.spec import TIMED_BATCHES
+from unsilent.workloads.batch_samples import count_samples, take_samples
 
 Run = Callable[[Any, Any], Any]
 ROUNDS, LEAST_REPEATS, MOST_REPEATS, SECONDS = 3, 2, 12, 0.05
@@ -31,14 +30,7 @@ ROUNDS, LEAST_REPEATS, MOST_REPEATS, SECONDS = 3, 2, 12, 0.05
 
 def resized(batch: Any, samples: int) -> Any:
     """A batch of so many samples, those of another batch, some of them several times where it has fewer."""
-    count = count_samples(batch)
-
-    def take(path: tuple[str, ...], tensor: Tensor) -> Tensor:
-        if not tensor.ndim or len(tensor) != count:
-            return tensor
-        return tensor[torch.arange(samples, device=tensor.device) % count]
-
-    return map_tensors(batch, take)
+    return take_samples(batch, torch.arange(samples) % count_samples(batch))
 
 
 def seconds_of_detectors(

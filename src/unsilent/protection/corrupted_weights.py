@@ -1,0 +1,81 @@
+"""Which elements of a parameter or buffer were corrupted, and which of their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MOST_SHOWN = 4
+"""Elements that are listed as text."""
+
+
+@dataclass(frozen=True, eq=False)
+class CorruptedWeights:
+    """Corrupted elements of one parameter or buffer.
+
+    Attributes:
+        tensor: Its name.
+        shape: Its shape.
+        elements: int64[n], flat indices of the corrupted elements. Where ``flipped`` is empty: of the piece of memory that has a
+            wrong checksum, one or more of them corrupted.
+        flipped: The bits of each of these elements that were flipped, as a mask; empty where they are not known, as nothing was
+            repaired.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    elements: NDArray[np.int64]
+    flipped: tuple[int, ...] = ()
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether the elements have the bits again that they should have."""
+        return bool(self.flipped)
+
+    @property
+    def addresses(self) -> Iterator[str]:
+        """Of each element, like ``param:fc.weight[3,5]``."""
+        for place in zip(*np.unravel_index(self.elements, self.shape), strict=True) if self.shape else [()]:
+            yield f"param:{self.tensor}" + (f"[{','.join(map(str, place))}]" if place else "")
+
+    @property
+    def bits(self) -> Iterator[tuple[int, ...]]:
+        """Numbers of the flipped bits of each element, from the lowest, which is 0."""
+        for mask in self.flipped:
+            yield tuple(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
+
+    def __str__(self) -> str:
+        if not self.is_repaired:
+            first = next(iter(self.addresses))
+            return f"{first} or one of the {len(self.elements) - 1:,} elements after it (not repaired)"
+        pairs = zip(self.addresses, self.bits, strict=True)
+        shown = [f"{address} bit {', '.join(map(str, bits))}" for address, bits in islice(pairs, MOST_SHOWN)]
+        more = f"; and {len(self.elements) - MOST_SHOWN:,} more elements" if len(self.elements) > MOST_SHOWN else ""
+        return f"{'; '.join(shown)}{more} (repaired)"
+
+
+def repaired_weights(
+    tensor: str, shape: Iterable[int], itemsize: int, differences: Tensor, first: int = 0
+) -> CorruptedWeights:
+    """What was corrupted in one tensor, from the bytes in which it differed.
+
+    Args:
+        itemsize: Bytes of an element.
+        differences: uint8[bytes], bytes before the repair XOR bytes after it.
+        first: The flat index of the element that the bytes begin with.
+    """
+    rows = differences.view(-1, itemsize)
+    changed = rows.any(1).nonzero().flatten()
+    flipped = tuple(int.from_bytes(bytes(row), "little") for row in rows[changed].tolist())
+    return CorruptedWeights(tensor, tuple(shape), changed.cpu().numpy().astype(np.int64) + first, flipped)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The memory of a tensor on the host as uint8[bytes], in the order of its elements."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
