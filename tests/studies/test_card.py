@@ -10,6 +10,7 @@ import re
 import shlex
 import sqlite3
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
