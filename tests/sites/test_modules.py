@@ -13,7 +13,7 @@ import unsilent
 from unsilent.errors import UsageError
 from unsilent.protection.profile import load_profile, make_profile
 from unsilent.protection.protect import ProtectedModel, protect
-from unsilent.sites.modules import reject_training_mode
+from unsilent.sites.modules import mode_readers, reject_training_mode
 
 
 class OwnDropout(nn.Module):
@@ -40,19 +40,19 @@ SENSITIVE = [nn.Dropout, lambda: nn.BatchNorm1d(4), lambda: nn.LSTM(4, 4), OwnDr
 def test_a_module_that_reads_its_mode_is_refused_in_training_mode(make):
     model = nn.Sequential(nn.Linear(4, 4), make())
     with pytest.raises(UsageError, match=r"module '1' \(\w+\) is in training mode; call model.eval\(\) first"):
-        reject_training_mode(model)
-    reject_training_mode(model.eval())
+        reject_training_mode(mode_readers(model))
+    reject_training_mode(mode_readers(model.eval()))
 
 
 def test_one_module_in_training_mode_is_enough():
     model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout())).eval()
     model[1][0].train()
     with pytest.raises(UsageError, match=r"module '1.0' \(Dropout\)"):
-        reject_training_mode(model)
+        reject_training_mode(mode_readers(model))
 
 
 def test_modules_that_do_not_read_their_mode_may_be_in_either():
-    reject_training_mode(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.LayerNorm(4), nn.GroupNorm(1, 2)).train())
+    assert not mode_readers(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.LayerNorm(4), nn.GroupNorm(1, 2)))
 
 
 def test_one_rule_for_campaigns_profiles_and_protected_models(tmp_path):

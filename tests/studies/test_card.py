@@ -10,6 +10,7 @@ import re
 import shlex
 import sqlite3
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -415,7 +416,7 @@ def test_the_documented_schema_is_that_of_the_product(documented, made):
         (schema["properties"]["spec"], PvfSpec),
         (schema["properties"]["rows"]["items"], CardRow),
     ):
-        names = set(kind.__dataclass_fields__)
+        names = {field.name for field in fields(kind)}
         assert set(part["properties"]) == set(part["required"]) == names
         assert part["additionalProperties"] is False
 

@@ -33,7 +33,7 @@ from unsilent.sites import OperationInjector, Parameters, Receipt, Survey, Trans
 from unsilent.sites.addresses import component_hint
 from unsilent.sites.content_hash import ContentHash, content_hashes
 from unsilent.sites.memory import content_of
-from unsilent.sites.modules import reject_training_mode
+from unsilent.sites.modules import mode_readers, reject_training_mode
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.process_side_effects import add_workload_note, check_no_returned_fork, contain_user_process
 from unsilent.workloads.user import user_code
@@ -110,7 +110,7 @@ class PlainEngine:
         self.workload = workload
         self.judge: Judge = judge or workload.judge
         model = workload.model()
-        reject_training_mode(model)
+        reject_training_mode(mode_readers(model))
         self.model = place_model(model, device, dtype)
         self.batches: Sequence[Any] = [place(b, device, dtype) for b in workload.batches()]
         if any(t.is_inference() for t in (*self.model.parameters(), *self.model.buffers())):

@@ -86,8 +86,8 @@ class ExplainedRun:
             reason = next(iter(str(error).strip().splitlines()), "")
             raise UsageError(
                 f"the model raised {type(error).__name__} for a clean batch of {_describe(batch)} ({reason}); expected batches "
-                "that the model can be called with, without labels: one tensor, a tuple of inputs or a dict of named ones (a list "
-                "of samples is one input: ([sample, …],)); or give run="
+                "that the model can be called with, without labels: one tensor, a tuple of inputs or a dict of named ones (a "
+                "list of samples is one input: ([sample, …],)); or give run="
             ) from error
 
 

@@ -34,7 +34,7 @@ from unsilent.protection.layer_watch import find_layers, reject_compiled
 from unsilent.protection.recorded_pass import record_pass
 from unsilent.protection.weight_detector import WeightDetector
 from unsilent.sites.memory import content_of
-from unsilent.sites.modules import named_tensors, packed_weights, reject_training_mode
+from unsilent.sites.modules import mode_readers, named_tensors, packed_weights, reject_training_mode
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
 from unsilent.workloads.base import as_inputs, call_model
 
@@ -85,7 +85,7 @@ class Profile:
 
     def check_model(self, model: nn.Module) -> None:
         """Raise ``UsageError`` for a model in training mode, with other weights or another dtype."""
-        reject_training_mode(model)
+        reject_training_mode(mode_readers(model))
         if (dtypes := dtypes_of(model)) != self.dtypes:
             raise UsageError(
                 f"the profile is of a model with weights in {', '.join(self.dtypes)}, this one has {', '.join(dtypes)}; make a "
@@ -288,7 +288,7 @@ def make_profile(
             or buffers that change in clean calls with ``weight-integrity``.
     """
     reject_compiled(model)
-    reject_training_mode(model)
+    reject_training_mode(mode_readers(model))
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     find_layers(model, layers)
     made = make_detector(detector, layers, seed)

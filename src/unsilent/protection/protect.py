@@ -38,7 +38,7 @@ from unsilent.protection.profile import Profile, make_profile
 from unsilent.protection.recorded_pass import RecordedPass, check_output, copy_run
 from unsilent.protection.recovery_ladder import CorruptedAnswer, WeightRepair, limited, make_elsewhere, sort_rungs
 from unsilent.protection.weight_detector import WeightDetector
-from unsilent.sites.modules import reject_training_mode
+from unsilent.sites.modules import mode_readers, reject_training_mode
 from unsilent.workloads.base import call_model
 from unsilent.workloads.batch_samples import count_samples
 
@@ -118,6 +118,7 @@ class ProtectedModel:
                 f"elsewhere is given, but recovery is {self._ladder}; expected 'elsewhere' in it: add it, or leave elsewhere out"
             )
         profile.check_model(model)
+        self._mode_readers = mode_readers(model)
         self._model, self._profile, self._is_early = model, profile, mode == "early"
         rules = [part for part in profile.parts if isinstance(part, ActivationDetector)]
         if not rules and {"clamp", "zero"} & set(self._ladder):
@@ -231,7 +232,7 @@ class ProtectedModel:
         if self._is_closed:
             raise UsageError("the guard is closed, so that no call is watched; protect the model again")
         reject_compiled(self._model)
-        reject_training_mode(self._model)
+        reject_training_mode(self._mode_readers)
         for part in self._profile.parts:
             if isinstance(part, WeightDetector):
                 part.check_tensors(self._model)

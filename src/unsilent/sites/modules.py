@@ -6,7 +6,7 @@ They are PyTorch's names, with escapes for characters that cannot be stored or s
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import FunctionType
 from typing import Any, TypeVar
@@ -78,14 +78,20 @@ def _uncopied(model: nn.Module) -> str:
     return f"its class is {type(model).__name__}"
 
 
-def reject_training_mode(model: nn.Module) -> None:
-    """Raise ``UsageError`` where a module is in training mode and computes something else in it, such as dropout.
-
-    A module whose code never reads its mode may be in either.
-    """
+def mode_readers(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that compute something else in training mode, such as dropout, by name: those whose code reads their mode."""
+    result = {}
     for name, module in named_modules(model):
         kind: Any = type(module)
-        if module.training and _reads_mode(kind):
+        if _reads_mode(kind):
+            result[name] = module
+    return result
+
+
+def reject_training_mode(readers: Mapping[str, nn.Module]) -> None:
+    """Raise ``UsageError`` where one of these `mode_readers` is in training mode."""
+    for name, module in readers.items():
+        if module.training:
             what = f"module {name!r}" if name else "the model"
             raise UsageError(f"{what} ({type(module).__name__}) is in training mode; call model.eval() first")
 
