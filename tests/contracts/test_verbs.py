@@ -12,7 +12,6 @@ import torch
 
 from conftest import in_process
 from docs.test_examples import known_options
-from unsilent.cli import tables
 
 OTHERS = {
     "checkpoint": "has verbs of its own",
@@ -33,9 +32,10 @@ def test_a_result_is_printed_plainly_or_as_json(verb):
 @pytest.fixture
 def terminal(monkeypatch):
     """A terminal that is narrow and shows colours."""
-    from rich.console import Console
+    from rich import console
 
-    monkeypatch.setattr(tables, "_console", lambda: Console(force_terminal=True, width=60))
+    plain = console.Console
+    monkeypatch.setattr(console, "Console", lambda: plain(force_terminal=True, width=60))
 
 
 @pytest.mark.parametrize("words", LISTS, ids=" ".join)
