@@ -328,6 +328,18 @@ def test_nothing_of_torch_is_imported_before_the_script_does(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", ["sys.stderr.close()", "os.close(2)", "sys.stderr = None", "sys.stdout.close()", "raise SystemExit(3)"]
+)
+def test_a_script_may_close_its_streams(tmp_path, how):
+    """The exit code is the script's, and the last line is on the stderr that it began with."""
+    (tmp_path / "train.py").write_text(f"import os, sys\n{LOOP}\n{how}\n")
+    done = subprocess.run(command("run", "train.py"), cwd=tmp_path, capture_output=True, text=True, check=False)
+    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, "no alarm in" in done.stderr) == (plain.returncode, True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_script_as_they_end_python(tmp_path, ending):
     (tmp_path / "wait.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")

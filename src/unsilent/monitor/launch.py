@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import kind_and_line
 from unsilent.monitor.program import InterruptAtExit, Program, ProgramNotFound, show_uncaught
 from unsilent.monitor.run_summary import RunSummary, StderrHandler
+from unsilent.monitor.standard_error import StandardError
 from unsilent.monitor.switches import ResolvedSettings
 from unsilent.monitor.torch_import import AfterTorchImport
 from unsilent.printable import escape_unprintable
@@ -28,6 +28,7 @@ class MonitoredRun:
         events = resolved.settings.events if resolved.settings else None
         self._summary = RunSummary(events)
         self._process = os.getpid()
+        self._stderr = StandardError()
 
     def run(self) -> Any:
         """Run the program to its end; returns what `sys.exit` takes.
@@ -35,13 +36,13 @@ class MonitoredRun:
         Raises:
             UsageError: there is no such program, or the monitor does not accept its settings for this model.
         """
-        at_exit, waiting, handler = InterruptAtExit(), AfterTorchImport(self._start), StderrHandler()
+        at_exit, waiting, handler = InterruptAtExit(), AfterTorchImport(self._start), StderrHandler(self._stderr)
         if (settings := self._resolved.settings) is not None:
             waiting.install()
             if settings.log_normal or settings.metrics_port is not None:
                 handler.install()
         for note in self._resolved.notes:
-            _print(note)
+            self._print(note)
         error: BaseException | None = None
         try:
             self._program.run()
@@ -54,9 +55,9 @@ class MonitoredRun:
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
         has_succeeded = error is None or (isinstance(error, SystemExit) and not error.code)
         if has_succeeded and not is_child and (note := self._why_not_monitored()):
-            _print(note)
+            self._print(note)
         if line := self._summary.text:
-            _print(line)
+            self._print(line)
         return self._exit_code(error)
 
     def _stop(self, error: BaseException | None) -> BaseException | None:
@@ -114,11 +115,9 @@ class MonitoredRun:
             if (refused := self._automatic.refused) is not None and error is refused:
                 raise refused
             if isinstance(error, MonitorStop):
-                _print(str(error))
+                self._print(str(error))
                 return error.exit_code
         return show_uncaught(error)
 
-
-def _print(text: str) -> None:
-    """A line on stderr."""
-    print(f"unsilent: {escape_unprintable(text)}", file=sys.stderr, flush=True)
+    def _print(self, text: str) -> None:
+        self._stderr.print_line(f"unsilent: {escape_unprintable(text)}")

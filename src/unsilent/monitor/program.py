@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import importlib.util
 import os
 import runpy
@@ -124,6 +125,7 @@ class InterruptAtExit:
     def _end(self) -> None:
         if self.is_wanted:
             for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # the program may have closed it
+                    stream.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)

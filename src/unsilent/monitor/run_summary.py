@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from unsilent.monitor.events import Alarm, Ended, Event, Verdict
 from unsilent.monitor.sinks import LOGGER
+from unsilent.monitor.standard_error import StandardError
 from unsilent.report.text import count_text
 
 
@@ -72,6 +72,10 @@ def _together(ended: Sequence[Ended]) -> Ended:
 class StderrHandler(logging.Handler):
     """Prints all lines of the monitor on stderr, as long as the program has not configured its log."""
 
+    def __init__(self, stderr: StandardError) -> None:
+        super().__init__()
+        self._stderr = stderr
+
     def install(self) -> None:
         """From now on, with lines of level INFO."""
         log = logging.getLogger(LOGGER)
@@ -89,4 +93,4 @@ class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line, unless another handler does."""
         if not logging.getLogger().handlers and not logging.getLogger("unsilent").handlers:
-            print(record.getMessage(), file=sys.stderr, flush=True)
+            self._stderr.print_line(record.getMessage())

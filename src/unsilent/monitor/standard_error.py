@@ -1,0 +1,27 @@
+"""Lines on stderr, also where the program that is monitored has closed it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+
+class StandardError:
+    """Prints lines on stderr; once the program has closed or replaced it by nothing, on the stderr that it began with."""
+
+    def __init__(self) -> None:
+        try:
+            self._first: int | None = os.dup(2)
+        except OSError:  # begun without one
+            self._first = None
+
+    def print_line(self, text: str) -> None:
+        """Print a line; nothing where there has never been a stderr."""
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError):
+                print(text, file=sys.stderr, flush=True)
+                return
+        if self._first is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._first, f"{text}\n".encode(errors="backslashreplace"))
