@@ -252,3 +252,16 @@ def snapshot(path):
     """The content of every file of a checkpoint."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     return {str(p): p.read_bytes() for p in files}
+
+
+@pytest.mark.parametrize("name", [b"x\n.txt", b"\xff.txt", "ä.txt".encode(), b"x\\x0a.txt"])
+def test_names_of_files_are_compared_as_they_are(name, trainer_folder, capsys):
+    other = os.path.join(os.fsencode(trainer_folder), name)
+    for path in (other, os.path.join(os.fsencode(trainer_folder), b"x\\x0a.txt")):
+        with open(path, "wb") as file:
+            file.write(b"1")
+    assert command(capsys, "manifest", trainer_folder)[0] == 0
+    assert command(capsys, "verify", trainer_folder)[0] == 0
+    os.unlink(other)
+    code, shown, _ = command(capsys, "verify", trainer_folder)
+    assert (code, "is missing" in shown, shown.isprintable() or "\n" in shown) == (1, True, True)

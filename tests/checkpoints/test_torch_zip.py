@@ -143,3 +143,14 @@ def test_the_content_is_that_of_torch(tmp_path):
     with Checkpoint(path) as checkpoint:
         content = b"".join(checkpoint.content(checkpoint.tensor("model/w")))
     assert content == np.arange(3, dtype="<f4").tobytes()
+
+
+def test_tensors_that_torch_does_not_swap_are_refused_in_a_big_endian_archive(tmp_path):
+    plain, big = tmp_path / "plain.pt", tmp_path / "big.pt"
+    torch.save({"w": torch.tensor([1, 2], dtype=torch.uint16)}, plain)
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(big, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, b"big" if name.endswith("byteorder") else old.read(name))
+    assert torch.load(big)["w"].tolist() == [1, 2], "not swapped, although the archive says so"
+    with pytest.raises(UsageError, match="two orders of bytes"):
+        Checkpoint(big)

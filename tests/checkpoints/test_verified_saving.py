@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
+import signal
 import threading
 import warnings
 
@@ -15,7 +17,7 @@ from torch.distributed.checkpoint import load as dcp_load
 
 import unsilent
 from checkpoints.killed_saves import SYSTEM_CALLS, leftovers, run_killed, run_killed_by_system_call
-from unsilent.checkpoints import replacing, verified_saving
+from unsilent.checkpoints import replacing, verified_saving, writing
 from unsilent.checkpoints.manifest import manifest_path
 from unsilent.checkpoints.verified_saving import CheckpointDamaged, verify_saved
 from unsilent.cli.main import run
@@ -160,7 +162,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(failing, tmp_path, monkeypatch)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if failing == "write":
-        monkeypatch.setattr(verified_saving._HashingFile, "write", full)
+        monkeypatch.setattr(writing.HashingFile, "write", full)
     else:
         monkeypatch.setattr(os, failing, full)
     with pytest.raises(UsageError, match="No space left on device"):
@@ -201,7 +203,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_verified_is_verified_again(tm
 def test_bytes_that_change_on_their_way_to_the_disk_are_found(where, tmp_path, monkeypatch):
     path = tmp_path / "w.pt"
     unsilent.verified_save(state(1), path)
-    plain = verified_saving._forget_cached_pages
+    plain = verified_saving.forget_cached_pages
 
     def change(draft):
         content = bytearray(draft.read_bytes())
@@ -209,7 +211,7 @@ def test_bytes_that_change_on_their_way_to_the_disk_are_found(where, tmp_path, m
         draft.write_bytes(content)
         plain(draft)
 
-    monkeypatch.setattr(verified_saving, "_forget_cached_pages", change)
+    monkeypatch.setattr(verified_saving, "forget_cached_pages", change)
     with pytest.raises(CheckpointDamaged, match="as it was written"):
         unsilent.verified_save({**state(2), "epoch": 4}, path)
     monkeypatch.undo()
@@ -217,13 +219,13 @@ def test_bytes_that_change_on_their_way_to_the_disk_are_found(where, tmp_path, m
 
 
 def test_elements_that_change_between_memory_and_writing_are_found(tmp_path, monkeypatch):
-    tensors, plain = {"w": torch.ones(3)}, verified_saving._write
+    tensors, plain = {"w": torch.ones(3)}, verified_saving.write_state
 
     def change(state, *rest):
         state["w"][1] = 5
         return plain(state, *rest)
 
-    monkeypatch.setattr(verified_saving, "_write", change)
+    monkeypatch.setattr(verified_saving, "write_state", change)
     with pytest.raises(CheckpointDamaged, match="model/w of .* as it was in memory"):
         unsilent.verified_save(tensors, tmp_path / "w.pt")
     assert list(tmp_path.iterdir()) == []
@@ -320,3 +322,133 @@ def test_what_something_else_saved_is_compared_with_memory(tmp_path):
     assert json.loads(path.read_text())["checkpoint"] == "w.pt"
     with pytest.raises(CheckpointDamaged, match="model/w"):
         verify_saved(state(2), tmp_path / "w.pt")
+
+
+# What must not be lost, and what is refused.
+
+
+@pytest.mark.parametrize("path", ["results", ".", "", "results/"])
+def test_a_folder_with_other_files_is_never_replaced(path, tmp_path, monkeypatch):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "thesis.txt").write_text("precious")
+    monkeypatch.chdir(tmp_path if path.startswith("results") else tmp_path / "results")
+    with pytest.raises(UsageError):
+        unsilent.verified_save(state(1), path)
+    assert (tmp_path / "results" / "thesis.txt").read_text() == "precious"
+    assert [p.name for p in tmp_path.iterdir()] == ["results"]
+
+
+def test_a_checkpoint_with_a_file_of_somebody_is_never_replaced(tmp_path):
+    unsilent.verified_save(state(1), tmp_path / "w")
+    (tmp_path / "w" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt"):
+        unsilent.verified_save(state(2), tmp_path / "w")
+    assert (tmp_path / "w" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("path", ["a\0b.pt", "~nobody-at-all/w.pt", "/", "missing/w.pt", "w.unknown"])
+@pytest.mark.parametrize("function", [lambda path: unsilent.verified_save(state(1), path), unsilent.verified_load])
+def test_paths_that_cannot_be_are_refused_in_one_line(path, function, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        function(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("limit", [0, 500, 1000, 1500, 5000])
+def test_a_file_that_cannot_grow_is_one_line(name, limit, tmp_path):
+    path = tmp_path / name
+    unsilent.verified_save({"w": torch.ones(3)}, path)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            unsilent.verified_save({"w": torch.ones(5000)}, path)
+        except UsageError as error:
+            code = 3 if "\n" not in str(error) and "cannot write" in str(error) else 4
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WEXITSTATUS(status) == 3
+    assert loaded(path) == 1 if name != "w" else verified_saving.verified_load(path) == path
+    assert leftovers(tmp_path) == []
+
+
+def test_keys_that_are_no_names_are_refused_by_safetensors(tmp_path):
+    with pytest.raises(UsageError, match="safetensors cannot save this state"):
+        unsilent.verified_save({0: torch.ones(2)}, tmp_path / "w.safetensors")
+
+
+def test_a_state_that_torch_does_not_load_without_trust_says_so(tmp_path):
+    unsilent.verified_save({"w": torch.ones(2), "made": threading.Barrier}, tmp_path / "w.pt")
+    with pytest.raises(UsageError, match="weights_only=False") as caught:
+        unsilent.verified_load(tmp_path / "w.pt")
+    assert "\n" not in str(caught.value)
+    assert unsilent.verified_load(tmp_path / "w.pt", weights_only=False)["made"] is threading.Barrier
+
+
+# Manifests next to each other.
+
+
+def killed_between(tmp_path, monkeypatch):
+    """A checkpoint of which a save was killed before its pending manifest was renamed."""
+    path = tmp_path / "w.pt"
+    unsilent.verified_save(state(1), path)
+    plain = os.rename
+
+    def stopped(old, new):
+        if str(old).endswith(".pending"):
+            raise KeyboardInterrupt
+        plain(old, new)
+
+    monkeypatch.setattr(os, "rename", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        unsilent.verified_save(state(2), path)
+    monkeypatch.undo()
+    assert loaded(path) == 2
+    return path, path.with_name(".w.pt.manifest.json.pending")
+
+
+@pytest.mark.parametrize("how", ["command", "verify_saved"])
+def test_a_newer_manifest_replaces_a_pending_one(how, tmp_path, monkeypatch):
+    path, pending = killed_between(tmp_path, monkeypatch)
+    older = path.read_bytes()
+    torch.save(state(3), path)
+    if how == "command":
+        assert run(["checkpoint", "manifest", str(path)]) == 0
+    else:
+        verify_saved(state(3), path)
+    assert not pending.exists()
+    path.write_bytes(older)
+    with pytest.raises(CheckpointDamaged):
+        unsilent.verified_load(path)
+
+
+def test_of_two_manifests_one_may_be_damaged(tmp_path, monkeypatch):
+    path, pending = killed_between(tmp_path, monkeypatch)
+    manifest_path(path).write_text("damaged")
+    assert loaded(path) == 2
+    path, pending = killed_between(tmp_path, monkeypatch)
+    pending.write_text("damaged")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointDamaged):
+        unsilent.verified_load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_readers_while_something_saves(name, tmp_path):
+    path = tmp_path / name
+    unsilent.verified_save(state(0), path)
+    child = os.fork()
+    if child == 0:
+        try:
+            for value in range(200):
+                unsilent.verified_save(state(value), path)
+        finally:
+            os._exit(0)
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        unsilent.verified_load(path)

@@ -114,7 +114,7 @@ def read_manifest(path: Path) -> Manifest:
         if values.pop("xxh3_128") != manifest_digest(values):
             raise UsageError(f"the manifest {path} does not have its own checksum; it is damaged, use a copy of it")
         files = {
-            escape_unprintable(name): FileHash(int(v["size"]), str(v["xxh3_128"]), str(v["sha256"]))
+            str(name): FileHash(int(v["size"]), str(v["xxh3_128"]), str(v["sha256"]))
             for name, v in values["files"].items()
         }
         tensors = {
@@ -126,7 +126,7 @@ def read_manifest(path: Path) -> Manifest:
         numbers = {escape_unprintable(name): _number(value) for name, value in values["numbers"].items()}
         if not files:
             raise ValueError("no file")
-        skipped = tuple(map(escape_unprintable, values["skipped"]))
+        skipped = tuple(map(str, values["skipped"]))
         return Manifest(escape_unprintable(values["checkpoint"])[:200], files, tensors, numbers, skipped)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(
@@ -157,8 +157,8 @@ def verify(path: Path, manifest: Manifest, progress: Progress = no_progress, fas
     with CheckpointFiles(path) as files:
         now = hash_files(files, progress, fast_only)
         uncovered = not_covered(files)
-    absent = [f"{name} is missing" for name in manifest.files if name not in now]
-    added = [f"{escape_unprintable(name)[:200]} is not in the manifest" for name in now if name not in manifest.files]
+    absent = [f"{shown_name(name)} is missing" for name in manifest.files if name not in now]
+    added = [f"{shown_name(name)} is not in the manifest" for name in now if name not in manifest.files]
     changed = [
         name
         for name, stored in manifest.files.items()
@@ -167,14 +167,19 @@ def verify(path: Path, manifest: Manifest, progress: Progress = no_progress, fas
     return [*absent, *added, *(_changes(path, manifest, changed) if changed else []), *uncovered]
 
 
+def shown_name(file: str) -> str:
+    """The name of a file of a checkpoint, fit for a terminal."""
+    return escape_unprintable(file)[:200]
+
+
 def not_covered(files: CheckpointFiles) -> list[str]:
     """What a folder holds that no manifest covers, one sentence each."""
-    return [f"{escape_unprintable(name)[:200]} is not covered: it is {what}" for name, what in files.others()]
+    return [f"{shown_name(name)} is not covered: it is {what}" for name, what in files.others()]
 
 
 def _changes(path: Path, manifest: Manifest, changed_files: list[str]) -> list[str]:
     """What has changed in files whose bytes have, one sentence each: tensors and numbers as far as these can be read."""
-    sentences = {file: f"{file or manifest.checkpoint} has changed" for file in changed_files}
+    sentences = {file: f"{shown_name(file) or manifest.checkpoint} has changed" for file in changed_files}
     try:
         with Checkpoint(path) as checkpoint:
             result, where = _changed_values(checkpoint, manifest)

@@ -25,12 +25,17 @@ from pathlib import Path
 
 from unsilent.checkpoints.editing import sync_folder
 from unsilent.checkpoints.hashes import Progress, no_progress
-from unsilent.checkpoints.manifest import Manifest, manifest_content, manifest_path, read_manifest, verify
+from unsilent.checkpoints.manifest import (
+    Manifest,
+    manifest_content,
+    manifest_path,
+    read_manifest,
+    verify,
+    write_manifest,
+)
 from unsilent.errors import UsageError
 
 _DRAFT = ".unsilent-draft"
-MOST_ATTEMPTS = 20
-"""Times that a checkpoint is verified again because it was replaced meanwhile."""
 
 
 @contextlib.contextmanager
@@ -61,6 +66,8 @@ def replace_checkpoint(draft: Path, content: Path, manifest: Manifest, target: P
     with _locked(target.parent):
         _settle(target)
         _rename(new, _pending(target))
+        if target.is_file():
+            shutil.copymode(target, content)
         if content.is_dir() and target.is_dir():
             _rename(target, _old(target))
         _rename(content, target)
@@ -68,43 +75,65 @@ def replace_checkpoint(draft: Path, content: Path, manifest: Manifest, target: P
         _remove_old(target)
 
 
+def put_manifest(manifest: Manifest, target: Path) -> Path:
+    """Write the manifest of a checkpoint next to it, in place of any other; its path. Raises ``UsageError``."""
+    target = Path(os.path.realpath(target))
+    result = manifest_path(target)
+    try:
+        with _locked(target.parent):
+            write_manifest(manifest, result)
+            _pending(target).unlink(
+                missing_ok=True
+            )  # of a save that was killed: the checkpoint is now as the new one says
+    except OSError as error:
+        raise UsageError(f"cannot write {result}: {error.strerror}; check the folder") from None
+    return result
+
+
 def verify_with_own_manifest(
     path: Path, progress: Progress = no_progress, fast_only: bool = False
 ) -> tuple[list[str], Manifest]:
     """What is not as the manifest next to a checkpoint says, as of `verify`, and that manifest. Raises ``UsageError``."""
     target = Path(os.path.realpath(path))
-    if not target.exists() and _old(target).is_dir():
-        with _locked(target.parent):
-            _settle(target)
-    for _ in range(MOST_ATTEMPTS):
-        before = state_of_files(target)
-        try:
-            verdict = _verify_with_either(target, progress, fast_only)
-        except UsageError:
-            if before == state_of_files(target):
-                raise
-            continue  # something has replaced it meanwhile
-        if not verdict[0] or before == state_of_files(target):
-            return verdict
-    raise UsageError(f"{target} is replaced again and again while it is verified; verify it when nothing saves")
+    before = state_of_files(target)
+    verdict: tuple[list[str], Manifest] | UsageError
+    try:
+        verdict = _verify_with_either(target, progress, fast_only)
+    except UsageError as error:
+        verdict = error
+    if isinstance(verdict, UsageError) or verdict[0]:
+        was_replaced = before != state_of_files(target) or before[0] is None
+        if was_replaced and target.parent.is_dir():  # something saves, or was killed while it did
+            with _locked(target.parent):
+                if not target.exists():
+                    _settle(target)
+                return _verify_with_either(target, progress, fast_only)
+        if isinstance(verdict, UsageError):
+            raise verdict
+    return verdict
 
 
 def _verify_with_either(target: Path, progress: Progress, fast_only: bool) -> tuple[list[str], Manifest]:
     """The verdict of the manifest that a checkpoint fits; where it fits neither, of the first one. Raises ``UsageError``."""
     verdicts = []
+    unusable: list[UsageError] = []
     for file in (manifest_path(target), _pending(target)):
         if file.exists():
-            manifest = read_manifest(file)
+            try:
+                manifest = read_manifest(file)
+            except UsageError as error:
+                unusable.append(error)
+                continue
             verdicts.append((verify(target, manifest, progress, fast_only), manifest))
             if not verdicts[-1][0]:
                 return verdicts[-1]
     if not verdicts:
-        raise UsageError(_no_manifest(target))
+        raise unusable[0] if unusable else UsageError(_no_manifest(target))
     return verdicts[0]
 
 
 def state_of_files(target: Path) -> tuple[tuple[int, int] | None, ...]:
-    """What changes when a checkpoint or its manifest is replaced."""
+    """What changes when a checkpoint or its manifest is replaced: inode and time of each; None for what is not there."""
     result: list[tuple[int, int] | None] = []
     for file in (target, manifest_path(target), _pending(target)):
         try:

@@ -8,28 +8,32 @@ and its manifest in place. ``verified_load`` compares every byte with the manife
 from __future__ import annotations
 
 import os
-import warnings
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from pickle import UnpicklingError
+from typing import Any
 
 from torch import Tensor
 
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
-from unsilent.checkpoints.hashes import FileHash, RunningFileHash, TensorHash, hash_files
-from unsilent.checkpoints.manifest import Manifest, make_manifest, manifest_path, write_manifest
+from unsilent.checkpoints.hashes import FileHash, TensorHash, hash_files
+from unsilent.checkpoints.manifest import Manifest, make_manifest, manifest_path, shown_name
 from unsilent.checkpoints.memory_hashes import hashes_in_memory, with_own_values
 from unsilent.checkpoints.replacing import (
-    MOST_ATTEMPTS,
     draft_folder,
+    put_manifest,
     replace_checkpoint,
     state_of_files,
     verify_with_own_manifest,
 )
+from unsilent.checkpoints.writing import forget_cached_pages, write_state
 from unsilent.errors import UnsilentError, UsageError, first_line
 
+_DCP_FILE = re.compile(r"\.metadata|__\d+_\d+\.distcp")
+"""Files of a folder that ``verified_save`` writes, and may replace."""
 ENDINGS = {
     ".safetensors": "safetensors",
     ".pt": "torch.save",
@@ -37,6 +41,10 @@ ENDINGS = {
     ".ckpt": "torch.save",
     ".bin": "torch.save",
 }
+
+
+MOST_ATTEMPTS = 20
+"""Times that a checkpoint is loaded again because it was replaced meanwhile."""
 
 
 class CheckpointDamaged(UnsilentError):
@@ -61,7 +69,7 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
         CheckpointDamaged: the disk has something else; the older checkpoint is still there.
         UsageError: the format is not known, the state has a tensor that cannot be compared, or the file cannot be written.
     """
-    target = Path(os.path.realpath(Path(path).expanduser()))
+    target = _target(path)
     chosen = format_name or ENDINGS.get(target.suffix, "" if target.suffix else "dcp")
     if chosen not in (*ENDINGS.values(), "dcp"):
         raise UsageError(
@@ -72,6 +80,11 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
     if target.exists() and target.is_dir() != (chosen == "dcp"):
         there, kind = ("a folder", "file") if target.is_dir() else ("a file", "folder")
         raise UsageError(f"{target} is {there}, and {chosen} would write a {kind}; give another path")
+    if target.is_dir() and (others := [file.name for file in target.iterdir() if not _DCP_FILE.fullmatch(file.name)]):
+        raise UsageError(
+            f"{target} holds {shown_name(min(others))}, which is no part of a distributed checkpoint and would be lost; "
+            "give another path"
+        )
     if chosen == "safetensors" and (others := [key for key, value in state.items() if not isinstance(value, Tensor)]):
         raise UsageError(
             f"{others[0]!r} of the state is no tensor; safetensors holds tensors by name alone, use torch.save"
@@ -81,7 +94,7 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
     try:
         with draft_folder(target) as draft:
             content = draft / ("content" + target.suffix)
-            written = _write(state, content, chosen)
+            written = write_state(state, content, chosen)
             manifest = _manifest_if_equal(content, expected, target, written)
             replace_checkpoint(draft, content, manifest, target)
     except OSError as error:
@@ -102,10 +115,8 @@ def verify_saved(state: Mapping[str, Any], path: str | Path) -> Path:
     Raises:
         CheckpointDamaged: the disk has something else.
     """
-    target = Path(path).expanduser()
-    manifest = _manifest_if_equal(target, hashes_in_memory(with_own_values(state)), target)
-    write_manifest(manifest, result := manifest_path(target))
-    return result
+    target = _target(path)
+    return put_manifest(_manifest_if_equal(target, hashes_in_memory(with_own_values(state)), target), target)
 
 
 def verified_load(path: str | Path, **load_options: Any) -> Any:
@@ -123,7 +134,7 @@ def verified_load(path: str | Path, **load_options: Any) -> Any:
         CheckpointDamaged: the checkpoint has changed since, or has files that its manifest does not cover.
         UsageError: there is no manifest, or the checkpoint cannot be read.
     """
-    target = Path(os.path.realpath(Path(path).expanduser()))
+    target = _target(path)
     for _ in range(MOST_ATTEMPTS):
         before = state_of_files(target)
         problems, _ = verify_with_own_manifest(target)
@@ -131,10 +142,13 @@ def verified_load(path: str | Path, **load_options: Any) -> Any:
             raise CheckpointDamaged(
                 f"{target} is not as it was saved: {'; '.join(problems[:3])}; use an older checkpoint"
             )
-        if target.is_dir():
-            return target
-        result = _load(target, load_options)
-        if before == state_of_files(target):  # else something has replaced it since it was verified
+        try:
+            result = target if target.is_dir() else _load(target, load_options)
+        except Exception:
+            if before == state_of_files(target) and before[0] is not None:
+                raise
+            continue  # something has replaced it since it was verified
+        if before == state_of_files(target):
             return result
     raise UsageError(f"{target} is replaced again and again while it is loaded; load it when nothing saves")
 
@@ -148,59 +162,24 @@ def _load(file: Path, load_options: Mapping[str, Any]) -> Any:
         return load_file(file)
     import torch
 
-    return torch.load(file, **{"weights_only": True, **load_options})
+    try:
+        return torch.load(file, **{"weights_only": True, **load_options})
+    except UnpicklingError as error:
+        raise UsageError(
+            f"{file} is as it was saved, but torch.load refuses it: {first_line(error)[:200]}; "
+            "give weights_only=False if you trust it"
+        ) from None
 
 
-class _HashingFile:
-    """A file to write that hashes what is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.running = file, RunningFileHash(fast_only=True)
-
-    def write(self, content: Any) -> int:
-        self.running.update(content)
-        return self.file.write(content)
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
-def _write(state: Mapping[str, Any], draft: Path, format_name: str) -> FileHash | None:
-    """Write a state; the hash of the file's bytes as they were made, where the format's writer shows them. Raises ``OSError``."""
-    if format_name == "torch.save":
-        import torch
-
-        with open(draft, "xb") as file:
-            hashing = _HashingFile(file)
-            torch.save(state, cast(Any, hashing))
-        return hashing.running.result()
-    if format_name == "safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        try:
-            save_file(dict(state), draft)
-        except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
-            raise UsageError(f"safetensors cannot save this state: {first_line(error)}") from None
-        return None
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is meant
-        save(dict(state), checkpoint_id=str(draft), no_dist=True)
-    return None
-
-
-def _forget_cached_pages(draft: Path) -> None:
-    """Have the draft written to the disk, and read from there next time."""
-    for file in [draft] if draft.is_file() else [p for p in draft.rglob("*") if p.is_file() or p.is_dir()]:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            if file.is_file():
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+def _target(path: str | Path) -> Path:
+    """Where a checkpoint is, links followed. Raises ``UsageError`` for a path that can be none."""
+    try:
+        result = Path(os.path.realpath(Path(path).expanduser()))
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte; no home folder
+        raise UsageError(f"{str(path)!r} is no path of a checkpoint: {first_line(error)}; check it") from None
+    if not str(path) or not result.name:
+        raise UsageError(f"{str(path)!r} is no path of a checkpoint; give the name of a file or folder")
+    return result
 
 
 def _manifest_if_equal(
@@ -210,7 +189,7 @@ def _manifest_if_equal(
 
     Raises `CheckpointDamaged` where it does not, and ``UsageError`` where that cannot be found out.
     """
-    _forget_cached_pages(path)
+    forget_cached_pages(path)
     with CheckpointFiles(path) as files:
         hashes = hash_files(files)
     if written is not None and replace(hashes[""], sha256="") != written:

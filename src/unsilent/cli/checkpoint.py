@@ -272,6 +272,7 @@ def manifest(
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import hash_files, total_bytes
     from unsilent.checkpoints.manifest import make_manifest, manifest_path, not_covered, write_manifest
+    from unsilent.checkpoints.replacing import put_manifest
     from unsilent.report.text import count_text
 
     target = output or manifest_path(path)
@@ -279,7 +280,10 @@ def manifest(
     with _opened(path) as checkpoint, _bytes_shown(2 * total_bytes(checkpoint.files), "hashing", quiet) as progress:
         result = make_manifest(checkpoint, hash_files(checkpoint.files, progress, fast), progress)
         left_out = not_covered(checkpoint.files)
-    write_manifest(result, target)
+    if output is None:
+        put_manifest(result, path)
+    else:
+        write_manifest(result, output)
     if as_json:
         _print_json("unsilent/checkpoint-manifest/2", "checkpoint manifest", manifest=str(target), files=len(result.files),
                     tensors=len(result.tensors), problems=left_out)  # fmt: skip
