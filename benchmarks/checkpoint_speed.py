@@ -27,6 +27,7 @@ import torch
 
 from unsilent.checkpoints.checkpoint import CHECKSUMS, Checkpoint
 from unsilent.checkpoints.editing import apply_edit, undo_edit
+from unsilent.checkpoints.hashes import hash_files
 from unsilent.checkpoints.manifest import make_manifest
 from unsilent.faults.record import Fault
 
@@ -184,9 +185,9 @@ def measure(name: str, folder: Path, size: int, state: dict[str, torch.Tensor]) 
     with Checkpoint(path) as checkpoint:
         hashes = {
             "sha256": sha256,
-            "manifest": lambda: make_manifest(checkpoint),
+            "manifest": lambda: make_manifest(checkpoint, hash_files(checkpoint.files)),
             "read": lambda: _read(path),
-            "fast": lambda: make_manifest(checkpoint, fast_only=True),
+            "fast": lambda: make_manifest(checkpoint, hash_files(checkpoint.files, fast_only=True)),
         }
         times = {key: statistics.median(column) for key, column in _rounds(hashes).items()}
     print(f"{name}: {size / 1e9:.2f} GB in {TENSORS} tensors; opened in {opened * 1e3:.1f} ms")
@@ -216,7 +217,7 @@ def peak(path: Path) -> None:
     if not child:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with Checkpoint(path) as checkpoint:
-            make_manifest(checkpoint)
+            make_manifest(checkpoint, hash_files(checkpoint.files))
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(f"  memory beyond the start while hashing: {(after - before) / 1024:.0f} MiB", flush=True)
         os._exit(0)
