@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import random
+import types
 import warnings
 
 import numpy as np
@@ -234,6 +236,35 @@ def test_a_number_that_goes_on_counting_is_named_and_no_error(strict):
     ):
         faulty = ran(slow_schedule, True, strict=strict, snapshot_interval=1)
     assert not same(faulty, ran(slow_schedule, False))
+
+
+KEPT_BY_A_LOOP = {
+    "a new key": (dict, lambda state, step: state.update(large=True)),
+    "a longer list": (list, lambda state, step: state.append(step)),
+    "a longer list inside": (lambda: {"steps": []}, lambda state, step: state["steps"].append(step)),
+    "a new attribute": (types.SimpleNamespace, lambda state, step: setattr(state, "large", True)),
+    "a new object": (types.SimpleNamespace, lambda state, step: setattr(state, "plan", argparse.ArgumentParser())),
+    "a set": (set, lambda state, step: state.add(step)),
+    "a key that is gone": (lambda: {"small": 1}, lambda state, step: state.clear()),
+    "another key": (lambda: {"small": 1}, lambda state, step: (state.clear(), state.update(large=1))),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT_BY_A_LOOP)
+def test_what_only_the_faulty_execution_changed_is_named(kind):
+    make, change = KEPT_BY_A_LOOP[kind]
+    training, state, unset = Training(True), make(), None
+    with pytest.warns(RepeatabilityWarning) as caught:  # noqa: PT031
+        for step, x in training.over(enumerate(X[:STEPS].repeat_interleave(8, 0).split(8))):
+            training.update(x)
+            if training.optimizer.state[training.model[0].weight]["exp_avg"].abs().max() > 1e6:
+                change(state, step)
+                unset = (unset or 0) + 1
+    training.guard.close()
+    (text,) = [str(one.message) for one in caught]
+    assert text.startswith("variables of the loop are not restored: ")
+    assert "state" in text
+    assert "unset" in text
 
 
 @pytest.mark.parametrize("kind", ["StepLR", "CosineAnnealingLR", "ReduceLROnPlateau"])

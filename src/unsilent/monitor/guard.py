@@ -440,8 +440,8 @@ class Guard:
         tensors = list(dict.fromkeys((*tensors, *more_tensors)))
         if tensors:
             causes.append(
-                f"tensors that the loop changes are not restored: {some_names(tensors)} (change them in place, or give Guard an "
-                "object that has them in its state_dict)"
+                f"tensors that the loop changes are not restored: {some_names(tensors)} (create them before the loop and change "
+                "them in place, or give Guard an object that has them in its state_dict)"
             )
         if self._any_rank(bool(causes)):
             self._not_repeatable(

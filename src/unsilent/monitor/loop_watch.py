@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.monitor.loop_record import LENGTH, Content, Length, LoopRecord, Path, name_of, record_loop
+from unsilent.monitor.loop_record import Content, Length, LoopRecord, Opaque, Path, name_of, record_loop
 from unsilent.monitor.loop_state import LoopVariables, Variables, find_objects
 from unsilent.monitor.loop_tensors import LoopTensors, versions_of
 from unsilent.recovery.ring import SnapshotRing
@@ -21,7 +21,6 @@ class KeptVariables(NamedTuple):
     """What variables led to when a state was kept; ``versions``: of tensors that are not part of the state."""
 
     owner: Any
-    names: Sequence[str]
     record: LoopRecord
     versions: Mapping[str, tuple[Tensor, int]]
 
@@ -55,7 +54,7 @@ class LoopWatch:
         record = self._record(variables.taken_over, variables.reachable)
         self._ring.further_tensors = self._tensors.choose([t for _, t in record.tensors], self._ring.newest)
         versions = versions_of(record.tensors, self._ring.keep().live)
-        return KeptVariables(variables.owner, tuple(variables.taken_over), record, versions)
+        return KeptVariables(variables.owner, record, versions)
 
     def changed_since(self, then: KeptVariables, variables: LoopVariables) -> list[str]:
         """Names of all that is not as it was, but for tensors that are part of the state."""
@@ -63,11 +62,20 @@ class LoopWatch:
         return [*dict.fromkeys((*changed, *_written(then)))]
 
     def not_restored(self, then: KeptVariables, variables: LoopVariables) -> tuple[list[str], list[Path]]:
-        """Tensors that have changed since a state was kept and are not put back with it, by name; other values, by path."""
-        now = self._now(then, variables)
-        paths = then.record.known_values_changed(now)
-        replaced = [name_of(path) for path in paths if then.record.is_tensor(path)]
-        return [*dict.fromkeys([*replaced, *_written(then)])], [p for p in paths if not then.record.is_tensor(p)]
+        """What has changed since a state was kept, or is new or gone, and is not put back: tensors by name, other values by path.
+
+        A container that has grown is one of the values, also where it has tensors.
+        """
+        now, before = self._now(then, variables), then.record.values
+        paths = [
+            path
+            for path in then.record.changed(now)  # where an iterator is, is not known
+            if not (isinstance(before.get(path), Opaque) and isinstance(now.values.get(path), Opaque))
+        ]
+        changed = [path for path in paths if not isinstance(before.get(path), Length)]
+        tensors = {*then.record.tensors_at(changed), *now.tensors_at(changed)}
+        names = [name_of(path) for path in changed if path in tensors]
+        return [*dict.fromkeys([*names, *_written(then)])], [path for path in paths if path not in tensors]
 
     def contents(self, variables: LoopVariables) -> LoopRecord:
         """All that variables lead to, with fingerprints of tensors."""
@@ -77,8 +85,7 @@ class LoopWatch:
         """What the variables of then lead to now; the record of then where each step is a function with variables of its own."""
         if variables.owner is not then.owner:
             return then.record
-        known = variables.reachable
-        return self._record({name: known[name] for name in then.names if name in known}, known)
+        return self._record(variables.taken_over, variables.reachable)
 
     def _record(self, variables: Variables, known: Variables) -> LoopRecord:
         return record_loop(variables, self._left_out() | {id(one) for one in self._fetching}, known)
@@ -97,8 +104,6 @@ def differing_values(
         also: Paths of values that are known to have changed.
     """
     paths = second.changed(third)
-    grown = {f"{holder}[]" for holder, key in paths if key is LENGTH}
-    paths = [path for path in paths if path[0] not in grown]
     tensors = [name_of(path) for path in paths if isinstance(third.values.get(path), Content)]
     values = []
     for path in dict.fromkeys((*paths, *also)):
