@@ -250,6 +250,38 @@ KEPT_BY_A_LOOP = {
 }
 
 
+HOOKS = {
+    "forward_hooks of 0": lambda model, _: model[0].register_forward_hook(lambda module, inputs, output: output * 0.9),
+    "forward_pre_hooks of the model": lambda model, _: model.register_forward_pre_hook(lambda module, inputs: None),
+    "backward_hooks of 4": lambda model, _: model[4].register_full_backward_hook(lambda module, given, came: None),
+    "backward_hooks of 0.weight": lambda model, _: model[0].weight.register_hook(lambda gradient: gradient * 0.9),
+    "optimizer_step_pre_hooks of optimizer 0": lambda _, optimizer: optimizer.register_step_pre_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("place", HOOKS)
+def test_a_hook_that_the_faulty_execution_registered_is_named(place, strict):
+    training, hooks = Training(True, strict=strict), []
+
+    def loop():
+        for x in training.over(X[:STEPS].repeat_interleave(8, 0).split(8)):
+            training.update(x)
+            if training.optimizer.state[training.model[0].weight]["exp_avg"].abs().max() > 1e6:
+                hooks.append(HOOKS[place](training.model, training.optimizer))
+        training.guard.close()
+
+    expected = f"hooks are not restored: {place} "
+    if strict:
+        with pytest.raises(NotRepeatable, match=expected):
+            loop()
+    else:
+        with pytest.warns(RepeatabilityWarning) as caught:
+            loop()
+        assert expected in str(caught[0].message)
+    assert len(hooks) == 1
+
+
 @pytest.mark.parametrize("kind", KEPT_BY_A_LOOP)
 def test_what_only_the_faulty_execution_changed_is_named(kind):
     make, change = KEPT_BY_A_LOOP[kind]
