@@ -5,8 +5,8 @@ Prefixes as in IEC 80000-13; a letter alone counts in powers of 1024.
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Callable
 from numbers import Integral
 
 from unsilent.errors import UsageError
@@ -65,20 +65,21 @@ def as_byte_count(value: object, name: str = "memory") -> int | None:
     return int(value)
 
 
-def human_bytes(number: int, *, round_up: bool = False) -> str:
-    """Three digits and a unit; ``round_up`` never tells less than there is (for what is needed).
+def human_bytes(number: int, rounding: Callable[[float], int] = round) -> str:
+    """Three digits and a unit; ``rounding``: `math.ceil` for what is needed, `math.floor` after "at least".
 
-    >>> human_bytes(1536), human_bytes(12), human_bytes(1025, round_up=True)
-    ('1.5 KiB', '12 B', '1.01 KiB')
+    >>> import math
+    >>> human_bytes(1536), human_bytes(12), human_bytes(1025, math.ceil), human_bytes(1033, math.floor)
+    ('1.5 KiB', '12 B', '1.01 KiB', '1 KiB')
     """
     if number < 1024:
         return f"{number} B"
     power = min((number.bit_length() - 1) // 10, len(_UNITS))
     value = number / 1024**power
-    if round(value) >= 1024 and power < len(_UNITS):
+    if rounding(value) >= 1024 and power < len(_UNITS):
         power, value = power + 1, value / 1024
     scale = 10.0 ** max(0, 3 - len(str(int(value))))
-    shown = (math.ceil if round_up else round)(value * scale) / scale
+    shown = rounding(value * scale) / scale
     return f"{shown:g} {_UNITS[power - 1]}"
 
 

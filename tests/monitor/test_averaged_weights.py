@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import types
+import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from unsilent.monitor import Guard, NotRepeatable, RepeatabilityWarning
 
@@ -156,6 +157,72 @@ def test_what_is_replaced_is_named_in_the_warning_and_in_the_log(make, caplog):
     if make is not number:
         with pytest.raises(NotRepeatable, match=NAMED[make]):
             trained(make, True, strict=True)
+
+
+class Holder:
+    """Has an average as its attribute, from some step on."""
+
+
+def late_module(holder, model):
+    if not hasattr(holder, "average"):
+        holder.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    else:
+        holder.average.update_parameters(model)
+
+
+def late_copy(holder, model):
+    holder.average = getattr(holder, "average", None) or copy.deepcopy(model)
+    blend(holder.average.parameters(), model.parameters())
+
+
+def late_entries(holder, model):
+    for name, p in model.named_parameters():
+        old = vars(holder).setdefault("average", {}).setdefault(name, p.detach().clone())
+        old.mul_(DECAY).add_(p.detach(), alpha=1 - DECAY)
+
+
+def trained_late(update, start, guarded, is_local):
+    """The averages at the end, which begin with a step; of a local variable or of an attribute."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    guard = Guard(model, optimizer) if guarded else None
+    held, average = Holder(), None
+    for i, x in guard.iterate(enumerate(X)) if guard else enumerate(X):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        if guard and i == FAULTY and not guard.alarms:
+            model.weight.grad[0, 0] = 1e9
+        optimizer.step()
+        if i >= start and not is_local:
+            update(held, model)
+        elif i >= start:
+            holder = Holder()
+            if average is not None:
+                holder.average = average
+            update(holder, model)
+            average = holder.average
+    if guard:
+        guard.close()
+        assert len(guard.alarms) == 1
+    average = average if is_local else held.average
+    return list(average.values() if isinstance(average, dict) else average.state_dict().values())
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("start", [FAULTY - 7, FAULTY - 6, FAULTY - 2, FAULTY, FAULTY + 1])
+@pytest.mark.parametrize("update", [late_module, late_copy, late_entries])
+def test_an_average_that_begins_in_the_repeated_steps_is_named(update, start, is_local):
+    clean = trained_late(update, start, False, is_local)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        recovered = trained_late(update, start, True, is_local)
+    named = " ".join(str(one.message) for one in caught)
+    if FAULTY - 6 <= start <= FAULTY:  # the state before step 24 is restored
+        assert "tensors that the loop changes are not restored: " + ("average" if is_local else "held.average") in named
+    else:
+        assert not named
+        assert all(map(torch.equal, clean, recovered))
 
 
 def test_data_that_never_change_are_not_kept_for_long():

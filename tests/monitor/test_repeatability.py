@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import random
+import types
 import warnings
 
 import numpy as np
@@ -234,6 +236,67 @@ def test_a_number_that_goes_on_counting_is_named_and_no_error(strict):
     ):
         faulty = ran(slow_schedule, True, strict=strict, snapshot_interval=1)
     assert not same(faulty, ran(slow_schedule, False))
+
+
+KEPT_BY_A_LOOP = {
+    "a new key": (dict, lambda state, step: state.update(large=True)),
+    "a longer list": (list, lambda state, step: state.append(step)),
+    "a longer list inside": (lambda: {"steps": []}, lambda state, step: state["steps"].append(step)),
+    "a new attribute": (types.SimpleNamespace, lambda state, step: setattr(state, "large", True)),
+    "a new object": (types.SimpleNamespace, lambda state, step: setattr(state, "plan", argparse.ArgumentParser())),
+    "a set": (set, lambda state, step: state.add(step)),
+    "a key that is gone": (lambda: {"small": 1}, lambda state, step: state.clear()),
+    "another key": (lambda: {"small": 1}, lambda state, step: (state.clear(), state.update(large=1))),
+}
+
+
+HOOKS = {
+    "forward_hooks of 0": lambda model, _: model[0].register_forward_hook(lambda module, inputs, output: output * 0.9),
+    "forward_pre_hooks of the model": lambda model, _: model.register_forward_pre_hook(lambda module, inputs: None),
+    "backward_hooks of 4": lambda model, _: model[4].register_full_backward_hook(lambda module, given, came: None),
+    "backward_hooks of 0.weight": lambda model, _: model[0].weight.register_hook(lambda gradient: gradient * 0.9),
+    "optimizer_step_pre_hooks of optimizer 0": lambda _, optimizer: optimizer.register_step_pre_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("place", HOOKS)
+def test_a_hook_that_the_faulty_execution_registered_is_named(place, strict):
+    training, hooks = Training(True, strict=strict), []
+
+    def loop():
+        for x in training.over(X[:STEPS].repeat_interleave(8, 0).split(8)):
+            training.update(x)
+            if training.optimizer.state[training.model[0].weight]["exp_avg"].abs().max() > 1e6:
+                hooks.append(HOOKS[place](training.model, training.optimizer))
+        training.guard.close()
+
+    expected = f"hooks are not restored: {place} "
+    if strict:
+        with pytest.raises(NotRepeatable, match=expected):
+            loop()
+    else:
+        with pytest.warns(RepeatabilityWarning) as caught:
+            loop()
+        assert expected in str(caught[0].message)
+    assert len(hooks) == 1
+
+
+@pytest.mark.parametrize("kind", KEPT_BY_A_LOOP)
+def test_what_only_the_faulty_execution_changed_is_named(kind):
+    make, change = KEPT_BY_A_LOOP[kind]
+    training, state, unset = Training(True), make(), None
+    with pytest.warns(RepeatabilityWarning) as caught:  # noqa: PT031
+        for step, x in training.over(enumerate(X[:STEPS].repeat_interleave(8, 0).split(8))):
+            training.update(x)
+            if training.optimizer.state[training.model[0].weight]["exp_avg"].abs().max() > 1e6:
+                change(state, step)
+                unset = (unset or 0) + 1
+    training.guard.close()
+    (text,) = [str(one.message) for one in caught]
+    assert text.startswith("variables of the loop are not restored: ")
+    assert "state" in text
+    assert "unset" in text
 
 
 @pytest.mark.parametrize("kind", ["StepLR", "CosineAnnealingLR", "ReduceLROnPlateau"])

@@ -308,6 +308,35 @@ def second_loader(update, loader, model):
         update(x * (1 + next(others)[0] % 2), y)
 
 
+def hook_after_a_large_gradient(update, loader, model):
+    for x, y in loader:
+        update(x, y)
+        if model[0].weight.grad.abs().max() > 1e3:
+            model[1].register_forward_hook(lambda module, inputs, output: output * 0.9)
+
+
+def spikes(update, loader, model):
+    seen = {}
+    for x, y in loader:
+        update(x, y)
+        if model[0].weight.grad.abs().max() > 1e3:
+            seen["large"] = 1
+    return [len(seen)]
+
+
+def average_from_a_step_on(update, loader, model):
+    average = None
+    for x, y in loader:
+        update(x, y)
+        if update.optimizer.state[model[0].weight]["step"] < FAULTY - 1:
+            continue
+        average = [p.detach().clone() for p in model.parameters()] if average is None else average
+        with torch.no_grad():
+            for old, new in zip(average, model.parameters(), strict=True):
+                old.lerp_(new, 0.1)
+    return average
+
+
 EXACT = [
     plain, epochs, counted_epochs, inner_loops_and_temporary_values, some_batches_left_out, average_in_place,
 ]  # fmt: skip
@@ -315,7 +344,7 @@ REFUSED = [
     counter_ends_it, taken_by_next, range_and_next, enumerated, zipped, cycled, generator, generator_that_loops, comprehension,
     attribute, attribute_in_a_method, attribute_of_a_class, global_variable, closure, dictionary, list_of_losses, last_losses,
     seen_before, array_of_counts, previous_batch, running_average, replaced_in_a_dictionary, iterator_of_its_own,
-    counter_object, generator_of_numbers, second_loader,
+    counter_object, generator_of_numbers, second_loader, hook_after_a_large_gradient, spikes, average_from_a_step_on,
 ]  # fmt: skip
 
 

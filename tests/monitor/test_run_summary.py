@@ -21,6 +21,13 @@ def test_ranks_that_differ_are_an_alarm():
     assert said.endswith("; see unsilent watch e.jsonl")
 
 
+def test_an_alarm_of_ranks_that_differ_names_no_rank_where_none_is_known_to_be_wrong():
+    alarm = made.replicas_alarm(3)
+    assert str(alarm) == alarm.summary
+    assert alarm.summary.endswith("; this comparison does not tell which of them is wrong")
+    assert str(made.replicas_alarm(3, rank=2, ranks=(2,), of=4)).endswith(", in rank 2 (node-7, cuda:2)")
+
+
 def test_monitors_one_after_the_other_are_summed_up():
     ends = [made.ended(10, cost=0.5, seconds=1.0, longest_wait=9, unjudged=2), made.ended(90, cost=0.0, seconds=99.0)]
     assert line(*ends) == (

@@ -189,3 +189,9 @@ def test_what_it_takes_is_said_before_the_first_state_is_kept(caplog):
         "guard: a large value is noticed at most 5 steps after the step of the fault; 3 states of at least 164 B each are kept "
         "(device), and the batches of up to 12 steps"
     )
+
+
+def test_the_size_of_a_state_is_rounded_down_because_it_is_a_lower_bound():
+    state = [torch.zeros(2056, dtype=torch.uint8)]  # 2.008 KiB, to the nearest hundredth 2.01
+    text = make_plan(None, None, None, None, False).sentence(state, "device")
+    assert "states of at least 2 KiB each" in text

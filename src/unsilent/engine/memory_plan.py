@@ -9,6 +9,7 @@ still held. The order does not depend on the budget, so a larger budget holds a 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -99,8 +100,8 @@ def _too_small(budget: int, sharers: int, minimum: int, batches: int) -> UsageEr
     each = f" is {human_bytes(budget // sharers)} for each of {sharers} workers" if sharers > 1 else " is too small"
     need = "1 batch needs" if batches == 1 else f"{batches} batches need"
     return UsageError(
-        f"--memory {human_bytes(budget)}{each}: {need} {human_bytes(minimum, round_up=True)} for outputs and constants; "
-        f"give at least {human_bytes(minimum * sharers, round_up=True)}, use fewer batches, or use --engine plain"
+        f"--memory {human_bytes(budget)}{each}: {need} {human_bytes(minimum, math.ceil)} for outputs and constants; "
+        f"give at least {human_bytes(minimum * sharers, math.ceil)}, use fewer batches, or use --engine plain"
     )
 
 

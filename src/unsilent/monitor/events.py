@@ -167,6 +167,8 @@ class Alarm(Event):
     ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        if self.feature == REPLICAS and not self._has_majority:
+            return self.summary  # every rank that was compared says so: none is to be blamed
         return f"{self.summary}, in rank {self.rank} ({self.host}, {self.device})"
 
     @property

@@ -419,6 +419,7 @@ class Guard:
         self.recoveries += 1
         causes = self._found_late()
         tensors, values = self._watch.not_restored(self._segments[0].variables, self._variables())
+        hooks = self._watch.hooks_changed(self._segments[0].variables)
         first_end = second_end = self._watch.contents(self._variables())
         self._is_repeating = True
         try:
@@ -440,8 +441,12 @@ class Guard:
         tensors = list(dict.fromkeys((*tensors, *more_tensors)))
         if tensors:
             causes.append(
-                f"tensors that the loop changes are not restored: {some_names(tensors)} (change them in place, or give Guard an "
-                "object that has them in its state_dict)"
+                f"tensors that the loop changes are not restored: {some_names(tensors)} (create them before the loop and change "
+                "them in place, or give Guard an object that has them in its state_dict)"
+            )
+        if hooks:
+            causes.append(
+                f"hooks are not restored: {some_names(hooks)} (register and remove hooks outside of the loop)"
             )
         if self._any_rank(bool(causes)):
             self._not_repeatable(
@@ -462,7 +467,9 @@ class Guard:
             "".join(
                 [
                     "; the repeated steps differed, see the warning" if causes else "",
-                    f"; not restored: {some_names([*tensors, *counted])}" if tensors or counted else "",
+                    f"; not restored: {some_names([*tensors, *hooks, *counted])}"
+                    if tensors or hooks or counted
+                    else "",
                 ]
             ),
         )

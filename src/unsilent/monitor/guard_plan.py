@@ -54,8 +54,8 @@ class GuardPlan:
         staged = ", by way of one more on the device" if is_staged else ""
         return (
             f"a large value is noticed at most {count_text(self.latency, 'step')} after the step of the fault; "
-            f"{self.states} states of at least {human_bytes(size)} each are kept ({where}{staged}), and the batches of up to "
-            f"{count_text(self.batches, 'step')}"
+            f"{self.states} states of at least {human_bytes(size, math.floor)} each are kept ({where}{staged}), and the batches "
+            f"of up to {count_text(self.batches, 'step')}"
         )
 
 

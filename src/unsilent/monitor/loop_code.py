@@ -76,7 +76,9 @@ def is_plain_loop(code: CodeType, offset: int, begins_with: str = "GET_ITER") ->
     """
     if code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
         return False
-    names = [step.name for step in _steps(code)[_number_at(code, offset) :]]
+    # A long body makes its first instruction need a longer argument, which is an instruction of its own.
+    following = (step.name for step in _steps(code)[_number_at(code, offset) :] if step.name != "EXTENDED_ARG")
+    names = list(itertools.islice(following, 3))
     if begins_with == "CALL":
         return names[0].startswith("CALL") and names[1:3] == ["GET_ITER", "FOR_ITER"]
     return names[:2] == ["GET_ITER", "FOR_ITER"]

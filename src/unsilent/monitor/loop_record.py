@@ -45,6 +45,10 @@ class Length(int):
     """Elements of a container."""
 
 
+class Kind(str):
+    """Stands for an object that is no value and no container: its type."""
+
+
 class Content(int):
     """Stands for the content of a tensor."""
 
@@ -58,7 +62,7 @@ class LoopRecord:
     """What variables lead to.
 
     Attributes:
-        values: Plain values, references to tensors, lengths; by path.
+        values: Plain values, references to tensors, lengths, kinds of objects; by path.
         tensors: With memory of their own to be kept, each once, with its name.
     """
 
@@ -66,21 +70,18 @@ class LoopRecord:
     tensors: list[tuple[str, Tensor]]
 
     def changed(self, now: LoopRecord) -> list[Path]:
-        """Paths of all that is not as it was, also of what is new or gone."""
-        paths = dict.fromkeys((*self.values, *now.values))
-        return [path for path in paths if not _same(self.values.get(path, Opaque), now.values.get(path, Opaque))]
+        """Paths of all that is not as it was, also of what is new or gone, but not of parts of these; one for each name."""
+        by_name: dict[str, Path] = {}
+        for path in dict.fromkeys((*self.values, *now.values)):
+            if not _same(self.values.get(path, Opaque), now.values.get(path, Opaque)):
+                by_name.setdefault(name_of(path), path)
+        return [path for name, path in by_name.items() if not by_name.keys() & _wholes(name)]
 
-    def known_values_changed(self, now: LoopRecord) -> list[Path]:
-        """Paths of values and tensors that were there, and are others now."""
-        return [
-            path
-            for path, then in self.values.items()
-            if not isinstance(then, (Length, Opaque)) and path in now.values and not _same(then, now.values[path])
-        ]
-
-    def is_tensor(self, path: Path) -> bool:
-        """Whether a tensor is there."""
-        return isinstance(self.values.get(path), weakref.ref)
+    def tensors_at(self, paths: Collection[Path]) -> list[Path]:
+        """Those of some paths where there are tensors, or objects with tensors in them."""
+        names = {name_of(path) for path, value in self.values.items() if isinstance(value, weakref.ref)}
+        names |= {whole for name in names for whole in _wholes(name)}
+        return [path for path in paths if name_of(path) in names]
 
     def contents(self) -> LoopRecord:
         """The same with fingerprints of tensors in the place of references."""
@@ -100,6 +101,11 @@ def name_of(path: Path) -> str:
     if key is LENGTH:
         return holder
     return f"{holder[:-2]}[{key!r}]" if holder.endswith("[]") else f"{holder}{key}"
+
+
+def _wholes(name: str) -> set[str]:
+    """Names of what a part with this name may be inside of."""
+    return {name[:place] for place, mark in enumerate(name) if mark in ".[:"}
 
 
 def record_loop(
@@ -158,8 +164,10 @@ class _Walk:
             elif isinstance(value, Iterator) and is_library_object(value):
                 if not isinstance(value, io.IOBase):
                     self.values[path] = Opaque()
-            elif depth < DEPTH:
-                self.parts.extend((f"{name}{mark}", inside, depth + 1) for mark, inside in self._inside(value))
+            else:
+                self.values[path] = Kind(type(value).__qualname__)
+                inside = self._inside(value) if depth < DEPTH else ()
+                self.parts.extend((f"{name}{mark}", parts, depth + 1) for mark, parts in inside)
 
     def _look_into_container(self, path: Path, value: Any, depth: int) -> None:
         name = name_of(path)

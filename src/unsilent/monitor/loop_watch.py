@@ -8,22 +8,27 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.monitor.loop_record import LENGTH, Content, Length, LoopRecord, Path, name_of, record_loop
+from unsilent.monitor.loop_hooks import hooks_changed, hooks_of
+from unsilent.monitor.loop_record import Content, Length, LoopRecord, Opaque, Path, name_of, record_loop
 from unsilent.monitor.loop_state import LoopVariables, Variables, find_objects
 from unsilent.monitor.loop_tensors import LoopTensors, versions_of
 from unsilent.recovery.ring import SnapshotRing
+from unsilent.report.text import count_text
 
 MOST_NAMES = 5
 """Names that one sentence has."""
 
 
 class KeptVariables(NamedTuple):
-    """What variables led to when a state was kept; ``versions``: of tensors that are not part of the state."""
+    """What variables led to when a state was kept.
+
+    ``versions``: of tensors that are not part of the state. ``hooks``: of the model and its optimizers.
+    """
 
     owner: Any
-    names: Sequence[str]
     record: LoopRecord
     versions: Mapping[str, tuple[Tensor, int]]
+    hooks: Mapping[str, tuple[Any, ...]]
 
 
 class LoopWatch:
@@ -34,7 +39,7 @@ class LoopWatch:
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], ring: SnapshotRing) -> None:
-        self._ring = ring
+        self._ring, self._model, self._optimizers = ring, model, optimizers
         state = [*model.modules(), *model.parameters(), *model.buffers(), *optimizers]
         self._restored = [*state, *(table for o in optimizers for table in (o.state, o.param_groups))]
         self._tensors = LoopTensors(sum(t.nbytes for t in ring.live_tensors()))
@@ -55,19 +60,32 @@ class LoopWatch:
         record = self._record(variables.taken_over, variables.reachable)
         self._ring.further_tensors = self._tensors.choose([t for _, t in record.tensors], self._ring.newest)
         versions = versions_of(record.tensors, self._ring.keep().live)
-        return KeptVariables(variables.owner, tuple(variables.taken_over), record, versions)
+        return KeptVariables(variables.owner, record, versions, hooks_of(self._model, self._optimizers))
 
     def changed_since(self, then: KeptVariables, variables: LoopVariables) -> list[str]:
         """Names of all that is not as it was, but for tensors that are part of the state."""
         changed = map(name_of, then.record.changed(self._now(then, variables)))
-        return [*dict.fromkeys((*changed, *_written(then)))]
+        return [*dict.fromkeys((*changed, *_written(then), *self.hooks_changed(then)))]
+
+    def hooks_changed(self, then: KeptVariables) -> list[str]:
+        """Where the model and its optimizers have other hooks than when a state was kept."""
+        return hooks_changed(then.hooks, hooks_of(self._model, self._optimizers))
 
     def not_restored(self, then: KeptVariables, variables: LoopVariables) -> tuple[list[str], list[Path]]:
-        """Tensors that have changed since a state was kept and are not put back with it, by name; other values, by path."""
-        now = self._now(then, variables)
-        paths = then.record.known_values_changed(now)
-        replaced = [name_of(path) for path in paths if then.record.is_tensor(path)]
-        return [*dict.fromkeys([*replaced, *_written(then)])], [p for p in paths if not then.record.is_tensor(p)]
+        """What has changed since a state was kept, or is new or gone, and is not put back: tensors by name, other values by path.
+
+        A container that has grown is one of the values, also where it has tensors.
+        """
+        now, before = self._now(then, variables), then.record.values
+        paths = [
+            path
+            for path in then.record.changed(now)  # where an iterator is, is not known
+            if not (isinstance(before.get(path), Opaque) and isinstance(now.values.get(path), Opaque))
+        ]
+        changed = [path for path in paths if not isinstance(before.get(path), Length)]
+        tensors = {*then.record.tensors_at(changed), *now.tensors_at(changed)}
+        names = [name_of(path) for path in changed if path in tensors]
+        return [*dict.fromkeys([*names, *_written(then)])], [path for path in paths if path not in tensors]
 
     def contents(self, variables: LoopVariables) -> LoopRecord:
         """All that variables lead to, with fingerprints of tensors."""
@@ -77,8 +95,7 @@ class LoopWatch:
         """What the variables of then lead to now; the record of then where each step is a function with variables of its own."""
         if variables.owner is not then.owner:
             return then.record
-        known = variables.reachable
-        return self._record({name: known[name] for name in then.names if name in known}, known)
+        return self._record(variables.taken_over, variables.reachable)
 
     def _record(self, variables: Variables, known: Variables) -> LoopRecord:
         return record_loop(variables, self._left_out() | {id(one) for one in self._fetching}, known)
@@ -97,16 +114,14 @@ def differing_values(
         also: Paths of values that are known to have changed.
     """
     paths = second.changed(third)
-    grown = {f"{holder}[]" for holder, key in paths if key is LENGTH}
-    paths = [path for path in paths if path[0] not in grown]
     tensors = [name_of(path) for path in paths if isinstance(third.values.get(path), Content)]
     values = []
     for path in dict.fromkeys((*paths, *also)):
         now, then = third.values.get(path), first.values.get(path)
         if isinstance(now, Content):
             continue
-        if isinstance(now, Length) and isinstance(then, Length):
-            values.append(f"{name_of(path)} has {now} elements instead of {then}")
+        if isinstance(now, Length) and isinstance(then, Length) and now != then:
+            values.append(f"{name_of(path)} has {count_text(now, 'element')} instead of {then:,}")
         elif type(now) in (int, float, bool) and now != then:
             values.append(f"{name_of(path)} was {now!r} instead of {then!r}")
         else:

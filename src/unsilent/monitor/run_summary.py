@@ -45,7 +45,7 @@ class RunSummary:
         steps = count_text(whole.steps, "step")
         if self._alarms:
             first = self._alarms[0]
-            where = f" in rank {first.rank}" if first.rank else ""
+            where = f" of rank {first.rank}" if first.rank else ""
             found = f"{count_text(len(self._alarms), 'alarm')} in {steps}{where}; first in step {first.step}: {first.series_name}"
         elif self._first_verdict is not None:
             found = f"no alarm in {steps} of rank {whole.rank}; verdict in {self._first_verdict}"
