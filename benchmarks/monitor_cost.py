@@ -1,10 +1,15 @@
 """What a monitor costs a training step, with all default signals on: its own calls are timed, not the difference of two runs.
 
     python -m benchmarks.monitor_cost [--device cuda] [--steps 60] [--mode strict] [--sampling fixed:1]
+    python -m benchmarks.monitor_cost --short [2 20 200]
 
 Every function that torch calls of the monitor is timed by CPU time of the process (and by the wall), and compared with that of
 all steps after the intervals have settled. On a GPU the wall counts, and synchronisations of the host are counted with torch's
 profiler: those of a monitored step must be as many as those of a bare step in lagged mode.
+
+``--short`` trains two small transformers alike with clipped gradients, one of them monitored with the defaults, a block of steps
+of one and then of the other, and compares the CPU time of the process: in the first 100 steps, and after them. Nothing in the
+monitor is timed, so that all it does counts, and what it does to the caches of the processor.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from unsilent.monitor.monitor import Monitor
 from unsilent.monitor.signals.collector import SignalCollector
@@ -44,6 +50,9 @@ SIZES: dict[str, tuple[dict[str, int], tuple[int, int], torch.dtype]] = {
     ),
 }
 """Of the Llama on each device: its sizes, its batch and its type."""
+
+SHORT = {2: (32, 1, 16, 4, 200, 20), 20: (64, 5, 64, 5, 250, 4), 200: (128, 4, 128, 16, 300, 1)}
+"""By milliseconds of a step: width, layers, tokens and batch of a transformer; blocks of steps, and steps of a block."""
 
 
 class Clock:
@@ -92,9 +101,71 @@ def host_synchronisations(step: Callable[[], None]) -> int:
     return sum(one.count for one in trace.key_averages() if "Synchronize" in one.key)
 
 
+def transformer(
+    width: int, layers: int, tokens: int, batch: int
+) -> tuple[torch.optim.Optimizer, nn.Module, Callable[[], Tensor]]:
+    """A small language model, its optimizer, and one step of it."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True)
+    blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    model = nn.Sequential(nn.Embedding(256, width), blocks, nn.LayerNorm(width), nn.Linear(width, 256))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    inputs = torch.randint(256, (batch, tokens))
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), inputs.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return optimizer, model, step
+
+
+def short_steps(milliseconds: int) -> dict[str, Any]:
+    """What the monitor costs steps of about so many milliseconds."""
+    rounds = [paired_steps(milliseconds, is_first) for is_first in (True, False)]
+    whole, own = (np.concatenate([one[n] for one in rounds]) for n in range(2))
+    first = 100 // SHORT[milliseconds][-1]
+    parts = {"first_100": slice(0, first), "after": slice(first, None)}
+    return {
+        "step_cpu_ms": round(1000 * float(np.median(whole)), 2), "steps": whole.size * SHORT[milliseconds][-1],
+        **{f"{n}_percent": round(100 * float(own[..., p].sum() / whole[..., p].sum() - 1), 2) for n, p in parts.items()},
+        "median_microseconds": round(1e6 * float(np.median(own - whole)), 1),
+        "monitor_says_percent": [round(100 * one[2], 2) for one in rounds], "intervals": [asdict(one[3]) for one in rounds],
+        "same_losses": all(one[4] for one in rounds),
+    }  # fmt: skip
+
+
+def paired_steps(milliseconds: int, is_first: bool) -> tuple[Any, Any, float, Any, bool]:
+    """Seconds of a step of each block without and with a monitor, float64[1, blocks] each; and what else is reported.
+
+    Which of the two models was made first matters at the level of a percent.
+    """
+    *sizes, blocks, block = SHORT[milliseconds]
+    made = [transformer(*sizes) for _ in range(2)]
+    (optimizer, model, monitored), (_, _, bare) = made if is_first else made[::-1]
+    for _ in range(5):
+        monitored()
+        bare()
+    seconds: dict[Callable[[], Tensor], list[float]] = {monitored: [], bare: []}
+    with Monitor(model, optimizer) as monitor:
+        for number in range(blocks):
+            for run in (monitored, bare) if number % 2 else (bare, monitored):
+                begun = time.process_time()
+                for _ in range(block):
+                    run()
+                seconds[run].append((time.process_time() - begun) / block)
+        are_same = torch.equal(monitored().detach(), bare().detach())
+        cost, intervals = monitor.cost, monitor.intervals
+    return np.array([seconds[bare]]), np.array([seconds[monitored]]), cost, intervals, are_same
+
+
 def main() -> None:
     """Measure, and print one JSON object."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--short", nargs="*", type=int, choices=list(SHORT), default=None)
     parser.add_argument("--device", default="cpu", choices=list(SIZES))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--mode", default="lagged")
@@ -102,6 +173,10 @@ def main() -> None:
     parser.add_argument("--fingerprint", default="rotating")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.short is not None:
+        for milliseconds in asked.short or SHORT:
+            print(json.dumps(short_steps(milliseconds)), flush=True)
+        return
     model, tokens = llama(asked.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 

@@ -13,10 +13,10 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-for step in range(80):
+for step in range(160):
     optimizer.zero_grad()
     model(torch.ones(4, 8)).square().mean().backward()
-    if step == 40 and dist.get_rank() == 1:
+    if step == 60 and dist.get_rank() == 1:
         with torch.no_grad():
             model.module[2].weight[0, 0] += 1e-3
     optimizer.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -101,7 +102,7 @@ def train(
         loss.backward()
         optimizer.step()
         seen.losses.append(loss.item())
-        seen.intervals.append((monitor.intervals.gradients, monitor.intervals.state) if monitor else None)
+        seen.intervals.append(dataclasses.astuple(monitor.intervals) if monitor else None)
 
     monitor = Monitor(model, optimizer, sinks=[events.append], **options) if monitored else None
     ended = "done"
@@ -298,7 +299,7 @@ SCENES = {
     "uneven": uneven,
     "error": lambda: uneven(error=True),
     "averaged": averaged,
-    "averaged-stop": lambda: averaged(on_alarm="stop"),
+    "averaged-stop": lambda: averaged(on_alarm="stop", sampling="fixed:1"),
     "one": only_one_trains,
     **{
         f"rerun-{fault}-{uses}{'-late' if late else ''}": lambda fault=fault, uses=uses, late=late: train(

@@ -202,10 +202,10 @@ def test_values_of_a_forward_pass_after_a_step_are_of_the_next_one():
         number = next(n for n, one in enumerate(monitor.series) if one.feature == "value")
         judge = monitor._judge.judge
 
-        def keep(row, wanted):
+        def keep(row):
             signals = row.read(len(monitor.series))
             read_at.append((row.step, float(signals.values[number + 1])))
-            return judge(row, wanted)
+            return judge(row)
 
         monitor._judge.judge = keep
         make, judge_net = training.model["make"], training.model["judge"]
@@ -526,7 +526,7 @@ def test_a_recording_that_cannot_be_written_is_refused_at_the_start(tmp_path):
 def test_recordings_never_replace_anything(tmp_path):
     path, training = tmp_path / "run.npz", plain()
     for steps in (1, 2, 3):
-        with Monitor(training.model, training.optimizers, record=path):
+        with Monitor(training.model, training.optimizers, record=path, sampling="fixed:1"):
             for number in range(steps):
                 training.step(number)
     kept = {one.name: len(load_recording(one).seconds) for one in tmp_path.iterdir()}
@@ -878,11 +878,13 @@ def test_sampling_is_reported(monkeypatch):
     from unsilent.monitor import sampling
 
     monkeypatch.setattr(sampling, "fitting_intervals", lambda now, costs, budget: sampling.SampleIntervals(8, 8, 16))
+    monkeypatch.setattr(sampling, "share_at", lambda *_: 0.0)
+    monkeypatch.setattr(sampling, "FIRST_COST", -1.0)
     events = []
-    found = run(plain, 30, events, strict=True)
-    assert_same_run(run(plain, 30), found)
+    found = run(plain, 40, events, strict=True)
+    assert_same_run(run(plain, 40), found)
     start, changed = of_kind(events, SamplingChanged)
-    assert (start.interval, changed.interval) == (4, 16)
+    assert (start.interval, changed.interval) == (0, 16)
     assert 16 <= events[-1].longest_wait <= 16 + 3  # parts of the state have other turns after the change
     assert found[2].intervals == module.SampleIntervals(8, 8, 16)
 

@@ -13,11 +13,13 @@ from unsilent.monitor.sampling import (
     AIM,
     GRADIENT_SHARE,
     LONGEST,
+    MOST_ROWS,
     CostMeter,
     Costs,
     SampleIntervals,
     SamplingControl,
     fitting_intervals,
+    fitting_rows,
     is_look,
     share_at,
 )
@@ -28,7 +30,7 @@ NEVER_LONGER = SampleIntervals(LONGEST, LONGEST, LONGEST)
 seconds = st.floats(0, 0.5)
 intervals = st.builds(SampleIntervals, *3 * [st.integers(1, LONGEST)])
 costs = st.builds(
-    lambda bare, *parts: Costs(50, bare + sum(parts), *parts),
+    lambda bare, *parts: Costs(50, 50, bare + sum(parts), *parts),
     st.floats(1e-3, 1000), seconds, seconds, seconds, seconds,
 )  # fmt: skip
 budgets = st.floats(0.01, 2)
@@ -75,9 +77,9 @@ def test_a_larger_budget_reads_no_less(now, costs, budget, factor):
 
 
 def test_nothing_fits_into_no_room():
-    assert fitting_intervals(SampleIntervals(1, 2, 4), Costs(10, 1.0, 0.1, 0.1, 0.1, 0.1), 0.5) == NEVER_LONGER
-    longest = Costs(10, 0.4 + 0.1 + 0.2 / LONGEST, 0.1 / LONGEST, 0.0, 0.1 / LONGEST, 0.1)
-    assert share_at(LONGEST, SampleIntervals(1, 2, 1), Costs(10, 0.7, 0.1, 0.0, 0.1, 0.1)) == pytest.approx(
+    assert fitting_intervals(SampleIntervals(1, 2, 4), Costs(10, 10, 1.0, 0.1, 0.1, 0.1, 0.1), 0.5) == NEVER_LONGER
+    longest = Costs(10, 10, 0.4 + 0.1 + 0.2 / LONGEST, 0.1 / LONGEST, 0.0, 0.1 / LONGEST, 0.1)
+    assert share_at(LONGEST, SampleIntervals(1, 2, 1), Costs(10, 10, 0.7, 0.1, 0.0, 0.1, 0.1)) == pytest.approx(
         longest.share
     )
 
@@ -106,22 +108,30 @@ def test_malformed_sampling_is_refused(text):
 
 
 def test_fixed_intervals_never_change(monkeypatch):
-    meter = CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0})
+    meter = CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0})
     control = SamplingControl(MonitorSettings(sampling="fixed:7"), meter)
     for step in range(100):
         control.look(step)
-        assert control.agree(control.wanted) is None
+        assert control.agree(control.wanted, step) is None
     assert control.intervals == SampleIntervals(7, 7, 7)
 
 
-def test_a_monitor_that_cannot_keep_its_budget_says_so_once(caplog):
-    read = {"gradients": 0.0, "values": 0.0, "state": 0.0}
-    meter = CostMeter(read)
-    control = SamplingControl(MonitorSettings(), meter)
-    for step in range(1, 101):
-        meter.fixed += 100.0
+def controlled(meter, steps, cost, **options):
+    """A control after so many steps of 100 s, each of which costs the monitor something if it is read."""
+    control, step = SamplingControl(MonitorSettings(**options), meter), 0
+    while step < steps:
+        step += 1 if control.reads_all else control.intervals.rows
+        meter._looked -= 100.0 * control.intervals.rows  # as if so much time had passed
+        meter.fixed += cost
         control.look(step)
-        control.agree(control.wanted)
+        control.agree(control.wanted, step)
+    return control
+
+
+def test_a_monitor_that_cannot_keep_its_budget_says_so_once(caplog):
+    control = controlled(
+        CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0}), 100, 10.0, mode="strict"
+    )
     assert control.intervals == NEVER_LONGER
     assert control.longest_wait == LONGEST
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -131,8 +141,38 @@ def test_a_monitor_that_cannot_keep_its_budget_says_so_once(caplog):
     assert "--sampling fixed:1" in caplog.text
 
 
+def test_where_reading_every_step_costs_too_much_some_steps_are_not_read(caplog):
+    """10 s of every step that is read, of 100 s without: one in 23 is 0.43 %."""
+    control = controlled(CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0}), 5000, 10.0)
+    assert control.intervals == SampleIntervals(1, 1, 1, 23)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "to stay within 0.5 % of the time, one step in 23 is read" in caplog.text
+    assert "judge from about step" in caplog.text
+
+
+def test_where_reading_every_step_fits_all_are_read(caplog):
+    control = controlled(CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0}), 5000, 0.1)
+    assert control.intervals.rows == 1
+    assert caplog.records == []
+
+
+@given(intervals, costs, budgets, st.integers(1, 50), st.floats(0, 1))
+def test_steps_that_are_read_take_no_more_than_the_budget(now, costs, budget, rows, checks):
+    costs = costs._replace(rows=rows, step=costs.step + checks, checks=checks)
+    result = fitting_rows(now, costs, budget)
+    room = costs.bare * AIM * budget / 100
+    parts = (
+        costs.gradients * now.gradients
+        + costs.values * now.values
+        + costs.state * now.state / (1 if now.rows > 16 else 4)
+    )
+    row = (parts + costs.fixed) / rows
+    assert 1 <= result <= MOST_ROWS
+    assert result == MOST_ROWS or row / result <= max(room / 2, room - checks / costs.steps) * (1 + 1e-9)
+
+
 def test_the_costs_of_a_training_that_went_back_are_not_looked_at():
-    meter = CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0})
+    meter = CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0})
     control = SamplingControl(MonitorSettings(), meter)
     control.look(50)
     before = control.wanted

@@ -28,6 +28,8 @@ LOSS = "loss"
 """The number whose backward pass ran, without the factor of a loss scaler."""
 VALUE = "value"
 """A tensor that the user named: the input, output or gradient of a module, or of `watch_gradient`."""
+CLIPPED_NORM = "norm before clipping"
+"""The norm of all gradients that a program clips together, as `torch.nn.utils.clip_grad_norm_` returns it."""
 FEATURES = (GRADIENT, NORM_INPUT_GRADIENT, UPDATE, LOSS, VALUE)
 L2, LARGEST, NUMBER = "l2", "max", "number"
 STATISTICS = (L2, LARGEST, NUMBER)

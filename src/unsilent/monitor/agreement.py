@@ -37,6 +37,12 @@ class Agreement:
         self.is_behind, self.seconds_waited = False, 0.0
         self._begun = time.perf_counter()
         self._replicas = NOT_COMPARED
+        self._step = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are rows that not all ranks have answered, or that were not received so far."""
+        return self._exchange.outstanding > 0
 
     def send(self, row: RankRow, is_comparable: bool) -> None:
         """Send the row of a step; ``is_comparable``: rows of other ranks were there before it.
@@ -45,13 +51,15 @@ class Agreement:
         in all of them, with the same intervals of sampling.
         """
         before, self._replicas = self._replicas, row.replicas if is_comparable else NOT_COMPARED
+        self._step = row.step
         self._exchange.begin(row._replace(replicas=NOT_COMPARED if self.is_behind else before))
 
-    def receive(self, seconds: float | None = None) -> Iterator[list[RankRow]]:
+    def receive(self, seconds: float | None = None, step: int = 0) -> Iterator[list[RankRow]]:
         """The rows of all ranks, step by step, that are there, or for which this rank waits.
 
         Args:
             seconds: Longest wait at the end of a training; None: as long as is usual before a step.
+            step: That this rank is at.
 
         Raises:
             RanksApart: the ranks do not make the same steps, so that they cannot agree.
@@ -62,13 +70,24 @@ class Agreement:
             self.seconds_waited += time.perf_counter() - begun
             if rows is None:
                 break
-            yield rows
+            yield self._of_one_step(rows)
         count = self._exchange.outstanding
+        ahead = max(count, step - self._step) if count else 0
         self.is_behind = count > 0
         if count and self.must_act_alike and seconds is None:
             raise RanksApart(f"another rank has not made a step after {ACTING_SECONDS:g} s")
-        if count >= MOST_AHEAD:
-            raise RanksApart(f"this rank is {count} steps ahead of another one")
+        if ahead >= MOST_AHEAD:
+            raise RanksApart(f"this rank is {ahead} steps ahead of another one")
+
+    def _of_one_step(self, rows: list[RankRow]) -> list[RankRow]:
+        """The rows, whose parameters can only be compared if they are of one step; it has to be one where ranks act alike."""
+        steps = [row.step for row in rows if not (row.failed or row.ended)]
+        if len(set(steps)) <= 1:
+            return rows
+        if self.must_act_alike:
+            told = ", ".join(f"rank {rank} at {row.step}" for rank, row in enumerate(rows))
+            raise RanksApart(f"the ranks are at different steps: {told}")
+        return [row._replace(replicas=NOT_COMPARED) for row in rows]
 
     def drop(self) -> None:
         """The training goes back, in all ranks: forget what was sent."""

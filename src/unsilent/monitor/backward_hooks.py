@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.autograd.graph import GradientEdge
+from torch.compiler import is_compiling
+from torch.nn.utils import clip_grad
 
 from unsilent.monitor.torchscript import script_without_hooks
 from unsilent.nested import tensors_in
@@ -53,6 +55,8 @@ class _Registration:
         self.listener, self.thread = weakref.ref(listener, lambda _: _remove(self)), thread
 
 
+NORM = "_get_total_norm"
+"""What `clip_grad_norm_` calls, by whatever name a program has imported that."""
 _SCALE = "unsilent-loss-scale"
 _MOST_NODES = 8
 """Operations between a scaled loss and what is differentiated, such as a division by the number of micro-batches."""
@@ -71,6 +75,8 @@ def add_listener(listener: BackwardListener, thread: int | None = None) -> None:
     if not _replaced:
         _replace(torch.autograd, "backward", _noted_backward)
         _replace(torch.jit, "script", script_without_hooks)
+        if hasattr(clip_grad, NORM):
+            _replace(clip_grad, NORM, _noted_norm)
         for scaler in _with_subclasses(GradScaler):  # that of FSDP has a method of its own
             for name, make in (("scale", _noted_scale), ("update", _noted_update)):
                 if name in vars(scaler):
@@ -150,6 +156,21 @@ def _noted_backward(plain: Any) -> Any:
         return result
 
     return backward
+
+
+def _noted_norm(plain: Any) -> Any:
+    def total_norm(tensors: Any, *args: Any, **named: Any) -> Any:
+        result = plain(tensors, *args, **named)
+        if not is_compiling():
+            for listener in _heard():
+                if (after_norm := getattr(listener, "after_norm", None)) is not None:
+                    try:
+                        after_norm(tensors, result)
+                    except Exception as error:
+                        listener.hook_failed(error)
+        return result
+
+    return total_norm
 
 
 def _noted_scale(plain: Any) -> Any:

@@ -115,7 +115,7 @@ class SamplingChanged(Event):
     """Another share of the tensors is read at each step.
 
     Attributes:
-        interval: Each tensor is read every so many steps: the longest wait until every tensor was seen.
+        interval: Each tensor is read every so many steps: the longest wait until every tensor was seen. 0: none is read so far.
         reason: In words.
     """
 
@@ -124,7 +124,12 @@ class SamplingChanged(Event):
     reason: str
 
     def __str__(self) -> str:
-        return f"step {self.step}: every tensor is read within {count_text(self.interval, 'step')} ({self.reason})"
+        within = (
+            f"every tensor is read within {count_text(self.interval, 'step')}"
+            if self.interval
+            else "no tensor is read so far"
+        )
+        return f"step {self.step}: {within} ({self.reason})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +299,11 @@ class Ended(Event):
     @property
     def coverage(self) -> str:
         """How much of the training was read and judged."""
-        parts = [f"each tensor was read within {count_text(self.longest_wait, 'step')}"]
+        parts = [
+            f"each tensor was read within {count_text(self.longest_wait, 'step')}"
+            if self.longest_wait
+            else "no step was read"
+        ]
         parts += [f"{self.unseen_count:,} series were never read"] if self.unseen_count else []
         parts += [f"{self.unjudged:,} series had too few values to be judged"] if self.unjudged else []
         return ", ".join(parts)

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
-from unsilent.detectors.series import Series
+from unsilent.detectors.series import GRADIENT, Series
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.monitor.actions import CONFIRMED, NO_LOOP, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.agreement import Agreement
@@ -54,12 +54,13 @@ from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
 from unsilent.monitor.rerun_check import RerunCheck, alarm_of
 from unsilent.monitor.rule_streams import RuleStreams
-from unsilent.monitor.sampling import CostMeter, SampleIntervals, SamplingControl
+from unsilent.monitor.sampling import MOST_ROWS_OF_RANKS, CostMeter, SampleIntervals, SamplingControl
 from unsilent.monitor.settings import MonitorSettings, settings_of
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.trained_parameters import begins_alike
 from unsilent.monitor.sinks import LOGGER, isolated, make_sinks
+from unsilent.monitor.step_checks import StepChecks
 from unsilent.monitor.step_judge import StepJudge, full_name
 from unsilent.monitor.suspicion import Suspicion
 
@@ -71,6 +72,10 @@ NOT_PLAIN = (
     "monitor.iterate(…) is not looped over directly, so that a counter would go on; write `for batch in monitor.iterate(…)`, "
     "with enumerate or zip inside"
 )
+NEVER = 2**62
+"""No step."""
+FIRST_READ = 1
+"""Step after which several ranks read their first one, unless all steps are read."""
 LOOP_IS_KNOWN = 2
 """Step in which a loop whose steps can be executed again is known: under ``unsilent run`` from its second batch on."""
 log = logging.getLogger(LOGGER)
@@ -112,7 +117,8 @@ class Monitor:
         self.settings = settings = settings_of(settings, options)
         _check_sinks(sinks)
         self._optimizers = checked_optimizers("Monitor", model, optimizers)
-        self._streams = RuleStreams([make_rule(text) for text in settings.rule] or rules_of_preset(settings.preset))
+        rules = [make_rule(text) for text in settings.rule] or rules_of_preset(settings.preset)
+        self._streams, self._checks = RuleStreams(rules), StepChecks(rules)
         self._closed, self._failed, self._is_off, self._has_stopped = (
             True,
             False,
@@ -128,16 +134,21 @@ class Monitor:
             full_fingerprint=settings.fingerprint == "full",
             on_error=self._fail,
             on_end=self._end_step,
+            checks=self._checks,
         )
         self._model = self._collector.model
         device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
+        self._has_not_begun = True
         self._is_late = device.type == "cuda" and settings.mode == "lagged"
         self._pending: deque[tuple[SignalRow, bool]] = deque()  # and whether it is comparable
         self._guard: Guard | None = None
         self._loop_problem = ""
         self._due: Alarm | None = None
         self._costs = CostMeter(self._collector.seconds)
-        self._sampling = SamplingControl(settings, self._costs)
+        parameters = sum(one.feature == GRADIENT for one in self._collector.series)
+        self._sampling = SamplingControl(settings, self._costs, parameters)
+        if not self._sampling.reads_all:
+            self._collector.reads_all, self._collector.next_read = False, NEVER
         self._collector.intervals = self.intervals
         try:
             self._ranks = ranks
@@ -151,6 +162,8 @@ class Monitor:
             )
             everybody = self._exchange.introduce(own, RANK_SETTINGS)
             rank, world_size = self._exchange.rank, self._exchange.world_size
+            if world_size > 1:
+                self._sampling.most_rows = MOST_ROWS_OF_RANKS
             own_sinks = make_sinks(settings, rank, world_size, compatibility)
             recorder = None if settings.record is None else Recorder(path_of_rank(settings.record, rank, world_size))
         except BaseException:
@@ -175,9 +188,7 @@ class Monitor:
         try:
             with self._safely():
                 self._reporter.start(own.settings, self._collector.series, notes)
-                self._reporter.sampling(
-                    0, self.intervals.longest, "at the start" if settings.sampling == "auto" else settings.sampling
-                )
+                self._reporter.sampling(0, *self._sampling.at_start)
         except BaseException:
             self._closed = True
             self._remove_hooks()
@@ -232,13 +243,17 @@ class Monitor:
 
     def _judge_rest(self, wait: bool) -> None:
         """What is not judged yet; ``wait`` for the verdict of all ranks on it."""
-        if self._collector.is_over:
+        if self._checks.found:
+            self._report_checks()
+        if self._collector.is_over and not self._collector.is_reading:
+            self._collector.skip_row()
+        elif self._collector.is_over:
             self._pending.append((self._collector.take_row(), not self._agreement.is_behind))
         if wait:
             self._judge_pending(flush=True)
             self._agree(None if self._agreement.must_act_alike else LEAVING_SECONDS)
         for row, _ in self._pending:
-            self._judge.judge(row, self._sampling.wanted)
+            self._judge.judge(row)
 
     def _remove_hooks(self) -> None:
         if self._guard is not None:
@@ -368,7 +383,11 @@ class Monitor:
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling() or self._is_off:
             return
+        if not (self._collector.is_reading or self._agreement.is_waiting or self._checks.found):
+            return
         with self._safely():
+            if self._checks.found:
+                self._report_checks()
             if self._collector.has_pass:  # the first optimizer after a backward pass
                 self._action.begin_backward()
                 if self.settings.mode == "strict":
@@ -382,6 +401,10 @@ class Monitor:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        if not self._collector.is_reading:
+            if not self._is_off and self._collector.is_complete:
+                self._skip_row()
+            return
         with self._safely():
             self._action.end_step(optimizer)
             if not self._is_off and self._collector.is_complete:  # in mode strict: backward passes during the step
@@ -389,8 +412,36 @@ class Monitor:
 
     def _end_step(self) -> None:
         """The next step begins before all optimizers have made theirs."""
+        if not self._collector.is_reading:
+            self._skip_row()
+            return
         with self._safely():
             self._take_row(flush=False)
+
+    def _skip_row(self) -> None:
+        """A step that is not read is over."""
+        self._collector.skip_row()
+        if self._pending:  # of a device: it has arrived by now
+            with self._safely():
+                self._judge_pending(flush=True)
+        elif self._has_not_begun and self._may_begin():
+            self._has_not_begun = False
+            self._collector.next_read = self._collector.step + 1
+
+    def _may_begin(self) -> bool:
+        """Whether the first step may be read: in all ranks the same one."""
+        if self._exchange.world_size > 1:
+            return self._collector.step == FIRST_READ
+        return self._sampling.may_begin()
+
+    def _report_checks(self) -> None:
+        """Report what was found in a step at once; a rank alone acts on it, several with the next step that is read."""
+        found = self._checks.take()
+        row = self._judge.report_checks(found)
+        if self._exchange.world_size > 1 or self._sampling.reads_all:
+            self._judge.keep_for_next_row(found)
+        else:
+            self._conclude([row])
 
     def _take_row(self, flush: bool) -> None:
         """The signals of a step are complete: judge them, or those of the step before where they come late."""
@@ -398,13 +449,14 @@ class Monitor:
         if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm == "rerun" and self._guard is None:
             what = "the step of an alarm is left out" if self.settings.mode == "strict" else "an alarm is only logged"
             log.warning("%s%s; %s", NO_RERUN, NO_LOOP, what)
+        if not self._collector.reads_all:
+            self._collector.next_read = NEVER  # until all ranks have agreed
         self._judge_pending(flush)
-        self._sampling.look(self._collector.step)
 
     @contextmanager
     def _safely(self) -> Iterator[None]:
         """An error of the monitor is no error of the job; the time counts as the monitor's."""
-        begun = time.perf_counter()
+        self._begun = time.perf_counter()
         try:
             yield
         except MonitorStop:
@@ -412,7 +464,13 @@ class Monitor:
         except Exception as error:
             self._fail(error)
         finally:
-            self._costs.fixed += time.perf_counter() - begun
+            self._book_time()
+
+    def _book_time(self) -> None:
+        """Count the time since this was called last as the monitor's."""
+        now = time.perf_counter()
+        self._costs.fixed += now - self._begun
+        self._begun = now
 
     def _fail(self, error: Exception) -> None:
         """The monitor itself raised an error: log it once, and let the other ranks know with the next row."""
@@ -442,14 +500,17 @@ class Monitor:
         while len(self._pending) > (1 if self._is_late and not flush else 0):
             if self._agreement.must_act_alike:
                 self._agree()  # where no optimizer step came between two rows
-            row, is_comparable = self._pending.popleft()
-            self._agreement.send(self._judge.judge(row, self._sampling.wanted), is_comparable)
+            signals, is_comparable = self._pending.popleft()
+            row = self._judge.judge(signals)
+            self._book_time()
+            self._sampling.look(self._collector.step)
+            self._agreement.send(row._replace(**vars(self._sampling.wanted)), is_comparable)
 
     def _agree(self, seconds: float | None = None) -> None:
         """Take the rows of all ranks, where there are any, and act on them; waits as `Agreement.receive`."""
         before = self._agreement.seconds_waited
         try:
-            for rows in self._agreement.receive(seconds):
+            for rows in self._agreement.receive(seconds, self._collector.step):
                 self._take(rows)
                 if self._is_off:
                     break
@@ -467,9 +528,9 @@ class Monitor:
             )
             self._turn_off()
             return
-        self._set_intervals(
-            SampleIntervals(*(max(getattr(row, part) for row in rows) for part in ("gradients", "values", "state")))
-        )
+        parts = ("gradients", "values", "state", "rows")
+        self._set_intervals(SampleIntervals(*(max(getattr(row, part) for row in rows) for part in parts)))
+        self._plan_next_read(max(row.step for row in rows))
         self._conclude(rows)
 
     def _end_apart(self, reason: str) -> None:
@@ -483,7 +544,8 @@ class Monitor:
     def _conclude(self, rows: Sequence[RankRow]) -> None:
         """Say which rank is suspected, and do what is to be done on an alarm; the same in every rank."""
         rows = self._suspicion.relevant(rows)
-        is_new = self._suspicion.follow(rows, self.intervals.state * self._collector.rows_per_step)
+        interval = self.intervals.state * self.intervals.rows * self._collector.rows_per_step
+        is_new = self._suspicion.follow(rows, interval)
         suspect, action, step = self._suspicion.suspect, self.settings.on_alarm, rows[0].step
         differing, versions = self._suspicion.differing, len({row.replicas for row in rows})
         self._reporter.replicas(step, differing, versions, self._suspicion.is_difference_new)
@@ -506,12 +568,20 @@ class Monitor:
             )
 
     def _set_intervals(self, agreed: SampleIntervals) -> None:
-        if (reason := self._sampling.agree(agreed)) is None:
+        if (reason := self._sampling.agree(agreed, self._collector.step)) is None:
             return
         self._collector.intervals = agreed
         if self._guard is not None:
             self._guard.lengthen(agreed.longest)
         self._reporter.sampling(self._collector.step, agreed.longest, reason)
+
+    def _plan_next_read(self, step: int) -> None:
+        """All ranks have answered for this step: say which one is read next."""
+        collector, rows = self._collector, self.intervals.rows
+        was_reading = collector.is_reading
+        collector.reads_all = rows == 1
+        if rows > 1 or not was_reading:
+            collector.next_read = max(step + rows, collector.step + 1)
 
 
 def _check_sinks(sinks: Any) -> None:

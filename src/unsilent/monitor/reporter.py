@@ -165,7 +165,10 @@ class Reporter:
         who = self.ranks[suspect.rank] if known else None
         row = rows[suspect.rank] if known else max(rows, key=lambda one: (one.level, one.score))
         series = names if row.changed else (who or self._own).series
-        tensor = series[row.series] if 0 <= row.series < len(series) else ""
+        own = next(
+            (one.series_name for one in reversed(self.alarms) if one.step == step), ""
+        )  # found in a step that is not read
+        tensor = series[row.series] if 0 <= row.series < len(series) else own if who in (None, self._own) else ""
         ranks = tuple(n for n, one in enumerate(rows) if one.level > NORMAL or one.changed or n in differing)
         result = self._emit(
             Verdict, step, suspect=suspect.rank, reason=suspect.reason, action=action, outcome=outcome,

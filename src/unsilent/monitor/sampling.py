@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.sinks import LOGGER
+from unsilent.report.text import count_text
 
 LOOKS = (4, 10, 20, 40)
 """Steps after which the costs are looked at first; later every 50 steps."""
@@ -25,7 +26,15 @@ still less would save little, and rules that learn from some values of a tensor 
 PARTS_OF_STATE = 4
 """A part of the state is read at once, this fraction or more: an interval of 8 steps is that of a quarter every second step."""
 LEARNT = 20
-"""Values of a series that rules such as robust-z learn before they judge it; for the warning alone."""
+"""Values of a series that rules such as robust-z learn before they judge it; for the log alone."""
+MOST_ROWS, MOST_ROWS_OF_RANKS = 999, 33
+"""Steps of which one is read, at most; of several ranks fewer, as their parameters are compared in these steps alone."""
+FIRST_STEPS, FIRST_BUDGET = 100, 2.0
+"""In so many steps at the start the budget is this many percent at least, so that what reading costs is soon known."""
+FIRST_COST, FIRST_COST_EACH = 1e-2, 1e-4
+"""Seconds that the first step that is read is thought to take: in any case, and for each parameter."""
+KEPT = 0.8
+"""Of the budget, what reading every step may take where now not every step is read: so that this does not change all the time."""
 TOLERANCE = 0.25
 """An interval changes when it is that much too short, or could be that much shorter."""
 
@@ -35,24 +44,39 @@ class Costs(NamedTuple):
 
     Attributes:
         steps: How many steps.
+        rows: How many of them were read.
         step: Of all steps, with the monitor.
         gradients: Of reading gradients of parameters, and the loss.
         values: Of reading gradients of norm layers' inputs, and values that the user named.
         state: Of reading updates and fingerprints.
         fixed: Of all else that the monitor does.
+        checks: Of what is done in steps that are not read.
     """
 
     steps: int
+    rows: int
     step: float
     gradients: float
     values: float
     state: float
     fixed: float
+    checks: float = 0.0
 
     @property
     def own(self) -> float:
         """Seconds that the monitor took."""
-        return self.gradients + self.values + self.state + self.fixed
+        return self.gradients + self.values + self.state + self.fixed + self.checks
+
+    @property
+    def bare(self) -> float:
+        """Seconds of a step without the monitor."""
+        return max(0.0, self.step - self.own) / self.steps
+
+    @property
+    def of_read_steps(self) -> Costs:
+        """The costs as if there had been no steps but those that were read."""
+        read = self.own - self.checks
+        return self._replace(steps=self.rows, step=self.rows * self.bare + read, checks=0.0)
 
     @property
     def share(self) -> float:
@@ -62,16 +86,28 @@ class Costs(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleIntervals:
-    """Steps after which every tensor was read: of gradients, of values inside the model, and of updates and fingerprints."""
+    """Steps after which every tensor was read: of gradients, of values inside the model, and of updates and fingerprints.
+
+    ``rows``: One step in so many is read at all; the others count steps that are read.
+    """
 
     gradients: int = 1
     values: int = 2
     state: int = 4
+    rows: int = 1
 
     @property
     def longest(self) -> int:
-        """The longest of all."""
-        return max(self.gradients, self.values, self.state)
+        """Steps until every tensor was read."""
+        return self.rows * max(self.gradients, self.values, self.state)
+
+    @classmethod
+    def of_rows(cls, rows: int) -> SampleIntervals:
+        """Read one step in so many, or in one more: an odd number, so that all parts of the state have their turn.
+
+        Where steps are so short that one in many is read, the state is read as a whole: it is small then.
+        """
+        return cls(1, 1, 1 if rows > LONGEST else PARTS_OF_STATE, min(rows + (rows + 1) % 2, MOST_ROWS))
 
 
 class CostMeter:
@@ -86,14 +122,14 @@ class CostMeter:
         self.begun = self._looked = time.perf_counter()
         self.fixed = 0.0
         self._read = read_seconds
-        self._before = (0, 0.0, 0.0, 0.0, 0.0)
+        self._before = (0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
-    def since_last_look(self, steps: int) -> Costs:
-        """The costs since this was asked last; ``steps`` so far."""
-        now = time.perf_counter()
-        totals = (steps, self._read["gradients"], self._read["values"], self._read["state"], self.fixed)
-        count, *parts = (one - before for one, before in zip(totals, self._before, strict=True))
-        result = Costs(int(count), now - self._looked, *parts)
+    def since_last_look(self, steps: int, rows: int) -> Costs:
+        """The costs since this was asked last; ``steps`` so far, of which ``rows`` were read."""
+        now, read = time.perf_counter(), self._read
+        totals = (steps, rows, read["gradients"], read["values"], read["state"], self.fixed, read["checks"])
+        count, read_count, *parts = (one - before for one, before in zip(totals, self._before, strict=True))
+        result = Costs(int(count), int(read_count), now - self._looked, *parts)
         self._looked, self._before = now, totals
         return result
 
@@ -104,6 +140,19 @@ class CostMeter:
     def share(self) -> float:
         """Of the time so far."""
         return self.seconds() / max(1e-9, time.perf_counter() - self.begun)
+
+
+def fitting_rows(now: SampleIntervals, costs: Costs, budget: float) -> int:
+    """One step in how many may be read as a whole, so that the budget (percent of a step without the monitor) is kept.
+
+    What is checked in every step comes first, but where that takes more than half of the budget, reading has the other half.
+    """
+    state = costs.state * now.state / (1 if now.rows > LONGEST else PARTS_OF_STATE)
+    read = costs.gradients * now.gradients + costs.values * now.values + state
+    room = costs.bare * AIM * budget / 100
+    room = max(room - costs.checks / costs.steps, room / 2)
+    row = (read + costs.fixed) / costs.rows
+    return MOST_ROWS if row >= MOST_ROWS * room else max(1, math.ceil(row / room))
 
 
 def is_look(step: int) -> bool:
@@ -149,29 +198,76 @@ def share_at(longest: int, now: SampleIntervals, costs: Costs) -> float:
 class SamplingControl:
     """The intervals of one rank: what it needs to stay within its budget, and what all ranks have agreed on.
 
+    Args:
+        settings: Of the monitor.
+        costs: Of this rank.
+        parameters: How many are trained.
+
     Attributes:
         intervals: In use, the same in all ranks.
         wanted: What this rank needs.
+        most_rows: Steps of which one is read, at most.
         longest_wait: Steps until every tensor was read, the longest so far.
+        reads_all: Whether every step is read in any case: intervals are given, all bits are to be compared, or something is done
+            on an alarm before the next step.
     """
 
-    def __init__(self, settings: MonitorSettings, costs: CostMeter) -> None:
+    def __init__(self, settings: MonitorSettings, costs: CostMeter, parameters: int = 0) -> None:
         fixed = settings.sampling_interval
-        self.intervals = self.wanted = SampleIntervals() if fixed is None else SampleIntervals(fixed, fixed, fixed)
-        self.longest_wait = self.intervals.longest
+        asks = settings.mode == "strict" or settings.on_alarm == "rerun" or settings.fingerprint == "full"
+        self.reads_all = asks or fixed is not None
+        first = SampleIntervals() if self.reads_all else SampleIntervals.of_rows(MOST_ROWS)
+        self.intervals = self.wanted = first if fixed is None else SampleIntervals(fixed, fixed, fixed)
+        self.longest_wait = self.intervals.longest if self.reads_all else 0
         self._is_fixed, self._budget, self._costs = fixed is not None, settings.budget, costs
+        self._first_cost = FIRST_COST + FIRST_COST_EACH * parameters
         self._has_warned = False
+        self._rows = 0
+        self.most_rows = MOST_ROWS
+
+    @property
+    def at_start(self) -> tuple[int, str]:
+        """Steps until every tensor is read, 0: not known yet; and what there is to say of it, in words."""
+        if self._is_fixed:
+            return self.intervals.longest, f"fixed:{self.intervals.gradients}"
+        if self.reads_all:
+            return self.intervals.longest, "at the start"
+        return 0, (
+            "the loss, and the norm of gradients that are clipped, are checked in every step; how often tensors are read, and "
+            "when rules begin to judge them, follows from the length of steps"
+        )
+
+    def may_begin(self) -> bool:
+        """Whether so much time has passed that the first step may be read."""
+        elapsed = time.perf_counter() - self._costs.begun
+        return elapsed * FIRST_BUDGET / 100 >= self._first_cost
 
     def look(self, step: int) -> None:
-        """After a step: find what this rank needs, now and then; a warning where nothing fits."""
-        if self._is_fixed or not is_look(step):
+        """After a step that was read: find what this rank needs, now and then; a warning where nothing fits."""
+        self._rows += 1
+        if self._is_fixed or (self.intervals.rows == 1 and not is_look(step)):
             return
-        costs = self._costs.since_last_look(step)
-        if costs.steps <= 0:  # the training went back
+        costs = self._costs.since_last_look(step, self._rows)
+        if costs.steps <= 0 or costs.rows <= 0:  # the training went back
             return
-        self.wanted = fitting_intervals(self.intervals, costs, self._budget)
-        share = 100 * share_at(LONGEST, self.intervals, costs)
-        if self.wanted.longest == LONGEST and share > self._budget and step > LOOKS[0] and not self._has_warned:
+        budget = max(self._budget, FIRST_BUDGET) if step < FIRST_STEPS and not self.reads_all else self._budget
+        now, read = self.intervals, costs.of_read_steps
+        share = 100 * share_at(LONGEST, now, read)
+        if self.reads_all or share <= (budget if now.rows == 1 else KEPT * budget):
+            self.wanted = fitting_intervals(now, read, budget)
+        else:
+            rows = min(fitting_rows(now, costs, budget), self.most_rows)
+            self.wanted = SampleIntervals.of_rows(self._rows_near(rows))
+        if self.wanted.longest >= LONGEST and share > budget and step > LOOKS[0]:
+            self._warn(costs, share)
+
+    def _rows_near(self, rows: int) -> int:
+        """The rows of now, unless they are too few or far too many."""
+        now = self.intervals.rows
+        return now if rows <= now <= rows * (1 + TOLERANCE) else rows
+
+    def _warn(self, costs: Costs, share: float) -> None:
+        if not self._has_warned and self.reads_all:
             self._has_warned = True
             logging.getLogger(LOGGER).warning(
                 "steps take %.2g ms, of which the monitor takes %.2g %% (budget %g %%) although it reads each tensor only every "
@@ -179,13 +275,27 @@ class SamplingControl:
                 1000 * costs.step / costs.steps, share, self._budget, LONGEST, LEARNT, LONGEST * LEARNT,
             )  # fmt: skip
 
-    def agree(self, agreed: SampleIntervals) -> str | None:
-        """Use what all ranks agreed on; the change in words, None where there is none."""
+    def agree(self, agreed: SampleIntervals, step: int) -> str | None:
+        """Use what all ranks agreed on after a step; the change in words, None where there is none."""
+        if agreed.rows > 1:
+            agreed = SampleIntervals.of_rows(agreed.rows)
         if agreed == self.intervals:
             return None
         self.intervals = self.wanted = agreed
-        self.longest_wait = max(self.longest_wait, agreed.longest)
+        if agreed.rows == 1:
+            self.longest_wait = max(self.longest_wait, agreed.longest)
+        else:  # how long they wait is seen when they are read
+            parts = f", updates and fingerprints in {agreed.state} parts" if agreed.state > 1 else ""
+            reason = (
+                f"one step in {agreed.rows} is read{parts}; rules that learn from {LEARNT} values judge from about step "
+                f"{step + agreed.rows * LEARNT:,} on; in the steps between, only the loss and the norm of clipped gradients are "
+                "checked"
+            )
+            if not self._has_warned and step >= FIRST_STEPS:
+                self._has_warned = True
+                logging.getLogger(LOGGER).warning("to stay within %g %% of the time, %s", self._budget, reason)
+            return reason
         return (
-            f"gradients are read every {agreed.gradients} steps, values inside the model every {agreed.values}, updates and "
-            f"fingerprints every {agreed.state}, to stay within {self._budget:g} % of the time"
+            f"gradients are read every {count_text(agreed.gradients, 'step')}, values inside the model every {agreed.values}, "
+            f"updates and fingerprints every {agreed.state}, to stay within {self._budget:g} % of the time"
         )

@@ -109,8 +109,8 @@ class MonitorSettings:
     sampling: Annotated[
         str,
         Option(
-            "Tensors read at each step: auto (as many as the budget allows, each at least every 16 steps), or fixed:R (every "
-            "R-th).",
+            "Tensors read at each step: auto (as many as the budget allows; of short steps only some are read), or fixed:R "
+            "(every R-th).",
             COST_PANEL,
             parser=sampling_text,
         ),

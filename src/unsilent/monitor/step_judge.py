@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import xxhash
 
-from unsilent.detectors.rule import NORMAL
-from unsilent.detectors.series import UPDATE, Bools, Series
+from unsilent.detectors.series import CLIPPED_NORM, UPDATE, Bools, Series
 from unsilent.monitor.events import join_names
 from unsilent.monitor.exchange import RankRow
 from unsilent.monitor.infinite_values import InfiniteValues
 from unsilent.monitor.program_writes import ProgramWrites
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter
-from unsilent.monitor.rule_streams import RuleStreams, fingerprint_finding
-from unsilent.monitor.sampling import CostMeter, SampleIntervals
+from unsilent.monitor.rule_streams import Finding, RuleStreams, fingerprint_finding
+from unsilent.monitor.sampling import CostMeter
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.waits import Waits
+
+SHARED = (UPDATE, CLIPPED_NORM)
+"""What follows from the gradients of all ranks."""
 
 
 class StepJudge:
@@ -49,10 +52,11 @@ class StepJudge:
         self._writes = ProgramWrites()
         self._seen: Bools = np.zeros(0, np.bool_)
         self._infinite = InfiniteValues()
+        self._waiting: list[Finding] = []
         self.waits = Waits()
 
-    def judge(self, row: SignalRow, wanted: SampleIntervals) -> RankRow:
-        """What this rank says of a step; ``wanted``: the intervals that it needs."""
+    def judge(self, row: SignalRow) -> RankRow:
+        """What this rank says of a step."""
         series = self._collector.series
         signals = row.read(len(series))
         seconds = time.perf_counter() - self._costs.begun
@@ -64,22 +68,21 @@ class StepJudge:
         findings += self._streams.judge(series, self._infinite.leave_out(row.step, series, signals), seconds)
         self._seen = np.pad(self._seen, (0, len(series) - len(self._seen))) | signals.seen
         is_new = self._reporter.findings(row.step, findings)
+        findings, self._waiting = [*findings, *self._waiting], []
         score, cost = self._streams.take_largest_score, self._costs.share()
         self._reporter.summary(row.step, series, signals, score, cost, is_wanted=is_new)
-        worst = max(findings, key=lambda one: (one.level, one.series.feature != UPDATE, one.score), default=None)
-        return RankRow(
-            step=row.step,
-            level=worst.level if worst else NORMAL,
-            score=worst.score if worst else 0.0,
-            series=worst.number if worst else -1,
-            is_shared=int(worst is not None and worst.series.feature == UPDATE),
-            is_new=int(worst is not None and worst.is_new),
-            changed=len(changed),
-            replicas=xxhash.xxh3_64_intdigest(signals.replica_sums.tobytes()) >> 1,
-            gradients=wanted.gradients,
-            values=wanted.values,
-            state=wanted.state,
-        )
+        replicas = xxhash.xxh3_64_intdigest(signals.replica_sums.tobytes()) >> 1
+        return _row(row.step, findings)._replace(changed=len(changed), replicas=replicas)
+
+    def report_checks(self, found: Sequence[tuple[int, Finding]]) -> RankRow:
+        """Report what `StepChecks` found; what this rank says of the last of these steps."""
+        for step, finding in found:
+            self._reporter.findings(step, [finding])
+        return _row(found[-1][0], [finding for _, finding in found])
+
+    def keep_for_next_row(self, found: Sequence[tuple[int, Finding]]) -> None:
+        """Other ranks are told of it with the next step that is read."""
+        self._waiting += [finding for _, finding in found]
 
     def unseen(self) -> list[str]:
         """Series that were in no row so far."""
@@ -95,6 +98,15 @@ class StepJudge:
         """Write the recording."""
         if self._recorder is not None:
             self._recorder.save(self._collector.series)
+
+
+def _row(step: int, findings: Sequence[Finding]) -> RankRow:
+    """What a rank says of a step in which rules found this."""
+    worst = max(findings, key=lambda one: (one.level, one.series.feature not in SHARED, one.score), default=None)
+    if worst is None:
+        return RankRow(step)
+    is_shared = worst.series.feature in SHARED
+    return RankRow(step, worst.level, worst.score, worst.number, int(is_shared), int(worst.is_new))
 
 
 def full_name(series: Series) -> str:

@@ -22,7 +22,7 @@ class Waits:
     def add(self, step: int, signals: SignalValues) -> None:
         """One more step. What was never read before counts from the step in which it was first known."""
         new = len(signals.seen) - len(self._read)
-        self._read = np.pad(self._read, (0, new), constant_values=step - 1)
+        self._read = np.pad(self._read, (0, new), constant_values=step - 1 if len(self._read) else -1)
         steps = [int((step - self._read[signals.seen]).max(initial=0))]
         self._read[signals.seen] = step
         steps += [step - self._compared.get(name, step) for name in signals.compared]

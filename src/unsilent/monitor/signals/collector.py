@@ -42,7 +42,10 @@ from unsilent.monitor.signals.trained_parameters import (
     unwrapped,
 )
 from unsilent.monitor.signals.turns import OptimizerTurns, TrainedParameter, ValueTurns
+from unsilent.monitor.step_checks import StepChecks
 
+TIMED = 16
+"""What is checked in every step is timed in one of so many: to time it costs as much."""
 LARGEST_LOSS = 1e12
 """A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
@@ -61,6 +64,7 @@ class SignalCollector:
         on_error: What an error in a hook is passed to; None: errors are raised.
         on_end: Is called where something of the next step begins although the row was not taken: all signals of a step are there.
             None: a row has all signals until it is taken.
+        checks: Gets the loss of each step that is not read, and norms of gradients before clipping.
 
     Attributes:
         series: What is read; grows by names of `watch_gradient` and by parameters that are new.
@@ -68,6 +72,8 @@ class SignalCollector:
         backwards: Backward passes of this model so far.
         seconds: That were spent on ``gradients``, ``values`` and ``state``.
         is_off: Nothing is read any more.
+        next_read: Number of the row from which on signals are read; rows before it are only counted. 0: all are read.
+        reads_all: Whether the row after one that is read is read as well.
     """
 
     def __init__(
@@ -80,15 +86,21 @@ class SignalCollector:
         full_fingerprint: bool = False,
         on_error: Callable[[Exception], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        checks: StepChecks | None = None,
     ) -> None:
         self.model = unwrapped(model)
         self.series: list[Series] = []
         self._intervals = SampleIntervals(1, 1, 1)
         self.step, self.backwards, self.is_off = 0, 0, False
-        self.seconds = {"gradients": 0.0, "values": 0.0, "state": 0.0}
+        self.next_read, self.reads_all = 0, True
+        self.seconds = {"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0}
+        self._checks = checks
+        self._clipped: dict[int, bool] = {}
         self._on_error, self._on_end, self._is_timed = on_error, on_end, False
-        self._ends = StepEnds(len(optimizers))
+        self._ends, self._is_single = StepEnds(len(optimizers)), len(optimizers) == 1
         self._hooks: list[Any] = []
+        self._value_hooks: list[Callable[[], Any]] = []
+        self._attached: list[Any] = []
         self._slots: dict[tuple[str, str], int] = {}
         self._values = ValueTurns()
         self._expected: frozenset[tuple[str, str]] = frozenset()
@@ -126,7 +138,8 @@ class SignalCollector:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
         self._begin_row()
-        add_listener(self, threading.get_ident())
+        self._thread = threading.get_ident()
+        add_listener(self, self._thread)
         _collectors.add(self)
 
     def close(self) -> None:
@@ -134,9 +147,10 @@ class SignalCollector:
         self.is_off = True
         remove_listener(self)
         _collectors.discard(self)
-        for hook in self._hooks:
+        for hook in (*self._hooks, *self._attached):
             hook.remove()
         self._hooks.clear()
+        self._attached.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +170,22 @@ class SignalCollector:
 
     def _begin_row(self) -> None:
         """A row begins, or is read otherwise: which forward hooks may have something to read."""
-        self._expected = self._values.may_come(self.step, self._intervals.values)
+        is_near = self.step + 1 >= self.next_read
+        if is_near:
+            self._expected = self._values.may_come(self.step, self._intervals.values)
+        if is_near != bool(self._attached):
+            self._attach_value_hooks(is_near)
+
+    def _attach_value_hooks(self, is_wanted: bool) -> None:
+        """Have values inside the model read, or not: a module with a hook is called more slowly."""
+        for handle in self._attached:
+            handle.remove()
+        self._attached = [attach() for attach in self._value_hooks] if is_wanted else []
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether signals of the present row are read."""
+        return self.step >= self.next_read
 
     # -- what is called on the way through a step ---------------------------------------------------------------
 
@@ -164,7 +193,19 @@ class SignalCollector:
         """A backward pass begins; reads its loss."""
         if self.is_off:
             return
-        self._end_row(self._ends.is_over)
+        if not (self._is_single and self.step < self.next_read):
+            self._end_row(self._ends.is_over)
+        if self.step < self.next_read:
+            begun = time.perf_counter() if self.step % TIMED == TIMED - 1 else 0.0  # the first ones are slow
+            if not self._is_single:
+                self._ends.begin_pass()
+                self._scale = None if scale is None else scale.detach().to(torch.float64, copy=True)
+            self._was_scaled = scale is not None
+            if self._checks is not None and len(tensors) == 1 and tensors[0].numel() == 1:
+                self._checks.add_loss(self.step, tensors[0], self._was_scaled)
+            if begun:
+                self.seconds["checks"] += TIMED * (time.perf_counter() - begun)
+            return
         with self.timed("gradients"):
             self._ends.begin_pass()
             self._arrived, self._has_gradient = [], False
@@ -176,6 +217,17 @@ class SignalCollector:
     def after_backward(self) -> None:
         """It has ended; reads gradients unless they arrived one by one."""
         if self.is_off:
+            return
+        if self.step < self.next_read:
+            if self._is_single:
+                self._ends.has_pass = True
+            else:
+                self._ends.end_pass(is_own=True)  # not looked at: a row more or less is only a number
+                for slots, values in self._arrived:  # of a forward pass in a row that is read
+                    self._row.add(slots, values, is_scaled=self._was_scaled)
+                self._arrived = []
+            self.backwards += 1
+            self._has_stepped = False
             return
         with self.timed("gradients"):
             arrived, self._arrived = self._arrived, []
@@ -192,6 +244,20 @@ class SignalCollector:
                 self._arrived = []
             for slots, values in arrived:
                 self._row.add(slots, values, is_scaled=self._was_scaled and slots != (self._loss,))
+
+    def after_norm(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
+        """The program has computed the norm of these gradients together."""
+        if self._checks is None or self.is_off:
+            return
+        begun = time.perf_counter() if self.step % TIMED == TIMED - 1 else 0.0  # the first ones are slow
+        count = len(gradients)
+        if count not in self._clipped:
+            self._clipped[count] = count > 0 and any(one.parameter.grad is gradients[0] for one in self._parameters)
+        if self._clipped[count]:
+            local = norm if type(norm) is Tensor else getattr(norm, "_local_tensor", norm)
+            self._checks.add_norm(self.step, count, local, self._was_scaled)
+        if begun:
+            self.seconds["checks"] += TIMED * (time.perf_counter() - begun)
 
     def after_scaler_update(self) -> None:
         """A loss scaler ends the step. If it has left the update out, nothing that was read but the loss means anything."""
@@ -220,8 +286,8 @@ class SignalCollector:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all optimizers have made their steps since that pass."""
-        return self._ends.is_complete
+        """Whether all optimizers have made their steps since that pass; asked after a step."""
+        return (self._is_single and self.step < self.next_read) or self._ends.is_complete
 
     @property
     def is_over(self) -> bool:
@@ -263,6 +329,13 @@ class SignalCollector:
         self._begin_row()
         self._ends.begin_row()
         return row
+
+    def skip_row(self) -> None:
+        """A row that is not read is over: the next one begins."""
+        self.step += 1
+        self._row.step = self.step
+        self._begin_row()
+        self._ends.begin_row()
 
     def _end_row(self, is_over: bool) -> None:
         """Something follows that is of the next row, if this one is over."""
@@ -312,6 +385,8 @@ class SignalCollector:
 
     def _is_due(self, feature: str, name: str) -> bool:
         """Whether a tensor is to be read now."""
+        if (self.step if feature == GRADIENT else self._forward_step) < self.next_read:
+            return False
         if feature == GRADIENT:
             group, place = self._places[name]
             return group.is_due(place, self.intervals.gradients)
@@ -335,10 +410,15 @@ class SignalCollector:
         """An optimizer is about to make its step: bits of the state should be those after the step before."""
         if torch.compiler.is_compiling() or self.is_off:
             return
-        self._end_row(self._ends.has_made_step(id(optimizer)))
+        if not (self._is_single and self.step < self.next_read):
+            self._end_row(self._ends.has_made_step(id(optimizer)))
         self._has_stepped = True
-        with self.timed("state"):
+        if (thread := threading.get_ident()) != self._thread:
+            self._thread = thread
             bind_to_this_thread(self)
+        if self.step < self.next_read:
+            return
+        with self.timed("state"):
             group = self._groups[id(optimizer)]
             if self._ends.is_in_pass:  # a step for each gradient that arrives
                 self._has_gradient = self._has_gradient or any(
@@ -355,14 +435,28 @@ class SignalCollector:
         """It has made its step; reads updates and fingerprints."""
         if torch.compiler.is_compiling() or self.is_off:
             return
+        if self.step < self.next_read:
+            group = self._groups[id(optimizer)]
+            if self.step + 1 >= self.next_read:
+                self._take_state(optimizer)
+            group.steps += 1
+            if not self._is_single:
+                self._ends.end_step(id(optimizer))
+            return
         with self.timed("state"):
             slots, sizes = self._updates.take()
             if slots:
                 self._row.add(_pairs(slots), sizes)
             group = self._groups[id(optimizer)]
-            self._state.take(self._row, optimizer, group.steps, self.intervals.state)
+            if self.reads_all:
+                self._take_state(optimizer)
             group.steps += 1
             self._ends.end_step(id(optimizer))
+
+    def _take_state(self, optimizer: Optimizer) -> None:
+        """Take fingerprints, which are compared in the next row."""
+        with self.timed("state"):
+            self._state.take(self._row, optimizer, self._groups[id(optimizer)].steps, self.intervals.state)
 
     # -- hooks of modules and gradients --------------------------------------------------------------------------
 
@@ -375,7 +469,7 @@ class SignalCollector:
             report_gradient=functools.partial(self._gradient_arrived, key),
             protect=functools.partial(ForwardHook, self, is_expected=lambda: key in self._expected),
         )
-        self._hooks.append(make(*where, reader))
+        self._value_hooks.append(functools.partial(make, *where, reader))
 
     def _hook_gradients(self) -> None:
         """Have each gradient reported as it arrives; of sharded modules as soon as their whole parameters exist."""
@@ -406,9 +500,10 @@ class SignalCollector:
         """Read one value of a forward pass."""
         slot, step = self._slots[key], self._forward_step
         self._values.note(key, step)
-        if step > self.step and self._next_row is None:
+        is_next = step > self.step >= self.next_read  # of a row that is not read nothing else is kept
+        if is_next and self._next_row is None:
             self._next_row = SignalRow(step)
-        row = self._next_row if step > self.step and self._next_row is not None else self._row
+        row = self._next_row if is_next and self._next_row is not None else self._row
         row.add((slot, slot + 1), norms_and_largest([local_tensor(value)]))
 
     def _gradient_arrived(self, key: tuple[str, str], *parts: Tensor) -> None:

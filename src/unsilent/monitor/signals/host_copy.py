@@ -26,6 +26,11 @@ class HostCopy:
             self._event = torch.cuda.Event()
             self._event.record()
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._event is None or bool(self._event.query())
+
     def read(self) -> Tensor:
         """The copy; waits for the device where it has not come so far."""
         begun = time.perf_counter()

@@ -1,0 +1,147 @@
+"""Steps that are only counted and checked at once: the training has the same bits, and the steps that are read all signals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from monitor.test_monitor import STEPS, assert_nothing_left, assert_same_run, of_kind, run
+from monitor.trainings import TRAININGS, plain
+from unsilent.monitor import Monitor, MonitorStop, sampling
+from unsilent.monitor.events import Alarm, Ended, MonitorFailed, SamplingChanged, Verdict
+from unsilent.monitor.signals.row import SignalRow
+
+
+@pytest.fixture
+def one_in_three(monkeypatch):
+    """Steps are read from the second one on, one in three; which ones is returned."""
+    monkeypatch.setattr(sampling, "FIRST_COST", 0.0)
+    monkeypatch.setattr(sampling, "FIRST_COST_EACH", 0.0)
+    monkeypatch.setattr(sampling, "share_at", lambda *_: math.inf)
+    monkeypatch.setattr(sampling, "fitting_rows", lambda *_: 3)
+    read, plain_read = [], SignalRow.read
+
+    def noted(row, count):
+        read.append(row.step)
+        return plain_read(row, count)
+
+    monkeypatch.setattr(SignalRow, "read", noted)
+    return read
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_has_the_bits_of_one_without_a_monitor(name, one_in_three):
+    events, every = [], []
+    found = run(TRAININGS[name], 2 * STEPS, events, strict=True)
+    assert_same_run(run(TRAININGS[name], 2 * STEPS), found)
+    assert of_kind(events, (Alarm, Verdict, MonitorFailed)) == []
+    assert_nothing_left()
+    steps = list(one_in_three)
+    assert len(steps) > 3
+    assert {later - earlier for earlier, later in itertools.pairwise(steps)} <= {3, 4}
+    run(TRAININGS[name], 2 * STEPS, every, sampling="fixed:1", strict=True)
+    assert of_kind(events, Ended)[0].steps == of_kind(every, Ended)[0].steps
+    assert of_kind(events, Ended)[0].unseen_count == of_kind(every, Ended)[0].unseen_count
+
+
+def test_the_start_line_says_what_is_not_read_and_a_later_one_from_when_on_rules_judge(one_in_three):
+    events = []
+    run(plain, 30, events, strict=True)
+    start, changed = of_kind(events, SamplingChanged)
+    assert (start.interval, changed.interval) == (0, 12)
+    assert str(start).startswith(
+        "step 0: no tensor is read so far (the loss, and the norm of gradients that are clipped, are"
+    )
+    assert "one step in 3 is read" in changed.reason
+    assert f"judge from about step {changed.step + 60} on" in changed.reason
+
+
+def test_a_flip_between_two_steps_is_found_if_the_second_one_is_read_and_it_is_the_turn_of_the_tensor(one_in_three):
+    def spoil(training, number):
+        if number in (110, 113, 116, 119):
+            parameter = training.model.first.weight
+            parameter.detach().view(-1).view(torch.int32).numpy()[0] ^= 1 << 29
+
+    events = []
+    run(plain, 130, events, spoil, strict=True, rule="update-rms")
+    assert {110, 113, 116, 119} <= set(one_in_three)
+    (alarm,) = of_kind(events, Alarm)
+    assert (alarm.tensor, alarm.step in (110, 113, 116, 119)) == ("first.weight", True)
+
+
+def train(spoil, clip=True, scaler=None, steps=60, value=1e15, **options):
+    """Events of a training that clips its gradients; ``spoil`` is called with step and model after each backward pass."""
+    torch.manual_seed(0)
+    model, events = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with Monitor(model, optimizer, sinks=[events.append], strict=True, **options):
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = model(torch.randn(16, 8)).square().mean()
+            loss = loss * math.nan if spoil == "loss" and step == 40 else loss
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            if spoil == "gradient" and step == 40:
+                model[0].weight.grad[0, 0] = value
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+    return events
+
+
+def test_a_gradient_that_changes_after_the_backward_pass_and_is_clipped_away_is_found_at_once():
+    (alarm,) = of_kind(train("gradient"), Alarm)
+    assert (alarm.step, alarm.rule, alarm.feature) == (40, "robust-z", "norm before clipping")
+    assert str(alarm).startswith("step 40: norm before clipping (number) is 1e+15, baseline ")
+    assert of_kind(train("gradient", clip=False), Alarm) == []  # nobody has computed a norm
+    (alarm,) = of_kind(train("gradient", value=1e30), Alarm)  # the norm that torch computes overflows
+    assert str(alarm).startswith("step 40: norm before clipping (number) is inf (nonfinite)")
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": "fixed:1"}, {"sampling": "fixed:1", "mode": "strict"}])
+def test_the_job_stops_before_the_step_that_would_use_it(options):
+    with pytest.raises(MonitorStop, match="after an alarm in step 40"):
+        train("gradient", on_alarm="stop", **options)
+
+
+def test_a_loss_that_is_not_finite_is_found_at_once_and_reported_once():
+    alarms = of_kind(train("loss", clip=False), Alarm)
+    assert [(one.step, one.feature, one.rule) for one in alarms] == [(40, "loss", "nonfinite")]
+
+
+def test_what_no_rule_asks_for_is_not_checked():
+    assert of_kind(train("gradient", rule="update-rms"), Alarm) == []
+    assert of_kind(train("loss", rule="update-rms"), Alarm) == []
+
+
+def test_a_loss_scaler_that_finds_its_factor_raises_nothing():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    assert of_kind(train("", scaler=scaler), Alarm) == []
+
+
+def test_a_verdict_on_a_step_that_is_not_read_names_what_was_found():
+    events = train("gradient")
+    verdict = of_kind(events, Verdict)[0]
+    assert verdict.tensor == "norm before clipping number"
+
+
+def test_what_the_first_check_takes_is_not_multiplied(monkeypatch):
+    """One step in some is timed, and stands for all of them; the first one loads what later ones have."""
+    clock = iter(range(10**6))
+    seconds = {}
+    monkeypatch.setattr("unsilent.monitor.signals.collector.time.perf_counter", lambda: float(next(clock)))
+    training = plain()
+    with Monitor(training.model, training.optimizers) as monitor:
+        for number in range(10):
+            training.step(number)
+        seconds.update(monitor._collector.seconds)
+    assert seconds["checks"] == 0.0
