@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import types
 from collections import deque
@@ -308,6 +309,12 @@ def second_loader(update, loader, model):
         update(x * (1 + next(others)[0] % 2), y)
 
 
+def model_copied(update, loader, model):
+    for x, y in loader:
+        update(x, y)
+        copy.deepcopy(model)(x)
+
+
 def hook_after_a_large_gradient(update, loader, model):
     for x, y in loader:
         update(x, y)
@@ -339,6 +346,7 @@ def average_from_a_step_on(update, loader, model):
 
 EXACT = [
     plain, epochs, counted_epochs, inner_loops_and_temporary_values, some_batches_left_out, average_in_place,
+    model_copied,
 ]  # fmt: skip
 REFUSED = [
     counter_ends_it, taken_by_next, range_and_next, enumerated, zipped, cycled, generator, generator_that_loops, comprehension,

@@ -211,7 +211,7 @@ class ExecutionRecorder:
         self._gradients = gradients
         self.updates = 0
         self._optimizers = list(optimizers)
-        self._hooks: list[Any] = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
+        self._hooks: list[Any] = [model.register_forward_pre_hook(self._inputs_of(model), with_kwargs=True)]
         for number, optimizer in enumerate(optimizers):
             self._hooks.append(optimizer.register_step_pre_hook(self._settings_of(number)))
 
@@ -241,9 +241,14 @@ class ExecutionRecorder:
             hook.remove()
         self._hooks.clear()
 
-    def _forward(self, model: nn.Module, arguments: Any, named: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self.current_execution.inputs.append(fingerprint([*leaves(arguments), *leaves(named)]))
+    def _inputs_of(self, model: nn.Module) -> Any:
+        """A hook; a function, because a copy of the model (``deepcopy``) would copy what a bound method belongs to."""
+
+        def note(called: nn.Module, arguments: Any, named: Any) -> None:
+            if called is model and not torch.compiler.is_compiling():
+                self.current_execution.inputs.append(fingerprint([*leaves(arguments), *leaves(named)]))
+
+        return note
 
     def _settings_of(self, number: int) -> Any:
         def note(optimizer: Optimizer, *_: Any) -> None:
