@@ -1,6 +1,6 @@
 """What a monitor costs a training step, with all default signals on: its own calls are timed, not the difference of two runs.
 
-    python -m benchmarks.monitor_cost [--device cuda] [--steps 60] [--mode strict] [--sampling fixed:1]
+    python -m benchmarks.monitor_cost [--device cuda] [--steps 180] [--mode strict] [--sampling fixed:1]
     python -m benchmarks.monitor_cost --short [2 20 200]
 
 Every function that torch calls of the monitor is timed by CPU time of the process (and by the wall), and compared with that of
@@ -30,8 +30,8 @@ from unsilent.monitor.monitor import Monitor
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.forward_hook import ForwardHook
 
-SETTLED = 20
-"""Steps until the intervals of sampling have been looked at three times."""
+SETTLED = 120
+"""Steps until the larger budget of the beginning is over, and intervals have been looked at since."""
 ENTRIES = {
     SignalCollector: ("before_backward", "after_backward", "_before_step", "_after_step", "_gradient_arrived"),
     ForwardHook: ("__call__",),
@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--short", nargs="*", type=int, choices=list(SHORT), default=None)
     parser.add_argument("--device", default="cpu", choices=list(SIZES))
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=180)
     parser.add_argument("--mode", default="lagged")
     parser.add_argument("--sampling", default="auto")
     parser.add_argument("--fingerprint", default="rotating")
