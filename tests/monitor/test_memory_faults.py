@@ -269,10 +269,10 @@ PLACES = {
 class Steps:
     """Counts steps that were begun, to know when to inject. Nothing leads to what it counts, which is no part of the loop."""
 
-    __slots__ = ("begun", "handles")
+    __slots__ = ("begun", "spoils_gradient")
 
     def __init__(self):
-        self.begun, self.handles = 0, []
+        self.begun, self.spoils_gradient = 0, False
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -284,15 +284,13 @@ def test_steps_that_are_executed_again_end_with_the_bits_of_a_clean_run(place, a
     for number in range(40):
         golden.step(number)
     training, steps = plain(), Steps()
+    training.model.last.weight.register_hook(lambda g: g * 1e9 if steps.spoils_gradient else g)
 
     def step(number):
         is_faulty = steps.begun == at
         steps.begun += 1
-        while steps.handles:
-            steps.handles.pop().remove()
-        if is_faulty and place == "gradient":
-            steps.handles.append(training.model.last.weight.register_hook(lambda g: g * 1e9))
-        elif is_faulty:
+        steps.spoils_gradient = is_faulty and place == "gradient"
+        if is_faulty and PLACES[place]:
             PLACES[place](training)
         return training.step(number)
 

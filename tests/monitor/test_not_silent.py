@@ -179,6 +179,7 @@ def test_what_modules_and_optimizers_remember_is_put_back(loop, faulty):
 
 @pytest.mark.parametrize("loop", SAID, ids=lambda loop: loop.__name__)
 @pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.filterwarnings("ignore:variables of the loop are not restored")  # of a schedule, besides what is expected
 def test_what_cannot_be_done_again_is_said(loop, every):
     faulty = {1: 33, 4: 38}[every]
     if (loop, every) == (changes_a_batch_once, 1):
