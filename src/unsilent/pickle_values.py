@@ -1,7 +1,7 @@
 """What a pickle holds, read without unpickling: the opcodes are interpreted here, and nothing that they name is called.
 
-`pickletools.genops` takes a pickle apart into opcodes and arguments. Calls, objects and names become records below, so a pickle
-that would run code when loaded is read like any other. Floats and byte strings carry the position of their bytes in the pickle.
+Opcodes and their arguments are those that `pickletools` lists. Calls, objects and names become records below, so a pickle that
+would run code when loaded is read like any other. Floats and byte strings carry the position of their bytes in the pickle.
 Protocols 0 to 5 of what ``pickle``, ``torch.save`` and numpy write. Containers of Python hold what they would hold after loading;
 what no pickler writes and would make a loader see something else (one key twice, a state that is set twice, one storage that is
 described in two ways) is refused.
@@ -12,20 +12,21 @@ from __future__ import annotations
 import _compat_pickle
 import io
 import pickletools
+import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 MAGIC = b"\x80"
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _PLAIN = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE",
+    "FLOAT",
 }  # fmt: skip
 _STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 _BYTES = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9, "BYTEARRAY8": 9}
 """Bytes of the opcode before the content."""
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class PickleDamaged(ValueError):
@@ -53,7 +54,7 @@ class ByteString(NamedTuple):
     offset: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """A call or object: ``function(*arguments)``, then a state, items and elements that are put into it."""
 
@@ -70,7 +71,7 @@ class Call:
         return ".".join(self.function) if isinstance(self.function, Name) else ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Mapped:
     """A dict: its pairs in order, for keys may be objects that are never made."""
 
@@ -96,99 +97,112 @@ _CONTAINERS = {*DICTS, *SETS, SIZE}
 """What is filled when it is made, so that its arguments are read at that moment."""
 _SCALARS_AS_KEYS = {"builtins.complex", "torch.device"}
 """Equal ones can be described in several ways, and one equals a number."""
+MOST_MEMORY = 2**29
+"""Bytes that the objects of a pickle may take: those of 100,000 tensors take about half."""
+_MEMORY = {
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"), 130), **dict.fromkeys(("MARK", "EMPTY_LIST"), 90),
+    **dict.fromkeys(("EMPTY_DICT", "DICT", "EMPTY_SET", "FROZENSET", "REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"), 300),
+    **dict.fromkeys(("GLOBAL", "STACK_GLOBAL"), 300),
+    **dict.fromkeys(("SETITEM", "APPEND", "BINPERSID", "PERSID", "BINFLOAT", *_BYTES), 160),
+}  # fmt: skip
+_LEAST_MEMORY = 70
+"""Bytes of memory that an opcode takes at most, besides its argument: the first ones, or any other (as of Python 3.11)."""
 _MOST_KEY_PARTS = 16
 _MOST_KEY_DEPTH = 3
 
 
-def read_pickle(content: bytes, most_opcodes: int = 20_000_000, start: int = 0) -> tuple[Any, int]:
+def read_pickle(content: bytes, most_memory: int = MOST_MEMORY, start: int = 0) -> tuple[Any, int]:
     """What a pickle holds, made of plain values, lists, tuples and the records of this module, and where it ends.
 
     Args:
         content: Bytes with a pickle at ``start``; positions count from the first of all bytes.
-        most_opcodes: More are refused.
+        most_memory: Bytes that what its opcodes make may take, besides texts and bytes; more are refused.
 
     Raises:
         PickleDamaged: it is cut off, damaged, or not made as any known pickler does.
     """
-    stream = io.BytesIO(content)
-    stream.seek(start)
+    machine = _Machine(most_memory)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of backslashes in strings of protocol 0
-            return _Machine(most_opcodes).run(_opcodes(stream, start)), stream.tell()
+            return machine.run(_opcodes(content, start)), machine.end
     except PickleDamaged:
         raise
-    except (ValueError, IndexError, KeyError, OverflowError, TypeError, AttributeError, MemoryError) as error:
+    except (ValueError, IndexError, KeyError, OverflowError, TypeError, AttributeError, struct.error) as error:
         raise PickleDamaged(f"damaged: {ascii(str(error))[:60]}") from None
 
 
-def _opcodes(stream: io.BytesIO, start: int) -> Iterator[tuple[pickletools.OpcodeInfo, Any, int]]:
-    for opcode, argument, position in pickletools.genops(stream):
-        yield opcode, argument, start if position is None else position
+_BY_CODE = {ord(opcode.code): (opcode.name, opcode.arg) for opcode in pickletools.opcodes}
+_FIXED = {
+    "uint1": struct.Struct("<B"),
+    "uint2": struct.Struct("<H"),
+    "uint4": struct.Struct("<I"),
+    "int4": struct.Struct("<i"),
+}
+
+
+def _opcodes(content: bytes, at: int) -> Iterator[tuple[str, Any, int, int]]:
+    """Name, argument, position and end of every opcode. As `pickletools.genops`, which takes several times as long."""
+    stream = io.BytesIO(content)
+    for _ in range(len(content)):
+        if at >= len(content):
+            return
+        name, argument = _BY_CODE[content[at]]
+        if argument is None:
+            end, value = at + 1, None
+        elif (fixed := _FIXED.get(argument.name)) is not None:
+            end, value = at + 1 + fixed.size, fixed.unpack_from(content, at + 1)[0]
+        else:
+            stream.seek(at + 1)
+            value = argument.reader(stream)
+            end = stream.tell()
+        yield name, value, at, end
+        at = end
 
 
 class _Machine:
-    """The stack machine of pickle, on records."""
+    """The stack machine of pickle, on records.
 
-    def __init__(self, most_opcodes: int) -> None:
+    Attributes:
+        end: Where the last opcode ends.
+    """
+
+    def __init__(self, most_memory: int) -> None:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks below each mark
         self.storages: dict[Any, Any] = {}
         self.memo: dict[int, Any] = {}
-        self.most = most_opcodes
+        self.memory = most_memory
+        self.end = 0
 
-    def run(self, opcodes: Iterator[tuple[pickletools.OpcodeInfo, Any, int]]) -> Any:
-        for count, (opcode, argument, position) in enumerate(opcodes):
-            if count > self.most:
-                raise PickleDamaged(f"it has more than {self.most:,} opcodes")
-            name = opcode.name
-            if name == "STOP":
+    def run(self, opcodes: Iterator[tuple[str, Any, int, int]]) -> Any:
+        for name, argument, position, end in opcodes:
+            self.memory -= _MEMORY.get(name, _LEAST_MEMORY)
+            if self.memory < 0:
+                raise PickleDamaged("it holds more objects than are read")
+            if (value := _VALUES.get(name)) is not None:
+                self.stack.append(value(argument, position))
+            elif (numbered := _NUMBERED.get(name)) is not None:
+                numbered(self, argument)
+            elif (action := _ACTIONS.get(name)) is not None:
+                action(self)
+            elif name == "STOP":
                 if self.below or len(self.stack) != 1:
                     raise PickleDamaged("it holds more than one value")
+                self.end = end
                 return self.stack[0]
-            if not self._literal(name, argument, position) and not self._memory(name, argument):
-                action = _ACTIONS.get(name)
-                if action is None:
-                    raise PickleDamaged(f"it holds {name}")
-                action(self)
+            elif name not in ("PROTO", "FRAME"):
+                raise PickleDamaged(f"it holds {name}")
         raise PickleDamaged("it is cut off")
 
-    def _literal(self, name: str, argument: Any, position: int) -> bool:
-        """An opcode that is a value; false for any other."""
-        if name in _STRINGS:
-            self.stack.append(_text(argument))
-        elif name in _PLAIN:
-            self.stack.append(argument)
-        elif name in _CONSTANTS:
-            self.stack.append(_CONSTANTS[name])
-        elif name == "BINFLOAT":
-            self.stack.append(Float(argument, position + 1))
-        elif name == "FLOAT":
-            self.stack.append(argument)
-        elif name in _BYTES:
-            self.stack.append(ByteString(bytes(argument), position + _BYTES[name]))
-        elif name == "GLOBAL":
-            self.stack.append(_python3_name(*argument.split(" ", 1)))
-        elif name == "PERSID":
-            self.stack.append(Persistent(argument))
-        else:
-            return False
-        return True
+    def put(self, number: Any) -> None:
+        self.memo[int(number)] = self.stack[-1]
 
-    def _memory(self, name: str, argument: Any) -> bool:
-        """An opcode on what was seen before; false for any other."""
-        if name in ("BINPUT", "LONG_BINPUT", "PUT"):
-            self.memo[int(argument)] = self.stack[-1]
-        elif name == "MEMOIZE":
-            self.memo[len(self.memo)] = self.stack[-1]
-        elif name in ("BINGET", "LONG_BINGET", "GET"):
-            self.stack.append(self.memo[int(argument)])
-        elif name in _TUPLES:
-            count = _TUPLES[name]
-            self.stack[-count:] = [tuple(self._top(count))]
-        else:
-            return name in ("PROTO", "FRAME")
-        return True
+    def get(self, number: Any) -> None:
+        self.stack.append(self.memo[int(number)])
+
+    def tuple_of(self, count: int) -> None:
+        self.stack[-count:] = [tuple(self._top(count))]
 
     def _top(self, count: int) -> list[Any]:
         if len(self.stack) < count:
@@ -363,16 +377,41 @@ def _is_pair(value: Any) -> bool:
     return type(value) in (list, tuple) and len(value) == 2
 
 
+def _byte_string(before: int, argument: Any, position: int) -> ByteString:
+    return ByteString(bytes(argument), position + before)
+
+
 def _pushes(make: Callable[[], Any]) -> Callable[[_Machine], None]:
     return lambda machine: machine.stack.append(make())
 
 
+_VALUES: dict[str, Callable[[Any, int], Any]] = {
+    **dict.fromkeys(_STRINGS, lambda argument, _: _text(argument)),
+    **dict.fromkeys(_PLAIN, lambda argument, _: argument),
+    **{name: partial(_byte_string, before) for name, before in _BYTES.items()},
+    "NONE": lambda _, __: None,
+    "NEWTRUE": lambda _, __: True,
+    "NEWFALSE": lambda _, __: False,
+    "BINFLOAT": lambda argument, position: Float(argument, position + 1),
+    "GLOBAL": lambda argument, _: _python3_name(*argument.split(" ", 1)),
+    "PERSID": lambda argument, _: Persistent(argument),
+}
+"""Opcodes that are a value, and how it is made of their argument and position."""
+_NUMBERED: dict[str, Callable[[_Machine, Any], None]] = {
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "PUT"), _Machine.put),
+    **dict.fromkeys(("BINGET", "LONG_BINGET", "GET"), _Machine.get),
+}
+"""Opcodes on what was numbered before."""
 _ACTIONS: dict[str, Callable[[_Machine], Any]] = {
     "MARK": _Machine.mark,
     "EMPTY_TUPLE": _pushes(tuple),
     "EMPTY_LIST": _pushes(list),
     "EMPTY_DICT": _pushes(Mapped),
     "EMPTY_SET": _pushes(lambda: Call(Name("builtins", "set"))),
+    "MEMOIZE": lambda m: m.put(len(m.memo)),
+    "TUPLE1": lambda m: m.tuple_of(1),
+    "TUPLE2": lambda m: m.tuple_of(2),
+    "TUPLE3": lambda m: m.tuple_of(3),
     "TUPLE": lambda m: m.push(tuple(m.marked())),
     "LIST": lambda m: m.push(m.marked()),
     "FROZENSET": lambda m: m.push(_filled(Call(Name("builtins", "frozenset"), (m.marked(),)))),

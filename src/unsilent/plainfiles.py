@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,14 +37,70 @@ def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
     """The content of a plain file of at most ``max_bytes`` bytes; raises ``UsageError``."""
     with open_plain(path, name) as file:
         try:
-            content = _read_at_most(file, max_bytes + 1)
+            # What is known to be too large is not read; a file may grow, or not say its size.
+            is_large = os.fstat(file.fileno()).st_size > max_bytes
+            content = b"" if is_large else _read_at_most(file, max_bytes + 1)
         except OSError as error:
             raise UsageError(f"cannot read {name or path}: {error.strerror or error}") from None
-    if len(content) > max_bytes:
-        raise UsageError(
-            f"{name or path} is larger than {max_bytes >> 20} MiB, the size limit for this kind of file; give a smaller file"
-        )
+    if is_large or len(content) > max_bytes:
+        raise _too_large(name or path, max_bytes, "this kind of file")
     return content
+
+
+def read_lines(path: str | Path, max_bytes: int, max_line: int, name: str = "") -> Iterator[bytes]:
+    """The lines of a plain file with their ends, one at a time in memory; the last one may have no end.
+
+    Raises ``UsageError``, also for more than ``max_bytes`` bytes, or more than ``max_line`` in one line.
+    """
+    with open_plain(path, name) as file:
+        read = 0
+        try:
+            if os.fstat(file.fileno()).st_size > max_bytes:
+                raise _too_large(name or path, max_bytes, "this kind of file")
+            while line := file.readline(max_line + 1):
+                read += len(line)
+                if len(line) > max_line:
+                    raise _too_large(f"a line of {name or path}", max_line, "a line of it")
+                if read > max_bytes:
+                    raise _too_large(name or path, max_bytes, "this kind of file")
+                yield line
+        except OSError as error:
+            raise UsageError(f"cannot read {name or path}: {error.strerror or error}") from None
+
+
+def _too_large(what: object, limit: int, kind: str) -> UsageError:
+    shown = f"{limit >> 20} MiB" if limit >= 2**20 else f"{limit >> 10} KiB"
+    return UsageError(f"{what} is larger than {shown}, the size limit for {kind}; give a smaller file")
+
+
+MOST_JSON_MEMORY = 2**29
+"""Bytes that the values of one JSON text may take in memory."""
+_JSON_COSTS = {b"[": 110, b"{": 200, b":": 200, b",": 64}
+"""Bytes of memory for each of these: a list; a dict; a key, its place and its pair; a value and its place (as of Python 3.11)."""
+
+
+def json_memory(content: bytes) -> int:
+    """About how many bytes of memory the values of a JSON text take at most, without making them.
+
+    They can take more than 30 times the bytes of the text, which may also be a part, or several texts.
+    """
+    # As text, and the texts in it; one character beyond ASCII makes all of its text wider.
+    as_text = len(content) * (2 if content.isascii() else 8)
+    return as_text + sum(cost * content.count(character) for character, cost in _JSON_COSTS.items())
+
+
+def parse_json(content: bytes, **hooks: Any) -> Any:
+    """The value of a JSON text in UTF-8; ``hooks`` as of ``json.loads``.
+
+    Raises:
+        ValueError: it is no JSON, nests too deeply, or its values would take more than `MOST_JSON_MEMORY`.
+    """
+    if (needed := json_memory(content)) > MOST_JSON_MEMORY:
+        raise ValueError(f"it would take {needed >> 20} MiB of memory, at most {MOST_JSON_MEMORY >> 20} are used")
+    try:
+        return json.loads(content.decode("utf-8-sig"), **hooks)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
 _NAME_PARTS = 64

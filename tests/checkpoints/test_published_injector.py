@@ -568,7 +568,7 @@ MERGES = "a: &a {x: 1}\n" + "".join(f"k{i}: &k{i} {{<<: [*a, *a, *a]}}\n" for i 
         ("a: " + "[" * 100_000, "levels"),
         ("a:\n" + "".join(" " * i + "- \n" for i in range(1, 50)), "levels"),
         ("- 1\n" * 30_000, "values than settings have"),
-        ("x" * 2_000_000, "is larger than 1 MiB"),
+        ("x" * 2_000_000, "is larger than 128 KiB"),
         ("burst: " + "9" * 5000, "cannot be read as YAML"),
         ("burst: !!int ''", "cannot be read as YAML"),
         ("burst: !!timestamp x", "cannot be read as YAML"),

@@ -32,12 +32,14 @@ from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.stored_tensors import Patch
 from unsilent.errors import InjectionError, UsageError, first_line
-from unsilent.plainfiles import read_plain
+from unsilent.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_lines, read_plain
 from unsilent.printable import escape_unprintable
 
 VERSION = 1
-MOST_RECORD = 2**31
-"""Bytes of an undo record."""
+MOST_RECORD = 2**28
+"""Bytes of an undo record: an edit takes about 90 for each element, and a packed block four times its bytes."""
+_STATES_MEMORY = 2000
+"""Of the two lines with the states of an edit; see `unsilent.plainfiles.json_memory`."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | N
         number = len(edits_of(path)) + 1
         lines = [[patch.file, patch.offset, patch.before.hex(), patch.after.hex()] for patch in patches]
         entry = {"version": VERSION, "edit": number, "checkpoint": path.name, "patches": lines, "injection": injection}
+        _check_room(record, entry)
         old_end = _append(record, entry)
         try:
             _write(files, path, [(p.file, p.offset, p.after) for p in patches])
@@ -101,6 +104,18 @@ def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | N
                 raise UsageError(f"cannot write {path}: {error.strerror}; its bytes are as before") from None
             raise
     return record
+
+
+def _check_room(record: Path, entry: Mapping[str, Any]) -> None:
+    """Raise ``UsageError`` where an undo record with one more edit could not be read again."""
+    old = read_plain(record, MOST_RECORD, f"the undo record {record}") if os.path.lexists(record) else b""
+    line = json.dumps(entry, separators=(",", ":")).encode()
+    needed = json_memory(old) + json_memory(line) + _STATES_MEMORY * entry["edit"]
+    if len(old) + len(line) + _STATES_MEMORY * entry["edit"] > MOST_RECORD or needed > MOST_JSON_MEMORY:
+        raise UsageError(
+            f"the undo record {record} would be too large to be read again; nothing was changed; undo earlier edits, or edit "
+            "fewer elements at once"
+        )
 
 
 def _take_back(
@@ -169,12 +184,18 @@ def edits_of(path: Path) -> list[Edit]:
     record = undo_record_of(path)
     if not os.path.lexists(record):
         return []
-    lines = read_plain(record, MOST_RECORD, f"the undo record {record}").split(b"\n")
     edits: dict[int, Edit] = {}
+    needed = 0
     try:
-        # A last line without its end was being appended when the process died: nothing of what it says was done.
-        for line in lines[:-1]:
-            values = json.loads(line)
+        for line in read_lines(record, MOST_RECORD, MOST_RECORD, f"the undo record {record}"):
+            if not line.endswith(b"\n"):
+                break  # it was being appended when the process died: nothing of what it says was done
+            needed += json_memory(line)
+            if needed > MOST_JSON_MEMORY:
+                raise UsageError(
+                    f"the undo record {record} has more edits than can be read; move it away to edit {path}"
+                )
+            values = parse_json(line)
             number = int(values["edit"])
             if "patches" in values:
                 if values["version"] != VERSION:

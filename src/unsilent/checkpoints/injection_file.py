@@ -6,7 +6,6 @@ model: a site ``file:model/fc.weight`` is there ``param:fc.weight``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +20,10 @@ from unsilent.faults.fault_json import read_fault
 from unsilent.faults.naming import site_in_file
 from unsilent.faults.receipts import Receipt
 from unsilent.faults.record import Fault, hex_words
-from unsilent.plainfiles import read_plain
+from unsilent.plainfiles import parse_json, read_lines
 
-MOST_BYTES = 512 * 2**20
+MOST_BYTES = 128 * 2**20
+"""An injection takes about 60 bytes for each element."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def read_injection(path: str | Path) -> list[SavedInjection]:
 
     Raises ``UsageError`` where it is no such file, or a record is damaged.
     """
-    lines = read_plain(path, MOST_BYTES, f"the injection {path}").splitlines()
+    lines = read_lines(path, MOST_BYTES, MOST_BYTES, f"the injection {path}")
     result: list[SavedInjection] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                value = json.loads(line)
+                value = parse_json(line)
             except (ValueError, RecursionError):
                 raise UsageError(
                     f"{path} line {number} is no JSON; expected a fault record, or faults, in each line"

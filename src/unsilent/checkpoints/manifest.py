@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ from unsilent.checkpoints.hashes import (
     no_progress,
 )
 from unsilent.errors import UsageError
-from unsilent.plainfiles import read_plain, replace_file
+from unsilent.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_plain, replace_file
 from unsilent.printable import escape_unprintable
 
 SCHEMA = "unsilent/manifest/2"
-MOST_BYTES = 256 * 2**20
+MOST_BYTES = 128 * 2**20
+"""Of a manifest, which takes about 250 for each file and tensor."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,35 @@ def manifest_path(checkpoint: Path) -> Path:
 
 
 def manifest_content(manifest: Manifest) -> bytes:
-    """The bytes of a manifest's file."""
+    """The bytes of a manifest's file. Raises ``UsageError`` where there would be too many to be read again."""
     values = {"schema": SCHEMA, **asdict(manifest)}
-    return json.dumps({**values, "xxh3_128": manifest_digest(values)}, indent=1, allow_nan=True).encode() + b"\n"
+    content = json.dumps({**values, "xxh3_128": manifest_digest(values)}, indent=1, allow_nan=True).encode() + b"\n"
+    if len(content) > MOST_BYTES or json_memory(content) > MOST_JSON_MEMORY:
+        count = len(manifest.files) + len(manifest.tensors)
+        raise UsageError(
+            f"{manifest.checkpoint} has {count:,} files and tensors, too many for a manifest; give a part of it"
+        )
+    return content
 
 
 def manifest_digest(values: Mapping[str, Any]) -> str:
     """The checksum of a manifest's own values, without it."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(values, sort_keys=True, allow_nan=True).encode())
+    result = xxhash.xxh3_128()
+    for part in _sorted_json(values, 2):
+        result.update(part.encode())
+    return result.hexdigest()
+
+
+def _sorted_json(value: Any, levels: int) -> Iterator[str]:
+    """The parts of ``json.dumps(value, sort_keys=True)``, which takes the memory of the value once more."""
+    if not levels or not isinstance(value, dict):
+        yield json.dumps(value, sort_keys=True, allow_nan=True)
+        return
+    yield "{"
+    for number, key in enumerate(sorted(value)):
+        yield f"{', ' if number else ''}{json.dumps(key)}: "
+        yield from _sorted_json(value[key], levels - 1)
+    yield "}"
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
@@ -105,7 +127,7 @@ def read_manifest(path: Path) -> Manifest:
     """A manifest; raises ``UsageError`` for what is none, and for one that is damaged."""
     content = read_plain(path, MOST_BYTES, f"the manifest {path}")
     try:
-        values = json.loads(content)
+        values = parse_json(content)
         if values["schema"] != SCHEMA:
             raise UsageError(
                 f"{path} has schema {ascii(values['schema'])[:40]}; expected {SCHEMA}; "

@@ -31,6 +31,8 @@ _ENCRYPTED = 1 | 1 << 5 | 1 << 6 | 1 << 13
 _FOLDER = 0x10
 """External attribute of MS-DOS; loaders return nothing for such an entry."""
 STORED, DEFLATED = 0, 8
+MOST_ENTRIES = 300_000
+"""A checkpoint has one for each tensor; each takes about a kilobyte of memory and 10 us."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,9 @@ class ZipChecksum:
 class ZipDirectory:
     """The entries of one archive.
 
+    Attributes:
+        names: Of its entries, as the directory has them.
+
     Args:
         files: The checkpoint.
         file: The file in it that is or holds the archive.
@@ -116,14 +121,21 @@ class ZipDirectory:
         self._files, self._file, self._start = files, file, start
         self._size = files.size(file) - start if size is None else size
         self._where = files.shown(file)
-        entries = [self._entry(*found) for found in self._central()]
-        self.entries = {entry.name: entry for entry in entries}
-        if len({name.lower() for name in self.entries}) != len(entries):  # some loaders do not tell them apart
+        self._found = self._central()
+        self.names = [name for _, _, name, _ in self._found]
+
+    @cached_property
+    def entries(self) -> dict[str, ZipEntry]:
+        """The entries by name, each checked against its header. Raises ``UsageError``."""
+        entries = [self._entry(*found) for found in self._found]
+        result = {entry.name: entry for entry in entries}
+        if len({name.lower() for name in result}) != len(entries):  # some loaders do not tell them apart
             raise self._damaged("two entries have the same name")
         parts = sorted((e.offset, e.offset + e.size, e.name) for e in entries if e.size)
         for (_, end, name), (begin, _, other) in itertools.pairwise(parts):
             if begin < end:
                 raise self._damaged(f"the entries {ascii(name)[:60]} and {ascii(other)[:60]} overlap")
+        return result
 
     def content(self, entry: ZipEntry, what: str) -> bytes:
         """The content of an entry that is stored unpacked; raises ``UsageError`` for one that is packed or too large."""
@@ -147,8 +159,10 @@ class ZipDirectory:
     def _central(self) -> list[tuple[tuple[int, ...], int, str, bytes]]:
         """Of every entry of the central directory: its fields, where it begins, name and extra field."""
         length, begin, count = self._end()
-        if length > MOST_METADATA:
-            raise self._damaged(f"its directory has {length:,} bytes")
+        if length > MOST_METADATA or count > MOST_ENTRIES:
+            raise self._damaged(
+                f"its directory has {count:,} entries in {length:,} bytes; at most {MOST_ENTRIES:,} in {MOST_METADATA:,} are read"
+            )
         found: list[tuple[tuple[int, ...], int, str, bytes]] = []
         directory, at = self._read(begin, length), 0
         while at + _CENTRAL.size <= length and len(found) < count:

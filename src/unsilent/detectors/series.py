@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
+from unsilent.plainfiles import open_plain, parse_json
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -30,6 +31,8 @@ VALUE = "value"
 """A tensor that the user named: the input, output or gradient of a module, or of `watch_gradient`."""
 CLIPPED_NORM = "norm before clipping"
 """The norm of all gradients that a program clips together, as `torch.nn.utils.clip_grad_norm_` returns it."""
+MOST_UNPACKED = 2**29
+"""Bytes of a recording that is read, unpacked: nine for each number."""
 FEATURES = (GRADIENT, NORM_INPUT_GRADIENT, UPDATE, LOSS, VALUE)
 L2, LARGEST, NUMBER = "l2", "max", "number"
 STATISTICS = (L2, LARGEST, NUMBER)
@@ -106,18 +109,30 @@ def is_recording(path: str | Path) -> bool:
         return False
 
 
+def _series(values: object) -> Series:
+    """One series of a recording; raises ``TypeError``."""
+    if not isinstance(values, list):
+        raise TypeError("a series is no list")
+    return Series(*values)
+
+
 def load_recording(path: str | Path) -> Recording:
     """The recording in a file that `Recording.save` wrote. Raises ``UsageError`` for any other file."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            series = tuple(Series(*one) for one in json.loads(file["series"].tobytes()))
-            return Recording(
-                series,
-                file["values"].astype(np.float64),
-                file["seen"].astype(np.bool_),
-                file["seconds"].astype(np.float64),
-            )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        with open_plain(path) as content, zipfile.ZipFile(content) as archive:
+            unpacked = sum(info.file_size for info in archive.infolist())
+            if unpacked > MOST_UNPACKED:
+                raise ValueError(f"it unpacks to {unpacked >> 20:,} MiB, at most {MOST_UNPACKED >> 20} MiB are read")
+            content.seek(0)
+            with np.load(content, allow_pickle=False) as file:
+                return Recording(
+                    tuple(_series(one) for one in parse_json(file["series"].tobytes())),
+                    file["values"].astype(np.float64, copy=False),
+                    file["seen"].astype(np.bool_, copy=False),
+                    file["seconds"].astype(np.float64, copy=False),
+                )
+    # A header can say any size; the memory for it is asked for and not used.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile) as error:
         raise UsageError(
             f"{path} is not a recording of a monitor ({error}); expected a file written by Recording.save"
         ) from None

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 from unsilent.errors import UsageError, first_line
 from unsilent.placement.cost import ROOTED, AlphaBeta, StepCost, Traffic, traffic
 from unsilent.placement.programs import COLLECTIVES
-from unsilent.placement.synthesis import groupings
-from unsilent.placement.system import Level, System
-from unsilent.plainfiles import read_plain
+from unsilent.placement.synthesis import MOST_LEVELS, groupings
+from unsilent.placement.system import MOST_DEVICES, Level, System
+from unsilent.plainfiles import parse_json, read_plain
 
 if TYPE_CHECKING:
     from unsilent.placement.execution import ProcessGroups
@@ -85,7 +85,7 @@ def load_sweep(path: str) -> Sweep:
     """
     content = read_plain(path, MOST_BYTES, f"the sweep {path!r}")
     try:
-        record = json.loads(content)
+        record = parse_json(content)
         schema = record.get("schema") if isinstance(record, dict) else None
         if schema != "unsilent.placement.sweep/1":
             raise ValueError(f"its schema is {schema!r}")
@@ -100,6 +100,11 @@ def load_sweep(path: str) -> Sweep:
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is not a sweep of unsilent placement measure: {first_line(error)}") from None
+    if len(sweep.counts) > MOST_LEVELS or max(sweep.counts, default=0) > MOST_DEVICES:  # their product may have no end
+        raise UsageError(
+            f"{path} has {len(sweep.counts):,} levels, or one of more than {MOST_DEVICES:,} components; expected what "
+            "unsilent placement measure writes"
+        )
     ranks = prod(sweep.counts)
     for row in rows:
         inside = all(0 <= rank < ranks for group in row.groups for rank in group)

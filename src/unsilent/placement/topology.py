@@ -81,13 +81,13 @@ def _matrix(text: str, where: str) -> list[list[str]]:
         for b, path in enumerate(row[:count]):
             if a != b and _kind(path) not in _KINDS:
                 raise UsageError(
-                    f"{where}: unknown path {path!r} from GPU{a} to GPU{b}; expected one of NV#, {', '.join(_PATHS)}"
+                    f"{where}: unknown path {path[:40]!r} from GPU{a} to GPU{b}; expected one of NV#, {', '.join(_PATHS)}"
                 )
     return [row[:count] for row in rows]
 
 
 def _kind(path: str) -> str:
-    return "NV" if re.fullmatch(r"NV\d+", path) else path
+    return "NV" if re.fullmatch(r"NV\d{1,4}", path) else path
 
 
 def _components(paths: Sequence[Sequence[str]], kinds: Iterable[str]) -> list[list[int]]:

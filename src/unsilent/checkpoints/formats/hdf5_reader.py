@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
 from unsilent.errors import UsageError
+from unsilent.plainfiles import parse_json
 from unsilent.printable import escape_unprintable
 
 LISTING = Path(__file__).with_name("hdf5_listing.py")
@@ -139,7 +139,7 @@ def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
         how = f"was killed by signal {-code}" if code < 0 else "ended with an error"
         raise _damaged(where, f"the process that reads it with libhdf5 {how}")
     try:
-        return json.loads(content)
+        return parse_json(content)
     except (ValueError, RecursionError):
         raise _damaged(where, "libhdf5's answer is no JSON") from None
 

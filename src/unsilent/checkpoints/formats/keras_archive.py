@@ -20,7 +20,7 @@ def matches(files: CheckpointFiles) -> bool:
     """Whether the checkpoint is such a file."""
     if files.is_folder or files.size("") < len(_MAGIC) or files.read("", 0, len(_MAGIC)) != _MAGIC:
         return False
-    return _WEIGHTS in ZipDirectory(files, "").entries
+    return _WEIGHTS in ZipDirectory(files, "").names
 
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:

@@ -9,7 +9,6 @@ flipped bits in the chunk of a float32 array none was an error when it was resto
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from unsilent.checkpoints.formats.torch_pickle import MOST_DEPTH, MOST_LEAVES
 from unsilent.checkpoints.formats.torch_zip import ArchiveValue, with_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Shape, StoredTensor
 from unsilent.errors import UsageError
+from unsilent.plainfiles import parse_json
 
 NAME = "Orbax"
 _METADATA = "_METADATA"
@@ -116,7 +116,7 @@ def _json(files: CheckpointFiles, name: str, most: int | None = None) -> dict[st
     if most is not None and files.size(name) > most:
         raise _damaged(files, name, ValueError(f"it has {files.size(name):,} bytes"))
     try:
-        result = json.loads(files.read_all(name, "the metadata of a checkpoint"))
+        result = parse_json(files.read_all(name, "the metadata of a checkpoint"))
         if not isinstance(result, dict):
             raise ValueError("it is no object")
     except (ValueError, RecursionError) as error:

@@ -7,7 +7,7 @@ refuses is refused here, too: tensors fill the file without holes, and nothing b
 
 from __future__ import annotations
 
-import json
+import codecs
 import math
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.names import unique_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, StoredTensor, dense_block
 from unsilent.errors import UsageError
+from unsilent.plainfiles import parse_json
 from unsilent.printable import escape_unprintable
 
 NAME = "safetensors"
@@ -82,7 +83,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
 def _indexed(files: CheckpointFiles, index: str) -> dict[str, set[str] | None]:
     """File -> names of its tensors, from an index."""
     try:
-        mapping = json.loads(files.read_all(index, "an index"))["weight_map"]
+        mapping = parse_json(files.read_all(index, "an index"))["weight_map"]
         result: dict[str, set[str] | None] = {}
         for name, part in mapping.items():
             names = result.setdefault(str(part), set())
@@ -102,8 +103,10 @@ def _of_file(files: CheckpointFiles, file: str) -> list[StoredTensor]:
             f"{where} is no safetensors file: its header would have {length:,} bytes; it is truncated or damaged"
         )
     try:
-        text = files.read(file, 8, length).decode("utf-8")
-        header = json.loads(text, object_pairs_hook=_distinct, parse_int=_whole, parse_constant=_refused)
+        content = files.read(file, 8, length)
+        if content.startswith(codecs.BOM_UTF8):
+            raise ValueError("it begins with a byte order mark")
+        header = parse_json(content, object_pairs_hook=_distinct, parse_int=_whole, parse_constant=_refused)
         _check_metadata(header.pop("__metadata__", None))
         parts = {name: _checked(record) for name, record in header.items()}
         "".join(parts).encode("utf-8")  # half of a surrogate pair is no text

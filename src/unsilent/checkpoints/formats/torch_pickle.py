@@ -40,12 +40,14 @@ from unsilent.pickle_values import (
 )  # fmt: skip
 from unsilent.printable import escape_unprintable
 
-MOST_LEAVES = 2_000_000
+MOST_LEAVES = 500_000
+"""Tensors and numbers; an optimizer has about four for each of its parameters."""
 MOST_DEPTH = 60
 _MOST_KEY_PARTS = 20
 _TEXT_PER_BYTE = 32
 _LEAST_TEXT = 10_000
-"""Values, keys and characters of keys for each byte of a pickle, and for a pickle of no bytes."""
+_MOST_TEXT = 2**26
+"""Values, and characters of the keys that lead to each: for each byte of a pickle, for a pickle of no bytes, and at most."""
 STORAGE_DTYPES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
@@ -115,7 +117,7 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
     Raises:
         UsageError: there are more values and keys than a pickle of that size has without naming one list many times.
     """
-    text_left = _TEXT_PER_BYTE * pickle_size + _LEAST_TEXT
+    text_left = min(_TEXT_PER_BYTE * pickle_size + _LEAST_TEXT, _MOST_TEXT)
     values_left = MOST_LEAVES
     left_to_hash = [MOST_LEAVES]
     waiting: list[tuple[KeyPath, Any]] = [((), root)]
@@ -127,11 +129,12 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
         parts: list[tuple[KeyPath, Any]] = []
         for key, part in contained:
             values_left -= 1
-            text_left -= 1 + len(path) + len(key)
+            inner = (*path, key)
+            text_left -= 1 + len(inner) + sum(map(len, inner))
             if values_left < 0 or text_left < 0 or len(path) >= MOST_DEPTH:
                 limit = f"{MOST_DEPTH} levels" if len(path) >= MOST_DEPTH else "the values that its size allows"
                 raise UsageError(f"{where} nests more than {limit}; it is damaged, or no checkpoint")
-            parts.append(((*path, key), part))
+            parts.append((inner, part))
         waiting += reversed(parts)
 
 

@@ -31,7 +31,7 @@ def matches(files: CheckpointFiles) -> bool:
     """Whether the checkpoint is such a file."""
     if files.is_folder or files.size("") < 4 or files.read("", 0, 4) != _MAGIC:
         return False
-    return any(name.endswith(f"/{_PICKLE}") for name in ZipDirectory(files, "").entries)
+    return any(name.endswith(f"/{_PICKLE}") for name in ZipDirectory(files, "").names)
 
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:

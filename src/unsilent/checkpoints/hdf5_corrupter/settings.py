@@ -16,7 +16,8 @@ from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults.lists.entries import short_repr
 from unsilent.plainfiles import read_plain
 
-MOST_BYTES = 2**20
+MOST_BYTES = 2**17
+"""Room for a thousand locations; the YAML package takes quadratic time for numbers like 1:1:1."""
 MOST_EVENTS = 20_000
 """Values and brackets in a file."""
 DEEPEST = 4

@@ -9,7 +9,6 @@ use); null where the injection's probability let it pass.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from unsilent.faults.lists.entries import (
     fault_list_error,
     short_repr,
 )
+from unsilent.plainfiles import parse_json
 
 MOST_BYTES = 64 * 2**20
 _BEGIN = re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.){0,2000}"\s*:\s*\[\s*\[')
@@ -82,7 +82,7 @@ def read_sequence(content: bytes, name: str) -> list[SequenceEntry]:
     if len(content) > MOST_BYTES:
         raise fault_list_error(name, "", f"is larger than {MOST_BYTES >> 20} MiB; split it into several sequences")
     try:
-        value = json.loads(content, object_pairs_hook=_distinct)
+        value = parse_json(content, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
         reason = short_repr(first_line(error), 80)
         text = f"cannot be read as JSON ({reason}); expected the sequence that hdf5_corrupter saved"

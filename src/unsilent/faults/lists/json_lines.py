@@ -7,7 +7,6 @@ a canonical export is passed over; the single object of an export to ``.json`` i
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from unsilent.faults.fault_json import read_fault
 from unsilent.faults.lists.entries import FaultListEntry, fault_list_error, short_repr
 from unsilent.faults.naming import is_transient, parse_site, site_in_memory
 from unsilent.faults.record import LABELS, TIMING_FIELDS, Fault
+from unsilent.plainfiles import parse_json
 
 SUPPORTED_TIMING_FIELDS: Mapping[str, tuple[str, ...]] = {
     "param": ("step",),
@@ -39,7 +39,7 @@ class JsonLines:
                 continue
             place = f"line {number}"
             try:
-                value = json.loads(line)
+                value = parse_json(line)
             except (ValueError, RecursionError) as error:
                 raise fault_list_error(
                     name,

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from unsilent.pickle_values import ByteString, Call, Name, PickleDamaged, read_pickle
 
-_MOST_OPCODES = 200
+_MOST_MEMORY = 20_000
+"""Of the objects of a pickled array, which has about 100 opcodes; its numbers are bytes."""
 _DTYPES = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"f4", "f8"}
 
 
@@ -24,7 +25,7 @@ class NotAnArray(ValueError):
 def read_array(content: bytes) -> NDArray[Any]:
     """The array, read-only; raises ``NotAnArray``."""
     try:
-        result, _ = read_pickle(content, _MOST_OPCODES)
+        result, _ = read_pickle(content, _MOST_MEMORY)
     except PickleDamaged as error:
         raise NotAnArray(str(error)) from None
     return _array(result)

@@ -29,7 +29,7 @@ from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.outcomes.tallies import UNITS, PvfEstimator
-from unsilent.plainfiles import read_plain
+from unsilent.plainfiles import parse_json, read_plain
 from unsilent.report.estimates import limits_text, share_cells
 from unsilent.report.model import Column, Report, Section, Table, TableRow, TextCell, columns, estimates_table
 from unsilent.report.text import count_text, estimate_text, flips_number_text, flips_text, percent_text
@@ -234,7 +234,7 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
         return float(text)
 
     try:
-        values = json.loads(content.decode(), object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+        values = parse_json(content, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a PVF card: it cannot be read as JSON ({_short(error)}); give a card or a store"
