@@ -71,6 +71,17 @@ def as_recording(series: bytes) -> bytes:
     return file.getvalue()
 
 
+def archive_directory(size: int) -> bytes:
+    """A zip file without content, whose directory has as many entries as ``size`` bytes have."""
+    count = size // 50
+    names = [b"a/data.pkl", *(b"%4d" % (n % 10_000) for n in range(count - 1))]
+    entries = b"".join(struct.pack("<4s6H3L5H2L", b"PK\1\2", *[0] * 9, len(name), *[0] * 6) + name for name in names)
+    end = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(entries), 4)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, 4 + len(entries), 1)
+    last = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    return b"PK\3\4" + entries + end + locator + last
+
+
 def repeated(part: bytes, size: int, begin: bytes = b"[", end: bytes = b"]") -> bytes:
     """A text of at most ``size`` bytes that repeats a part."""
     count = (size - len(begin) - len(end)) // (len(part) + 1)
@@ -220,12 +231,27 @@ EDITS = {
     ),
 }  # fmt: skip
 RECORDING = {**JSON, "values": lambda size: b"[]"}
+BEGIN = '{"kind": "%s", "time": 1.0, "rank": 0, "step": 0, '
+STARTED = (
+    BEGIN % "started" + '"host": "", "device": "", "process": 1, "world_size": 1, "series": {}, "versions": {}, '
+).encode()
 EVENTS = {
-    name: (
-        lambda size, make=make: (b'{"kind": "step", "time": 1.0, "x": ' + make(2**20 - 100) + b"}\n") * (size // 2**20)
-    )
-    for name, make in JSON.items()
+    **{
+        name: (
+            lambda size, make=make: (STARTED + b'"settings": {"a": ' + make(2**20 - 400) + b"}}\n") * (size // 2**20)
+        )
+        for name, make in JSON.items()
+    },
+    "samplings": lambda size: repeated_line(BEGIN % "sampling" + '"interval": 1, "reason": ""}', size),
+    "steps": lambda size: repeated_line(
+        BEGIN % "step" + '"loss": 1.0, "gradient_norm": 1.0, "score": 1.0, "cost": 0.0}', size
+    ),
 }
+
+
+def repeated_line(line: str, size: int) -> bytes:
+    """As many lines as ``size`` bytes have."""
+    return (line.encode() + b"\n") * (size // (len(line) + 1))
 
 
 def open_checkpoint(module: Any, path: Path) -> None:
@@ -236,6 +262,10 @@ PATH = "unsilent.checkpoints."
 READERS = {
     "safetensors": Reader(PATH + "checkpoint", open_checkpoint, "a.safetensors", 100_000_000, SAFETENSORS, as_header),
     "torch.save": Reader(PATH + "checkpoint", open_checkpoint, "a.pt", 63 * 2**20, PICKLE, as_torch_archive),
+    "archive-directory": Reader(
+        PATH + "checkpoint", open_checkpoint, "a.pt", 2**26,
+        {"most entries": lambda size: archive_directory(50 * 300_000), "more entries": archive_directory},
+    ),
     "undo-record": Reader(
         PATH + "editing", lambda m, path: m.edits_of(path.with_name("a")), "a.undo.jsonl", "MOST_RECORD", EDITS, as_line
     ),

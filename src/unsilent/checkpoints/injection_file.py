@@ -22,8 +22,8 @@ from unsilent.faults.receipts import Receipt
 from unsilent.faults.record import Fault, hex_words
 from unsilent.plainfiles import parse_json, read_lines
 
-MOST_BYTES = 128 * 2**20
-"""An injection takes about 60 bytes for each element."""
+MOST_BYTES = 48 * 2**20
+"""An injection takes about 60 bytes for each element, and an edit has fewer than 800,000; of faults of one element, 200,000."""
 
 
 @dataclass(frozen=True)

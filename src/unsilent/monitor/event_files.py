@@ -22,8 +22,10 @@ LINE_BEGINS = b'{"kind": "'
 """Every line that a monitor writes begins so."""
 MOST_LINE = 2**20
 """Bytes of a line."""
-MOST_BYTES = 2**27
-"""Bytes of all files that are read at once, which takes about ten seconds."""
+MOST_BYTES = 2**26
+"""Bytes of all files that are read at once, which takes about five seconds."""
+BYTES_PER_VALUE, FEWEST_VALUES = 8, 2**18
+"""A file has at most one value for so many bytes, beyond the first ones: what monitors write has one for 15."""
 MOST_FILES = 4096
 MOST_RANKS = 2**16
 MOST_NESTED = 8
@@ -140,7 +142,7 @@ class EventFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.unknown = 0
-        self._offset = self._line = 0
+        self._offset = self._line = self._values = 0
 
     def read_new(self) -> Iterator[Event]:
         """The events since the last call, without a last line that is not complete. Raises ``UsageError``."""
@@ -157,6 +159,9 @@ class EventFile:
                     return
                 self._offset += len(line)
                 self._line += 1
+                self._values += line.count(b",") + line.count(b"[") + line.count(b"{")
+                if self._values > FEWEST_VALUES + self._offset // BYTES_PER_VALUE:
+                    raise UsageError(f"line {self._line} of {self.path} has more values than events; give another file")
                 try:
                     event = parse_event(line)
                 except (ValueError, RecursionError) as error:

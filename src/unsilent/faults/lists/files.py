@@ -19,8 +19,9 @@ from unsilent.plainfiles import read_plain
 FORMATS: Mapping[str, Callable[..., Format]] = MappingProxyType(
     {"unsilent": JsonLines, "sci-fi": SciFi, "pytorchalfi": alfi.PyTorchAlfi, "hdf5-corrupter": Hdf5Corrupter}
 )
-MOST_BYTES = 512 * 2**20
-MOST_FAULTS = 1_000_000
+MOST_BYTES = 64 * 2**20
+MOST_FAULTS = 200_000
+"""A fault takes about 300 bytes of a file, one kilobyte of memory and 30 us."""
 EMPTY = "holds no fault; give a list of one or more faults, like the output of unsilent export STORE -o faults.jsonl"
 
 
