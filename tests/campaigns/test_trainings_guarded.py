@@ -112,6 +112,7 @@ def test_a_small_fault_is_missed(runner, step):
     assert len(found.applied_faults) == 1
 
 
+@pytest.mark.filterwarnings("ignore:variables of the loop are not restored")  # what was injected is noted
 @pytest.mark.parametrize("model", ["set:value=1e12", "set:value=nan", "bitflip:bits=3"])
 @pytest.mark.parametrize("step", [0, 3, 14])
 def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):

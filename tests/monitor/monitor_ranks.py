@@ -33,10 +33,10 @@ READ_ALL = {"sampling": "fixed:1", "fingerprint": "full"}
 class Seen:
     """What a scene counts and collects. Nothing leads to it, for it is no part of the loop."""
 
-    __slots__ = ("begun", "intervals", "losses", "now")
+    __slots__ = ("begun", "events", "intervals", "losses", "now")
 
     def __init__(self):
-        self.begun, self.now, self.losses, self.intervals = 0, False, [], []
+        self.begun, self.now, self.losses, self.intervals, self.events = 0, False, [], [], []
 
 
 def local(tensor):
@@ -82,7 +82,7 @@ def train(
     model = wrap(inner)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rank, is_faulty_rank = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
-    events, seen = [], Seen()
+    seen = Seen()
     spoil = lambda g: g * 1e9 if seen.now and fault == "gradient" else g  # noqa: E731
     inner[3].register_forward_hook(lambda module, args, output: output.register_hook(spoil) and None)
     generator = torch.Generator().manual_seed(rank)
@@ -104,7 +104,7 @@ def train(
         seen.losses.append(loss.item())
         seen.intervals.append(dataclasses.astuple(monitor.intervals) if monitor else None)
 
-    monitor = Monitor(model, optimizer, sinks=[events.append], **options) if monitored else None
+    monitor = Monitor(model, optimizer, sinks=[seen.events.append], **options) if monitored else None
     ended = "done"
     try:
         with monitor or contextlib.nullcontext():
@@ -129,7 +129,7 @@ def train(
         "ended": ended,
         "verdicts": verdicts,
         "alarms": [(a.step, a.tensor, a.level) for a in monitor.alarms] if monitor else [],
-        "failed": [event.error for event in events if isinstance(event, MonitorFailed)],
+        "failed": [event.error for event in seen.events if isinstance(event, MonitorFailed)],
         "intervals": seen.intervals,
     }
 
