@@ -118,7 +118,7 @@ def dies_with_a_child():
     if os.fork() == 0:
         time.sleep(600)
         os._exit(0)
-    os._exit(7)
+    return os._exit(7)
 
 def fork_in_trial():
     def run(model, batch):
