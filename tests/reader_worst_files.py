@@ -46,6 +46,7 @@ class Reader(NamedTuple):
 
 
 def as_header(content: bytes) -> bytes:
+    content = content if content.startswith(b"{") else b'{"a":' + content + b"}"
     return struct.pack("<Q", len(content)) + content
 
 
@@ -72,14 +73,19 @@ def as_recording(series: bytes) -> bytes:
 
 
 def archive_directory(size: int) -> bytes:
-    """A zip file without content, whose directory has as many entries as ``size`` bytes have."""
-    count = size // 50
-    names = [b"a/data.pkl", *(b"%4d" % (n % 10_000) for n in range(count - 1))]
-    entries = b"".join(struct.pack("<4s6H3L5H2L", b"PK\1\2", *[0] * 9, len(name), *[0] * 6) + name for name in names)
-    end = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(entries), 4)
-    locator = struct.pack("<4sLQL", b"PK\6\7", 0, 4 + len(entries), 1)
+    """A zip file of empty entries, with a directory of about ``size`` bytes."""
+    count = size // 60
+    names = [b"a/data.pkl", *(b"a/data/%07d" % n for n in range(count - 1))]
+    local, central, at = [], [], 0
+    for name in names:
+        local.append(struct.pack("<4s5H3L2H", b"PK\3\4", *[0] * 8, len(name), 0) + name)
+        central.append(struct.pack("<4s6H3L5H2L", b"PK\1\2", *[0] * 9, len(name), *[0] * 5, at) + name)
+        at += len(local[-1])
+    length = sum(map(len, central))
+    end = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, at)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, at + length, 1)
     last = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-    return b"PK\3\4" + entries + end + locator + last
+    return b"".join((*local, *central, end, locator, last))
 
 
 def repeated(part: bytes, size: int, begin: bytes = b"[", end: bytes = b"]") -> bytes:
@@ -260,11 +266,11 @@ def open_checkpoint(module: Any, path: Path) -> None:
 
 PATH = "unsilent.checkpoints."
 READERS = {
-    "safetensors": Reader(PATH + "checkpoint", open_checkpoint, "a.safetensors", 100_000_000, SAFETENSORS, as_header),
+    "safetensors": Reader(PATH + "checkpoint", open_checkpoint, "a.safetensors", 100_000_000 - 6, SAFETENSORS, as_header),
     "torch.save": Reader(PATH + "checkpoint", open_checkpoint, "a.pt", 63 * 2**20, PICKLE, as_torch_archive),
     "archive-directory": Reader(
         PATH + "checkpoint", open_checkpoint, "a.pt", 2**26,
-        {"most entries": lambda size: archive_directory(50 * 300_000), "more entries": archive_directory},
+        {"most entries": lambda size: archive_directory(60 * 300_000), "more entries": archive_directory},
     ),
     "undo-record": Reader(
         PATH + "editing", lambda m, path: m.edits_of(path.with_name("a")), "a.undo.jsonl", "MOST_RECORD", EDITS, as_line
