@@ -128,7 +128,7 @@ def fork_in_trial():
                 os._exit(0)
             os._exit(7)
         return model(batch)
-    return unsilent.Workload(tiny.Tiny(), tiny.batches(), run=run)
+    return unsilent.Workload(tiny.Tiny().eval(), tiny.batches(), run=run)
 
 def holds_the_lock():
     import re
@@ -136,9 +136,9 @@ def holds_the_lock():
         if tiny.corrupted(model):
             re.match(r"(a+)+$", "a" * 40 + "b")
         return model(batch)
-    return unsilent.Workload(tiny.Tiny(), tiny.batches(), run=run)
+    return unsilent.Workload(tiny.Tiny().eval(), tiny.batches(), run=run)
 
-W = unsilent.Workload(tiny.Tiny(), tiny.batches())
+W = unsilent.Workload(tiny.Tiny().eval(), tiny.batches())
 if "UNGUARDED" in os.environ:
     unsilent.pvf("forks.py:W", trials=2)
 """

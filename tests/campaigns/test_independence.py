@@ -119,7 +119,7 @@ def test_an_edited_import_of_the_users_file_is_another_campaign(tiny):
     Path("rules.py").write_text("def judge(g, f, b):\n    return g.argmax(1) != f.argmax(1)\n")
     Path("mine.py").write_text(
         "import sys; sys.path.insert(0, '.')\nimport tiny, rules, unsilent\n"
-        "def make():\n    return unsilent.Workload(tiny.Tiny(), tiny.batches(), judge=rules.judge)\n"
+        "def make():\n    return unsilent.Workload(tiny.Tiny().eval(), tiny.batches(), judge=rules.judge)\n"
     )
     for name in ("mine.py:make", "mine:make"):
         ask = ("pvf", name, "--trials", 3, "--quiet", "--store", f"{name[:5]}.sqlite")
