@@ -12,7 +12,7 @@ import pytest
 from reader_worst_files import MEMORY, READERS, SECONDS
 
 
-@pytest.mark.slow
+@pytest.mark.claim
 @pytest.mark.parametrize("name", READERS)
 def test_no_file_costs_more_than_its_limits(name: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name("reader_worst_files.py")
