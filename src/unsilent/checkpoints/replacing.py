@@ -82,9 +82,8 @@ def put_manifest(manifest: Manifest, target: Path) -> Path:
     try:
         with _locked(target.parent):
             write_manifest(manifest, result)
-            _pending(target).unlink(
-                missing_ok=True
-            )  # of a save that was killed: the checkpoint is now as the new one says
+            # One of a save that was killed describes an older checkpoint.
+            _pending(target).unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {result}: {error.strerror}; check the folder") from None
     return result
@@ -146,6 +145,8 @@ def state_of_files(target: Path) -> tuple[tuple[int, int] | None, ...]:
 
 def _no_manifest(target: Path) -> str:
     """Why a checkpoint cannot be verified, and what to do."""
+    if not target.exists():
+        return f"there is no checkpoint {target}; check the path"
     found = f"no manifest {manifest_path(target)} that says what {target} should be"
     inner = sorted(target.glob("*.manifest.json"))[:1] if target.is_dir() else []
     if inner:

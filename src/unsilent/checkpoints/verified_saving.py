@@ -201,7 +201,7 @@ def _manifest_if_equal(
     for name, wanted in expected.items():
         if name in unread:
             raise UsageError(
-                f"{name} of the state cannot be compared with what {target} holds; save it in another form"
+                f"{name} of the state cannot be compared with what {target} holds: {unread[name]}; save it in another form"
             )
         if stored.get(name) != wanted and (name in stored or wanted not in stored.values()):
             raise CheckpointDamaged(f"the disk does not have {name} of {target} as it was in memory; check the disk")
