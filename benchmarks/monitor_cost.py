@@ -9,12 +9,15 @@ profiler: those of a monitored step must be as many as those of a bare step in l
 
 ``--short`` trains two small transformers alike with clipped gradients, one of them monitored with the defaults, a block of steps
 of one and then of the other, and compares the CPU time of the process: in the first 100 steps, and after them. Nothing in the
-monitor is timed, so that all it does counts, and what it does to the caches of the processor.
+monitor is timed, so that all it does counts, and what it does to the caches of the processor. Two models that are alike differ by
+a percent without any monitor, by where their memory lies, so that several pairs are made anew and as many pairs without a monitor
+are measured between them: the figures are means of pairs with their standard errors.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import time
@@ -51,8 +54,8 @@ SIZES: dict[str, tuple[dict[str, int], tuple[int, int], torch.dtype]] = {
 }
 """Of the Llama on each device: its sizes, its batch and its type."""
 
-SHORT = {2: (32, 1, 16, 4, 200, 20), 20: (64, 5, 64, 5, 250, 4), 200: (128, 4, 128, 16, 300, 1)}
-"""By milliseconds of a step: width, layers, tokens and batch of a transformer; blocks of steps, and steps of a block."""
+SHORT = {2: (32, 1, 16, 4, 100, 20, 12), 20: (64, 5, 64, 5, 100, 4, 12), 200: (128, 4, 128, 16, 150, 1, 6)}
+"""By milliseconds of a step: width, layers, tokens and batch of a transformer; blocks of steps, steps of a block, pairs."""
 
 
 class Clock:
@@ -125,32 +128,43 @@ def transformer(
 
 def short_steps(milliseconds: int) -> dict[str, Any]:
     """What the monitor costs steps of about so many milliseconds."""
-    rounds = [paired_steps(milliseconds, is_first) for is_first in (True, False)]
-    whole, own = (np.concatenate([one[n] for one in rounds]) for n in range(2))
-    first = 100 // SHORT[milliseconds][-1]
-    parts = {"first_100": slice(0, first), "after": slice(first, None)}
-    return {
-        "step_cpu_ms": round(1000 * float(np.median(whole)), 2), "steps": whole.size * SHORT[milliseconds][-1],
-        **{f"{n}_percent": round(100 * float(own[..., p].sum() / whole[..., p].sum() - 1), 2) for n, p in parts.items()},
-        "median_microseconds": round(1e6 * float(np.median(own - whole)), 1),
-        "monitor_says_percent": [round(100 * one[2], 2) for one in rounds], "intervals": [asdict(one[3]) for one in rounds],
-        "same_losses": all(one[4] for one in rounds),
+    *_, block, pairs = SHORT[milliseconds]
+    runs: dict[bool, list[Any]] = {True: [], False: []}
+    for number in range(2 * pairs):  # the monitored model is the first that is made in some, and the second in others
+        runs[number % 2 == 0].append(paired_steps(milliseconds, number % 4 < 2, number % 2 == 0))
+    result: dict[str, Any] = {
+        "step_cpu_ms": round(1000 * float(np.median([one[0] for one in runs[True]])), 2), "pairs": pairs,
+        "steps_of_a_pair": block * runs[True][0][0].size,
+    }  # fmt: skip
+    first = 100 // block
+    for name, part in {"first_100": slice(0, first), "after": slice(first, None)}.items():
+        for label, is_monitored in (("percent", True), ("percent_without_a_monitor", False)):
+            shares = [100 * float(own[part].sum() / bare[part].sum() - 1) for bare, own, *_ in runs[is_monitored]]
+            error = float(np.std(shares, ddof=1)) / pairs**0.5
+            result[f"{name}_{label}"] = [round(float(np.mean(shares)), 2), round(error, 2)]
+    added = np.concatenate([own - bare for bare, own, *_ in runs[True]])
+    return result | {
+        "median_microseconds": round(1e6 * float(np.median(added)), 1),
+        "monitor_says_percent": round(100 * float(np.mean([one[2] for one in runs[True]])), 2),
+        "intervals": asdict(runs[True][0][3]), "same_losses": all(one[4] for one in runs[True]),
     }  # fmt: skip
 
 
-def paired_steps(milliseconds: int, is_first: bool) -> tuple[Any, Any, float, Any, bool]:
-    """Seconds of a step of each block without and with a monitor, float64[1, blocks] each; and what else is reported.
+def paired_steps(milliseconds: int, is_first: bool, is_monitored: bool) -> tuple[Any, Any, float, Any, bool]:
+    """Seconds of a step of each block without and with a monitor, float64[blocks] each; and what else is reported.
 
-    Which of the two models was made first matters at the level of a percent.
+    Args:
+        is_first: Whether the model that is monitored is made first.
+        is_monitored: Whether there is a monitor at all.
     """
-    *sizes, blocks, block = SHORT[milliseconds]
+    *sizes, blocks, block, _ = SHORT[milliseconds]
     made = [transformer(*sizes) for _ in range(2)]
     (optimizer, model, monitored), (_, _, bare) = made if is_first else made[::-1]
     for _ in range(5):
         monitored()
         bare()
     seconds: dict[Callable[[], Tensor], list[float]] = {monitored: [], bare: []}
-    with Monitor(model, optimizer) as monitor:
+    with Monitor(model, optimizer) if is_monitored else contextlib.nullcontext() as monitor:
         for number in range(blocks):
             for run in (monitored, bare) if number % 2 else (bare, monitored):
                 begun = time.process_time()
@@ -158,8 +172,8 @@ def paired_steps(milliseconds: int, is_first: bool) -> tuple[Any, Any, float, An
                     run()
                 seconds[run].append((time.process_time() - begun) / block)
         are_same = torch.equal(monitored().detach(), bare().detach())
-        cost, intervals = monitor.cost, monitor.intervals
-    return np.array([seconds[bare]]), np.array([seconds[monitored]]), cost, intervals, are_same
+        cost, intervals = (0.0, None) if monitor is None else (monitor.cost, monitor.intervals)
+    return np.array(seconds[bare]), np.array(seconds[monitored]), cost, intervals, are_same
 
 
 def main() -> None:

@@ -313,7 +313,9 @@ SCENES = {
 
 
 def killed(folder):
-    """The last rank is killed in the middle of a step; the others end by an error of their own."""
+    """The last rank is killed in the middle of a step; the others end by an error of their own, and not by torchrun's signal."""
+    if dist.get_rank() < dist.get_world_size() - 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     model = DistributedDataParallel(make())
     optimizer = torch.optim.AdamW(model.parameters())
     with Monitor(model, optimizer, events=Path(folder, "events.jsonl"), **READ_ALL):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsilent.cli import typer_options as o
+from unsilent.cli.paths import shown_path
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def manifest(
                     tensors=len(result.tensors), problems=left_out)  # fmt: skip
     else:
         what = f"{count_text(len(result.files), 'file')} with {count_text(len(result.tensors), 'tensor')}"
-        _print_lines(plain, *left_out, f"Manifest of {what}: {target}")
+        _print_lines(plain, *left_out, f"Manifest of {what}: {shown_path(target)}")
     return int(bool(left_out))
 
 
