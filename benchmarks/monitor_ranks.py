@@ -60,7 +60,7 @@ def job(asked: argparse.Namespace) -> None:
     """One rank of one job."""
     import torch.distributed as dist
 
-    from unsilent.monitor.events import Event, Verdict
+    from unsilent.events.event_kinds import Event, Verdict
     from unsilent.monitor.monitor import Monitor
 
     torch.set_num_threads(1)

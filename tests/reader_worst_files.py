@@ -296,7 +296,7 @@ READERS = {
         "unsilent.detectors.series", lambda m, path: m.load_recording(path), "a.npz", 2**28, RECORDING, as_recording
     ),
     "events": Reader(
-        "unsilent.monitor.event_files", lambda m, path: [1 for _ in m.iterate_events(path)], "a.jsonl", "MOST_BYTES", EVENTS
+        "unsilent.events.event_files", lambda m, path: [1 for _ in m.iterate_events(path)], "a.jsonl", "MOST_BYTES", EVENTS
     ),
 }  # fmt: skip
 

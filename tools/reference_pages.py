@@ -322,10 +322,10 @@ def _attributes(cls: type) -> dict[str, str]:
 def events() -> Iterator[str]:
     """What is written while a command, or a guarded or monitored training, runs."""
     from unsilent.campaigns.observer import Observer
+    from unsilent.events.event_kinds import EVENTS, Event
+    from unsilent.events.sinks import LOGGER
     from unsilent.monitor import guard
     from unsilent.monitor.alarms import Alarm, GuardOverhead, GuardStop, NotRepeatable, RepeatabilityWarning
-    from unsilent.monitor.events import EVENTS, Event
-    from unsilent.monitor.sinks import LOGGER
 
     yield "# Events\n\nMade from the code.\n\n## A guarded training\n"
     yield f"Every recovery is one line of the logger `{guard.LOGGER}`. In Python: `guard.alarms`, `guard.recoveries`,"

@@ -19,7 +19,7 @@ from conftest import command
 from unsilent.cli.main import run
 from unsilent.cli.run import split_arguments
 from unsilent.errors import UsageError
-from unsilent.monitor import attach
+from unsilent.launch import attach
 from unsilent.monitor.actions import MonitorStop
 
 LOOP = """

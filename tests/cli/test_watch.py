@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import command, in_process
-from monitor import made_events as made
+from events import made_events as made
 from unsilent.cli import watch
 from unsilent.cli.watch import BARS, NOT_FINITE, sparkline
-from unsilent.monitor import event_files
-from unsilent.monitor.host import host_name, pid_namespace
-from unsilent.monitor.sinks.json_lines import JsonLinesSink
+from unsilent.events import event_files
+from unsilent.events.host import host_name, pid_namespace
+from unsilent.events.sinks.json_lines import JsonLinesSink
 
 
 def written(folder, job):

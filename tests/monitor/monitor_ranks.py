@@ -20,8 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from unsilent.errors import UnsilentError
+from unsilent.events.event_kinds import MonitorFailed
 from unsilent.monitor import Monitor, RepeatabilityWarning, agreement, exchange, reporter
-from unsilent.monitor.events import MonitorFailed
 from unsilent.monitor.signals.state_watch import StateWatch
 
 STEPS = 36

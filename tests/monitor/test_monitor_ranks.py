@@ -13,8 +13,8 @@ import pytest
 import torch.distributed
 
 from conftest import in_process
-from unsilent.monitor.event_files import read_events
-from unsilent.monitor.run_history import RunHistory
+from unsilent.events.event_files import read_events
+from unsilent.events.run_history import RunHistory
 
 pytestmark = [
     pytest.mark.slow,

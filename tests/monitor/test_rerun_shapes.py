@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from unsilent.launch.rerun_loops import RerunLoops
 from unsilent.monitor import Monitor
-from unsilent.monitor.rerun_loops import RerunLoops
 
 FAULTY, BATCHES = 30, 48
 COUNTED = 0

@@ -11,8 +11,8 @@ from torch import nn
 
 from monitor.test_monitor import STEPS, assert_nothing_left, assert_same_run, of_kind, run
 from monitor.trainings import TRAININGS, plain
+from unsilent.events.event_kinds import Alarm, Ended, MonitorFailed, SamplingChanged, Verdict
 from unsilent.monitor import Monitor, MonitorStop, sampling
-from unsilent.monitor.events import Alarm, Ended, MonitorFailed, SamplingChanged, Verdict
 from unsilent.monitor.signals.row import SignalRow
 
 

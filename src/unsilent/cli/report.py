@@ -99,7 +99,7 @@ def report(
     With events of a monitored training: show the last run.
     """
     from unsilent.cli.report_output import show_report
-    from unsilent.monitor.event_files import has_events
+    from unsilent.events.event_files import has_events
     from unsilent.studies.campaign_kinds import kind_of_store
     from unsilent.studies.pvf.card import is_card
 
@@ -137,8 +137,8 @@ def report(
 
 def report_of_events(path: Path) -> Report:
     """The last run in the events of a monitored training."""
-    from unsilent.monitor import run_report
-    from unsilent.monitor.event_files import iterate_events
+    from unsilent.events import run_report
+    from unsilent.events.event_files import iterate_events
 
     return run_report.report(iterate_events(path), str(path), shlex.join(["unsilent", "report", str(path)]))
 

@@ -18,7 +18,7 @@ from unsilent.monitor.settings import MonitorSettings
 from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Option, OptionValues, options_of
 
 if TYPE_CHECKING:
-    from unsilent.monitor.switches import ResolvedSettings
+    from unsilent.launch.switches import ResolvedSettings
 
 HELP = "Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS."
 NO_SCRIPT = "no script was given; expected unsilent run [OPTIONS] SCRIPT ARGUMENTS, or -m MODULE ARGUMENTS"
@@ -84,9 +84,9 @@ def _has_value(word: str) -> bool:
 
 def run(given: dict[str, Any], arguments: Sequence[str]) -> int:
     """Run a script or module; ends by ``SystemExit`` with its exit code, and never returns."""
-    from unsilent.monitor.launch import MonitoredRun
-    from unsilent.monitor.program import Program
-    from unsilent.monitor.switches import resolve_settings
+    from unsilent.launch.monitored_run import MonitoredRun
+    from unsilent.launch.program import Program
+    from unsilent.launch.switches import resolve_settings
 
     asked = OptionValues(OPTION_CLASSES, given)
     script, module = asked["script"], asked["module"]

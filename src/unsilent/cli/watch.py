@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from unsilent.monitor.event_files import EventFile
-    from unsilent.monitor.events import Event, StepSummary
-    from unsilent.monitor.run_history import RankHistory, RunHistory
+    from unsilent.events.event_files import EventFile
+    from unsilent.events.event_kinds import Event, StepSummary
+    from unsilent.events.run_history import RankHistory, RunHistory
 
 SCHEMA = "unsilent/watch/1"
 CURVES = {"loss": "loss", "gradient-norm": "gradient_norm"}
@@ -111,7 +111,7 @@ class JobEvents:
     """
 
     def __init__(self, path: Path, waits: bool = False) -> None:
-        from unsilent.monitor.run_history import RunHistory
+        from unsilent.events.run_history import RunHistory
 
         self._path, self._waits = path, waits
         self._files: dict[Path, EventFile] = {}
@@ -129,7 +129,7 @@ class JobEvents:
         """The last alarms, verdicts and failures since the last call, in the order of time. Raises ``UsageError``."""
         from collections import deque
 
-        from unsilent.monitor.lost_ranks import find_lost, gone_processes
+        from unsilent.events.lost_ranks import find_lost, gone_processes
 
         new: deque[Event] = deque(maxlen=1000)
         self._read_files(new)
@@ -142,8 +142,8 @@ class JobEvents:
         return sorted(new, key=lambda one: one.time)
 
     def _read_files(self, new: deque[Event]) -> None:
-        from unsilent.monitor.event_files import EventFile, check_size, find_event_files
-        from unsilent.monitor.events import StepSummary
+        from unsilent.events.event_files import EventFile, check_size, find_event_files
+        from unsilent.events.event_kinds import StepSummary
 
         found = find_event_files(self._path, may_be_none=self._waits)
         if not self._files:
@@ -175,7 +175,7 @@ def follow_live(job: JobEvents, curve: str) -> None:
 
 def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
     """Print a line for each event but summaries, and the headline now and then, until the job ends."""
-    from unsilent.monitor.events import Verdict
+    from unsilent.events.event_kinds import Verdict
 
     said = 0.0
     named: set[int] = set()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unsilent.events.event_kinds import Alarm
     from unsilent.monitor.actions import MonitorStop
     from unsilent.monitor.alarms import GuardStop, NotRepeatable, RepeatabilityWarning
     from unsilent.monitor.analytic import AnalyticBounds
-    from unsilent.monitor.events import Alarm
     from unsilent.monitor.guard import Guard
     from unsilent.monitor.monitor import Monitor
     from unsilent.monitor.settings import MonitorSettings
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from unsilent.monitor.workload import guard_training
 
 _LAZY = {
-    "Alarm": "unsilent.monitor.events",
+    "Alarm": "unsilent.events.event_kinds",
     "AnalyticBounds": "unsilent.monitor.analytic",
     "Guard": "unsilent.monitor.guard",
     "GuardStop": "unsilent.monitor.alarms",

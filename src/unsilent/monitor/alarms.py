@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unsilent.errors import UnsilentError
-from unsilent.monitor.events import Alarm
+from unsilent.events.event_kinds import Alarm
 
 LOOP_LEFT_MESSAGE = (
     "the loop was left while steps were executed again after the alarm at {}, so some steps are missing; "

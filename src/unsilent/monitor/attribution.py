@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unsilent.detectors.rule import NORMAL
-from unsilent.monitor.events import ONE_RANK
+from unsilent.events.event_kinds import ONE_RANK
 from unsilent.monitor.exchange import RankRow
 
 UNDETERMINED = -1

@@ -34,6 +34,7 @@ from torch.optim import Optimizer
 
 from unsilent.detectors.moment_bounds import FACTOR, Floats
 from unsilent.errors import UsageError
+from unsilent.events.event_kinds import Alarm
 from unsilent.monitor.alarms import (
     LOOP_LEFT_MESSAGE,
     GuardOverhead,
@@ -42,7 +43,6 @@ from unsilent.monitor.alarms import (
     RepeatabilityWarning,
 )
 from unsilent.monitor.analytic import AnalyticBounds
-from unsilent.monitor.events import Alarm
 from unsilent.monitor.execution_record import (
     ExecutionRecord,
     ExecutionRecorder,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from unsilent.detectors.series import VALUE, Bools, Series
+from unsilent.events.sinks import LOGGER
 from unsilent.monitor.signals.row import Ints, SignalValues
-from unsilent.monitor.sinks import LOGGER
 
 FIRST_VALUES = 5
 """A value that is not finite in one of its first readings is one that need not be."""

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 
 from unsilent.detectors.series import LARGEST
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.events.event_kinds import Alarm
+from unsilent.events.host import host_name
 from unsilent.monitor.alarms import GuardOverhead
 from unsilent.monitor.analytic import RULE, AnalyticBounds, GradientTermCounter, analytic_moment_bounds
 from unsilent.monitor.bounds import Bounds
-from unsilent.monitor.events import Alarm
-from unsilent.monitor.host import host_name
 from unsilent.monitor.magnitude_pass import MagnitudePass
 from unsilent.monitor.pending_magnitudes import PendingMagnitudes, Ranks, check_alike, process_group_for
 from unsilent.monitor.watched_tensors import (

@@ -31,10 +31,12 @@ from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import GRADIENT, Series
 from unsilent.errors import UsageError, kind_and_line
+from unsilent.events.event_files import path_of_rank
+from unsilent.events.event_kinds import DONE, ERROR, MOST_NAMES, STOPPED, UNRECORDED, Alarm, Verdict
+from unsilent.events.host import host_name
+from unsilent.events.sinks import LOGGER, isolated, make_sinks
 from unsilent.monitor.actions import CONFIRMED, NO_LOOP, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.agreement import Agreement
-from unsilent.monitor.event_files import path_of_rank
-from unsilent.monitor.events import DONE, ERROR, MOST_NAMES, STOPPED, UNRECORDED, Alarm, Verdict
 from unsilent.monitor.exchange import (
     LEAVING_SECONDS,
     Exchange,
@@ -46,7 +48,6 @@ from unsilent.monitor.exchange import (
 )
 from unsilent.monitor.guard import ENDED, Guard
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
-from unsilent.monitor.host import host_name
 from unsilent.monitor.loop_code import is_plain_loop
 from unsilent.monitor.loop_state import is_of_library
 from unsilent.monitor.monitored import MONITORED, checked_optimizers
@@ -59,7 +60,6 @@ from unsilent.monitor.settings import MonitorSettings, settings_of
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.trained_parameters import begins_alike
-from unsilent.monitor.sinks import LOGGER, isolated, make_sinks
 from unsilent.monitor.step_checks import StepChecks
 from unsilent.monitor.step_judge import StepJudge, full_name
 from unsilent.monitor.suspicion import Suspicion

@@ -9,8 +9,8 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from unsilent.events.sinks import LOGGER
 from unsilent.monitor.signals.fingerprints import COUNTERS
-from unsilent.monitor.sinks import LOGGER
 
 FIRST_COMPARISONS = 5
 """A tensor that changes in one of its first comparisons is one that the program writes to."""

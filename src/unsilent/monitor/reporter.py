@@ -15,8 +15,7 @@ import torch
 
 from unsilent.detectors.rule import ALARM, NORMAL
 from unsilent.detectors.series import GRADIENT, L2, LOSS, Series
-from unsilent.monitor.attribution import UNDETERMINED, Suspect
-from unsilent.monitor.events import (
+from unsilent.events.event_kinds import (
     FINGERPRINT,
     REPLICAS,
     Alarm,
@@ -28,9 +27,10 @@ from unsilent.monitor.events import (
     StepSummary,
     Verdict,
 )
+from unsilent.events.health import OK, health_after
+from unsilent.events.host import pid_namespace
+from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.exchange import RankInfo, RankRow
-from unsilent.monitor.health import OK, health_after
-from unsilent.monitor.host import pid_namespace
 from unsilent.monitor.rule_streams import Finding
 from unsilent.monitor.signals.row import SignalValues
 from unsilent.version import __version__

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from unsilent.monitor.events import FINGERPRINT, Alarm, Verdict
+from unsilent.events.event_kinds import FINGERPRINT, Alarm, Verdict
 from unsilent.monitor.exchange import RankRow
 
 if TYPE_CHECKING:

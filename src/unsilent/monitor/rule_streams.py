@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from unsilent.detectors.nonfinite import Nonfinite
 from unsilent.detectors.rule import ALARM, NORMAL, Rule, RuleStream
 from unsilent.detectors.series import Bools, Series
-from unsilent.monitor.events import FINGERPRINT
+from unsilent.events.event_kinds import FINGERPRINT
 from unsilent.monitor.signals.row import SignalValues
 
 Levels = NDArray[np.int8]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from unsilent.events.sinks import LOGGER
 from unsilent.monitor.settings import MonitorSettings
-from unsilent.monitor.sinks import LOGGER
 from unsilent.report.text import count_text
 
 LOOKS = (4, 10, 20, 40)

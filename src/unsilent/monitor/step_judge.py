@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from unsilent.detectors.series import CLIPPED_NORM, UPDATE, Bools, Series
-from unsilent.monitor.events import join_names
+from unsilent.events.event_kinds import join_names
 from unsilent.monitor.exchange import RankRow
 from unsilent.monitor.infinite_values import InfiniteValues
 from unsilent.monitor.program_writes import ProgramWrites

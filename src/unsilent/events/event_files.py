@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from unsilent.errors import UsageError, first_line
-from unsilent.monitor.events import EVENTS, MOST_TEXT, Event, Started
+from unsilent.events.event_kinds import EVENTS, MOST_TEXT, Event, Started
 from unsilent.options import LARGEST
 from unsilent.plainfiles import open_plain
 from unsilent.printable import escape_unprintable

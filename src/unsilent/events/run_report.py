@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from unsilent.monitor.events import Alarm, Event, Started, StepSummary, Verdict
-from unsilent.monitor.health import OK
-from unsilent.monitor.run_history import RankHistory, RunHistory
+from unsilent.events.event_kinds import Alarm, Event, Started, StepSummary, Verdict
+from unsilent.events.health import OK
+from unsilent.events.run_history import RankHistory, RunHistory
 from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, columns
 from unsilent.report.text import count_text, duration_text, listed
 from unsilent.report.theme import MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, marker_series, vertical_line

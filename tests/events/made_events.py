@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from unsilent.monitor.events import Alarm, Ended, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
+from unsilent.events.event_kinds import Alarm, Ended, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
 
 BEGAN = 1_790_000_000.0
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from unsilent.errors import UsageError
-from unsilent.monitor.events import (
+from unsilent.events.event_kinds import (
     FINGERPRINT,
     REPLICAS,
     Alarm,
@@ -18,8 +18,8 @@ from unsilent.monitor.events import (
     StepSummary,
     Verdict,
 )
-from unsilent.monitor.health import OK, health_after
-from unsilent.monitor.sinks import LOGGER
+from unsilent.events.health import OK, health_after
+from unsilent.events.sinks import LOGGER
 
 LOOPBACK = "127.0.0.1"
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import logging
 
-from unsilent.monitor.events import Alarm, Ended, Event, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
-from unsilent.monitor.sinks import LOGGER
+from unsilent.events.event_kinds import (
+    Alarm,
+    Ended,
+    Event,
+    MonitorFailed,
+    SamplingChanged,
+    Started,
+    StepSummary,
+    Verdict,
+)
+from unsilent.events.sinks import LOGGER
 from unsilent.printable import escape_unprintable
 
 ASD_KEYWORD = "accuracy sensitivity feature abnormal"

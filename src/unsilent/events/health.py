@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsilent.monitor.events import Alarm, Event, StepSummary, Verdict
+from unsilent.events.event_kinds import Alarm, Event, StepSummary, Verdict
 
 OK, WARNING = "ok", "warning"
 

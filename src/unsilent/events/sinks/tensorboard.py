@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unsilent.errors import UsageError
-from unsilent.monitor.events import Alarm, Event, MonitorFailed, SamplingChanged, StepSummary, Verdict
+from unsilent.events.event_kinds import Alarm, Event, MonitorFailed, SamplingChanged, StepSummary, Verdict
 from unsilent.printable import escape_unprintable
 
 

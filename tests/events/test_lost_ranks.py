@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from monitor import made_events as made
-from unsilent.monitor.host import host_name, pid_namespace
-from unsilent.monitor.lost_ranks import LEAST_SILENCE, find_lost, gone_processes
-from unsilent.monitor.run_history import RunHistory
+from events import made_events as made
+from unsilent.events.host import host_name, pid_namespace
+from unsilent.events.lost_ranks import LEAST_SILENCE, find_lost, gone_processes
+from unsilent.events.run_history import RunHistory
 
 SECOND = [made.summary(step) for step in range(0, 100, 5)]
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 import pytest
 
 from conftest import in_process
-from monitor import made_events as made
+from events import made_events as made
 from report.conftest import HOSTILE
 from report.test_report_html import BROWSER, Page, check_harmless, opened
-from unsilent.monitor import run_history
-from unsilent.monitor.run_history import MOST_LATEST, RunHistory
-from unsilent.monitor.run_report import report
-from unsilent.monitor.sinks.json_lines import JsonLinesSink
+from unsilent.events import run_history
+from unsilent.events.run_history import MOST_LATEST, RunHistory
+from unsilent.events.run_report import report
+from unsilent.events.sinks.json_lines import JsonLinesSink
 from unsilent.render.report_page import figures_by_place, report_html, write_report
 
 

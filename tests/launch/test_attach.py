@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from unsilent.errors import UsageError
-from unsilent.monitor import attach
+from unsilent.launch import attach
+from unsilent.launch.attach import MOST_SHORT, SHORT, AutomaticMonitor, trained_model
 from unsilent.monitor.actions import MonitorStop
-from unsilent.monitor.attach import MOST_SHORT, SHORT, AutomaticMonitor, trained_model
 from unsilent.monitor.settings import MonitorSettings
 
 

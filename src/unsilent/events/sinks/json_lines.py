@@ -1,4 +1,4 @@
-"""Events as lines of JSON in a file; `unsilent.monitor.event_files` reads them."""
+"""Events as lines of JSON in a file; `unsilent.events.event_files` reads them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from unsilent.errors import UsageError
-from unsilent.monitor.event_files import MOST_LINE, begins_a_run, may_begin_an_event, path_of_rank
-from unsilent.monitor.events import Event
-from unsilent.monitor.sinks import LOGGER
+from unsilent.events.event_files import MOST_LINE, begins_a_run, may_begin_an_event, path_of_rank
+from unsilent.events.event_kinds import Event
+from unsilent.events.sinks import LOGGER
 from unsilent.strictjson import as_json_values
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unsilent.monitor.asd_variables import read_asd_variables
+from unsilent.launch.asd_variables import read_asd_variables
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.options import OptionValues, options_of
 
@@ -30,7 +30,7 @@ class ResolvedSettings:
 def resolve_settings(
     arguments: Mapping[str, Any], config: Path | None, environment: Mapping[str, str]
 ) -> ResolvedSettings:
-    """Settings of a monitor; see `unsilent.monitor.asd_variables` for what variables ask for.
+    """Settings of a monitor; see `unsilent.launch.asd_variables` for what variables ask for.
 
     Args:
         arguments: Values that were given, by field of `MonitorSettings`.

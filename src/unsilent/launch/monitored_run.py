@@ -7,15 +7,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import kind_and_line
-from unsilent.monitor.program import InterruptAtExit, Program, ProgramNotFound, show_uncaught
-from unsilent.monitor.run_summary import RunSummary, StderrHandler
-from unsilent.monitor.standard_error import StandardError
-from unsilent.monitor.switches import ResolvedSettings
-from unsilent.monitor.torch_import import AfterTorchImport
+from unsilent.launch.program import InterruptAtExit, Program, ProgramNotFound, show_uncaught
+from unsilent.launch.run_summary import RunSummary, StderrHandler
+from unsilent.launch.standard_error import StandardError
+from unsilent.launch.switches import ResolvedSettings
+from unsilent.launch.torch_import import AfterTorchImport
 from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
-    from unsilent.monitor.attach import AutomaticMonitor
+    from unsilent.launch.attach import AutomaticMonitor
 
 
 class MonitoredRun:
@@ -76,7 +76,7 @@ class MonitoredRun:
         settings = self._resolved.settings
         assert settings is not None
         try:
-            from unsilent.monitor.attach import AutomaticMonitor
+            from unsilent.launch.attach import AutomaticMonitor
 
             self._automatic = AutomaticMonitor(
                 settings, self._resolved.notes, self._resolved.uses_asd_variables, [self._summary]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unsilent.monitor.events import (
+from unsilent.events.event_kinds import (
     DONE,
     ONE_RANK,
     Alarm,
@@ -20,7 +20,7 @@ from unsilent.monitor.events import (
     StepSummary,
     Verdict,
 )
-from unsilent.monitor.health import OK, health_after
+from unsilent.events.health import OK, health_after
 from unsilent.report.text import count_text
 
 MOST_SUMMARIES = 4096

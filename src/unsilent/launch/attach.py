@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.errors import UsageError, kind_and_line
+from unsilent.launch.rerun_loops import RerunLoops
 from unsilent.monitor import backward_hooks
 from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.monitor import Monitor
 from unsilent.monitor.monitored import is_monitored
 from unsilent.monitor.reporter import Sink
-from unsilent.monitor.rerun_loops import RerunLoops
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.trained_parameters import unwrapped
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unsilent.monitor.events import Alarm, Ended, Event, Verdict
-from unsilent.monitor.sinks import LOGGER
-from unsilent.monitor.standard_error import StandardError
+from unsilent.events.event_kinds import Alarm, Ended, Event, Verdict
+from unsilent.events.sinks import LOGGER
+from unsilent.launch.standard_error import StandardError
 from unsilent.report.text import count_text
 
 

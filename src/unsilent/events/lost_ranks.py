@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from unsilent.monitor.events import DONE, Started
-from unsilent.monitor.host import host_name, pid_namespace, process_exists
-from unsilent.monitor.run_history import RankHistory, RunHistory
+from unsilent.events.event_kinds import DONE, Started
+from unsilent.events.host import host_name, pid_namespace, process_exists
+from unsilent.events.run_history import RankHistory, RunHistory
 from unsilent.report.text import duration_text
 
 LEAST_SILENCE = 600.0

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from monitor import made_events as made
+from events import made_events as made
 from unsilent.errors import UsageError
-from unsilent.monitor.event_files import read_events
-from unsilent.monitor.health import OK, WARNING, health_after
+from unsilent.events.event_files import read_events
+from unsilent.events.health import OK, WARNING, health_after
+from unsilent.events.sinks import LOGGER, make_sinks
+from unsilent.events.sinks.json_lines import JsonLinesSink
+from unsilent.events.sinks.logging_sink import MOST_ALARMS_PER_STEP, LoggingSink
+from unsilent.events.sinks.prometheus import PrometheusSink
+from unsilent.events.sinks.tensorboard import TensorBoardSink
 from unsilent.monitor.settings import MonitorSettings
-from unsilent.monitor.sinks import LOGGER, make_sinks
-from unsilent.monitor.sinks.json_lines import JsonLinesSink
-from unsilent.monitor.sinks.logging_sink import MOST_ALARMS_PER_STEP, LoggingSink
-from unsilent.monitor.sinks.prometheus import PrometheusSink
-from unsilent.monitor.sinks.tensorboard import TensorBoardSink
 
 FULL = Path("/dev/full")
 

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import made_events as made
+from events import made_events as made
 from unsilent.errors import UsageError
-from unsilent.monitor import event_files
-from unsilent.monitor.event_files import EventFile, find_event_files, has_events, parse_event, read_events
-from unsilent.monitor.events import EVENTS
-from unsilent.monitor.sinks.json_lines import JsonLinesSink
+from unsilent.events import event_files
+from unsilent.events.event_files import EventFile, find_event_files, has_events, parse_event, read_events
+from unsilent.events.event_kinds import EVENTS
+from unsilent.events.sinks.json_lines import JsonLinesSink
 from unsilent.printable import escape_unprintable
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -252,7 +252,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import made_events as made
 from pathlib import Path
-from unsilent.monitor.sinks.json_lines import JsonLinesSink
+from unsilent.events.sinks.json_lines import JsonLinesSink
 sink = JsonLinesSink(Path({path!r}))
 sink(made.started())
 step = 0

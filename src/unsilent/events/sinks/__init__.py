@@ -6,12 +6,12 @@ A sink takes one event and never stops the job: a disk that is full or a port th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from unsilent.errors import UsageError, kind_and_line
-from unsilent.monitor.events import Event
-from unsilent.monitor.settings import MonitorSettings
+from unsilent.events.event_kinds import Event
 
 LOGGER = "unsilent.monitor"
 
@@ -25,7 +25,22 @@ class Sink(Protocol):
         """No more events will come."""
 
 
-def make_sinks(settings: MonitorSettings, rank: int, world_size: int, compatibility: bool = False) -> list[Sink]:
+class SinkSettings(Protocol):
+    """What may be set of sinks, as ``monitor.settings.MonitorSettings`` has it."""
+
+    @property
+    def log_normal(self) -> bool: ...
+    @property
+    def events(self) -> Path | None: ...
+    @property
+    def metrics_port(self) -> int | None: ...
+    @property
+    def tensorboard(self) -> Path | None: ...
+    @property
+    def rule_names(self) -> Sequence[str]: ...
+
+
+def make_sinks(settings: SinkSettings, rank: int, world_size: int, compatibility: bool = False) -> list[Sink]:
     """The sinks that the settings ask for, and the log.
 
     Args:
@@ -34,15 +49,15 @@ def make_sinks(settings: MonitorSettings, rank: int, world_size: int, compatibil
     Raises:
         UsageError: An events file that cannot be written or is something else, or a package that is not installed.
     """
-    from unsilent.monitor.sinks.logging_sink import LoggingSink
+    from unsilent.events.sinks.logging_sink import LoggingSink
 
     sinks: list[Sink] = [LoggingSink(compatibility, logging.INFO if settings.log_normal else logging.DEBUG)]
     if settings.events is not None:
-        from unsilent.monitor.sinks.json_lines import JsonLinesSink
+        from unsilent.events.sinks.json_lines import JsonLinesSink
 
         sinks.append(JsonLinesSink(settings.events, rank, world_size))
     if (port := settings.metrics_port) is not None:
-        from unsilent.monitor.sinks.prometheus import PrometheusSink
+        from unsilent.events.sinks.prometheus import PrometheusSink
 
         sinks.append(
             IsolatedSink(
@@ -50,7 +65,7 @@ def make_sinks(settings: MonitorSettings, rank: int, world_size: int, compatibil
             )
         )
     if (folder := settings.tensorboard) is not None:
-        from unsilent.monitor.sinks.tensorboard import TensorBoardSink
+        from unsilent.events.sinks.tensorboard import TensorBoardSink
 
         sinks.append(
             IsolatedSink(lambda: TensorBoardSink(folder / f"rank{rank}" if world_size > 1 else folder), "TensorBoard")

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.errors import UsageError
-from unsilent.monitor.asd_variables import ENABLE, PAIR_DEFAULTS, SIGMA, UPPER, VARIABLES, read_pair
+from unsilent.launch.asd_variables import ENABLE, PAIR_DEFAULTS, SIGMA, UPPER, VARIABLES, read_pair
+from unsilent.launch.switches import resolve_settings
 from unsilent.monitor.settings import MonitorSettings
-from unsilent.monitor.switches import resolve_settings
 
 CONFIG, MS_CONFIG = "NPU_ASD_CONFIG", "MS_NPU_ASD_CONFIG"
 

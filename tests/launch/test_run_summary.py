@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monitor import made_events as made
-from unsilent.monitor.run_summary import RunSummary
+from events import made_events as made
+from unsilent.launch.run_summary import RunSummary
 
 
 def line(*events, path=None):

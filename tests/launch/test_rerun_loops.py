@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from monitor import made_events as made
+from events import made_events as made
+from unsilent.launch.rerun_loops import RerunLoops
 from unsilent.monitor import Monitor
 from unsilent.monitor.exchange import RankRow
 from unsilent.monitor.rerun_check import alarm_of
-from unsilent.monitor.rerun_loops import RerunLoops
 
 EPOCHS, ROWS = 3, 160
 

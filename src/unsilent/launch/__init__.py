@@ -1,0 +1,1 @@
+"""Runs a script of the user's, unchanged, with a monitor on whatever it trains."""
