@@ -161,7 +161,7 @@ def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
     reports = [
         ("-o", folder / "r.html", "--plain"),
         ("-o", folder / "r.html", "--json", "--canonical"),
-        (sound, "--plain"),
+        None,
     ]
     exports = [(), ("--canonical",), *(("-o", folder / f"e.{ending}") for ending in ("csv", "json", "parquet"))]
     new = ("-o", folder / "out.sqlite")
@@ -175,7 +175,8 @@ def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
     report, export, merge, replay = (
         forms[n % len(forms)] for forms, n in zip((reports, exports, merges, replays), turns, strict=True)
     )
-    watch.run("report", command("report", path, *report), told)
+    shown = command("diff", path, sound, "--plain") if report is None else command("report", path, *report)
+    watch.run("report", shown, told)
     watch.run("export", command("export", path, *export), told)
     watch.run("merge", command("merge", *merge), told)
     watch.run("replay", command("replay", path, trial, *replay), told)

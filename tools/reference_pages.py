@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from unsilent.command import Command
+from unsilent.options import OptionField, options_of
+
 OPEN_CODE = re.compile(r"``(.+?)``", re.DOTALL)
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 MODULES = {
@@ -97,33 +100,30 @@ def prose(doc: str | None) -> Iterator[str]:
 
 def options() -> Iterator[str]:
     """Every verb with its arguments and options, as ``--help`` shows them."""
-    import typer
+    from unsilent.cli.table import COMMANDS, load_command
 
-    from unsilent.cli.main import make_app
-
-    yield "# Options\n\nMade from the code. `unsilent VERB --help` shows the same.\n"
-    for verb in typer.main.get_command(make_app()).commands:  # type: ignore[attr-defined]
-        command = typer.main.get_command(make_app([verb])).commands[verb]  # type: ignore[attr-defined]
-        for name, part in getattr(command, "commands", {"": command}).items():
-            yield from _verb(f"{verb} {name}".strip(), part)
-    measuring = typer.main.get_command(make_app(["placement", "measure"])).commands["placement"]  # type: ignore[attr-defined]
-    yield from _verb("placement measure", measuring.commands["measure"])
+    yield "# Options\n\nMade from the code. `unsilent VERB --help` shows the same. Of `report`, `diff` and `replay`,"
+    yield "`--help` after the name of a store shows further options of its kind.\n"
+    for name in COMMANDS:
+        yield from _verb(load_command(name))
 
 
-def _verb(name: str, command: Any) -> Iterator[str]:
+def _verb(command: Command) -> Iterator[str]:
     """One verb."""
-    yield f"## unsilent {name}\n\n{line(command.help)}\n"
+    yield f"## unsilent {command.name}\n\n{line(command.help)}\n\nExample: `{command.example}`\n"
     panels: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.params:
-        if record := parameter.get_help_record(command.make_context(name, [], resilient_parsing=True)):
-            title = getattr(parameter, "rich_help_panel", None) or "Options"
-            panels.setdefault("Arguments" if parameter.param_type_name == "argument" else title, []).append(record)
+    for option in options_of(*command.all_option_classes()).values():
+        title = "Arguments" if option.is_argument else option.option.panel
+        panels.setdefault(title, []).append((f"`{_usage(option)}`", line(option.help_text)))
     for title, records in sorted(panels.items(), key=lambda item: item[0] != "Arguments"):
         yield f"**{title}**\n"
-        yield from table(
-            ("option", "what it does"),
-            ((f"`{name.replace('<list[Path]>', '<path>')}`", line(text)) for name, text in records),
-        )
+        yield from table(("option", "what it does"), records)
+
+
+def _usage(option: OptionField) -> str:
+    """As it is written on a command line."""
+    letter = f"-{option.option.short_flag}, " if option.option.short_flag else ""
+    return f"{letter}{option.flag} {option.metavar}".strip()
 
 
 # -- Python --------------------------------------------------------------------------------------------------------------

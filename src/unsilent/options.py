@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, overload
 
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.plainfiles import parse_toml, read_plain
@@ -40,6 +40,7 @@ LARGEST = 2**63 - 1
 LONGEST_SHOWN = 256
 """Bits of a number in a message."""
 _NOUNS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", Path: "a file name"}
+_METAVARS = {int: "<int>", float: "<float>", Path: "<path>"}
 _BY_FIELD = object()
 
 
@@ -58,7 +59,9 @@ class Option:
         is_repeatable: Whether it may be given more than once.
         separator: What stands between whole numbers.
         short_flag: A short name on the command line.
-        missing_error: Makes it the argument of the command; the error where it is not given.
+        missing_error: Makes it an argument of the command that has to be given; the error where it is not.
+        is_argument: Makes it an argument of the command, in the order of the fields.
+        metavar: Stands for its value in help, where that is not its type; of an argument, its name.
     """
 
     help: str
@@ -72,6 +75,8 @@ class Option:
     separator: str = ""
     short_flag: str = ""
     missing_error: str = ""
+    is_argument: bool = False
+    metavar: str = ""
 
 
 CONFIDENCE = Option("Confidence level of every interval.", PRECISION_PANEL)
@@ -98,9 +103,14 @@ class OptionField:
         return self.field if keyword.iskeyword(name) else name
 
     @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the command, without a name in front."""
+        return self.option.is_argument or bool(self.option.missing_error)
+
+    @property
     def flag(self) -> str:
-        """As a command is written: ``--with``, or ``WORKLOAD`` for its argument."""
-        return self.option_name.upper() if self.option.missing_error else f"--{self.option_name}"
+        """As a command is written: ``--with``, or ``WORKLOAD`` for an argument."""
+        return self.option.metavar or self.option_name.upper() if self.is_argument else f"--{self.option_name}"
 
     @property
     def is_boolean(self) -> bool:
@@ -111,8 +121,25 @@ class OptionField:
     def default_text(self) -> str:
         """What help shows as the default; empty where that is nothing."""
         return self.option.default_text or (
-            "" if self.default in (None, False, ()) else " ".join(self.format_value(self.default))
+            ""
+            if self.default is None or self.default is False or self.default == ()
+            else " ".join(self.format_value(self.default))
         )
+
+    @property
+    def help_text(self) -> str:
+        """What help says of it, with its default."""
+        return f"{self.option.help} [default: {self.default_text}]" if self.default_text else self.option.help
+
+    @property
+    def metavar(self) -> str:
+        """What stands for its value in help; empty where it has none."""
+        if self.is_boolean:
+            return ""
+        hints = (self.hint, *typing.get_args(self.hint))
+        is_plain = not (self.option.parser or self.option.separator)
+        typed = next((name for hint, name in _METAVARS.items() if is_plain and hint in hints), "<str>")
+        return typed if self.is_argument else self.option.metavar or typed
 
     def parse_value(self, given: Any, name: str, *, typed: bool = False) -> Any:
         """The value of the field; raises ``UsageError``, where it is called ``name``.
@@ -125,7 +152,7 @@ class OptionField:
             return _numbers(given, self.option.separator, name, typed)
         if self.option.is_repeatable:
             items = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
-            return tuple(_plain(item, str, name) for item in items)
+            return tuple(_plain(item, Path if Path in typing.get_args(self.hint) else str, name) for item in items)
         return _plain(given, self.hint, name, typed)
 
     def format_value(self, value: Any) -> list[str]:
@@ -229,7 +256,8 @@ def _can_be_parsed(asking: OptionField) -> bool:
     if asking.option.separator or asking.option.is_repeatable:
         item = int if asking.option.separator else str
         items = set(typing.get_args(asking.hint)) - {...}
-        return typing.get_origin(asking.hint) is tuple and items <= {item, item | None} and bool(items)
+        known = {item, item | None, Path} if asking.option.is_repeatable else {item, item | None}
+        return typing.get_origin(asking.hint) is tuple and items <= known and bool(items)
     hints = [asking.hint]
     if typing.get_origin(asking.hint) in (typing.Union, types.UnionType):
         hints = [hint for hint in typing.get_args(asking.hint) if hint is not types.NoneType]
@@ -259,7 +287,12 @@ class OptionValues:
     Attributes:
         options: All there are.
         given_values: Values of those that were asked.
+        script: Arguments of a script of the user's.
+        observer: Where progress is reported; None: nowhere.
     """
+
+    script: tuple[str, ...] = ()
+    observer: Any = None
 
     def __init__(self, classes: Sequence[type], given: Mapping[str, Any] | None = None, call: bool = False) -> None:
         """``given``: texts of a command line, or (``call``) arguments of a function, where the default counts as not given."""
@@ -296,7 +329,13 @@ class OptionValues:
             if name not in self.given_values and not (self.options[name].is_boolean and not read):
                 self.given_values[name] = read
 
-    def __getitem__(self, name: str) -> Any:
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    @overload
+    def __getitem__(self, name: type[T]) -> T: ...
+    def __getitem__(self, name: str | type[T]) -> Any:
+        if isinstance(name, type):
+            return self.make_dataclass(name)
         return self.given_values[name] if name in self.given_values else self.options[name].default
 
     def reject_if_given(self, names: Collection[str], why: str) -> None:
@@ -314,23 +353,24 @@ class OptionValues:
 
     def command_line(self, verb: str, *classes: type) -> str:
         """The command line that asks for this, of these dataclasses; the seed is named in any case."""
-        argument, words = [], []
+        arguments: list[str] = []
+        words: list[str] = []
         for asking, value in self._said(classes):
             texts = asking.format_value(value)
-            if asking.option.missing_error:
-                argument = texts
+            if asking.is_argument:
+                arguments += texts
             else:
                 words += [
                     word for text in texts for word in ([asking.flag] if asking.is_boolean else [asking.flag, text])
                 ]
-        return shlex.join(["unsilent", *verb.split(), *argument, *words])
+        return shlex.join(["unsilent", *verb.split(), *arguments, *words])
 
     def python_call(self, function: str, *classes: type) -> str:
         """The same as a call in Python, of an argument that no text can name."""
         words = [
             f"{asking.python_name}={list(value) if isinstance(value, tuple) else value!r}"
             for asking, value in self._said(classes)
-            if not asking.option.missing_error
+            if not asking.is_argument
         ]
         return f"unsilent.{function}({', '.join(['workload', *words])})"
 

@@ -310,7 +310,7 @@ def test_halves_of_one_list_are_paired_within_the_bounds_of_the_whole(net):
     for row in rows:
         assert row.is_paired
         assert row.difference.low <= exact[row.target] <= row.difference.high
-    said = in_process("report", "net-1.sqlite", "other-1.sqlite").stdout
+    said = in_process("diff", "net-1.sqlite", "other-1.sqlite").stdout
     assert "for partly run fault lists, bounds that allow any outcome of the remaining faults" in " ".join(said.split())
     assert "% intervals" not in said
 

@@ -286,7 +286,7 @@ def test_a_training_that_does_not_come_back_is_refused(loop, loose, how):
     told = str(raised.value)
     assert f"is not restored bit for bit after 3 steps: {how}: " in told
     assert "conv.weight" in told
-    assert "unsilent noise --explain" in told
+    assert "unsilent explain" in told
     assert "\n" not in told
 
 

@@ -35,7 +35,7 @@ def rows_of(folder, store, *more):
 
 
 def test_a_comparison_agrees_with_both_reports(stores):
-    done = in_process("report", "a.sqlite", "b.sqlite", "--json", cwd=stores)
+    done = in_process("diff", "a.sqlite", "b.sqlite", "--json", cwd=stores)
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     a, b = rows_of(stores, "a.sqlite"), rows_of(stores, "b.sqlite")
@@ -52,14 +52,14 @@ def test_a_comparison_agrees_with_both_reports(stores):
     assert {c["what"] for c in told["changes"]} == {"dtype", "weights", "inputs", "golden"}
     assert told["report"] == "a-vs-b.html"
     assert is_unsilent_page(stores / "a-vs-b.html")
-    assert told["command"] == "unsilent report a.sqlite b.sqlite"
+    assert told["command"] == "unsilent diff a.sqlite b.sqlite"
 
 
 def test_the_order_of_the_stores_is_the_sign(stores):
     there, back = (
         {
             (r["level"], r["target"], r["flips"]): r
-            for r in json.loads(in_process("report", *names, "--json", cwd=stores).stdout)["results"]
+            for r in json.loads(in_process("diff", *names, "--json", cwd=stores).stdout)["results"]
         }
         for names in (("a.sqlite", "b.sqlite"), ("b.sqlite", "a.sqlite"))
     )
@@ -71,20 +71,20 @@ def test_the_order_of_the_stores_is_the_sign(stores):
 
 
 def test_plain_and_rich(stores):
-    plain = in_process("report", "a.sqlite", "b.sqlite", "--plain", "-o", "cmp.html", cwd=stores)
+    plain = in_process("diff", "a.sqlite", "b.sqlite", "--plain", "-o", "cmp.html", cwd=stores)
     assert plain.returncode == 0
     assert "\x1b" not in plain.stdout
     table = [line.split() for line in plain.stdout.splitlines() if line and line[0] != "#"]
     assert len({len(line) for line in table}) == 1
     assert table[0][-1] == "paired"
     assert plain.stdout.endswith("# Report: cmp.html\n")
-    rich = in_process("report", "a.sqlite", "b.sqlite", cwd=stores)
+    rich = in_process("diff", "a.sqlite", "b.sqlite", cwd=stores)
     assert "A and B also differ in: dtype (float32, bfloat16)" in rich.stdout
     assert "Report: a-vs-b.html" in rich.stdout
 
 
 def test_a_store_and_itself(stores):
-    done = in_process("report", "a.sqlite", "a.sqlite", "--unit", "batch", "--json", cwd=stores)
+    done = in_process("diff", "a.sqlite", "a.sqlite", "--unit", "batch", "--json", cwd=stores)
     told = json.loads(done.stdout)
     assert told["identical"]
     assert told["headline"] == "A and B have the same trials with the same outcomes, so every difference is 0."
@@ -94,7 +94,7 @@ def test_a_store_and_itself(stores):
 
 def test_other_flips_are_refused_in_one_line(stores, monkeypatch, capsys):
     monkeypatch.chdir(stores)
-    said = refused(capsys, "report", "a.sqlite", "c.sqlite")
+    said = refused(capsys, "diff", "a.sqlite", "c.sqlite")
     assert "flips is 1,16 in A and 2 in B" in said
     assert not (stores / "a-vs-c.html").exists()
 
@@ -107,22 +107,40 @@ def test_other_flips_are_refused_in_one_line(stores, monkeypatch, capsys):
         (("a.sqlite", "b.sqlite", "-o", "b.sqlite"), "would overwrite the store b.sqlite"),
         (("a.sqlite", "b.sqlite", "-o", "a.sqlite"), "would overwrite the store a.sqlite"),
         (("a.sqlite", "b.sqlite", "-o", "no/such.html"), "its folder does not exist"),
-        (("a.sqlite", "b.sqlite", "--fit-per-bit", "1"), "leave out --fit-per-bit"),
-        (("a.sqlite", "b.sqlite", "--card"), "leave out --card"),
+        (("a.sqlite", "b.sqlite", "--fit-per-bit", "1"), "No such option: --fit-per-bit"),
+        (("a.sqlite", "b.sqlite", "--card"), "No such option: --card"),
+        (("net.pt", "b.sqlite"), "net.pt is a checkpoint; use unsilent checkpoint diff A B"),
+        (
+            ("events.jsonl", "b.sqlite"),
+            "events.jsonl is events of a monitored training; use unsilent report events.jsonl",
+        ),
+        (("a.sqlite",), "two stores are needed"),
+        (("net.pt",), "net.pt is a checkpoint; use unsilent checkpoint inspect net.pt"),
+        (("fault.csv",), "fault.csv is a published injection; use unsilent replay-injection fault.csv"),
         (("a.sqlite", "--card", "-o", "card"), "ends in .json"),
         (("a.sqlite", "--card", "-o", "no/card.json"), "its folder does not exist"),
         (("a.sqlite", "--card", "-o", "foreign.json"), "foreign.card.html exists and is not an Unsilent page"),
         (("foreign.json",), "is not a PVF card"),
-        (("foreign.json", "b.sqlite"), "foreign.json is a card and contains no trials to compare"),
-        (("a.sqlite", "foreign.json"), "foreign.json is a card and contains no trials to compare"),
-        (("foreign.json", "--unit", "batch"), "leave out --unit"),
+        (
+            ("foreign.json", "b.sqlite"),
+            "foreign.json is a card; use the command that unsilent report foreign.json shows",
+        ),
+        (
+            ("a.sqlite", "foreign.json"),
+            "foreign.json is a card; use the command that unsilent report foreign.json shows",
+        ),
+        (("foreign.json", "--unit", "batch"), "No such option: --unit"),
     ],
 )
 def test_bad_words(stores, monkeypatch, capsys, words, said):
     (stores / "foreign.card.html").write_text("somebody else's")
     (stores / "foreign.json").write_text("{}")
     monkeypatch.chdir(stores)
-    assert said in refused(capsys, "report", *words)
+    for name in ("net.pt", "fault.csv"):
+        (stores / name).write_bytes(b"x")
+    (stores / "events.jsonl").write_text('{"event": "started"}')
+    is_of_one = (len(words) == 1 and said[:3] != "two") or "--card" in words[:2] or "--unit" in words[:2]
+    assert said in refused(capsys, "report" if is_of_one else "diff", *words)
     assert (stores / "foreign.card.html").read_text() == "somebody else's"
     assert not (stores / "c.json").exists()
 

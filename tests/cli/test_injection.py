@@ -1,4 +1,4 @@
-"""``unsilent replay FILE.csv``: what it prints, and errors in one line."""
+"""``unsilent replay-injection FILE.csv``: what it prints, and errors in one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unsilent.cli.published_injection import is_injection_csv, replay_injection_csv
+from unsilent.cli.file_sorts import sort_of_file
+from unsilent.cli.replay_injection import COMMAND
 from unsilent.errors import UsageError
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def files(tmp_path, monkeypatch):
 
 
 def test_a_file_is_replayed_and_its_log_written(files, capsys):
-    assert replay_injection_csv(files, data="images.npz", steps=1, batch=8, images=30, plain=True) == 0
+    assert COMMAND.call(file=files, data="images.npz", steps=1, batch_size=8, images=30, plain=True) == 0
     out, err = capsys.readouterr()
     lines = [line.partition(", loss")[0] for line in out.splitlines()]
     twin = lines.index("without the fault: Epoch: 0/80, step: 0/49")
@@ -48,10 +49,7 @@ def test_a_file_is_replayed_and_its_log_written(files, capsys):
 
 
 def test_json_is_one_object_and_quiet_is_quiet(files, capsys):
-    assert (
-        replay_injection_csv(files, data="images.npz", steps=0, batch=8, log=Path("x.txt"), as_json=True, quiet=True)
-        == 0
-    )
+    assert COMMAND.call(file=files, data="images.npz", steps=0, batch_size=8, log=Path("x.txt"), json=True) == 0
     out, err = capsys.readouterr()
     assert err == ""
     told = json.loads(out)
@@ -62,10 +60,10 @@ def test_json_is_one_object_and_quiet_is_quiet(files, capsys):
 def test_errors_are_those_of_the_file(files):
     files.write_text(FILE.replace("0/3/3/5", "0/3/3"))
     with pytest.raises(UsageError, match=r"fault.csv, row 8, column 2: index has 3 parts, expected 4"):
-        replay_injection_csv(files, data="images.npz")
+        COMMAND.call(file=files, data="images.npz")
 
 
-def test_what_is_taken_for_an_injection():
-    assert is_injection_csv(Path("a.csv"))
-    assert is_injection_csv(Path("A.CSV"))
-    assert not is_injection_csv(Path("a.sqlite"))
+def test_what_is_taken_for_an_injection(files):
+    files.rename("A.CSV")
+    assert sort_of_file(Path("A.CSV")) == "injection"
+    assert sort_of_file(Path("images.npz")) == "checkpoint"

@@ -94,11 +94,11 @@ def test_a_store_is_shown_again(ran, tmp_path):
     assert again["results"] == before["results"]
     assert again["loss_spread"] == before["loss_spread"]
     assert (tmp_path / "again.html").stat().st_size > 1e6
-    for more, said in (
-        (["--unit", "batch"], "No such option: --unit"),
-        (["s.sqlite"], "cannot be compared"),
+    for verb, more, said in (
+        ("report", ["--unit", "batch"], "No such option: --unit"),
+        ("diff", ["s.sqlite"], "cannot be compared"),
     ):
-        refused = in_process("report", "s.sqlite", *more, cwd=folder)
+        refused = in_process(verb, "s.sqlite", *more, cwd=folder)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
         assert said in refused.stderr
 
@@ -111,9 +111,7 @@ def test_a_store_is_shown_again(ran, tmp_path):
         (["loop.py:make", "--variants", "contol"], "did you mean 'control'"),
         (["loop.py:make", "--switch", "treads=2"], "did you mean 'threads'"),
         (["loop.py:make", "--steps", 0], "--steps is 0; expected 1 or more"),
-        (["loop.py:make", "--runs", 3], "needs --explain or --control"),
-        (["loop.py:make", "--explain", "loop.py:make"], "more than one workload or loop is given"),
-        (["--explain", "loop.py:make", "--replicas", 4], "leave out --replicas"),
+        (["loop.py:make", "--runs", 3], "No such option: --runs"),
         ([], "no training was named"),
         (["loop.py:make", "--with", "steps"], "expected key=value"),
         (["loop.py:make", "--output", "nowhere/x.html"], "its folder does not exist"),

@@ -1,18 +1,29 @@
-"""``unsilent report --help`` without a store: what an option means for the stores of each kind."""
+"""``unsilent report STORE --help``: options of stores of one kind; without a store those of every store."""
 
 from __future__ import annotations
 
-from unsilent.cli.report import option_classes, options_of_every_kind
+import pytest
+
+from unsilent.cli.table import load_command
 from unsilent.options import options_of
 from unsilent.studies.campaign_kinds import KINDS
 from unsilent.studies.pvf.kind import PVF
 
 
-def test_the_default_for_stores_of_each_kind_is_shown():
-    shown = options_of_every_kind(KINDS)
-    for kind in KINDS:
-        for name, field in options_of(*option_classes(kind)).items():
-            assert field.default_text in shown[name].default_text, (kind.name, name)
+@pytest.mark.parametrize("verb", ["report", "diff", "replay"])
+def test_without_a_store_there_are_no_options_of_a_kind(verb):
+    assert set(options_of(*load_command(verb).all_option_classes())) < {
+        "store", "first", "second", "output", "canonical", "as_json", "plain",
+        "trial", "workload", "accelerator", "options", "data", "weights",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_store_has_the_options_of_its_kind(kind, monkeypatch):
+    monkeypatch.setattr("unsilent.studies.campaign_kinds.find_kind_of_store", lambda path: kind)
+    shown = options_of(*load_command("report").all_option_classes(["s.sqlite"]))
+    assert set(options_of(kind.analysis_options, kind.report_options)) < set(shown)
+    assert ("card" in shown) == (kind is PVF)
 
 
 def test_an_interval_has_one_name():

@@ -19,16 +19,15 @@ OF_OTHERS = {
 }
 """Options of programs of others, and the files that name them."""
 VERBS = {
-    "cli/explain_noise.py": ("noise",),
-    "cli/published_injection.py": ("replay",),
     "cli/main.py": (),
     "cli/status.py": (),
     "replicas": ("noise", "training"),
     "studies/checkpoint": ("checkpoint study",),
+    "studies/coverage/inference": ("inference-coverage",),
     "studies/coverage": ("coverage",),
-    "studies/injection_replay.py": ("replay",),
+    "studies/injection_replay.py": ("replay-injection",),
     "studies/noise": ("noise",),
-    "studies/nondeterminism": ("noise",),
+    "studies/nondeterminism": ("explain",),
     "studies/plan": ("plan", "pvf"),
     "studies/pvf/replay.py": ("replay",),
     "studies/pvf": ("pvf", "report"),

@@ -250,8 +250,8 @@ def test_the_report_of_a_run(folder):
     ("words", "said"),
     [
         (("no.jsonl",), "there are no events in no.jsonl"),
-        (("e.jsonl", "other.sqlite"), "not available for events of a monitored training: leave out OTHER"),
-        (("e.jsonl", "--confidence", "0.9"), "leave out --confidence"),
+        (("e.jsonl", "other.sqlite"), "Got unexpected extra argument"),
+        (("e.jsonl", "--confidence", "0.9"), "No such option: --confidence"),
         (("e.jsonl", "-o", "e.jsonl"), "the report would overwrite the store e.jsonl"),
     ],
 )

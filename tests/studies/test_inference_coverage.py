@@ -1,4 +1,4 @@
-"""``unsilent coverage`` of inference: a campaign of a tiny model against obvious loops, wrong input, and a small campaign."""
+"""``unsilent inference-coverage``: a campaign of a tiny model against obvious loops, wrong input, and a small campaign."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 import scipy.stats
 import torch
 
-from campaigns.faulty_loop import write_loop
 from conftest import in_process
 from hostile_stores import mutants
 from studies.clean_inference import write_clean
@@ -51,7 +50,6 @@ from unsilent.studies.coverage.inference.study import inference_coverage, run_in
 from unsilent.studies.coverage.inference.timing import flops_by_layer, resized
 from unsilent.workloads import load
 from unsilent.workloads.base import call_model
-from unsilent.workloads.task import INFERENCE, TRAINING, find_task
 
 DETECTORS = ("ranger", "abft", "weight-integrity", "dr-dna+weight-integrity")
 OPTIONS = InferenceCoverageOptions(rate=0.05)
@@ -557,23 +555,19 @@ def test_wrong_input_is_one_line(folder, words, said):
     assert said in done.stderr
 
 
-def test_the_verb_tells_tasks_apart(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    assert find_task("train-resnet") == TRAINING
-    assert find_task("hf:some/folder") == find_task("model.pt2") == find_task("digits-vit") == INFERENCE
-    assert find_task("clean.py:make") == INFERENCE
-
-
-@pytest.mark.slow
-def test_a_task_that_cannot_be_told(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    write_loop(folder)
-    assert find_task("clean.py:nothing") is None
-    assert find_task("faulty_loop.py:make") == TRAINING
-
-
 def test_a_campaign_of_the_command_line(folder):
-    asked = ("coverage", "clean.py:make", *FEW, *ASKED, "--tries", 100, "--trials", 2, "--only", "output-burst")
+    asked = (
+        "inference-coverage",
+        "clean.py:make",
+        *FEW,
+        *ASKED,
+        "--tries",
+        100,
+        "--trials",
+        2,
+        "--only",
+        "output-burst",
+    )
     done = in_process(*asked, "--store", "c.sqlite", "--json", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -264,7 +264,7 @@ def test_a_function_that_returns_nothing_is_not_run(tmp_path, monkeypatch, load_
     (tmp_path / "script.py").write_text(
         "def main(steps=3):\n    def inner(): return 1\n    open('has_run', 'w')\n    if steps: return\n    return None\n"
     )
-    with pytest.raises(UsageError, match=r"returns nothing; expected .*unsilent noise --explain script.py:main$"):
+    with pytest.raises(UsageError, match=r"returns nothing; expected .*unsilent explain script.py:main$"):
         load_it("script.py:main")
     assert not (tmp_path / "has_run").exists()
 

@@ -1,52 +1,64 @@
-"""``unsilent KIND``: a campaign of one registered kind, from its options to its report. Kinds that do more derive from `Verb`."""
+"""``unsilent KIND``: a campaign of one registered kind, from its options to its report. Kinds that do more have a subclass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import Budget, ExecutionOptions
 from unsilent.cli.paths import default_store, report_path
-from unsilent.cli.typer_options import OutputOptions
+from unsilent.command import MEASURE, Command, ConfigOptions, DisplayOptions, ProgressOptions
 from unsilent.errors import Interrupted
-from unsilent.options import OptionField, OptionValues, options_of
+from unsilent.options import OUTPUT_PANEL, Option, OptionValues
 
 ExecutorAndDisplay = tuple[Any, Any]
 """An executor and its observer."""
 
 
-class Verb:
+@dataclass(frozen=True)
+class CampaignOutputOptions:
+    """Where trials and results go, and how they are shown."""
+
+    store: Annotated[
+        Path | None,
+        Option(
+            "File that stores the trials.", OUTPUT_PANEL, default_text="unsilent-VERB-….sqlite in the current folder"
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        Option("Where to write the HTML page.", OUTPUT_PANEL, default_text="next to the store", short_flag="o"),
+    ] = None
+    dry_run: Annotated[
+        bool, Option("Show what would run and how long it would take at most. No trial runs.", OUTPUT_PANEL)
+    ] = False
+
+
+OUTPUT_CLASSES = (CampaignOutputOptions, DisplayOptions, ProgressOptions, ConfigOptions)
+
+
+class CampaignVerb:
     """What is done for a kind; ``further_option_classes``: dataclasses of options that only the command line has."""
 
     further_option_classes: tuple[type, ...] = ()
     fields_unknown_in_dry_run: tuple[str, ...] = ()
     """Fields of the spec that a dry run cannot know."""
+    example_arguments = "WORKLOAD"
 
     def __init__(self, kind: Kind[Any, Any, Any]) -> None:
         self.kind = kind
-        self.options = (*kind.option_classes, *self.further_option_classes, kind.report_options, OutputOptions)
-        self.script_arguments: tuple[str, ...] = ()
+        self.options = (*kind.option_classes, *self.further_option_classes, kind.report_options, *OUTPUT_CLASSES)
 
     @property
-    def about(self) -> str:
-        """The help of its command."""
-        return self.kind.command_help
-
-    @property
-    def option_fields(self) -> Mapping[str, OptionField]:
-        """Its options by field."""
-        return options_of(*self.options)
-
-    def __call__(self, given: dict[str, Any], script: Sequence[str] = ()) -> int:
-        """Run the command; ``given``: options by field. ``script``: arguments of a script of the user's."""
-        self.script_arguments = tuple(script)
-        asked = OptionValues(self.options, given)
-        if asked["config"] is not None:
-            asked.read_toml(asked["config"])
-        return self.main(asked)
+    def command(self) -> Command:
+        """The row of the table of commands."""
+        name = self.kind.command_words
+        example = f"unsilent {name} {self.example_arguments}"
+        return Command(name, MEASURE, self.kind.command_help, example, self.options, self.main)
 
     def main(self, asked: OptionValues) -> int:
         """From what was asked to the exit code."""

@@ -11,11 +11,6 @@ from typing import Any
 from unsilent.cli.paths import default_report_path
 from unsilent.errors import UsageError
 
-CARDS = (
-    "{0} is a card and contains no trials to compare; run the command that `unsilent report {0}` shows, which creates a "
-    "store, do the same for the other card, and compare the two stores"
-)
-
 
 def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
     """Where a card and its page go: as asked, else next to the store; checked before anything is read.

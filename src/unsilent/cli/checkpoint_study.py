@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unsilent.cli.campaign import Verb
+from unsilent.cli.campaign import CampaignVerb
 from unsilent.cli.paths import default_store
 from unsilent.options import OptionValues
 from unsilent.report.text import count_text
+from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
 from unsilent.studies.checkpoint.spec import CheckpointAnalysisOptions
 
 
-class CheckpointStudyVerb(Verb):
+class CheckpointStudyVerb(CampaignVerb):
     """``unsilent checkpoint study``."""
+
+    example_arguments = "train-resnet --trials 20"
 
     def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
         floors = 2 * asked["replicas"] + 1
@@ -37,3 +40,6 @@ class CheckpointStudyVerb(Verb):
                 spec, self.budget(asked), executor, store, floors, options,
                 observer=observer, command=self.command_line(asked),
             )  # fmt: skip
+
+
+COMMAND = CheckpointStudyVerb(CHECKPOINT_STUDY).command

@@ -15,10 +15,10 @@ from unsilent.report.text import count_text
 from unsilent.sizes import rough_duration_text
 
 if TYPE_CHECKING:
-    from unsilent.cli.campaign import Verb
+    from unsilent.cli.campaign import CampaignVerb
 
 
-def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
+def dry_run(verb: CampaignVerb, asked: OptionValues, spec: Any, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
     with verb.open_executor_and_display(asked, spec) as (executor, _):
         baseline = executor.establish_baseline()
@@ -78,7 +78,7 @@ def _value_text(spec: type, name: str, asking: OptionField, value: Any) -> str:
     return "default" if text == "none" != value and asking.default_text else text
 
 
-def find_stored_trials(verb: Verb, spec: Any, result: Any, path: Path) -> set[TrialId]:
+def find_stored_trials(verb: CampaignVerb, spec: Any, result: Any, path: Path) -> set[TrialId]:
     """Trials that the store holds; raises ``StoreError`` where they are of another campaign."""
     from unsilent.campaigns.store import Store
 

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from unsilent.command import RESULTS, Command
+from unsilent.options import OUTPUT_PANEL, Option, OptionValues
 
-from unsilent.cli import typer_options as o
+NO_STORE = "no store was named; give the store of a campaign, like unsilent-pvf-….sqlite"
 
 
-def export(
-    store: o.StoreFile,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            *o.OUTPUT_FLAGS,
-            help="Output file. Its ending sets the format: .csv, .json, .jsonl or .parquet. [default: JSON lines on stdout]",
-            show_default=False,
-        ),
-    ] = None,
-    canonical: Annotated[
-        bool,
-        typer.Option(
-            "--canonical",
-            help="Sort the trials and leave out time, path, host and worker, so that two exports can be compared.",
-        ),
-    ] = False,
-) -> int:
-    """Export every trial of a campaign."""
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is exported, and where it goes."""
+
+    store: Annotated[Path, Option("A campaign store.", "", missing_error=NO_STORE)]
+    output: Annotated[Path | None, Option(
+        "Output file. Its ending sets the format: .csv, .json, .jsonl or .parquet.", OUTPUT_PANEL,
+        default_text="JSON lines on stdout", short_flag="o")] = None  # fmt: skip
+    canonical: Annotated[bool, Option(
+        "Sort the trials and leave out time, path, host and worker, so that two exports can be compared.",
+        OUTPUT_PANEL)] = False  # fmt: skip
+
+
+def export(asked: OptionValues) -> int:
+    """Write all trials."""
     from unsilent.campaigns.export import export_store
     from unsilent.campaigns.store import Store
     from unsilent.studies.campaign_kinds import kind_of_store
 
-    with Store(store, kind_of_store(store)) as opened:
-        export_store(opened, output, canonical=canonical)
+    options = asked[ExportOptions]
+    with Store(options.store, kind_of_store(options.store)) as opened:
+        export_store(opened, options.output, canonical=options.canonical)
     return 0
+
+
+COMMAND = Command(
+    "export",
+    RESULTS,
+    "Export every trial of a campaign.",
+    "unsilent export STORE.sqlite -o trials.csv",
+    (ExportOptions,),
+    export,
+)

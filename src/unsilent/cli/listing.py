@@ -5,17 +5,20 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from unsilent.cli import accelerators
-from unsilent.cli import typer_options as o
 from unsilent.cli.tables import show_lines, show_table
+from unsilent.command import LISTS, Command, DisplayOptions
+from unsilent.options import FAULTS_PANEL, Option, OptionValues
 
 
-def workloads(as_json: o.Json = False, plain: o.Plain = False) -> int:
+def workloads(asked: OptionValues) -> int:
     """List the built-in workloads and their options."""
     from unsilent.workloads import TRAININGS, ZOO
 
+    as_json, plain = asked[DisplayOptions].as_json, asked[DisplayOptions].plain
     kinds = {"inference": ZOO, "training": TRAININGS}
     if as_json:
         entries = [
@@ -58,8 +61,23 @@ def _needs(data: str, weights: str) -> str:
     return (f"; needs {', '.join(files)}" if files else "") + (f"; takes {', '.join(optional)}" if optional else "")
 
 
-def faults(accelerator: o.Accelerator = None, as_json: o.Json = False, plain: o.Plain = False) -> int:
+@dataclass(frozen=True)
+class FaultListOptions:
+    """Which fault models."""
+
+    accelerator: Annotated[
+        str | None,
+        Option("Show the fault models of this accelerator: nvdla, systolic, tensor-core or FILE.toml.", FAULTS_PANEL),
+    ] = None
+
+
+def faults(asked: OptionValues) -> int:
     """List the fault models and the presets, or those that follow from the description of an accelerator."""
+    accelerator, as_json, plain = (
+        asked[FaultListOptions].accelerator,
+        asked[DisplayOptions].as_json,
+        asked[DisplayOptions].plain,
+    )
     if accelerator is not None:
         return accelerators.show_accelerator(accelerator, as_json, plain)
     from unsilent.faults import FAULT_MODELS
@@ -118,8 +136,9 @@ def faults(accelerator: o.Accelerator = None, as_json: o.Json = False, plain: o.
 _PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile")
 
 
-def detectors(as_json: o.Json = False, plain: o.Plain = False) -> int:
+def detectors(asked: OptionValues) -> int:
     """List the rules that find faults in a running training, the presets that combine them, and the detectors for inference."""
+    as_json, plain = asked[DisplayOptions].as_json, asked[DisplayOptions].plain
     from unsilent.detectors.activations.rules import ACTIVATION_RULES
     from unsilent.detectors.rules import PRESETS, RULES, make_rule, rule_thresholds
     from unsilent.protection.detector import DETECTORS
@@ -166,3 +185,15 @@ def detectors(as_json: o.Json = False, plain: o.Plain = False) -> int:
 def _defaults(given: Mapping[str, object]) -> str:
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value).lower() for name, value in given.items()}
     return ", ".join(f"{name}={text}" for name, text in texts.items())
+
+
+WORKLOADS = Command("workloads", LISTS, str(workloads.__doc__), "unsilent workloads", (DisplayOptions,), workloads)
+FAULTS = Command(
+    "faults",
+    LISTS,
+    str(faults.__doc__),
+    "unsilent faults --accelerator nvdla",
+    (FaultListOptions, DisplayOptions),
+    faults,
+)
+DETECTORS = Command("detectors", LISTS, str(detectors.__doc__), "unsilent detectors", (DisplayOptions,), detectors)

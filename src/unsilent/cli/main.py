@@ -11,23 +11,24 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import typer
 
 from unsilent.cli.signals import end_silently_on_interrupt, interrupt_on_ending, repeat_swallowed_interrupts
 from unsilent.error_origin import unexpected_error
 from unsilent.errors import InternalError, Interrupted, StoreError, UnsilentError, UsageError, UserCodeError
-from unsilent.options import options_of
 from unsilent.printable import escape_unprintable
+
+if TYPE_CHECKING:
+    from unsilent.command import Command
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk behind stdout or a file."""
-CHECKPOINT_HELP = "Inspect, corrupt, undo, compare and verify checkpoint files."
 INTERRUPTED = 130
 MOST_MESSAGE = 1200
 """Characters of an error."""
@@ -43,88 +44,34 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
+class App(NamedTuple):
+    """What is run: a typer application by its whole name, its words, those of a user's script, and the command if it is one."""
+
+    name: str
+    app: typer.Typer
+    words: Sequence[str]
+    script: tuple[str, ...] = ()
+    command: Command | None = None
+
+
 def root(
     version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
 ) -> None:
     """Inject hardware faults into deep learning workloads and measure what they do."""
 
 
-def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
-    """All verbs: of each registered kind one, and those on stores. Only the one that is asked for gets its options."""
-    from unsilent.cli import export, listing, merge, replay, report, status, watch
-    from unsilent.cli.campaign import Verb
-    from unsilent.cli.coverage import CoverageVerb
-    from unsilent.cli.noise import NoiseVerb
-    from unsilent.cli.pvf import PvfVerb
-    from unsilent.cli.training import TrainingVerb
-    from unsilent.cli.typer_options import Panels, make_typer_function
-    from unsilent.studies.campaign_kinds import KINDS, installed_kinds, load_installed_kind
+def make_app(arguments: Sequence[str] = ()) -> App:
+    """The application that these words ask for: one command, or an overview."""
+    from unsilent.cli.table import COMMANDS, find_command_name, load_command
+    from unsilent.cli.typer_options import make_command_app, make_overview_app
 
-    settings: dict[str, Any] = {
-        "no_args_is_help": True,
-        "add_completion": False,
-        "pretty_exceptions_enable": False,
-        "rich_markup_mode": None,
-        "context_settings": {"help_option_names": ["-h", "--help"]},
-    }
-    app = typer.Typer(**settings)
-    app.callback()(root)
-    asked = next((word for word in arguments if not word.startswith("-")), "")
-    verbs: dict[str, Callable[..., Any]] = {
-        "report": report.report, "status": status.status, "replay": replay.replay, "export": export.export,
-        "merge": merge.merge, "watch": watch.watch, "workloads": listing.workloads, "faults": listing.faults,
-        "detectors": listing.detectors,
-    }  # fmt: skip
-    about = {kind.name: kind.command_help for kind in KINDS if kind.command_words == kind.name} | {
-        name: str(verb.__doc__) for name, verb in verbs.items()
-    }
-    others = {} if asked in about else {name: kind for name, kind in installed_kinds().items() if name not in about}
-    about |= {
-        name: f"Run the study of {entry.module}, which is not part of unsilent." for name, entry in others.items()
-    }
-    if asked == "report":
-        verbs["report"] = report.make_report_command(arguments)
-    kinds = [*KINDS, *(load_installed_kind(entry) for name, entry in others.items() if name == asked)]
-    for kind in (kind for kind in kinds if kind.name == kind.command_words == asked):
-        own = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb, "coverage": CoverageVerb}
-        verb = own.get(kind.name, Verb)(kind)
-        verbs[kind.name] = make_typer_function(verb.option_fields, verb, verb.about)
-    if asked == "checkpoint":
-        from unsilent.cli.checkpoint import make_checkpoint_app
-
-        app.add_typer(make_checkpoint_app(**settings), name="checkpoint", help=CHECKPOINT_HELP)
-    else:
-        about["checkpoint"] = CHECKPOINT_HELP
-    about["plan"] = "Choose which parameters to protect with a given amount of memory."
-    if asked == "plan":
-        from unsilent.cli import plan
-
-        verbs["plan"] = make_typer_function(options_of(*plan.OPTION_CLASSES), plan.plan, plan.HELP)
-    about["placement"] = "Rank placements of parallelism axes and reduction programs on a machine."
-    if asked == "placement" and arguments[list(arguments).index(asked) + 1 :][:1] == ["measure"]:
-        from unsilent.cli.placement import make_measure_app
-
-        app.add_typer(make_measure_app(**settings), name=asked, help=about.pop(asked))
-    elif asked == "placement":
-        from unsilent.cli import placement
-
-        verbs["placement"] = make_typer_function(
-            options_of(*placement.OPTION_CLASSES), placement.placement, placement.HELP
-        )
-    about["run"] = "Run a training script under the monitor, without changing it."
-    if asked == "run":
-        from unsilent.cli.run import HELP, OPTION_CLASSES, run
-
-        verbs["run"] = make_typer_function(options_of(*OPTION_CLASSES), run, HELP)
-    about["profile"] = "Write the profile of a model's clean activations that unsilent.protect needs."
-    if asked == "profile":
-        from unsilent.cli import profile
-
-        verbs["profile"] = make_typer_function(options_of(profile.ProfileOptions), profile.profile, profile.HELP)
-    for name, text in about.items():
-        function = verbs[asked] if name == asked else root
-        app.command(name, short_help=text.partition("\n")[0], cls=Panels)(function)
-    return app
+    name = find_command_name(arguments)
+    if name is None:
+        first = next((word for word in arguments[:1] if any(known.startswith(f"{word} ") for known in COMMANDS)), "")
+        return App(f"unsilent {first}".strip(), make_overview_app(first, root), arguments[1 if first else 0 :])
+    command, words = load_command(name), list(arguments[len(name.split()) :])
+    own, script = command.split_script(words) if command.split_script else (words, ())
+    return App(f"unsilent {name}", make_command_app(command, own), own, script, command)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -172,10 +119,10 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     """The same, where what is printed may still have to be flushed."""
-    own, of_script = _split(arguments)
     try:
-        command = typer.main.get_command(make_app(arguments))
-        code: Any = command.main(own, prog_name="unsilent", standalone_mode=False, obj=of_script)
+        app = make_app(arguments)
+        command = typer.main.get_command(app.app)
+        code: Any = command.main(list(app.words), prog_name=app.name, standalone_mode=False, obj=app.script)
         return _interrupted() if code == INTERRUPTED else int(code or 0)
     except _CommandError as error:
         message = str(getattr(error, "format_message")())  # noqa: B009
@@ -216,19 +163,6 @@ def _explained(message: str, command: str) -> str:
         message = f"{message.rstrip('.')}; arguments of the script go after the script"
     end = " See" if message.endswith("?") else "; see"
     return f"{message.rstrip('.')}{end} {command} --help"
-
-
-def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Our own arguments, and those after ``--``, which are the user's script's where a verb runs one."""
-    if arguments[:1] == ["run"]:
-        from unsilent.cli.run import split_arguments
-
-        own, of_script = split_arguments(arguments[1:])
-        return ["run", *own], of_script
-    if arguments[:1] != ["noise"] or "--" not in arguments:
-        return arguments, ()
-    at = arguments.index("--")
-    return arguments[:at], tuple(arguments[at + 1 :])
 
 
 def _drop_output(code: int) -> int:

@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from unsilent.cli import typer_options as o
 from unsilent.cli.tables import show_lines
+from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.errors import UsageError
+from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+
+NO_STORES = "no stores were named; give stores of one campaign, and --output for the store to create"
 
 
-def merge(
-    stores: Annotated[list[Path], typer.Argument(metavar="STORE", help="Stores of one campaign.", show_default=False)],
-    output: Annotated[
-        Path,
-        typer.Option(*o.OUTPUT_FLAGS, help="The store to create, or an existing store of the same campaign to extend."),
-    ],
-    as_json: o.Json = False,
-    plain: o.Plain = False,
-) -> int:
-    """Join stores of one campaign into one store.
+@dataclass(frozen=True)
+class MergeOptions:
+    """What is joined."""
 
-    A trial that several stores hold is written once; its result must be the same in all of them. Nothing is written if the
-    stores hold different campaigns, or different results for a trial.
-    """
+    stores: Annotated[tuple[Path, ...], Option(
+        "Stores of one campaign.", "", metavar="STORE", missing_error=NO_STORES, is_repeatable=True)] = ()  # fmt: skip
+    output: Annotated[Path | None, Option(
+        "The store to create, or an existing store of the same campaign to extend.", OUTPUT_PANEL,
+        short_flag="o")] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.output is None:
+            raise UsageError("no --output was given; name the store to create, or an existing one to extend")
+
+
+HELP = """Join stores of one campaign into one store.
+
+A trial that several stores hold is written once; its result must be the same in all of them. Nothing is written if the stores
+hold different campaigns, or different results for a trial.
+"""
+
+
+def merge(asked: OptionValues) -> int:
+    """Join stores."""
     from unsilent.campaigns.merging import merge_stores
     from unsilent.studies.campaign_kinds import kind_of_store
 
-    merged = merge_stores(output, stores, kind_of_store(stores[0]))
-    if as_json:
+    options, display = asked[MergeOptions], asked[DisplayOptions]
+    assert options.output is not None
+    merged = merge_stores(options.output, list(options.stores), kind_of_store(options.stores[0]))
+    if display.as_json:
         print(json.dumps(merged.to_json(), indent=2))
     else:
-        show_lines(*str(merged).splitlines(), plain=plain)
+        show_lines(*str(merged).splitlines(), plain=display.plain)
     return 0
+
+
+COMMAND = Command(
+    "merge", RESULTS, HELP, "unsilent merge a.sqlite b.sqlite -o all.sqlite", (MergeOptions, DisplayOptions), merge
+)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import typer
-
+from unsilent.cli.running import check_page
+from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions
 from unsilent.errors import UsageError
-from unsilent.options import OptionValues, options_of
+from unsilent.options import OptionValues
 from unsilent.placement.options import MeasureOptions, PlacementOptions
-from unsilent.placement.ranking import Reduction
+
+if TYPE_CHECKING:
+    from unsilent.placement.ranking import Reduction
+    from unsilent.report.model import Report
 
 HELP = """Rank where the axes of parallelism are placed on a machine, and how a reduction is composed of collectives.
 
@@ -22,21 +24,19 @@ MEASURE_HELP = """Measure the collectives of this job on every grouping of its r
 
 Under torchrun it measures that job, else processes that are started here. Prints the description of the machine as TOML.
 """
-OPTION_CLASSES = (PlacementOptions,)
 
 
-def placement(given: dict[str, Any], script: Sequence[str] = ()) -> int:
-    """Rank, print the report, and write the page where one is asked for; ``given``: options by field."""
-    from unsilent.cli.report_output import show_report
+def placement(asked: OptionValues) -> Report | int:
+    """Rank, or print the script of the best placement."""
     from unsilent.placement.code import script as make_script
     from unsilent.placement.ranking import rank_placements
     from unsilent.placement.report import report
     from unsilent.placement.system import load_system
 
     start = time.perf_counter()
-    asked = OptionValues(OPTION_CLASSES, given)
-    options = asked.make_dataclass(PlacementOptions)
-    check_page(options.output)
+    options = asked[PlacementOptions]
+    if options.code and (asked[DisplayOptions].as_json or asked[PageOptions].output):
+        raise UsageError("--code prints Python and nothing else; leave out --json and --output, or --code")
     axes, reductions = options.axis_sizes(), options.reductions()
     system = load_system(options.system)
     model = options.cost_model(system)
@@ -46,9 +46,8 @@ def placement(given: dict[str, Any], script: Sequence[str] = ()) -> int:
         print(make_script(best.placement, reductions, [programs[0] for programs in best.programs]))
         return 0
     command = asked.command_line("placement", PlacementOptions)
-    made = report(ranking, command, time.perf_counter() - start, options.top, range_notes(options, reductions))
-    show_report(made, options.output, options.as_json, options.plain)
-    return 0
+    notes = range_notes(options, reductions)
+    return report(ranking, command, time.perf_counter() - start, options.top, notes)
 
 
 def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> list[str]:
@@ -66,31 +65,12 @@ def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> l
     ]
 
 
-def check_page(page: Path | None) -> None:
-    """Raise ``UsageError`` for a page that cannot be written there, before anything runs."""
-    if page is not None and (not page.parent.is_dir() or page.is_dir()):
-        raise UsageError(
-            f"cannot write {page}: its folder does not exist, or a folder has that name; give another --output"
-        )
-
-
-def make_measure_app(**settings: Any) -> typer.Typer:
-    """``unsilent placement measure`` as a command of its own."""
-    from unsilent.cli.typer_options import Panels, make_typer_function
-
-    app = typer.Typer(**settings)
-    app.command("measure", short_help=MEASURE_HELP.partition("\n")[0], cls=Panels)(
-        make_typer_function(options_of(MeasureOptions), measure, MEASURE_HELP)
-    )
-    return app
-
-
-def measure(given: dict[str, Any], script: Sequence[str] = ()) -> int:
+def measure(asked: OptionValues) -> int:
     """Measure, write the sweep, and print the fitted machine as TOML or JSON."""
     from unsilent.placement.measure import fitted_system, measure_here
     from unsilent.placement.system import system_toml
 
-    options = OptionValues((MeasureOptions,), given).make_dataclass(MeasureOptions)
+    options = asked[MeasureOptions]
     check_page(options.output)
     levels = options.level_counts()
     sweep = measure_here(tuple(levels.values()), tuple(levels), options.payloads(), options.repeats)
@@ -105,3 +85,13 @@ def measure(given: dict[str, Any], script: Sequence[str] = ()) -> int:
             ) from None
     print(system_toml(fitted_system(sweep)), end="")
     return 0
+
+
+COMMAND = Command(
+    "placement", EXPLAIN, HELP, "unsilent placement a100:4 --axes data=16,tensor=4 --reduce data", (PlacementOptions,), placement,
+    has_report=True,
+)  # fmt: skip
+MEASURE_COMMAND = Command(
+    "placement measure", EXPLAIN, MEASURE_HELP, "unsilent placement measure --levels node=1,gpu=4 -o sweep.json",
+    (MeasureOptions,), measure,
+)  # fmt: skip

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unsilent.command import MEASURE, Command
 from unsilent.errors import UsageError
 from unsilent.options import OptionValues
 from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
@@ -18,12 +19,11 @@ Reads the store of a campaign of unsilent pvf, best with --per tensor --strata b
 
 With --validate, a second campaign checks the prediction.
 """
-OPTION_CLASSES = (PlanOptions, PlanOutputOptions)
 ENDINGS = (".json", ".toml")
 
 
-def plan(given: dict[str, Any], script: Sequence[str] = ()) -> int:
-    """Plan, print the report and write the page; ``given``: options by field."""
+def plan(asked: OptionValues) -> int:
+    """Plan, print the report and write the page."""
     from unsilent.cli.paths import report_path, writable_page
     from unsilent.cli.progress import make_observer
     from unsilent.cli.report_output import show_report
@@ -32,8 +32,7 @@ def plan(given: dict[str, Any], script: Sequence[str] = ()) -> int:
     from unsilent.studies.plan.study import make_plan, protected_list
     from unsilent.studies.pvf.kind import PVF
 
-    asked = OptionValues(OPTION_CLASSES, given)
-    options, shown = asked.make_dataclass(PlanOptions), asked.make_dataclass(PlanOutputOptions)
+    options, shown = asked[PlanOptions], asked[PlanOutputOptions]
     check_output(shown.output, options)
     for store in filter(None, (options.store, options.truth)):
         if (kind := kind_of_store(store)) is not PVF:
@@ -82,3 +81,8 @@ def toml_text(values: Mapping[str, Any]) -> str:
             lines += ["", f"[budget.{table}]"]
             lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in budget[table].items()]
     return "\n".join(lines) + "\n"
+
+
+COMMAND = Command(
+    "plan", MEASURE, HELP, "unsilent plan STORE.sqlite --budget 5%", (PlanOptions, PlanOutputOptions), plan
+)

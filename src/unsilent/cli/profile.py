@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+from unsilent.command import WATCH, Command
 from unsilent.errors import UsageError
 from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Option, OptionValues
 
@@ -51,9 +51,9 @@ class ProfileOptions:
     plain: Annotated[bool, Option("Print without colours and boxes, for pipes and logs.", OUTPUT_PANEL)] = False
 
 
-def profile(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> int:
+def profile(options: OptionValues) -> int:
     """Make a profile, write it, and print what it is of."""
-    asked = OptionValues((ProfileOptions,), given).make_dataclass(ProfileOptions)
+    asked = options[ProfileOptions]
     if asked.workload is None:
         raise UsageError(NO_WORKLOAD)
     if asked.samples < 1:
@@ -97,3 +97,6 @@ def profile(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> int:
         f"Profile: {path}",
     )
     return 0
+
+
+COMMAND = Command("profile", WATCH, HELP, "unsilent profile digits-cnn", (ProfileOptions,), profile)

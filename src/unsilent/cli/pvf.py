@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unsilent.cli.campaign import ExecutorAndDisplay, Verb
+from unsilent.cli.campaign import CampaignVerb, ExecutorAndDisplay
 from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.spec import PvfBudget
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ class PvfCommandOptions:
         "'top_mlp<=0.01'.", OUTPUT_PANEL, "assert", is_repeatable=True)] = ()  # fmt: skip
 
 
-class PvfVerb(Verb):
+class PvfVerb(CampaignVerb):
     """``unsilent pvf``."""
 
     further_option_classes = (PvfCommandOptions,)
+    example_arguments = "digits-cnn --trials 500"
 
     def check(self, asked: OptionValues, spec: Any) -> None:
         from unsilent.studies.pvf.analysis import check_rate
@@ -109,3 +111,6 @@ class PvfVerb(Verb):
         if gates and not failures and not asked["quiet"]:
             print(f"unsilent: assertions hold: {', '.join(gate.text for gate in gates)}", file=sys.stderr)
         return 1 if failures or result.imprecise_rows else 0
+
+
+COMMAND = PvfVerb(PVF).command

@@ -3,157 +3,102 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from unsilent.cli import typer_options as o
+from unsilent.campaigns.options import WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines
+from unsilent.command import RESULTS, Command, DisplayOptions
 from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL
+from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Option, OptionValues
 
 if TYPE_CHECKING:
     from unsilent.campaigns.replay import TrialReplay
 
-TRACE_OPTIONS = ("batch", "output")
-"""Parameters that mean nothing without --trace."""
-STORE_OPTIONS = ("trial", "workload", "accelerator", "with_", "batch")
-INJECTION_OPTIONS = ("steps", "steps_before", "batch_size", "images", "quiet")
-"""Parameters of a stored trial, and of a published injection, alone."""
+NO_STORE = "no store was named; give the store of a campaign and a trial of it, like STORE.sqlite top_mlp/x8/17"
 
 
-def replay(
-    context: typer.Context,
-    store: Annotated[
-        Path, typer.Argument(metavar="STORE|FILE.csv", help="A campaign store, or a published injection (.csv).")
-    ],
-    trial: Annotated[
-        str | None,
-        typer.Argument(metavar="TRIAL", help="For a store: the trial, like top_mlp/x8/17.", show_default=False),
-    ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            help="The workload, if it is not built in. Code that a store names runs only if you name it here too.",
-            show_default=False,
-        ),
-    ] = None,
-    accelerator: Annotated[
-        str | None,
-        typer.Option(help="The file that describes the accelerator, if the store names one.", show_default=False),
-    ] = None,
-    with_: o.With = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Show how the fault spreads: compare every operation with the golden run.")
-    ] = False,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            help="For a store: the batch to trace, counted from 0. [default: the first whose output changed]",
-            show_default=False,
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="For a store: the data file, if the store names one. For an injection: images as .npz, or digits (built-in).",
-            show_default=False,
-        ),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="For a store: the weights, if the store names them. For an injection: the weights to start from.",
-            show_default=False,
-        ),
-    ] = None,
-    steps: Annotated[
-        int,
-        typer.Option(
-            help="For an injection: number of steps to train after the fault. [default: 5]", show_default=False
-        ),
-    ] = 5,
-    steps_before: Annotated[
-        int | None,
-        typer.Option(
-            help="For an injection: number of steps to train before the fault. [default: with weights, all earlier steps of "
-            "the same epoch; otherwise 0]",
-            show_default=False,
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            help="For an injection: images per step for all 8 workers together. [default: 1024]", show_default=False
-        ),
-    ] = 1024,
-    images: Annotated[
-        int | None,
-        typer.Option(
-            help="For an injection: number of images to use, starting with the first. [default: all]",
-            show_default=False,
-        ),
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write what was injected to this file, in the log format of the published injections. [default: for an "
-            "injection, replay_NAME.txt in the current folder]",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            *o.OUTPUT_FLAGS,
-            help="With --trace: where to write the HTML page. [default: next to the store]",
-            show_default=False,
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    as_json: o.Json = False,
-    plain: o.Plain = False,
-    quiet: o.Quiet = False,
-) -> int:
-    """Run one stored trial again and check that its result is the same; exit with 1 if it is not.
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Which trial runs again, and what of it is not built in."""
 
-    With a published injection: replay it on the network that it was made for.
-    """
+    store: Annotated[Path, Option("A campaign store.", "", missing_error=NO_STORE)]
+    trial: Annotated[str | None, Option("The trial, like top_mlp/x8/17.", "", is_argument=True)] = None
+    workload: Annotated[str | None, Option(
+        "The workload, if it is not built in. Code that a store names runs only if you name it here too.",
+        WORKLOAD_PANEL)] = None  # fmt: skip
+    accelerator: Annotated[str | None, Option(
+        "The file that describes the accelerator, if the store names one.", WORKLOAD_PANEL)] = None  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
+    data: Annotated[str | None, Option("The data file, if the store names one.", WORKLOAD_PANEL)] = None
+    weights: Annotated[str | None, Option("The weights, if the store names them.", WORKLOAD_PANEL)] = None
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What else kinds with ``replay_choices`` show of a trial."""
+
+    trace: Annotated[bool, Option(
+        "Show how the fault spreads: compare every operation with the golden run.", OUTPUT_PANEL)] = False  # fmt: skip
+    batch: Annotated[int | None, Option(
+        "With --trace: the batch to trace, counted from 0.", OUTPUT_PANEL,
+        default_text="the first whose output changed")] = None  # fmt: skip
+    output: Annotated[Path | None, Option(
+        "With --trace: where to write the HTML page.", OUTPUT_PANEL, default_text="next to the store",
+        short_flag="o")] = None  # fmt: skip
+    log: Annotated[Path | None, Option(
+        "Write what was injected to this file, in the log format of the published injections.", OUTPUT_PANEL)] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        ignored = {"--batch": self.batch, "--output": self.output}
+        given = [flag for flag, value in ignored.items() if value is not None and not self.trace]
+        if given:
+            raise UsageError(f"{given[0]} is only used with --trace: leave out {', '.join(given)}")
+
+
+def options_of_store(arguments: Sequence[str]) -> tuple[type, ...]:
+    """Options of a replay of the store that the words name, besides those of every store."""
+    from unsilent.studies.campaign_kinds import first_kind
+
+    kind = first_kind(arguments)
+    return (TraceOptions,) if kind is not None and kind.replay_choices else ()
+
+
+HELP = """Run one stored trial again and check that its result is the same; exit with 1 if it is not.
+
+Further options depend on the store: see unsilent replay STORE --help. A published injection is replayed by unsilent
+replay-injection.
+"""
+
+
+def replay(asked: OptionValues) -> int:
+    """Run a trial again, and print both."""
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial
-    from unsilent.cli.published_injection import is_injection_csv, replay_injection_csv
+    from unsilent.cli.file_sorts import refuse_other_files
     from unsilent.cli.trace_output import show_trace, trace_path
     from unsilent.studies.campaign_kinds import kind_of_store
 
-    if not trace:
-        o.reject_if_given(context, TRACE_OPTIONS, "only used with --trace")
-    if is_injection_csv(store):
-        o.reject_if_given(context, STORE_OPTIONS, f"{store} is a published injection, not a store")
-        if data is None:
-            raise UsageError(
-                f"{store} is a published injection, which needs images to train on; add --data IMAGES.npz or --data digits"
-            )
-        asked: dict[str, Any] = {"data": data, "weights": weights, "log": log, "trace": trace}
-        asked |= {"steps": steps, "steps_before": steps_before, "batch": batch_size, "images": images}
-        return replay_injection_csv(store, output, as_json=as_json, plain=plain, quiet=quiet, **asked)
-    o.reject_if_given(context, INJECTION_OPTIONS, f"{store} is a store, not a published injection (.csv)")
-    if trial is None:
+    options, display = asked[ReplayOptions], asked[DisplayOptions]
+    store = options.store
+    refuse_other_files(store, {"injection": "unsilent replay-injection"})
+    if options.trial is None:
         raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
-    given = {"workload": workload, "data": data, "weights": weights, "accelerator": accelerator}
-    choices = {"trace": trace, "batch": batch, "log": log is not None}
-    kind, number = kind_of_store(store), TrialId.parse(trial)
-    lacking = [name for name in choices if name not in kind.replay_choices]
-    o.reject_if_given(context, lacking, f"not available for trials of unsilent {kind.command_words}")
-    page = trace_path(store, str(number), output) if trace else None
+    kind, number = kind_of_store(store), TrialId.parse(options.trial)
+    tracing = asked[TraceOptions]
+    choices = {"trace": tracing.trace, "batch": tracing.batch, "log": tracing.log is not None}
+    given = {name: getattr(options, name) for name in ("workload", "data", "weights", "accelerator")}
+    page = trace_path(store, str(number), tracing.output) if tracing.trace else None
     with Store(store, kind) as opened:
         own = {name: choices[name] for name in kind.replay_choices}
-        result = (kind.replay or replay_trial)(opened, number, given, o.parse_workload_options(with_), **own)
-    if log is not None:
-        _write_log(log, result.log)
-    code = show_replay(result, as_json, plain, **({} if page is None else {"report": str(page)}))
+        result = (kind.replay or replay_trial)(opened, number, given, options.options, **own)
+    if tracing.log is not None:
+        _write_log(tracing.log, result.log)
+    code = show_replay(result, display.as_json, display.plain, **({} if page is None else {"report": str(page)}))
     if result.report is not None and page is not None:
-        show_trace(result.report, page, as_json, plain)
+        show_trace(result.report, page, display.as_json, display.plain)
     return code
 
 
@@ -176,3 +121,9 @@ def _write_log(path: Path, lines: tuple[str, ...]) -> None:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; give another --log") from None
+
+
+COMMAND = Command(
+    "replay", RESULTS, HELP, "unsilent replay STORE.sqlite top_mlp/x8/17", (ReplayOptions, DisplayOptions), replay,
+    options_by_arguments=options_of_store,
+)  # fmt: skip

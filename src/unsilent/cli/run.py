@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from unsilent.cli.signals import end_as_python_does
+from unsilent.command import WATCH, Command
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Option, OptionValues, options_of
@@ -82,13 +83,12 @@ def _has_value(word: str) -> bool:
     return word.startswith("-m") and len(word) > len("-m")
 
 
-def run(given: dict[str, Any], arguments: Sequence[str]) -> int:
+def run(asked: OptionValues) -> int:
     """Run a script or module; ends by ``SystemExit`` with its exit code, and never returns."""
     from unsilent.launch.monitored_run import MonitoredRun
     from unsilent.launch.program import Program
     from unsilent.launch.switches import resolve_settings
 
-    asked = OptionValues(OPTION_CLASSES, given)
     script, module = asked["script"], asked["module"]
     if (script or module) is None:
         raise UsageError(NO_SCRIPT)
@@ -96,4 +96,9 @@ def run(given: dict[str, Any], arguments: Sequence[str]) -> int:
     resolved = resolve_settings(monitor, asked["config"], os.environ)
     check_rules(resolved)
     end_as_python_does()
-    sys.exit(MonitoredRun(Program(script or module, arguments, is_module=script is None), resolved).run())
+    sys.exit(MonitoredRun(Program(script or module, asked.script, is_module=script is None), resolved).run())
+
+
+COMMAND = Command(
+    "run", WATCH, HELP, "unsilent run --events events.jsonl train.py", OPTION_CLASSES, run, split_script=split_arguments
+)

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from unsilent.cli import typer_options as o
 from unsilent.cli.tables import show_lines, show_table
+from unsilent.command import RESULTS, Command, DisplayOptions
 from unsilent.errors import StoreError, UnsilentError, UsageError
+from unsilent.options import Option, OptionValues
 from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -55,34 +54,35 @@ class Status:
         return self.planned is not None and self.done >= self.planned
 
 
-def status(
-    stores: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="STORE",
-            help="Stores, or folders of stores. [default: the current folder]",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: o.Json = False,
-    plain: o.Plain = False,
-) -> int:
-    """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
+@dataclass(frozen=True)
+class StatusOptions:
+    """Which stores."""
 
-    For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
-    """
-    given = stores or [Path()]
+    stores: Annotated[tuple[Path, ...], Option(
+        "Stores, or folders of stores.", "", metavar="STORE", is_argument=True, is_repeatable=True,
+        default_text="the current folder")] = ()  # fmt: skip
+
+
+HELP = """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
+
+For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
+"""
+
+
+def status(asked: OptionValues) -> int:
+    """Print the status of each store."""
+    given, display = asked[StatusOptions].stores or (Path(),), asked[DisplayOptions]
     for path in given:
         if path.suffix == ".jsonl":
             raise UsageError(
                 f"{path} has events of a monitored job; use unsilent watch {path}, or unsilent report {path}"
             )
     result = [status_of(path) for path in _files(given)]
-    if as_json:
+    if display.as_json:
         print(json.dumps({"schema": "unsilent/status/1", "stores": [asdict(one) for one in result]}, indent=2))
     elif not result:
-        show_lines(f"no store in {', '.join(map(str, given))}", plain=plain)
-    elif plain:
+        show_lines(f"no store in {', '.join(map(str, given))}", plain=display.plain)
+    elif display.plain:
         show_plainly(result)
     else:
         for number, one in enumerate(result):
@@ -191,3 +191,6 @@ def _with(command: str, path: Path) -> str:
     if "--store" in words[:-1]:
         del words[(at := words.index("--store")) : at + 2]
     return escape_unprintable(shlex.join([*words, "--store", str(path)]))
+
+
+COMMAND = Command("status", RESULTS, HELP, "unsilent status", (StatusOptions, DisplayOptions), status)

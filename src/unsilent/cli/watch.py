@@ -7,13 +7,13 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from unsilent.cli import typer_options as o
+from unsilent.command import WATCH, Command, DisplayOptions
 from unsilent.errors import unknown_name_error
+from unsilent.options import OUTPUT_PANEL, Option, OptionValues
 from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -39,39 +39,41 @@ MOST_MESSAGES = 6
 """Alarms, and verdicts, below the table."""
 
 
-def watch(
-    events: Annotated[
-        Path,
-        typer.Argument(
-            metavar="EVENTS",
-            help="Events of a monitored job: the file that the job was given (several ranks: the same name), or its folder.",
-            show_default=False,
-        ),
-    ],
+NO_EVENTS = "no events were named; give the file that the job writes them to, or its folder"
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What is watched, and how it is shown."""
+
+    events: Annotated[Path, Option(
+        "Events of a monitored job: the file that the job was given (several ranks: the same name), or its folder.", "",
+        missing_error=NO_EVENTS)]  # fmt: skip
     once: Annotated[
         bool,
-        typer.Option(
-            "--once", help="Show the present state and end, with exit code 1 if there was an alarm or a rank is lost."
+        Option(
+            "Show the present state and end, with exit code 1 if there was an alarm or a rank is lost.", OUTPUT_PANEL
         ),
-    ] = False,
-    curve: Annotated[
-        str, typer.Option(metavar="<str>", help="What is drawn for each rank: loss or gradient-norm.")
-    ] = "loss",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="As --once, but as one JSON object on stdout, and nothing else.")
-    ] = False,
-    plain: o.Plain = False,
-) -> int:
-    """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed; exit code 1 if a rank is lost.
+    ] = False
+    curve: Annotated[str, Option("What is drawn for each rank: loss or gradient-norm.", OUTPUT_PANEL)] = "loss"
 
-    For each rank: the step, a curve of the loss, the largest score, the health of the device, and the share of the time that the
-    monitor took. Below them the last alarms and verdicts.
-    """
+
+HELP = """Show the state of a monitored job in the terminal, until the job ends or Ctrl-C is pressed.
+
+The exit code is 1 if a rank is lost. For each rank: the step, a curve of the loss, the largest score, the health of the device,
+and the share of the time that the monitor took. Below them the last alarms and verdicts. --json acts as --once.
+"""
+
+
+def watch(asked: OptionValues) -> int:
+    """Show a job."""
     from rich.console import Console
 
+    options, display = asked[WatchOptions], asked[DisplayOptions]
+    once, curve, as_json, plain = options.once, options.curve, display.as_json, display.plain
     if curve not in CURVES:
         raise unknown_name_error("curve", curve, CURVES)
-    job = JobEvents(events, waits=not (once or as_json))
+    job = JobEvents(options.events, waits=not (once or as_json))
     new = job.read_new()
     if as_json:
         files = [str(one.path) for one in job.files]
@@ -309,3 +311,6 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     result = as_json_values(values)
     assert isinstance(result, dict)
     return result
+
+
+COMMAND = Command("watch", WATCH, HELP, "unsilent watch events.jsonl", (WatchOptions, DisplayOptions), watch)

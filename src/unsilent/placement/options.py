@@ -44,9 +44,6 @@ class PlacementOptions:
     top: Annotated[int, Option("Placements, and programs of each, that are shown.", OUTPUT_PANEL)] = 10
     code: Annotated[bool, Option(
         "Print only Python that makes the mesh and the programs of the fastest placement.", OUTPUT_PANEL)] = False  # fmt: skip
-    output: Annotated[Path | None, Option("Where to write the HTML page.", OUTPUT_PANEL, short_flag="o")] = None
-    as_json: Annotated[bool, Option("Print one JSON object on stdout, and nothing else.", OUTPUT_PANEL, "json")] = False
-    plain: Annotated[bool, Option("Print without colours and boxes, for pipes and logs.", OUTPUT_PANEL)] = False
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -56,8 +53,6 @@ class PlacementOptions:
                 raise unknown_name_error(name, value[:60], known)
         check_count("--max-steps", self.max_steps, 1, MOST_STEPS)
         check_count("--top", self.top, 1, 10_000)
-        if self.code and (self.as_json or self.output):
-            raise UsageError("--code prints Python and nothing else; leave out --json and --output, or --code")
 
     def axis_sizes(self) -> dict[str, int]:
         """Sizes by name; raises ``UsageError``."""

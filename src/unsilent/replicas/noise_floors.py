@@ -100,7 +100,7 @@ def check_twin(name: str, losses: Sequence[float], floors: NoiseFloors) -> None:
     if {floors.implementation.twin_losses_hash, floors.seeds.twin_losses_hash} != {hash_of_losses(np.array(losses))}:
         raise UsageError(
             f"the golden run of {name} and the fault-free twin of its replicas have different losses; a "
-            "training must be bit-identical in every process: run unsilent noise --explain to find the cause"
+            "training must be bit-identical in every process: run unsilent explain to find the cause"
         )
 
 

@@ -47,7 +47,7 @@ class ReplicaSpec:
     FILES: ClassVar[tuple[str, ...]] = ("data",)
     workload: Annotated[str, Option(
         "The training: a built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
-        missing_error="no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP",
+        missing_error="no training was named; give one like train-resnet (see unsilent workloads)",
     )]  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None

@@ -6,6 +6,7 @@ the group ``unsilent.kinds``, by the name of the kind; it is imported when its v
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,11 @@ def find_kind_of_store(path: Path) -> Kind[Any, Any, Any] | None:
         return known
     others = map(load_installed_kind, installed_kinds().values())
     return next((kind for kind in others if kind.application_id == application), None)
+
+
+def first_kind(words: Iterable[str]) -> Kind[Any, Any, Any] | None:
+    """The kind of the first store that these words name, if one does."""
+    return next((kind for word in words if (kind := find_kind_of_store(Path(word))) is not None), None)
 
 
 def kind_of_store(path: Path) -> Kind[Any, Any, Any]:

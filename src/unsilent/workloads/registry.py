@@ -171,7 +171,7 @@ def load_own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], pa
             raise UsageError(
                 f"workload {ref!r} is a function that returns nothing; expected one that returns "
                 f"{_how_to_make(parts is TRAINING_PARTS)}; runs of a training loop as it is are compared by "
-                f"unsilent noise --explain {ref}"
+                f"unsilent explain {ref}"
             )
         arguments = _arguments(ref, result, options, chosen, {})
         with user_code(ref):

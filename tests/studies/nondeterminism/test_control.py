@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from unsilent.cli.explain_noise import explain_loop
+from unsilent.cli.explain import COMMAND
 from unsilent.cli.main import run
 from unsilent.errors import UsageError, UserCodeError
 from unsilent.studies.nondeterminism import check_reproducibility
@@ -29,6 +29,12 @@ from unsilent.studies.nondeterminism.running import Launcher
 from unsilent.studies.nondeterminism.sources import SOURCES
 
 pytestmark = pytest.mark.slow
+
+
+def explain_loop(ref: str, *, control: bool = False, as_json: bool = False, **more: object) -> int:
+    """What the command does, by arguments."""
+    code: int = COMMAND.call(loop=ref, check_only=control, json=as_json, **more)
+    return code
 
 
 def test_a_clean_loop_is_reproducible(loops: str, capsys: pytest.CaptureFixture[str]):
@@ -169,7 +175,7 @@ def test_a_hash_seed_of_the_caller_is_kept_and_told(
 
 
 def test_the_driver_does_not_import_torch():
-    code = "import sys, unsilent.studies.nondeterminism, unsilent.cli.explain_noise; assert 'torch' not in sys.modules"
+    code = "import sys, unsilent.studies.nondeterminism, unsilent.cli.explain; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -191,7 +197,7 @@ def loop():
 
 def test_a_script_has_its_own_arguments(loops: str, capfd: pytest.CaptureFixture[str]):
     Path("script.py").write_text(SCRIPT)
-    assert run(["noise", "--control", "script.py:loop", "--runs", "2", "--json", "--", "--lr", "0.5"]) == 0
+    assert run(["explain", "--check-only", "script.py:loop", "--runs", "2", "--json", "--", "--lr", "0.5"]) == 0
     said = capfd.readouterr()
     assert json.loads(said.out)["spec"]["arguments"] == ["--lr", "0.5"]
     assert said.err.count("argv script.py --lr 0.5\n") == 2
@@ -199,14 +205,18 @@ def test_a_script_has_its_own_arguments(loops: str, capfd: pytest.CaptureFixture
 
 def test_arguments_reach_the_search(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     asked = {}
-    monkeypatch.setattr("unsilent.cli.explain_noise.explain_loop", lambda ref, **more: asked.update(more, ref=ref) or 0)
-    for flag in ("--explain", "--control"):
-        assert run(["noise", flag, "train.py:main", "--runs", "2", "--", "--runs", "7", "--", "x"]) == 0
+
+    def noted(ref: str, **more: object) -> None:
+        asked.update(more, ref=ref)
+        raise UsageError("nothing is run")
+
+    searches = {"explain_run_differences": (), "check_reproducibility": ("--check-only",)}
+    for name, flags in searches.items():
+        monkeypatch.setattr(f"unsilent.studies.nondeterminism.{name}", noted)
+        assert run(["explain", *flags, "train.py:main", "--runs", "2", "--", "--runs", "7", "--", "x"]) == 2
         assert (asked["ref"], asked["runs"], asked["arguments"]) == ("train.py:main", 2, ("--runs", "7", "--", "x"))
-        assert run(["noise", flag, "train.py:main"]) == 0
+        assert run(["explain", *flags, "train.py:main"]) == 2
         assert asked["arguments"] == ()
-    assert run(["noise", "train-resnet", "--", "--lr", "1"]) == 2
-    assert "arguments after -- are for a script and need --explain or --control" in capsys.readouterr().err
 
 
 # -- interrupted --------------------------------------------------------------------------------------------------------
@@ -316,7 +326,7 @@ def test_a_long_run_is_reported_while_it_lasts(loops: str, monkeypatch: pytest.M
 
 
 def test_ctrl_c_ends_the_command_with_130(loops: str):
-    command = [sys.executable, "-m", "unsilent", "noise", "--explain", f"{loops}:endless"]
+    command = [sys.executable, "-m", "unsilent", "explain", f"{loops}:endless"]
     # Tests that run in the background ignore the signal, and so would what they start.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipe = subprocess.PIPE

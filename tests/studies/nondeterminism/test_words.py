@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from unsilent.cli.explain_noise import explain_loop
+from unsilent.cli.explain import COMMAND
 from unsilent.render.report_json import report_json
 from unsilent.render.report_terminal import render_report
 from unsilent.studies.nondeterminism.report import finding_summary_line, report
@@ -24,6 +24,12 @@ from unsilent.studies.nondeterminism.results import (
 
 MACHINE = Machine({}, 1, None)
 PLACE = UserCodeLine("loops.py", 7, "train")
+
+
+def explain_loop(ref: str, *, control: bool = False, as_json: bool = False, **more: object) -> int:
+    """What the command does, by arguments."""
+    code: int = COMMAND.call(loop=ref, check_only=control, json=as_json, **more)
+    return code
 
 
 def parting(kind: str, other: str = "", to_go: tuple[int, int] | None = None) -> RunDivergence:

@@ -122,7 +122,7 @@ class GoldenTraining:
         if not same:
             raise UsageError(
                 f"{self.workload.name} does not reach the same bits before step {step} when it is run again; find the cause: "
-                "unsilent noise --explain FILE.py:LOOP"
+                "unsilent explain FILE.py:LOOP"
             )
         return self._state
 

@@ -190,7 +190,7 @@ class CheckpointRunner:
             if _final_hashes(record) != clean.final_hashes:
                 raise UsageError(
                     f"the clean resume under {strategy} ended with other bits after some trials than before them; the training "
-                    "keeps state outside of its model and optimizers: run unsilent noise --explain to find it"
+                    "keeps state outside of its model and optimizers: run unsilent explain to find it"
                 )
 
     # -- fault-free runs ---------------------------------------------------------------------------------------------

@@ -69,8 +69,7 @@ class RunOptions(ExecutionOptions):
     """Where runs are made."""
 
     deadline: Annotated[float | None, Option(
-        "Seconds that one run may take.", EXECUTION_PANEL, default_text="no limit, but 600 with --explain and "
-                                                                        "--control")] = None  # fmt: skip
+        "Seconds that one run may take.", EXECUTION_PANEL, default_text="no limit")] = None  # fmt: skip
 
 
 def make_noise_question(asked: OptionValues) -> NoiseQuestion:

@@ -345,8 +345,8 @@ def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
             continue
         raise UnsilentError(
             f"{workload}: clean twins {rows[0].replica} and {row.replica} differ {_where(rows[0], row)}; noise can be attributed "
-            f"to switches only if clean runs are bit-identical: run unsilent noise --control {workload} to find the cause (if it "
-            "finds none, a run leaves state behind for the next run in the same process: a global, a model created only once)"
+            f"to switches only if clean runs are bit-identical: run unsilent explain --check-only {workload} to find the cause "
+            "(if it finds none, a run leaves state behind for the next one in the same process: a global, a model created only once)"
         )
 
 

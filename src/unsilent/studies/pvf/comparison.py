@@ -132,7 +132,7 @@ def compare_campaigns(one: PvfStore, other: PvfStore, question: PvfEstimator) ->
     rows = compared_rows([(known_a[k], known_b[k], sides_a[k], sides_b[k]) for k in shared], question)
     same = a.trials_done == b.trials_done and len(shared) == len(known_a) == len(known_b)
     identical = same and all(_same_outcomes(sides_a[k], sides_b[k]) for k in shared)
-    words = ["unsilent", "report", a.store, b.store]
+    words = ["unsilent", "diff", a.store, b.store]
     return Comparison(
         a=a,
         b=b,

@@ -207,7 +207,7 @@ class TrainingRunner:
                 check_restorable(self.workload, seeds=Seeds.same_for_all(self.spec.init), new_process=False)
         except UsageError as error:
             raise UsageError(
-                f"{error}; a faulty run is compared with a golden run, which must be repeatable: run unsilent noise --explain to "
+                f"{error}; a faulty run is compared with a golden run, which must be repeatable: run unsilent explain to "
                 "find the cause"
             ) from None
 

@@ -1,4 +1,4 @@
-"""Campaigns of ``unsilent coverage`` for inference as a registered kind: what is checked of a store, and where it is read."""
+"""Campaigns of ``unsilent inference-coverage`` as a registered kind: what is checked of a store, and where it is read."""
 
 from __future__ import annotations
 
@@ -110,7 +110,6 @@ def report(result: InferenceCoverageResult) -> Report:
 
 INFERENCE_COVERAGE = Kind(
     name="inference-coverage",
-    command="coverage",
     application_id=0x556E7379,  # "Unsy"
     schema_version=4,
     spec=InferenceCoverageSpec,

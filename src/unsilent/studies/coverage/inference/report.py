@@ -1,4 +1,4 @@
-"""The report of ``unsilent coverage`` for inference."""
+"""The report of ``unsilent inference-coverage``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of ``unsilent coverage`` for inference, what is known before the first trial, and what happened in one."""
+"""What is asked of ``unsilent inference-coverage``, what is known before the first trial, and what happened in one."""
 
 from __future__ import annotations
 

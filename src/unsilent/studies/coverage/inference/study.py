@@ -61,7 +61,7 @@ def inference_coverage(
 ) -> InferenceCoverageResult:
     """Which detector finds which faults of an inference, with how many false alarms, how early, and what repairs answers.
 
-    Arguments are the options of ``unsilent coverage`` for workloads of inference, by the same names and with the same defaults.
+    Arguments are the options of ``unsilent inference-coverage``, by the same names and with the same defaults.
 
     Args:
         workload: A built-in workload, ``file.py:name`` or ``package.module:name``, with clean batches.

@@ -1,0 +1,101 @@
+"""``unsilent diff A B``: how the results of two stored campaigns differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from unsilent.cli.file_sorts import refuse_other_files
+from unsilent.cli.paths import report_path, writable_page
+from unsilent.cli.report import check_canonical, options_for_store
+from unsilent.command import RESULTS, Command, DisplayOptions
+from unsilent.errors import UsageError
+from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+from unsilent.report.model import Report
+
+NO_STORES = "two stores are needed; give the stores of two campaigns of the same kind"
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """What is compared, and where the page goes."""
+
+    first: Annotated[Path, Option("The store of a campaign (A).", "", metavar="STORE", missing_error=NO_STORES)]
+    second: Annotated[Path, Option("Another store (B).", "", metavar="OTHER", missing_error=NO_STORES)]
+    output: Annotated[
+        Path | None,
+        Option(
+            "Path of the page to write.",
+            OUTPUT_PANEL,
+            default_text="A-vs-B.html next to the first store",
+            short_flag="o",
+        ),
+    ] = None
+    canonical: Annotated[
+        bool,
+        Option("With --json: leave out time, paths and versions, so that two reports can be compared.", OUTPUT_PANEL),
+    ] = False
+
+
+def options_of_stores(arguments: Sequence[str]) -> tuple[type, ...]:
+    """How the stores that the words name are read."""
+    from unsilent.studies.campaign_kinds import first_kind
+
+    kind = first_kind(arguments)
+    return () if kind is None else (kind.analysis_options,)
+
+
+HELP = """Compare the results of two stored campaigns, as tables and an HTML page.
+
+Further options depend on the stores: see unsilent diff A B --help. The bytes of two checkpoints are compared by unsilent
+checkpoint diff.
+"""
+
+
+def diff(asked: OptionValues) -> int:
+    """Print how two stores differ, and write the page."""
+    from unsilent.cli.report_output import show_report
+
+    options, display = asked[DiffOptions], asked[DisplayOptions]
+    check_canonical(options.canonical, display)
+    for path in (options.first, options.second):
+        refuse_other_files(path, {
+            "checkpoint": "unsilent checkpoint diff A B", "events": f"unsilent report {path}",
+            "card": f"the command that unsilent report {path} shows, which makes a store of it, and compare stores",
+        })  # fmt: skip
+    page = writable_page(page_path(options.first, options.second, options.output), options.output)
+    result = report_of_stores(options.first, options.second, asked, options.canonical)
+    show_report(result, page, display.as_json, display.plain, canonical=options.canonical)
+    return 0
+
+
+def report_of_stores(first: Path, second: Path, asked: OptionValues, canonical: bool) -> Report:
+    """How the second store differs from the first; raises ``UsageError`` where their kind cannot be compared."""
+    from unsilent.campaigns.store import open_store
+    from unsilent.studies.campaign_kinds import kind_of_store
+
+    kind = kind_of_store(first)
+    if kind.compare is None:
+        raise UsageError(
+            f"stores of unsilent {kind.command_words}, like {first}, cannot be compared; show each with unsilent report"
+        )
+    with open_store(first, kind, canonical=canonical) as one, open_store(second, kind, canonical=canonical) as two:
+        for each in (one, two):
+            each.check_has_trials()
+        return kind.compare(one, two, **options_for_store(one, asked, kind.analysis_options))
+
+
+def page_path(first: Path, second: Path, output: Path | None) -> Path:
+    """Where the page goes: as asked, else ``A-vs-B.html`` next to the first store; raises as `report_path` does."""
+    if output is None:
+        return report_path(first.with_name(f"{first.stem}-vs-{second.stem}.sqlite"), None)
+    report_path(second, output)
+    return report_path(first, output)
+
+
+COMMAND = Command(
+    "diff", RESULTS, HELP, "unsilent diff A.sqlite B.sqlite", (DiffOptions, DisplayOptions), diff,
+    options_by_arguments=options_of_stores,
+)  # fmt: skip

@@ -1,0 +1,90 @@
+"""``unsilent explain LOOP``: whether runs of a user's loop end in the same bits, and why they do not.
+
+Exit codes: 0 no difference found, 1 runs differ, 2 the loop is not there, raises, does nothing or does not end, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from unsilent.command import EXPLAIN, Command, DisplayOptions, ProgressOptions
+from unsilent.errors import UsageError
+from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues
+
+NO_LOOP = (
+    "no training loop was named; give file.py:loop, where loop is a function without arguments that trains a model"
+)
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """Which runs are compared, and how far.
+
+    Attributes:
+        runs, steps, deadline: See `explain_run_differences`; None: the default there.
+    """
+
+    loop: Annotated[str | None, Option(
+        "The training loop: file.py:loop, package.module:loop or a built-in training. Arguments after -- are its script's.",
+        WORKLOAD_PANEL, missing_error=NO_LOOP)] = None  # fmt: skip
+    check_only: Annotated[bool, Option(
+        "Only check whether runs end with the same bits on this machine.", WORKLOAD_PANEL)] = False  # fmt: skip
+    runs: Annotated[int | None, Option("Number of runs that are compared.", PRECISION_PANEL, default_text="3")] = None
+    steps: Annotated[int | None, Option(
+        "Steps of a run.", WORKLOAD_PANEL, default_text="as many as the loop makes")] = None  # fmt: skip
+    deadline: Annotated[float | None, Option(
+        "Seconds that one run may take.", EXECUTION_PANEL, default_text="600")] = None  # fmt: skip
+
+
+def split_at_dashes(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The words before ``--``, and those after it."""
+    at = words.index("--") if "--" in words else len(words)
+    return list(words[:at]), tuple(words[at + 1 :])
+
+
+def explain(asked: OptionValues) -> int:
+    """Print what was found about a loop and return the exit code."""
+    from unsilent.cli.report_output import show_report
+    from unsilent.studies import nondeterminism
+    from unsilent.studies.nondeterminism.report import finding_summary_line, report
+    from unsilent.studies.nondeterminism.running import DEADLINE
+    from unsilent.studies.nondeterminism.source_search import RUNS
+
+    options, display, quiet = asked[ExplainOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
+    if not options.loop or not options.loop.strip():
+        raise UsageError(NO_LOOP)
+    search = nondeterminism.check_reproducibility if options.check_only else nondeterminism.explain_run_differences
+    explained = search(
+        options.loop,
+        runs=RUNS if options.runs is None else options.runs,
+        steps=options.steps,
+        deadline=DEADLINE if options.deadline is None else options.deadline,
+        arguments=asked.script,
+        notify=_silent if quiet else _notify,
+        on_finding=lambda finding: None if quiet else _notify(finding_summary_line(finding)),
+    )
+    show_report(report(explained, asked.script), None, display.as_json, display.plain)
+    return INTERRUPTED if explained.interrupted else 0 if explained.has_no_difference else 1
+
+
+def _notify(text: str) -> None:
+    """A line for each run and finding, on a terminal or not: a search takes minutes."""
+    print(f"unsilent: {text}", file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    """Nobody watches."""
+
+
+HELP = """Find out whether runs of a training loop end with the same bits, and if not, what makes them differ.
+
+Runs the loop several times, unchanged, and then with one source of variation after the other switched off.
+"""
+COMMAND = Command(
+    "explain", EXPLAIN, HELP, "unsilent explain train.py:main", (ExplainOptions, DisplayOptions, ProgressOptions), explain,
+    split_script=split_at_dashes,
+)  # fmt: skip

@@ -1,0 +1,39 @@
+"""What a file is, for verbs that take one sort of files: the others are refused with the verb that takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from unsilent.errors import UsageError
+
+CHECKPOINT_ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".keras", ".npz")
+NOUNS = {
+    "store": "the store of a campaign", "card": "a card", "events": "events of a monitored training",
+    "injection": "a published injection", "checkpoint": "a checkpoint",
+}  # fmt: skip
+
+
+def sort_of_file(path: Path) -> str:
+    """One of `NOUNS`, or nothing where a file is not there or is none of them. A file's beginning counts, then its name."""
+    from unsilent.events.event_files import has_events
+    from unsilent.studies.campaign_kinds import find_kind_of_store
+    from unsilent.studies.pvf.card import is_card
+
+    if has_events(path):
+        return "events"
+    if not path.exists():
+        return ""
+    if path.suffix.lower() == ".csv":
+        return "injection"
+    if find_kind_of_store(path) is not None:
+        return "store"
+    if is_card(path):
+        return "card"
+    return "checkpoint" if path.suffix.lower() in CHECKPOINT_ENDINGS or path.is_dir() else ""
+
+
+def refuse_other_files(path: Path, verbs: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` for a file of one of these sorts, with the command that takes it."""
+    if (sort := sort_of_file(path)) in verbs:
+        raise UsageError(f"{path} is {NOUNS[sort]}; use {verbs[sort]}")

@@ -1,0 +1,52 @@
+"""One command, from what was given on the command line to its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unsilent.command import Command, ConfigOptions, DisplayOptions, PageOptions, ProgressOptions
+from unsilent.errors import UsageError
+from unsilent.options import OptionValues
+
+
+def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[str], script: Sequence[str]) -> int:
+    """Run a command; ``given``: texts of options by field, of those words of the command line that are its ``arguments``."""
+    asked = OptionValues(command.all_option_classes(arguments), given)
+    asked.script = tuple(script)
+    config = asked[ConfigOptions].config if "config" in asked.options else None
+    if config is not None:
+        asked.read_toml(config)
+    if not command.has_report:
+        return int(_run(command, asked) or 0)
+    page, display = asked[PageOptions].output, asked[DisplayOptions]
+    check_page(page)
+    result = _run(command, asked)
+    if isinstance(result, int):
+        return result
+    from unsilent.cli.report_output import show_report
+    from unsilent.report.model import Report
+
+    report = result if isinstance(result, Report) else result.report()
+    show_report(report, page, display.as_json, display.plain)
+    return int(getattr(result, "exit_code", 0))
+
+
+def _run(command: Command, asked: OptionValues) -> Any:
+    """What the command returns; a long one shows its progress."""
+    if not command.is_long:
+        return command.run(asked)
+    from unsilent.cli.progress import make_observer
+
+    plain = "as_json" in asked.options and (asked[DisplayOptions].plain or asked[DisplayOptions].as_json)
+    with make_observer(quiet=asked[ProgressOptions].quiet, plain=plain) as asked.observer:
+        return command.run(asked)
+
+
+def check_page(page: Path | None) -> None:
+    """Raise ``UsageError`` for a page that cannot be written there, before anything runs."""
+    if page is not None and (not page.parent.is_dir() or page.is_dir()):
+        raise UsageError(
+            f"cannot write {page}: its folder does not exist, or a folder has that name; give another --output"
+        )

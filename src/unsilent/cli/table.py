@@ -1,0 +1,82 @@
+"""The verbs: the name of each, and where its `Command` is. A name of two words is a row like any other."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+
+from unsilent.command import MEASURE, Command
+
+COMMANDS = {
+    "pvf": "unsilent.cli.pvf:COMMAND",
+    "training": "unsilent.cli.training:COMMAND",
+    "noise": "unsilent.cli.noise:COMMAND",
+    "coverage": "unsilent.cli.coverage:TRAINING_COMMAND",
+    "inference-coverage": "unsilent.cli.coverage:INFERENCE_COMMAND",
+    "checkpoint study": "unsilent.cli.checkpoint_study:COMMAND",
+    "plan": "unsilent.cli.plan:COMMAND",
+    "profile": "unsilent.cli.profile:COMMAND",
+    "run": "unsilent.cli.run:COMMAND",
+    "watch": "unsilent.cli.watch:COMMAND",
+    "explain": "unsilent.cli.explain:COMMAND",
+    "placement": "unsilent.cli.placement:COMMAND",
+    "placement measure": "unsilent.cli.placement:MEASURE_COMMAND",
+    "checkpoint inspect": "unsilent.cli.checkpoint:INSPECT",
+    "checkpoint diff": "unsilent.cli.checkpoint:DIFF",
+    "checkpoint manifest": "unsilent.cli.checkpoint:MANIFEST",
+    "checkpoint verify": "unsilent.cli.checkpoint:VERIFY",
+    "checkpoint corrupt": "unsilent.cli.checkpoint_editing:CORRUPT",
+    "checkpoint undo": "unsilent.cli.checkpoint_editing:UNDO",
+    "checkpoint replay": "unsilent.cli.checkpoint_editing:REPLAY",
+    "report": "unsilent.cli.report:COMMAND",
+    "diff": "unsilent.cli.diff:COMMAND",
+    "replay": "unsilent.cli.replay:COMMAND",
+    "replay-injection": "unsilent.cli.replay_injection:COMMAND",
+    "status": "unsilent.cli.status:COMMAND",
+    "export": "unsilent.cli.export:COMMAND",
+    "merge": "unsilent.cli.merge:COMMAND",
+    "workloads": "unsilent.cli.listing:WORKLOADS",
+    "faults": "unsilent.cli.listing:FAULTS",
+    "detectors": "unsilent.cli.listing:DETECTORS",
+}  # fmt: skip
+"""Those of this package."""
+
+
+def find_command_name(words: Sequence[str]) -> str | None:
+    """The longest name of a command that the words begin with; None where there is none."""
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        if name in COMMANDS and len(words) >= count:
+            return name
+    from unsilent.studies.campaign_kinds import installed_kinds
+
+    return words[0] if words and words[0] in installed_kinds() else None
+
+
+def load_command(name: str) -> Command:
+    """The command of this name, of this package or of a study of another one; raises ``UsageError``."""
+    if name in COMMANDS:
+        module, _, attribute = COMMANDS[name].partition(":")
+        command: Command = getattr(importlib.import_module(module), attribute)
+        return command
+    from unsilent.cli.campaign import CampaignVerb
+    from unsilent.studies.campaign_kinds import installed_kinds, load_installed_kind
+
+    return CampaignVerb(load_installed_kind(installed_kinds()[name])).command
+
+
+def summaries(first_word: str = "") -> Iterator[tuple[str, str, str]]:
+    """Group, name and one line of help of each command, or of those of two words that begin with the given one.
+
+    Studies of other packages are not imported.
+    """
+    for name in COMMANDS:
+        if not first_word or name.startswith(f"{first_word} "):
+            command = load_command(name)
+            yield command.group, name, command.help.strip().partition("\n")[0]
+    if not first_word:
+        from unsilent.studies.campaign_kinds import installed_kinds
+
+        for name, entry in installed_kinds().items():
+            if name not in COMMANDS:
+                yield MEASURE, name, f"Run the study of {entry.module}, which is not part of unsilent."

@@ -1,0 +1,125 @@
+"""A verb of the command line, as the folder that implements it describes it: its options, what it does, and what it shows.
+
+`cli.table` lists all of them by name. The same record makes a function for Python (`Command.call`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from unsilent.options import OUTPUT_PANEL, Option, OptionField, OptionValues, options_of
+
+if TYPE_CHECKING:
+    from unsilent.report.model import Report
+
+MEASURE, WATCH, AFTER_ALARM, EXPLAIN, FILES, RESULTS, LISTS = GROUPS = (
+    "Measure", "Protect and watch", "After an alarm", "Explain", "Files", "Results", "Lists",
+)  # fmt: skip
+"""Headings of the overview, in this order."""
+
+
+class Result(Protocol):
+    """What a command with a report returns."""
+
+    def report(self) -> Report:
+        """What is said of it."""
+
+
+@dataclass(frozen=True)
+class DisplayOptions:
+    """How results are printed."""
+
+    as_json: Annotated[bool, Option("Print one JSON object on stdout, and nothing else.", OUTPUT_PANEL, "json")] = False
+    plain: Annotated[bool, Option("Print without colours and boxes, for pipes and logs.", OUTPUT_PANEL)] = False
+
+
+@dataclass(frozen=True)
+class ProgressOptions:
+    """Whether progress is shown."""
+
+    quiet: Annotated[bool, Option("Do not show progress.", OUTPUT_PANEL)] = False
+
+
+@dataclass(frozen=True)
+class ConfigOptions:
+    """Where further options come from."""
+
+    config: Annotated[Path | None, Option(
+        "A TOML file with any of these options. The command line takes precedence.", OUTPUT_PANEL)] = None  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Where the page of a report goes."""
+
+    output: Annotated[Path | None, Option(
+        "Write the report to this HTML page as well.", OUTPUT_PANEL, short_flag="o")] = None  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """A verb.
+
+    Attributes:
+        name: Its words after ``unsilent``: one, or two.
+        group: One of `GROUPS`.
+        help: One sentence in its first line, and further lines.
+        example: A command line.
+        option_classes: Dataclasses of its own options.
+        run: Does it. Takes what was asked, and returns a `Result` or a report where ``has_report``, else an exit code.
+        has_report: Whether what ``run`` returns is printed and written to a page, with the options for that.
+        options_by_arguments: Further dataclasses of options, which depend on a file that the words of the command line name.
+        is_long: Whether ``run`` reports progress to ``asked.observer``, with the option ``--quiet``.
+        split_script: Divides the words after its name into its own and the arguments of a script of the user's.
+    """
+
+    name: str
+    group: str
+    help: str
+    example: str
+    option_classes: tuple[type, ...]
+    run: Callable[[OptionValues], Any]
+    has_report: bool = False
+    options_by_arguments: Callable[[Sequence[str]], tuple[type, ...]] | None = None
+    is_long: bool = False
+    split_script: Callable[[Sequence[str]], tuple[list[str], tuple[str, ...]]] | None = None
+
+    def all_option_classes(self, arguments: Sequence[str] = ()) -> tuple[type, ...]:
+        """Dataclasses of all its options on the command line; ``arguments``: the words after its name."""
+        further = self.options_by_arguments(arguments) if self.options_by_arguments else ()
+        shown = (PageOptions, DisplayOptions, ConfigOptions) if self.has_report else ()
+        return *self.option_classes, *further, *shown, *((ProgressOptions,) if self.is_long else ())
+
+    def call(self, *, observer: Any = None, **arguments: Any) -> Any:
+        """What ``run`` returns for arguments in Python, by the names of the options; raises ``UsageError``."""
+        asked = OptionValues.from_call(self.option_classes, arguments)
+        asked.observer = observer
+        return self.run(asked)
+
+    def function(self) -> Callable[..., Any]:
+        """`call` as a function with the options of the command as keyword arguments, and its help as docstring."""
+
+        def function(**arguments: Any) -> Any:
+            return self.call(**signature.bind(**arguments).arguments)
+
+        options = options_of(*self.option_classes).values()
+        parameters = [_parameter(option) for option in options]
+        if self.is_long:
+            parameters.append(inspect.Parameter("observer", inspect.Parameter.KEYWORD_ONLY, default=None))
+        signature = inspect.Signature(parameters)
+        function.__name__ = function.__qualname__ = self.name.replace(" ", "_").replace("-", "_")
+        lines = [f"    {one.python_name}: {one.option.help}" for one in options]
+        function.__doc__ = "\n".join([self.help.strip(), "", "Args:", *lines])
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+
+def _parameter(option: OptionField) -> inspect.Parameter:
+    default = inspect.Parameter.empty if option.option.missing_error else option.default
+    hint = typing.get_args(option.hint)[0] if typing.get_origin(option.hint) is Annotated else option.hint
+    return inspect.Parameter(option.python_name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
