@@ -49,10 +49,6 @@ def inspect(
     section: Annotated[
         list[str] | None, typer.Option(help="Only this section: model, optimizer, scheduler, rng or other.")
     ] = None,
-    extreme: Annotated[float, typer.Option(help="Magnitude above which a value counts as extreme.")] = 1e6,
-    no_values: Annotated[
-        bool, typer.Option("--no-values", help="List tensors only; read none of their values.")
-    ] = False,
     output: HtmlPage = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
@@ -66,10 +62,8 @@ def inspect(
 
     with _opened(path) as checkpoint:
         selected = checkpoint.select((), section or ())
-        values = None
-        if not no_values:
-            with _bytes_shown(_size_of(selected), "reading", quiet) as progress:
-                values = {t.name: summarise(checkpoint, t, extreme, progress) for t in selected if not t.is_number}
+        with _bytes_shown(_size_of(selected), "reading", quiet) as progress:
+            values = {t.name: summarise(checkpoint, t, progress) for t in selected if not t.is_number}
         edits = [edit for edit in edits_of(path) if edit.state != "undone"]
         note = ""
         if any(edit.state == "interrupted" for edit in edits):
@@ -79,7 +73,7 @@ def inspect(
             )
         elif edits:
             note = f"{count_text(len(edits), 'edit')} of this checkpoint can be undone: unsilent checkpoint undo {path}"
-        show_report(inspection_report(checkpoint, selected, values, extreme, note), output, as_json, plain)
+        show_report(inspection_report(checkpoint, selected, values, note), output, as_json, plain)
     return 0
 
 
