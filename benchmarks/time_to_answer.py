@@ -14,6 +14,7 @@ docs/concepts/workloads.md. PyTorchFI needs ``make bench``.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import resource
@@ -33,7 +34,8 @@ from torch import nn
 
 from benchmarks import peers
 from unsilent.outcomes.tallies import PvfEstimator, Tally
-from unsilent.statistics import Stratum, wilson
+from unsilent.statistics import Stratum
+from unsilent.statistics.intervals import normal_quantile
 from unsilent.statistics.planning import oracle_trials
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import Precision
@@ -46,13 +48,12 @@ SEEDS = (0, 1, 2)
 DEFAULT: tuple[str, ...] = ()
 SEVERAL = 4
 FEW, SOME, ALL = ("--samples", "1"), ("--samples", str(SEVERAL)), ("--samples", "all")
-RISK = ("--samples", "1", "--strata", "risk")
 TUNED: Mapping[str, Sequence[tuple[str, ...]]] = {
-    "cifar-resnet20": (FEW, SOME, RISK),
-    "cifar-resnet32": (FEW, SOME, RISK),
-    "digits-vit": (FEW, SOME, RISK, ("--samples", "16")),
-    "chargpt": (FEW, SOME, RISK),
-    "dlrm": (FEW, SOME, ("--samples", "16"), ALL, ("--samples", "4", "--strata", "risk")),
+    "cifar-resnet20": (FEW, SOME),
+    "cifar-resnet32": (FEW, SOME),
+    "digits-vit": (FEW, SOME, ("--samples", "16")),
+    "chargpt": (FEW, SOME),
+    "dlrm": (FEW, SOME, ("--samples", "16"), ALL),
 }
 """Commands that somebody who knows the workload might give."""
 PEER_AT = ("--at", "*conv*.weight", "--at", "linear.weight")
@@ -192,8 +193,9 @@ def peer(weights: str, data: str, rounds: int) -> dict[int, float]:
 
 def needed(p: float, aim: float) -> int:
     """Trials after which Wilson's interval of so many right or wrong ones is narrow enough."""
+    z2 = normal_quantile(CONFIDENCE) ** 2
     n = 100.0
-    while wilson(p * n, n, CONFIDENCE).half_width > aim:
+    while math.sqrt(z2 * (n * p * (1 - p) + z2 / 4)) / (n + z2) > aim:
         n *= 1.02
     return round(n)
 

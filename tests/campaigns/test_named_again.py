@@ -53,6 +53,28 @@ def test_a_replay_uses_nothing_that_only_the_store_names(stored, changes, said):
     assert "\x1b" not in done.stderr
 
 
+REMOVED = "was made with other options (%s) than those of this version of unsilent pvf; give another --store"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("report",), ("export",), ("replay", "first/x1/0"), ("pvf", "tiny.py:make", "--quiet", "--store")],
+)
+def test_a_store_of_strata_that_are_not_drawn_any_more_says_so(stored, words):
+    asked(stored, strata="risk")
+    done = in_process(*words, stored) if words[-1] == "--store" else in_process(words[0], stored, *words[1:])
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert REMOVED % "--strata risk" in done.stderr
+
+
+def test_an_option_of_a_stored_command_that_there_is_not_any_more_is_not_passed_over(stored):
+    with closing(sqlite3.connect(stored)) as db, db:
+        db.execute("UPDATE budget SET command = 'unsilent pvf w.py:make --trials 9 --interval wilson --seed 0'")
+    done = in_process("report", stored)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert REMOVED % "--interval" in done.stderr
+
+
 def test_what_the_user_names_takes_the_place():
     spec = PvfSpec("cifar-resnet20", data="stored.npz", weights="stored.pt")
     given = {"workload": None, "data": "mine.npz", "weights": "mine.pt"}

@@ -285,7 +285,7 @@ def _use(
             size = sum(len(part) for part in checkpoint.content(tensor)) if tensor.is_readable else -1
             if size not in (-1, tensor.nbytes):
                 raise Finding(f"{tensor.name} has {size} bytes")
-            values[tensor.name] = summarise(checkpoint, tensor, 1e6, lambda _: None)
+            values[tensor.name] = summarise(checkpoint, tensor, lambda _: None)
         with _allowed(errors):
             if tensor.numel and not tensor.reason_not_editable:
                 checkpoint.read(tensor, _elements(tensor.numel, draw))

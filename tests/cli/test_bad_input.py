@@ -88,7 +88,8 @@ PVF = ("pvf", "--quiet", "digits-cnn")
         ((*PVF, "--deadline", "0"), "expected a number of seconds above 0"),
         ((*PVF, "--threads", "0"), "expected 1 or more"),
         ((*PVF, "--unit", "epoch"), "unknown --unit 'epoch'"),
-        ((*PVF, "--interval", "wald"), "unknown --interval 'wald'"),
+        ((*PVF, "--interval", "wilson"), "No such option: --interval"),
+        ((*PVF, "--strata", "risk"), "unknown --strata 'risk'"),
         ((*PVF, "--confidence", "95"), "like 0.95"),
         ((*PVF, "--fit-per-bit", "-1"), "0 or more"),
         (

@@ -24,14 +24,3 @@ def test_a_store_has_the_options_of_its_kind(kind, monkeypatch):
     shown = options_of(*load_command("report").all_option_classes(["s.sqlite"]))
     assert set(options_of(kind.analysis_options, kind.report_options)) < set(shown)
     assert ("card" in shown) == (kind is PVF)
-
-
-def test_an_interval_has_one_name():
-    """The name that ``--interval`` takes begins the method of every row that it makes."""
-    from unsilent.statistics import Stratum, bounded_mean, stratified
-
-    default = options_of(PVF.analysis_options)["interval"].default
-    whole, shares = [0.0, 1.0, 0.0], [0.0, 0.25, 1.0]
-    both = [Stratum.of(whole, 0.5), Stratum.of(shares, 0.5)]
-    for interval in (bounded_mean(whole), bounded_mean(shares), stratified(both), stratified([both[0], both[0]])):
-        assert interval.method.lower().startswith(default)

@@ -61,7 +61,7 @@ def test_what_cannot_be_read_is_said(folder):
     assert "cannot be read" in blocks[0]
     assert "damaged" in blocks[0]
     assert (
-        "this is not a store of unsilent pvf, training, noise, checkpoint study, coverage or inference-coverage, or nothing was stored in it yet"
+        "this is not a store of unsilent pvf, training, noise, checkpoint study, coverage or inference-coverage, or nothing"
         in blocks[1]
     )
     assert "complete" in blocks[2]

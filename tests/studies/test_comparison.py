@@ -16,7 +16,6 @@ import unsilent
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.spec import campaign_hash
 from unsilent.errors import UsageError
-from unsilent.outcomes import tallies
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
 from unsilent.studies.pvf.comparison import (
@@ -68,17 +67,6 @@ def binary(events, n):
 
 
 # -- against others ----------------------------------------------------------------------------------------------
-
-
-def test_published_example_of_newcombe(monkeypatch):
-    """56 of 70 against 48 of 80: +0.2 [0.0524, 0.3339] (Newcombe 1998, method 10: score limits of both)."""
-    monkeypatch.setattr(tallies, "WILSON_FROM", 0)
-    found = compared(binary(48, 80), binary(56, 70), PvfEstimator(unit="sample", interval="wilson"))
-    assert found.difference.estimate == pytest.approx(0.2)
-    assert (found.difference.low, found.difference.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
-    assert found.ratio.estimate == pytest.approx(56 / 70 / (48 / 80))
-    assert found.differs
-    assert not found.is_paired
 
 
 def bisected(f, low, high):

@@ -409,6 +409,21 @@ def test_recorded_steps_leave_no_hook(runner):
     assert not state.optimizers[0]._optimizer_step_pre_hooks
 
 
+@pytest.mark.parametrize(
+    ("sampling", "intervals"), [(3, (3, 3, 3)), ("4", (4, 4, 4)), ("1,5,8", (1, 5, 8)), ((2, 1, 1), (2, 1, 1))]
+)
+def test_one_option_says_in_how_many_steps_a_monitor_reads_each_sort_of_value(sampling, intervals):
+    asked = OptionValues.from_call([CoverageAnalysisOptions], {"sampling": sampling})
+    assert asked.make_dataclass(CoverageAnalysisOptions).intervals == intervals
+
+
+@pytest.mark.parametrize("sampling", ["1,5", "0", "1,5,0", "1,5,8,9"])
+def test_a_sampling_that_is_none_is_refused(sampling):
+    asked = OptionValues([CoverageAnalysisOptions], {"sampling": sampling})
+    with pytest.raises(UsageError, match="--sampling"):
+        asked.make_dataclass(CoverageAnalysisOptions)
+
+
 def test_sampling_is_that_of_a_monitor(runner):
     state = runner.workload.start(0)
     with StepRecorder(state) as recorder:

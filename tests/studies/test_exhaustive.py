@@ -203,19 +203,6 @@ def test_all_samples_are_the_default(workload):  # noqa: F811
     assert codes[0] == codes[1] != codes[2]
 
 
-def test_strata_of_predicted_risk_estimate_the_same(workload, truth):  # noqa: F811
-    from oracles.pvf_oracle import pvf_by_module
-
-    result = unsilent.pvf(workload, ci="2%", strata="risk", seed=4)
-    for name, value in pvf_by_module(truth).items():
-        got = row(result, name)
-        assert got.low <= value <= got.high or abs(got.estimate - value) < 2 * (got.high - got.low)
-        assert (got.high - got.low) / 2 <= 0.02
-    layers = {r.target: r for r in result.rows if r.level == "layer"}
-    for name, value in pvf_by_module(truth).items():
-        assert layers[name].low <= value <= layers[name].high or layers[name].estimate is None
-
-
 def test_fixed_trials_do_not_go_on_where_looks_say_what_counts(workload, tmp_path):  # noqa: F811
     path = tmp_path / "s.sqlite"
     unsilent.pvf(workload, ci="4%", samples="all", store=path)
@@ -263,12 +250,11 @@ def test_any_shard_of_all_faults_is_a_fair_sample_of_them(workload, tiny):  # no
                 assert abs(got["estimate"] - row(whole, got["target"]).estimate) < 4.5 * spread
 
 
-@pytest.mark.parametrize("strata", ["bits", "risk"])
-def test_layers_are_unbiased_where_strata_hold_some_tensors_of_a_component(workload, truth, strata):  # noqa: F811
-    """Buffers have no score and tables no sign, so strata of a component differ in the tensors that they hold."""
+def test_layers_are_unbiased_where_strata_hold_some_tensors_of_a_component(workload, truth):  # noqa: F811
+    """Tables are not split by sign, and some tensors have values of one sign: strata of a component hold different tensors."""
     from oracles.pvf_oracle import pvf_by_module
 
-    found = [unsilent.pvf(workload, trials=60, strata=strata, seed=seed) for seed in range(12)]
+    found = [unsilent.pvf(workload, trials=60, strata="bits", seed=seed) for seed in range(12)]
     for name, value in pvf_by_module(truth).items():
         estimates = np.array([r.estimate for one in found for r in one.rows if (r.level, r.target) == ("layer", name)])
         assert abs(estimates.mean() - value) < 4.5 * estimates.std(ddof=1) / len(estimates) ** 0.5

@@ -23,6 +23,7 @@ from unsilent.campaigns.sqlite_file import SqliteFile
 from unsilent.campaigns.stored_values import (
     MOST_TRIALS,
     DamagedRecordError,
+    RemovedOptionError,
     check_ascending,
     dump_stored_json,
     is_whole_number,
@@ -139,14 +140,20 @@ class Store(SqliteFile, Generic[S, B, R]):
             self.kind.check_baseline(baseline)
             if not stored_hash == baseline.campaign == campaign_hash(spec, baseline.fingerprint):
                 raise DamagedRecordError("its campaign hash does not match its spec")
+        except RemovedOptionError as error:
+            raise self.other_options_error(str(error)) from None
         except DamagedRecordError:
             if changed := self._changed_options(spec_text):
-                raise StoreError(
-                    f"{self.path} was made with other options ({one_line_preview(', '.join(changed))}) than those of this "
-                    f"version of unsilent {self.kind.command_words}; give another --store"
-                ) from None
+                raise self.other_options_error(", ".join(changed)) from None
             raise
         return spec, baseline
+
+    def other_options_error(self, options: str) -> StoreError:
+        """The error for a store that another version made, with options that this version does not have."""
+        return StoreError(
+            f"{self.path} was made with other options ({one_line_preview(options)}) than those of this "
+            f"version of unsilent {self.kind.command_words}; give another --store"
+        )
 
     def _changed_options(self, text: Any) -> list[str]:
         """Fields that a stored spec has and specs have not now, and the reverse."""

@@ -16,7 +16,11 @@ T = TypeVar("T")
 
 def stored_options(store: AnyStore, cls: type[T]) -> T:
     """The options of a dataclass that the command of a store gives; of all others the defaults. Raises ``StoreError``."""
-    words = _command_words(store.largest_budget()[1])
+    command = store.largest_budget()[1]
+    words, kind = _command_words(command), store.kind
+    other = _command_words(without_options(command, *kind.option_classes, kind.report_options))
+    if removed := [word for word in other if word.startswith("--")]:
+        raise store.other_options_error(", ".join(removed))
     try:
         return OptionValues([cls], dict(_given(words, options_of(cls)))).make_dataclass(cls)
     except UsageError as error:

@@ -32,6 +32,10 @@ class DamagedRecordError(ValueError):
     """What was read is not what this program writes; the message says which part."""
 
 
+class RemovedOptionError(DamagedRecordError):
+    """A store was made with an option, or a value of one, that this version does not have; the message is this option."""
+
+
 class HasTrial(Protocol):
     """A row of a campaign of any kind."""
 

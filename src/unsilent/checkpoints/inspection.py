@@ -18,7 +18,7 @@ from unsilent.report.text import count_text
 from unsilent.sizes import human_bytes
 
 EXTREME = 1e6
-"""Magnitude above which a number counts as extreme, by default."""
+"""Magnitude above which a number counts as extreme."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Values:
 
     Attributes:
         nonfinite: How many are NaN or infinite.
-        extreme: How many finite ones are larger in magnitude than the bound.
+        extreme: How many finite ones are larger in magnitude than `EXTREME`.
         largest: Largest magnitude among the finite ones; None where there is none.
     """
 
@@ -36,9 +36,7 @@ class Values:
     largest: float | None
 
 
-def summarise(
-    checkpoint: Checkpoint, tensor: StoredTensor, bound: float, progress: Callable[[int], object]
-) -> Values | None:
+def summarise(checkpoint: Checkpoint, tensor: StoredTensor, progress: Callable[[int], object]) -> Values | None:
     """Counts over all elements of a tensor of floating point; None for others."""
     codec = CODECS.get(tensor.dtype)
     if codec is None or codec.kind != "float" or not tensor.is_readable:
@@ -50,8 +48,8 @@ def summarise(
         numbers = codec.decode(words) if codec.numpy_dtype is None else words.view(codec.numpy_dtype)
         finite = np.abs(numbers[np.isfinite(numbers)])
         nonfinite += numbers.size - finite.size
-        with np.errstate(over="ignore"):  # a bound beyond what the dtype holds
-            extreme += int(np.count_nonzero(finite > bound))
+        with np.errstate(over="ignore"):  # float16 holds no number as large
+            extreme += int(np.count_nonzero(finite > EXTREME))
         if finite.size:
             largest = max(float(finite.max()), largest or 0.0)
         progress(len(part))
@@ -61,8 +59,7 @@ def summarise(
 def inspection_report(
     checkpoint: Checkpoint,
     selected: Sequence[StoredTensor],
-    values: dict[str, Values | None] | None,
-    bound: float = EXTREME,
+    values: dict[str, Values | None],
     undo_note: str = "",
 ) -> Report:
     """The report of a checkpoint.
@@ -70,33 +67,32 @@ def inspection_report(
     Args:
         checkpoint: It.
         selected: Its tensors and numbers that are shown.
-        values: By name, from `summarise`; None where values were not read.
-        bound: Magnitude above which a number counts as extreme.
+        values: By name, from `summarise`.
         undo_note: A sentence on edits that can be undone.
     """
     tensors = [t for t in selected if not t.is_number and not t.is_object]
     objects = [t.name for t in selected if t.is_object]
     numbers = [t for t in selected if t.is_number]
     size = sum(t.nbytes for t in tensors)
-    known = {name: v for name, v in (values or {}).items() if v is not None}
+    known = {name: v for name, v in values.items() if v is not None}
     bad = [name for name, v in known.items() if v.nonfinite]
     far = [name for name, v in known.items() if v.extreme]
     unread = [t.name for t in tensors if t.name not in known and t.numel and not (_is_integer(t) and t.is_readable)]
     findings = [f"`{name}` has {known[name].nonfinite:,} values that are NaN or infinite" for name in bad[:10]] + [
-        f"`{name}` has {known[name].extreme:,} values beyond ±{bound:g}" for name in far[:10]
+        f"`{name}` has {known[name].extreme:,} values beyond ±{EXTREME:g}" for name in far[:10]
     ]
     for names, noun, what in (
-        ([] if values is None else unread, "tensor", "with values that were not read"),
+        (unread, "tensor", "with values that were not read"),
         (objects, "object", "not read"),
         (list(map(escape_unprintable, checkpoint.unread_files)), "file", "of the folder not read"),
     ):
         if names:
             shown = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
             findings.append(f"{count_text(len(names), noun)} {what}: {shown}")
-    claim = "" if values is None else _claim(known, len(unread), bound)
+    claim = _claim(known, len(unread))
     headline = f"{len(tensors):,} tensors with {sum(t.numel for t in tensors):,} elements ({human_bytes(size)}){claim}."
     present = [s for s in SECTIONS if any(t.section == s for t in selected)]
-    sections = [_section(s, [t for t in tensors if t.section == s], known, values is not None) for s in present]
+    sections = [_section(s, [t for t in tensors if t.section == s], known) for s in present]
     if numbers:
         rows = tuple(TableRow((t.name, str(t.value), "yes" if not t.reason_not_editable else "no")) for t in numbers)
         heads = (
@@ -129,16 +125,16 @@ def _is_integer(tensor: StoredTensor) -> bool:
     return tensor.dtype.startswith(("int", "uint", "bool", "bits", "quint"))
 
 
-def _claim(known: dict[str, Values], unread: int, bound: float) -> str:
+def _claim(known: dict[str, Values], unread: int) -> str:
     """What the values that were read are like, and of how many tensors that is."""
     bad = sum(1 for v in known.values() if v.nonfinite)
     far = sum(1 for v in known.values() if v.extreme)
     if bad or far:
-        return f"; {bad} tensors have values that are NaN or infinite, {far} have values beyond ±{bound:g}"
+        return f"; {bad} tensors have values that are NaN or infinite, {far} have values beyond ±{EXTREME:g}"
     if not known:
         return "; no values were read" if unread else "; no floating-point tensor"
     whose = f" in the {len(known):,} of {len(known) + unread:,} tensors that were read" if unread else ""
-    return f"; no value{whose} is NaN, infinite or beyond ±{bound:g}"
+    return f"; no value{whose} is NaN, infinite or beyond ±{EXTREME:g}"
 
 
 def _machine_row(tensor: StoredTensor, known: dict[str, Values]) -> TableRow:
@@ -150,19 +146,14 @@ def _machine_row(tensor: StoredTensor, known: dict[str, Values]) -> TableRow:
     ))  # fmt: skip
 
 
-def _section(name: str, tensors: list[StoredTensor], known: dict[str, Values], has_values: bool) -> Section | None:
+def _section(name: str, tensors: list[StoredTensor], known: dict[str, Values]) -> Section | None:
     """One section's tensors as a table; None where it has none."""
     if not tensors:
         return None
     heads = [
         Column("tensor", left_aligned=True), Column("dtype", left_aligned=True, priority=1), Column("shape", left_aligned=True),
+        Column("not finite", "number"), Column("extreme", "number"), Column("largest", "number", digits=".3g", priority=2),
     ]  # fmt: skip
-    if has_values:
-        heads += [
-            Column("not finite", "number"),
-            Column("extreme", "number"),
-            Column("largest", "number", digits=".3g", priority=2),
-        ]
     note = any(t.reason_not_editable for t in tensors)
     if note:
         heads.append(Column("cannot be edited because", left_aligned=True, priority=3))
@@ -170,8 +161,7 @@ def _section(name: str, tensors: list[StoredTensor], known: dict[str, Values], h
     for tensor in tensors:
         v = known.get(tensor.name)
         cells: list[object] = [tensor.name.partition("/")[2], tensor.dtype, "×".join(map(str, tensor.shape)) or "one"]
-        if has_values:
-            cells += [v.nonfinite, v.extreme, v.largest] if v else [None, None, None]
+        cells += [v.nonfinite, v.extreme, v.largest] if v else [None, None, None]
         if note:
             cells.append(tensor.reason_not_editable)
         rows.append(TableRow(tuple(cells), emphasised=bool(v and (v.nonfinite or v.extreme))))  # type: ignore[arg-type]

@@ -27,8 +27,6 @@ class InspectOptions:
     path: Annotated[Path, CHECKPOINT]
     section: Annotated[tuple[str, ...], Option(
         "Only this section: model, optimizer, scheduler, rng or other.", WORKLOAD_PANEL, is_repeatable=True)] = ()  # fmt: skip
-    extreme: Annotated[float, Option("Magnitude above which a value counts as extreme.", WORKLOAD_PANEL)] = 1e6
-    no_values: Annotated[bool, Option("List tensors only; read none of their values.", WORKLOAD_PANEL)] = False
 
 
 def inspect(asked: OptionValues) -> int:
@@ -42,12 +40,8 @@ def inspect(asked: OptionValues) -> int:
     path = options.path
     with opened(path) as checkpoint:
         selected = checkpoint.select((), options.section)
-        values = None
-        if not options.no_values:
-            with bytes_shown(size_of(selected), "reading", quiet) as progress:
-                values = {
-                    t.name: summarise(checkpoint, t, options.extreme, progress) for t in selected if not t.is_number
-                }
+        with bytes_shown(size_of(selected), "reading", quiet) as progress:
+            values = {t.name: summarise(checkpoint, t, progress) for t in selected if not t.is_number}
         edits = [edit for edit in edits_of(path) if edit.state != "undone"]
         note = ""
         if any(edit.state == "interrupted" for edit in edits):
@@ -57,7 +51,7 @@ def inspect(asked: OptionValues) -> int:
             )
         elif edits:
             note = f"{count_text(len(edits), 'edit')} of this checkpoint can be undone: unsilent checkpoint undo {path}"
-        report = inspection_report(checkpoint, selected, values, options.extreme, note)
+        report = inspection_report(checkpoint, selected, values, note)
         show_report(report, asked[PageOptions].output, display.as_json, display.plain)
     return 0
 

@@ -42,8 +42,10 @@ def make_command_app(command: Command, arguments: Sequence[str] = ()) -> typer.T
 def make_overview_app(first_word: str, root: Callable[..., None]) -> typer.Typer:
     """The application that lists all commands, or those of two words that begin with the given one."""
     app = typer.Typer(**SETTINGS, cls=Overview)
-    about = {"help": f"Commands that begin with unsilent {first_word}."} if first_word else {}
-    app.callback(**about)(root)
+    if first_word:
+        app.callback(help=f"Commands that begin with unsilent {first_word}.")(root)
+    else:
+        app.callback()(root)
     for group, name, text in summaries(first_word):
         app.command(name.removeprefix(f"{first_word} "), short_help=text, rich_help_panel=group)(root)
     return app

@@ -13,13 +13,11 @@ from unsilent.interval import PART_OF_LIST
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.pvf_options import UNITS as UNITS
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
-from unsilent.statistics import Interval, Stratum, stratified, wilson
+from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import confidence_at
 
 AT_ONCE = 2**24
 """Outcomes that are counted in one go."""
-WILSON_FROM = 20
-"""Trials with and without an incorrect output that Wilson's interval needs: it covers .94 or more then, .84 without (at 95 %)."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,6 @@ class PvfEstimator(PvfAnalysisOptions):
         if look is not None:
             interval = stratified(parts, confidence_at(look, self.confidence))
             return replace(interval, confidence=self.confidence, method=f"{interval.method}, look {look + 1}")
-        if self.interval == "wilson" and len(parts) == 1:
-            (part,) = parts
-            wrong, right = (float(part.counts[part.values == v].sum()) for v in (1.0, 0.0))
-            if wrong + right == part.n and min(wrong, right) >= WILSON_FROM:
-                return wilson(wrong, part.n, self.confidence)
         return stratified(parts, self.confidence)
 
     def with_joint_confidence(self, rows: int) -> PvfEstimator:

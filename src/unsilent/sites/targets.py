@@ -23,9 +23,6 @@ from unsilent.sites.parameters import Parameters
 
 LEVELS = ("component", "layer", "tensor", "bit")
 LAWS = ("per-element", "per-tensor")
-STRATA = ("none", "bits", "risk", "dtype")
-RISKY = 0.25
-"""Part of a target's elements, those of the highest scores, that is taken for risky."""
 OTHER = "other"
 INDEX_BUFFERS = "index-buffers"
 """The component of indices and counters, where a campaign was asked for them."""
@@ -124,15 +121,13 @@ def make_targets(
     law: str,
     corruptible: Callable[[Region], bool] = lambda region: True,
     strata: str = "none",
-    scores: Mapping[str, NDArray[np.float32]] | None = None,
     negative: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> tuple[Target, ...]:
     """Split the selected regions into targets; shares follow ``law`` and sum to 1.
 
     ``strata`` splits every target further, each part a target of its own: ``dtype`` by dtype, so that all bits of a part are
     equally likely; ``bits`` by classes of them as well (`Codec.bit_strata`), and the top exponent bit by the sign of the element
-    (``negative``: by parameter name, one for each element); ``risk`` moreover the classes below it but the mantissa's by whether
-    an element's score is among the target's highest (``scores``: by parameter name, one for each element).
+    (``negative``: by parameter name, one for each element).
 
     ``corruptible`` says whether a fault model can corrupt a tensor at all (exponent bits of an integer: no); a tensor that it
     cannot is in no target and has no share.
@@ -143,18 +138,15 @@ def make_targets(
         raise unknown_name_error("--per", per, LEVELS)
     if law not in LAWS:
         raise unknown_name_error("--law", law, LAWS)
-    if strata not in STRATA:
-        raise unknown_name_error("--strata", strata, STRATA)
     regions = [r for r in selected if corruptible(r)] or selected  # none at all: drawing says why
     total = sum(r.eligible_count for r in regions)
     by_name: dict[str, list[Target]] = {}
-    risky = _risky(regions, components, per, scores) if strata == "risk" and scores is not None else {}
     for region in regions:
         share = region.eligible_count / total if law == "per-element" else 1 / len(regions)
         site = parse_site(region.site)
         below = None if negative is None or site.kind != "param" else negative.get(site.name)
         for piece in _pieces(region, site, component_of(site, components), per, strata, share):
-            for part in _by_sign(piece, below) or _by_risk(piece, risky.get(region)):
+            for part in _by_sign(piece, below):
                 by_name.setdefault(part.name, []).append(part)
     return tuple(_joined(pieces) for pieces in by_name.values())
 
@@ -219,52 +211,16 @@ def _pieces(region: Region, site: SiteName, component: str, per: str, strata: st
     ]
 
 
-def _risky(
-    regions: Sequence[Region],
-    components: Mapping[str, Sequence[str]],
-    per: str,
-    scores: Mapping[str, NDArray[np.float32]],
-) -> dict[Region, NDArray[np.bool_]]:
-    """For each element of each scored region whether it is among the riskiest of its target."""
-    groups: dict[str, list[tuple[Region, NDArray[np.float32]]]] = {}
-    for region in regions:
-        site = parse_site(region.site)
-        if site.kind == "param" and site.name in scores:
-            own = scores[site.name] if region.elements is None else scores[site.name][region.elements]
-            target = {"component": component_of(site, components), "layer": site.layer}.get(per, site.label)
-            groups.setdefault(target, []).append((region, own))
-    result = {}
-    for members in groups.values():
-        everything = np.concatenate([own for _, own in members])
-        limit = np.partition(everything, k := int((1 - RISKY) * (everything.size - 1)))[k]
-        result.update({region: own > limit for region, own in members})
-    return result
-
-
 def _by_sign(target: Target, negative: NDArray[np.bool_] | None) -> list[Target]:
-    """The top exponent bit of one region by the sign of the elements; empty for other targets.
+    """The top exponent bit of one region by the sign of its elements; other targets as they are.
 
     A flip of it makes a value huge, and an activation function like ReLU often stops huge numbers of one sign only.
     """
     if negative is None or not target.name.endswith("/exponent-top"):
-        return []
-    (region,) = target.regions
-    chosen = negative if region.elements is None else negative[region.elements]
-    return _split(target, {"-negative": chosen, "-positive": ~chosen})
-
-
-def _by_risk(target: Target, risky: NDArray[np.bool_] | None) -> list[Target]:
-    """A target of one region, split in two where it is worth it."""
-    name = target.name.rpartition("/")[2]
-    if risky is None or target.bits is None or name.startswith("mantissa"):
         return [target]
-    return _split(target, {"/risky": risky, "/calm": ~risky})
-
-
-def _split(target: Target, chosen: Mapping[str, NDArray[np.bool_]]) -> list[Target]:
-    """A target of one region by which of its elements are chosen; parts without elements are left out."""
     (region,) = target.regions
     elements = np.arange(region.numel) if region.elements is None else region.elements
+    chosen = negative[elements]
     return [
         replace(
             target,
@@ -272,6 +228,6 @@ def _split(target: Target, chosen: Mapping[str, NDArray[np.bool_]]) -> list[Targ
             regions=(replace(region, elements=elements[part]),),
             share=target.share * float(part.mean()),
         )
-        for ending, part in chosen.items()
+        for ending, part in (("-negative", chosen), ("-positive", ~chosen))
         if part.any()
     ]

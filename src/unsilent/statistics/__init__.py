@@ -1,7 +1,7 @@
 """Arrays in, numbers out: intervals for what campaigns counted. Runs without torch."""
 
 from unsilent.statistics.bounded import Stratum, bounded_mean, effective_size, importance, ratio_of_means, stratified
-from unsilent.statistics.intervals import Interval, clopper_pearson, wilson
+from unsilent.statistics.intervals import Interval, clopper_pearson
 
 __all__ = [
     "Interval",
@@ -12,5 +12,4 @@ __all__ = [
     "importance",
     "ratio_of_means",
     "stratified",
-    "wilson",
 ]

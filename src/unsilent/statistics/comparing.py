@@ -23,9 +23,9 @@ _FINEST, _LOG_STEP = 1e-9, 1e-6
 def difference(one: Interval, other: Interval) -> Interval:
     """``one - other`` of independent estimates at the same confidence; limits lie in [-1, 1]; ``n``: the smaller one.
 
-    >>> from unsilent.statistics import wilson
-    >>> round(difference(wilson(56, 70), wilson(48, 80)).low, 4)
-    0.0524
+    >>> from unsilent.statistics import clopper_pearson
+    >>> round(difference(clopper_pearson(56, 70), clopper_pearson(48, 80)).low, 4)
+    0.0439
     """
     _alike(one, other)
     low = _part(one, other, -1, one.low, other.high)

@@ -1,4 +1,4 @@
-"""Confidence intervals for a share of events: Wilson's score interval (1927) and that of Clopper & Pearson (1934).
+"""Confidence interval for a share of events: that of Clopper & Pearson (1934).
 
 Quantiles are SciPy's; ``scipy.special`` is used because it loads ten times faster than ``scipy.stats`` and is what that calls.
 
@@ -15,33 +15,16 @@ from scipy.special import betaincinv, ndtri
 from unsilent.interval import Interval as Interval
 
 
-def wilson(events: float, n: float, confidence: float = 0.95) -> Interval:
-    """Score interval: all p with ``|events/n - p| <= z sqrt(p (1 - p) / n)``; both arguments may be real.
-
-    >>> round(wilson(0, 1000).high, 4)
-    0.0038
-    """
-    events = _checked(events, n, confidence)
-    if n == 0:
-        return _no_data(confidence, "Wilson")
-    z2 = normal_quantile(confidence) ** 2
-    centre = (events + z2 / 2) / (n + z2)
-    spread = math.sqrt(z2 * (events * (n - events) / n + z2 / 4)) / (n + z2)
-    # At the ends the formula gives exactly 0 and 1, up to rounding.
-    low = 0.0 if events == 0 else centre - spread
-    high = 1.0 if events == n else centre + spread
-    return _interval(events / n, low, high, confidence, int(n), "Wilson")
-
-
 def clopper_pearson(events: float, n: float, confidence: float = 0.95) -> Interval:
     """Interval by inverting both binomial tails: covers at least as asked; both arguments may be real."""
     events = _checked(events, n, confidence)
     if n == 0:
-        return _no_data(confidence, "Clopper-Pearson")
-    tail = (1 - confidence) / 2
+        return Interval(None, 0.0, 1.0, confidence, 0, "Clopper-Pearson")
+    tail, share = (1 - confidence) / 2, events / n
     low = 0.0 if events == 0 else float(betaincinv(events, n - events + 1, tail))
     high = 1.0 if events == n else float(betaincinv(events + 1, n - events, 1 - tail))
-    return _interval(events / n, low, high, confidence, int(n), "Clopper-Pearson")
+    # Against rounding, limits are never inside the estimate.
+    return Interval(share, min(low, share), max(high, share), confidence, int(n), "Clopper-Pearson")
 
 
 def check_confidence(confidence: float) -> None:
@@ -62,12 +45,3 @@ def _checked(events: float, n: float, confidence: float) -> float:
     if not (math.isfinite(n) and n >= 0 and -slack <= events <= n + slack):
         raise ValueError(f"need 0 <= events <= n, got events = {events!r}, n = {n!r}")
     return min(max(float(events), 0.0), float(n))
-
-
-def _interval(p: float, low: float, high: float, confidence: float, n: int, method: str) -> Interval:
-    """Limits cut to [0, 1] and, against rounding, never inside the estimate."""
-    return Interval(p, max(0.0, min(low, p)), min(1.0, max(high, p)), confidence, n, method)
-
-
-def _no_data(confidence: float, method: str) -> Interval:
-    return Interval(None, 0.0, 1.0, confidence, 0, method)

@@ -179,7 +179,7 @@ def analyse_together(
     for part in parts:
         clean.add(
             part.rows,
-            (options.sampling, options.value_sampling, options.update_sampling, current_digest(rules)),
+            (*options.intervals, current_digest(rules)),
             tuple(part.scored),
         )
     common = [detector for detector in parts[0].scored if all(detector in part.scored for part in parts)]
@@ -237,7 +237,7 @@ def _score(store: CoverageStore, options: CoverageAnalysisOptions, rules: Mappin
             "if the recording failed"
         )
     series = tuple(Series(*one) for one in store.baseline.series)
-    sampling = Sampling(options.sampling, options.value_sampling, options.update_sampling)
+    sampling = Sampling(*options.intervals)
 
     def seen(row: CoverageRow) -> Bools:
         read = sampling.is_read(series, row.injection.step + np.arange(row.steps))

@@ -123,8 +123,7 @@ class CoverageSpec:
     large_fault: Annotated[str, Option(
         "The fault model of the classes from a severity of 1 on, which other faults seldom reach; also in memory.",
         FAULTS_PANEL)] = "bitflip:bits=exponent"  # fmt: skip
-    memory_fault: Annotated[str, Option(
-        "The fault model of parameters and optimizer state.", FAULTS_PANEL)] = "bitflip"  # fmt: skip
+    memory_fault: Annotated[str, NOT_AN_OPTION] = "bitflip"
     phases: Annotated[tuple[str, ...], PHASE_OPTION] = PHASES
     layers: Annotated[tuple[str, ...], LAYER_OPTION] = ("*",)
     only: Annotated[tuple[str, ...], Option(
@@ -310,18 +309,26 @@ class CoverageAnalysisOptions(AnalysisOptions):
     rate: Annotated[float, Option(
         "False alarms per step at which rules are compared with scaled thresholds.", PRECISION_PANEL)] = 1e-3  # fmt: skip
 
-    sampling: Annotated[int, Option(
-        "Steps in which a monitor reads every gradient once, a part in each.", PRECISION_PANEL)] = 1  # fmt: skip
-    value_sampling: Annotated[int, Option("The same of gradients of norm layers' inputs.", PRECISION_PANEL)] = 1
-    update_sampling: Annotated[int, Option("The same of updates.", PRECISION_PANEL)] = 1
+    sampling: Annotated[tuple[int, ...], Option(
+        "Steps in which a monitor reads all values once, a part in each: one number, or those of gradients, of gradients of norm "
+        "layers' inputs, and of updates, like 1,5,8.", PRECISION_PANEL, separator=",")] = (1,)  # fmt: skip
 
     def __post_init__(self) -> None:
         AnalysisOptions.__post_init__(self)
-        check_count("--sampling", self.sampling, 1, MOST_SAMPLING)
-        check_count("--value-sampling", self.value_sampling, 1, MOST_SAMPLING)
-        check_count("--update-sampling", self.update_sampling, 1, MOST_SAMPLING)
+        if len(self.sampling) not in (1, 3):
+            raise UsageError(
+                f"--sampling is {','.join(map(str, self.sampling))}; expected one number or three, like 1,5,8"
+            )
+        for interval in self.sampling:
+            check_count("--sampling", interval, 1, MOST_SAMPLING)
         if not 0 < self.rate < 1:
             raise UsageError(f"rate is {self.rate}; expected a share of steps between 0 and 1, like 0.001")
+
+    @property
+    def intervals(self) -> tuple[int, int, int]:
+        """Steps until all gradients of parameters, gradients of norm layers' inputs, and updates were read."""
+        gradients, values, updates = self.sampling if len(self.sampling) == 3 else 3 * self.sampling
+        return gradients, values, updates
 
 
 def make_coverage_spec(asked: OptionValues) -> CoverageSpec:

@@ -33,7 +33,6 @@ def coverage(
     trials: int = 150,
     fault: str | Sequence[str] = (),
     large_fault: str = "bitflip:bits=exponent",
-    memory_fault: str = "bitflip",
     phase: str | Sequence[str] = PHASES,
     layer: str | Sequence[str] = ("*",),
     only: str | Sequence[str] = ("*",),
@@ -45,9 +44,7 @@ def coverage(
     changed_runs: int = 5,
     confidence: float = 0.95,
     rate: float = 1e-3,
-    sampling: int = 1,
-    value_sampling: int = 1,
-    update_sampling: int = 1,
+    sampling: int | str | Sequence[int] = (1,),
     options: Mapping[str, object] | Sequence[str] = (),
     data: str | Path | None = None,
     seed: int = 0,
@@ -68,10 +65,12 @@ def coverage(
         options, data: Of the workload.
         trials: Faults of each class of severity.
         steps, init: Of the training, and its seed.
-        fault, large_fault, memory_fault, phase, layer, only, tries: Which faults are injected.
+        fault, large_fault, phase, layer, only, tries: Which faults are injected.
         follow: Steps that a rule has to detect one.
         clean_runs, clean_steps, changed_runs: Fault-free runs.
-        confidence, rate, sampling, value_sampling, update_sampling: How rules are judged.
+        confidence, rate: How rules are judged.
+        sampling: Steps in which a monitor reads all values once: a number, or those of gradients, of gradients of norm layers'
+            inputs, and of updates, like ``(1, 5, 8)``.
         store: File to keep and resume from; default none.
 
     Raises:
@@ -118,5 +117,5 @@ def fault_free_trials(
     digest, steps = current_digest(named_rules()), budget.clean_steps or baseline.steps
     for kind in (CLEAN, *baseline.changes):
         count = budget.clean_runs if kind == CLEAN else budget.changed_runs
-        target = CleanTarget(kind, steps, options.sampling, options.value_sampling, options.update_sampling, digest)
+        target = CleanTarget(kind, steps, *options.intervals, digest)
         yield from (TrialId(target.name, None, k) for k in range(count))

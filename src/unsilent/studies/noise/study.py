@@ -346,7 +346,7 @@ def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
         raise UnsilentError(
             f"{workload}: clean twins {rows[0].replica} and {row.replica} differ {_where(rows[0], row)}; noise can be attributed "
             f"to switches only if clean runs are bit-identical: run unsilent explain --check-only {workload} to find the cause "
-            "(if it finds none, a run leaves state behind for the next one in the same process: a global, a model created only once)"
+            "(if it finds none, a run leaves state for the next one in the same process: a global, a model created only once)"
         )
 
 

@@ -103,7 +103,7 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
         pilot_trials=sum(plan.pilot_size for plan in stored.plans.values() if plan.first_look_trials),
         heat_maps=heat_maps(hits, description, unit),
         lookups=()
-        if spec.strata == "risk" or spec.faults is not None  # such trials are not uniform over rows
+        if spec.faults is not None  # such trials are not uniform over rows
         else lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
         notes=(*description.notes, *_notes(rows, spec.is_transient)),
     )

@@ -12,13 +12,20 @@ from unsilent.campaigns.kinds import Kind, count_budgeted_trials
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
-from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, MOST_TRIALS, DamagedRecordError, parse_record
+from unsilent.campaigns.stored_values import (
+    MOST_NOTES,
+    MOST_THREADS,
+    MOST_TRIALS,
+    DamagedRecordError,
+    RemovedOptionError,
+    parse_record,
+)
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions, PvfReportOptions
 from unsilent.report.model import Report
-from unsilent.studies.pvf.spec import PvfBaseline, PvfBudget, PvfSpec, PvfTrialRow, make_pvf_spec
+from unsilent.studies.pvf.spec import STRATA, PvfBaseline, PvfBudget, PvfSpec, PvfTrialRow, make_pvf_spec
 from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
@@ -37,7 +44,9 @@ _CODES = bytes(Outcome)
 
 
 def check_spec(spec: PvfSpec) -> None:
-    """Raise ``DamagedRecordError`` for impossible numbers."""
+    """Raise ``DamagedRecordError`` for impossible numbers and unknown strata."""
+    if spec.strata not in STRATA:
+        raise RemovedOptionError(f"--strata {spec.strata}")
     if not 1 <= len(spec.flips) <= MOST_FLIPS or not 1 <= spec.threads <= MOST_THREADS:
         raise DamagedRecordError(
             "its spec lists no or too many numbers of flips, or has an impossible number of threads"

@@ -19,7 +19,6 @@ from unsilent.statistics import Stratum
 from unsilent.studies.pvf.row_scopes import StoredTrials
 from unsilent.studies.pvf.spec import TargetInfo
 
-RISKS = ("risky", "calm")
 PILOT = 4
 """Trials of each stratum before anything is decided, at least."""
 PILOT_OF_TARGET = 24
@@ -48,9 +47,8 @@ _MANY = 1000.0
 
 
 def class_of(stratum: str) -> str:
-    """The class of bits of a stratum, with that of its predicted risk: what its name ends in."""
-    rest, _, last = stratum.rpartition("/")
-    return f"{rest.rpartition('/')[2]}/{last}" if last in RISKS else last
+    """The class of bits of a stratum: what its name ends in."""
+    return stratum.rpartition("/")[2]
 
 
 def first_pilot(targets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int]]:

@@ -22,7 +22,6 @@ from unsilent.engine import Samples, TrialOutcome, make_engine, trace_batch
 from unsilent.engine.device_placement import resolve_device
 from unsilent.engine.embedding_lookups import EmbeddingLookupCounter
 from unsilent.engine.listed_faults import ListedFaults
-from unsilent.engine.risk_scores import Scores, score_parameters
 from unsilent.engine.running_out import release_cached_memory, unusable_if_raised
 from unsilent.engine.trial_work import WorkCounter
 from unsilent.errors import InjectionError, UsageError, unknown_name_error
@@ -119,8 +118,7 @@ class TrialRunner:
         self.regions = self.engine.select_regions(spec.at) if self.given is None else self.given.regions
         self._work = WorkCounter()
         self._lookups = {} if spec.is_transient else self._count_lookups()
-        scores, self._screened = score_parameters(self.engine) if spec.strata == "risk" else (None, "")
-        self.targets = {t.name: t for t in self._make_targets(scores)}
+        self.targets = {t.name: t for t in self._make_targets()}
         self._evaluations = {name: RegionsByBatch(target, spec.law) for name, target in self.targets.items()}
         self.unverified_row_count = 0
         self._proofs, self._proven_at = 0, time.monotonic()
@@ -133,7 +131,7 @@ class TrialRunner:
         """What the driver needs to plan and a report to explain."""
         engine = self.engine
         notes = [*engine.notes, *take_notes(self.workload.name)]
-        notes += filter(None, [self._screened, self.given.note if self.given else ""])
+        notes += [self.given.note] if self.given and self.given.note else []
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
         outside = [] if self.spec.is_transient else unregistered(engine.model)
@@ -175,7 +173,7 @@ class TrialRunner:
                     group=t.group,
                     bits=t.bits,
                     dtype=t.regions[0].dtype if t.bits or self.spec.strata != "none" else "",
-                    elements_by_site=elements_by_site(t) if self.spec.strata in ("bits", "risk") else {},
+                    elements_by_site=elements_by_site(t) if self.spec.strata == "bits" else {},
                     slots=self._slots(t) if self.spec.is_enumerated else 0,
                 )
                 for t in self.targets.values()
@@ -342,7 +340,7 @@ class TrialRunner:
             return True
         return goldens > PROOF_GOLDENS and time.monotonic() - self._proven_at > 1.0
 
-    def _make_targets(self, scores: Scores | None) -> tuple[Target, ...]:
+    def _make_targets(self) -> tuple[Target, ...]:
         if self.given is not None:
             return self.given.targets
         spec, plain = self.spec, fault_model(self.spec.fault)
@@ -353,12 +351,12 @@ class TrialRunner:
                 f"--exhaustive tries single bit flips, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; use bitflip with one flip, or bitflip:bits=… for some bits only"
             )
-        if spec.strata in ("bits", "risk") and (plain.text != "bitflip" or spec.flips != (1,)):
+        if spec.strata == "bits" and (plain.text != "bitflip" or spec.flips != (1,)):
             raise UsageError(
                 f"--strata {spec.strata} needs one flip of any bit, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; omit --strata"
             )
-        negative = self._negative_elements() if spec.strata in ("bits", "risk") else None
+        negative = self._negative_elements() if spec.strata == "bits" else None
         return make_targets(
             self.regions,
             self.components,
@@ -366,7 +364,6 @@ class TrialRunner:
             spec.law,
             lambda r: plain.value.ways(r) > 0,
             spec.strata,
-            scores,
             negative,
         )
 
@@ -428,12 +425,6 @@ class TrialRunner:
         result["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge)
         if self.given is not None:
             result["faults"] = self.given.digest
-        if spec.strata == "risk":  # where a weight is sorted hangs on the last bits of a gradient
-            sizes = [(t.name, r.site, r.elements) for t in self.targets.values() for r in t.regions]
-            text = sorted_json_text(
-                [[n, s, None if e is None else xxhash.xxh3_64_hexdigest(e.tobytes())] for n, s, e in sizes]
-            )
-            result["screening"] = xxhash.xxh3_64_hexdigest(text.encode())
         result["components"] = xxhash.xxh3_64_hexdigest(
             sorted_json_text({k: list(v) for k, v in self.components.items()}).encode()
         )

@@ -20,7 +20,7 @@ from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget, known_device
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
 from unsilent.campaigns.stored_values import MOST_THREADS, MOST_TRIALS
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults.naming import is_transient, parse_site
 from unsilent.options import (
     FAULTS_PANEL,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from unsilent.studies.pvf.precision import Precision
     from unsilent.workloads.model_fitting import Progress
 
+STRATA = ("none", "bits", "dtype")
 FROM_LIST = "list"
 """Stands for the fault model and the sampling law where faults are given, not drawn."""
 DEFAULT_TRIALS, DEFAULT_MOST_TRIALS = 1000, 200_000
@@ -97,7 +98,7 @@ class PvfSpec:
         "CPU threads per worker (part of a campaign's identity: results depend on it).", WORKLOAD_PANEL)] = 1  # fmt: skip
     study: Annotated[str, NOT_AN_OPTION] = "pvf"
     strata: Annotated[str, Option(
-        "Stratify trials by bits (classes of bits) or risk (classes of bits and of predicted risk), or none.", PRECISION_PANEL,
+        "Stratify trials by bits (classes of bits), or none.", PRECISION_PANEL,
         default_text="none; bits for single flips with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
     samples: Annotated[int | None, Option(
         "Samples that each trial evaluates, drawn at random from one batch: a number, or all.", PRECISION_PANEL,
@@ -298,6 +299,8 @@ def make_pvf_spec(asked: OptionValues) -> PvfSpec:
     if strata is None:
         single = model.text == "bitflip" and flips == (1,) and spec.per != "bit"
         strata = "dtype" if spec.exhaustive else "bits" if adaptive and single else "none"
+    if strata not in STRATA:
+        raise unknown_name_error("--strata", strata, STRATA)
     return replace(spec, device=device, fault=model.text, flips=flips, strata=strata)
 
 

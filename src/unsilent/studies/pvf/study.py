@@ -117,7 +117,6 @@ def pvf(
     law: str = "per-element",
     unit: str | None = None,
     confidence: float = 0.95,
-    interval: str = "gaffke",
     judge: str | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -145,8 +144,7 @@ def pvf(
         trials: Per target and number of flips (default 1000), or the most there may be where ``ci`` or
             ``rel`` is given.
         ci, rel: Run until every row's interval has this half-width, or this one relative to its estimate.
-        strata: ``bits`` draws within classes of bits (default where a precision is asked of single flips),
-            ``risk`` in classes of predicted risk as well, ``none``.
+        strata: ``bits`` draws within classes of bits (default where a precision is asked of single flips), ``none``.
         shard: Part I of N, as ``(2, 4)`` or ``"2/4"``.
         exhaustive: Every single bit flip there is.
         samples: How many samples each trial evaluates, drawn from one batch, or ``"all"``; default all, or with
@@ -166,7 +164,6 @@ def pvf(
         engine: ``auto`` runs only what a fault changes, ``plain`` everything; rows are the same, bit for bit.
         memory: What all workers may hold for that, in bytes or as text (``"2GB"``); default a quarter of what
             is free.
-        interval: ``gaffke`` (Clopper and Pearson's where trials are right or wrong as a whole) or ``wilson``.
         store: File to keep and resume from; default none.
 
     Raises:
