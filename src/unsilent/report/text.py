@@ -128,6 +128,12 @@ def signed(estimate: float | None, low: float, high: float) -> EstimateText:
     return EstimateText(value, _sign(lower), _sign(upper))
 
 
+def difference_text(gap: Interval, unit: str = "") -> str:
+    """A difference of shares in percentage points with its sign and limits: ``+0.31 [-0.2, +0.9]``; ``unit`` after the number."""
+    shown = signed(gap.estimate, gap.low, gap.high)
+    return f"{shown.estimate}{unit}{shown.limits_in_sentence}"
+
+
 def ratio_text(estimate: float | None, low: float, high: float) -> EstimateText:
     """A ratio and its limits, two digits each; ``–`` where it has no value, ``inf`` where nothing bounds it.
 

@@ -7,15 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unsilent.interval import Interval
-from unsilent.report.estimates import (
-    NO_ESTIMATE_KEY,
-    Dots,
-    dot_traces,
-    estimate_cells,
-    limits_text,
-    rows_axis,
-    share_cells,
-)
+from unsilent.report.dots import Dots, dot_traces, rows_axis
+from unsilent.report.estimates import NO_ESTIMATE_KEY, estimate_cells, limits_text, share_cells
 from unsilent.report.model import (
     Heading,
     Part,

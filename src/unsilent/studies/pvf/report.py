@@ -13,18 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from unsilent.interval import Interval
-from unsilent.report.estimates import (
-    FEW_TRIALS,
-    NO_ESTIMATE_KEY,
-    Dots,
-    axis_bottom,
-    dot_traces,
-    estimate_cells,
-    has_few_trials,
-    share_axis,
-    share_cells,
-    shares_figure,
-)
+from unsilent.report.dots import Dots, axis_bottom, dot_traces, share_axis, shares_figure
+from unsilent.report.estimates import FEW_TRIALS, NO_ESTIMATE_KEY, estimate_cells, has_few_trials, share_cells
 from unsilent.report.heat import HeatMap, heat_figures
 from unsilent.report.model import (
     Cell,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.report.estimates import Dots, axis_bottom, dot_traces, rows_axis, shares_figure
+from unsilent.report.dots import Dots, axis_bottom, dot_traces, rows_axis, shares_figure
 from unsilent.report.text import estimate_text
 from unsilent.report.theme import MARKERS, SERIES_COLOURS, Figure, figure, label, percent_label, vertical_line
 from unsilent.statistics.intervals import Interval
