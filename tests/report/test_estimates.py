@@ -47,6 +47,14 @@ def test_a_list_of_estimates_makes_plain_lines():
     assert lines[0] == ["weights", "8", "harmful", "0.25", "0.1", "0.45", "20"]
 
 
+def test_what_is_known_besides_follows_and_may_be_left_out_of_plain_lines():
+    estimates = [Estimate({"part": "weights"}, SHARE, "trial", further={"failures": 5, "why": None}), ESTIMATES[2]]
+    first, second = report_json(shown(estimates))["results"]
+    assert (first["failures"], "why" in first, "failures" in second) == (5, False, False)
+    shown_in_plain = [column.name for column in machine_table(estimates, rare=("why",)).columns if not column.priority]
+    assert shown_in_plain == ["part", "", "failures", "flips", "measure"]
+
+
 def test_keys_that_not_all_estimates_have_are_left_empty():
     results = report_json(shown([Estimate({"a": "x"}, SHARE), Estimate({"a": "y", "b": "z"}, SHARE)]))["results"]
     assert [one.get("b") for one in results] == [None, "z"]

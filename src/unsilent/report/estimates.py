@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from unsilent.interval import PART_OF_LIST, Interval
 from unsilent.report import text
-from unsilent.report.model import Cell, Column, Table, TableRow, TextCell
+from unsilent.report.model import Cell, Column, Table, TextCell
 from unsilent.report.theme import label
 
 NO_ESTIMATE_KEY = -9.0
@@ -44,12 +44,21 @@ class Estimate:
         interval: The number with the limits that hold for it alone, their confidence and method; n.
         unit: What n counts, like ``sample``; empty where the report says it.
         joint: Limits that hold for it and others together; None where there are none.
+        further: What is known of it besides, by name, like counts of outcomes.
     """
 
     keys: Mapping[str, Cell]
     interval: Interval
     unit: str = ""
     joint: Interval | None = None
+    further: Mapping[str, Cell] = field(default_factory=dict)
+
+    @property
+    def row(self) -> dict[str, Cell]:
+        """All of it by name; the interval has no name, as its fields have their own."""
+        unit = {"unit": self.unit} if self.unit else {}
+        joint = {"joint_low": self.joint.low, "joint_high": self.joint.high} if self.joint else {}
+        return {**self.keys, "": self.interval, **unit, **joint, **self.further}
 
 
 def measured(keys: Mapping[str, Cell], measures: Mapping[str, Interval], unit: str = "") -> list[Estimate]:
@@ -57,24 +66,12 @@ def measured(keys: Mapping[str, Cell], measures: Mapping[str, Interval], unit: s
     return [Estimate({**keys, "measure": name}, interval, unit) for name, interval in measures.items()]
 
 
-def machine_table(estimates: Sequence[Estimate], rare: Container[str] = ()) -> Table:
-    """The table for machines, a row for each estimate; ``rare``: keys that plain mode leaves out."""
-    names = dict.fromkeys(name for one in estimates for name in one.keys)
-    further: dict[str, list[Cell]] = {
-        "unit": [one.unit or None for one in estimates],
-        "joint_low": [one.joint and one.joint.low for one in estimates],
-        "joint_high": [one.joint and one.joint.high for one in estimates],
-    }
-    further = {name: cells for name, cells in further.items() if any(cell is not None for cell in cells)}
-    columns = (
-        *(Column(name, priority=int(name in rare)) for name in names), Column("", "estimate"),
-        *(Column(name, priority=1) for name in further),
-    )  # fmt: skip
-    rows = (
-        TableRow((*(one.keys.get(name) for name in names), one.interval, *(cells[i] for cells in further.values())))
-        for i, one in enumerate(estimates)
-    )
-    return Table(columns, tuple(rows))
+def machine_table(estimates: Iterable[Estimate], rare: Container[str] = ()) -> Table:
+    """The table for machines, a row for each estimate; plain mode leaves out units, joint limits and what is ``rare``."""
+    rows = [one.row for one in estimates]
+    names = dict.fromkeys(name for row in rows for name in row)
+    hidden = [name for name in names if name in ("unit", "joint_low", "joint_high") or name in rare]
+    return Table.of(rows, [Column(name, "text" if name else "estimate", priority=name in hidden) for name in names])
 
 
 def rows_across(estimates: Iterable[Estimate], across: str) -> list[dict[str, Cell]]:

@@ -5,7 +5,7 @@ Studies make it, renderers show it: in a terminal, as plain columns, as JSON, as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -144,15 +144,6 @@ class Table:
 def columns(*names: str, left: Container[str] = (), priority: Mapping[str, int] | None = None) -> tuple[Column, ...]:
     """Columns of text by their names; ``left`` and ``priority``: see `Column`."""
     return tuple(Column(name, left_aligned=name in left, priority=(priority or {}).get(name, 0)) for name in names)
-
-
-def estimates_table(names: Sequence[str], rows: Iterable[tuple[Cell, ...]], rare: Container[str] = ()) -> Table:
-    """The table for machines: a row for each estimate, which stands in the column without a name.
-
-    ``rare``: columns that a narrow terminal leaves out.
-    """
-    heads = (Column(name, "text" if name else "estimate", priority=int(name in rare)) for name in names)
-    return Table(tuple(heads), tuple(map(TableRow, rows)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,17 @@ from typing import Any
 
 from unsilent.interval import Interval
 from unsilent.report.dots import Dots, axis_bottom, dot_traces, share_axis, shares_figure
-from unsilent.report.estimates import FEW_TRIALS, NO_ESTIMATE_KEY, estimate_cells, has_few_trials, share_cells
+from unsilent.report.estimates import (
+    FEW_TRIALS,
+    NO_ESTIMATE_KEY,
+    Estimate,
+    estimate_cells,
+    has_few_trials,
+    machine_table,
+    share_cells,
+)
 from unsilent.report.heat import HeatMap, heat_figures
 from unsilent.report.model import (
-    Cell,
     Column,
     Heading,
     Part,
@@ -29,7 +36,6 @@ from unsilent.report.model import (
     TextBlock,
     TextCell,
     columns,
-    estimates_table,
 )
 from unsilent.report.text import (
     count_text,
@@ -84,7 +90,7 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
         report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
         title=f"{result.workload}: {meaning(result)}, {result.fault} at {result.at}",
         headline=headline(result),
-        estimates=estimates(result, fit_per_bit if fits else None),
+        estimates=machine_table(estimates(result, fit_per_bit if fits else None)),
         numbers=tuple(words.key_numbers(result)),
         findings=tuple(words.findings(result, fits)),
         sections=tuple(_sections(result, fit_per_bit, fits)),
@@ -95,18 +101,17 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
     )
 
 
-def estimates(result: PvfResult, fit_per_bit: float | None) -> Table:
-    """One row for each estimate; with a rate, FIT of single flips behind it."""
-    names = ["level", "target", "parent", "flips", "", "sdc", "due", "silent", "deciding"]
-    names += [] if fit_per_bit is None else ["fit", "fit_low", "fit_high"]
-    rows = []
+def estimates(result: PvfResult, fit_per_bit: float | None) -> Iterator[Estimate]:
+    """Every row with its counts; with a rate, FIT of single flips."""
     for row in at_level(result.rows, "component", "model", "layer", "tensor", "bit"):
-        estimate = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
-        items: list[Cell] = [row.level, row.target, row.parent, row.flips, estimate, row.sdc, row.due, row.silent_share]
-        output = None if fit_per_bit is None or row.flips != 1 else make_fit_row(row, fit_per_bit)
-        fit = (None,) * 3 if output is None else (output.estimate, output.low, output.high)
-        rows.append((*items, row.incorrect_trials, *fit[: len(names) - 9]))
-    return estimates_table(names, rows)
+        keys = {"level": row.level, "target": row.target, "parent": row.parent, "flips": row.flips}
+        further = {"sdc": row.sdc, "due": row.due, "silent": row.silent_share, "deciding": row.incorrect_trials}
+        if fit_per_bit is not None:
+            fit = make_fit_row(row, fit_per_bit) if row.flips == 1 else None
+            limits = (fit.estimate, fit.low, fit.high) if fit else (None, None, None)
+            further |= zip(("fit", "fit_low", "fit_high"), limits, strict=True)
+        interval = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
+        yield Estimate(keys, interval, further=further)
 
 
 def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> dict[str, Any]:
