@@ -11,13 +11,15 @@ from unsilent.interval import Interval
 from unsilent.render.cells import texts
 from unsilent.render.report_json import report_json
 from unsilent.render.report_terminal import render_report
-from unsilent.report.estimates import Estimate, hover_text, machine_table, rows_across
+from unsilent.report.dots import hover_text
+from unsilent.report.estimates import Estimate, machine_table, rows_across
 from unsilent.report.model import Column, Report, Table
 
 SHARE = Interval(0.25, 0.1, 0.45, 0.95, 20, "Clopper-Pearson")
 NONE = Interval(0.0, 0.0, 0.308, 0.95, 10, "Clopper-Pearson")
 GAP = Interval(0.25, -0.06, 0.41, 0.95, 30, "joint over 2")
 JOINT = Interval(0.25, 0.08, 0.5, 0.975, 20, "")
+NAMES = ("part", "flips", "measure", "")
 ESTIMATES = [
     Estimate({"part": "weights", "flips": 8, "measure": "harmful"}, SHARE, "trial", JOINT),
     Estimate({"part": "weights", "flips": 8, "measure": "gap"}, GAP, "trial"),
@@ -26,7 +28,7 @@ ESTIMATES = [
 
 
 def shown(estimates):
-    return Report("unsilent/x/1", "kicker", "title", "headline", machine_table(estimates))
+    return Report("unsilent/x/1", "kicker", "title", "headline", machine_table(estimates, NAMES))
 
 
 def test_a_list_of_estimates_makes_results():
@@ -47,12 +49,13 @@ def test_a_list_of_estimates_makes_plain_lines():
     assert lines[0] == ["weights", "8", "harmful", "0.25", "0.1", "0.45", "20"]
 
 
-def test_what_is_known_besides_follows_and_may_be_left_out_of_plain_lines():
+def test_plain_columns_never_shift():
     estimates = [Estimate({"part": "weights"}, SHARE, "trial", further={"failures": 5, "why": None}), ESTIMATES[2]]
+    for some in (estimates, estimates[1:], []):
+        table = machine_table(some, ("part", "", "failures"))
+        assert [column.name for column in table.columns if not column.priority] == ["part", "", "failures"]
     first, second = report_json(shown(estimates))["results"]
     assert (first["failures"], "why" in first, "failures" in second) == (5, False, False)
-    shown_in_plain = [column.name for column in machine_table(estimates, rare=("why",)).columns if not column.priority]
-    assert shown_in_plain == ["part", "", "failures", "flips", "measure"]
 
 
 def test_keys_that_not_all_estimates_have_are_left_empty():
@@ -94,7 +97,7 @@ def test_a_column_says_where_a_row_has_its_cell():
 
 
 def test_texts_of_marks_say_limits_and_trials_and_hold_no_markup_of_names():
-    assert hover_text(ESTIMATES[0]) == "<b>weights, 8, harmful</b><br>25 % [10, 45]<br>n = 20"
-    assert hover_text(ESTIMATES[2]) == "<b>moment, 1, harmful</b><br>0 % [0, 31]<br>n = 10"
-    assert hover_text(Estimate({"part": "<i>x</i>", "of": ""}, SHARE)).startswith("<b>&lt;i&gt;x&lt;/i&gt;</b><br>")
-    assert hover_text(Estimate({"part": "x"}, Interval(None, 0.0, 1.0, 0.95, 0, ""))) == "<b>x</b><br>no trial"
+    assert hover_text(SHARE, *ESTIMATES[0].names) == "<b>weights, 8, harmful</b><br>25 % [10, 45]<br>n = 20"
+    assert hover_text(NONE, "moment") == "<b>moment</b><br>0 % [0, 31]<br>n = 10"
+    assert hover_text(SHARE, "<i>x</i>", "y").startswith("<b>&lt;i&gt;x&lt;/i&gt;, y</b><br>")
+    assert hover_text(Interval(None, 0.0, 1.0, 0.95, 0, ""), "x") == "<b>x</b><br>no trial"

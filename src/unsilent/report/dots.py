@@ -5,9 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from unsilent.report.estimates import EstimateWithLimits
-from unsilent.report.theme import SOFT, Figure, figure, labels, percent_ticks, upper_limit_marker
+from unsilent.report.text import EstimateWithLimits, share_with_limits_text
+from unsilent.report.theme import SOFT, Figure, figure, label, labels, percent_ticks, upper_limit_marker
+
+
+class CountedShare(EstimateWithLimits, Protocol):
+    """A share with limits, and of how many trials it is."""
+
+    @property
+    def n(self) -> int: ...
+
+
+def hover_text(share: CountedShare, *names: str) -> str:
+    """What a figure says of a share that is pointed at: what it is of, the share with its limits, and n."""
+    trials = f"<br>n = {share.n:,}" if share.n else ""
+    return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{share_with_limits_text(share)}{trials}"
 
 
 @dataclass(frozen=True, slots=True)

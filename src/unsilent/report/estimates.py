@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from unsilent.interval import PART_OF_LIST, Interval
 from unsilent.report import text
 from unsilent.report.model import Cell, Column, Table, TextCell
-from unsilent.report.theme import label
+from unsilent.report.text import EstimateWithLimits
 
 NO_ESTIMATE_KEY = -9.0
 """What a cell without an estimate is sorted by: below every share and every difference."""
 FEW_TRIALS = 20
 """With fewer trials an estimate says too little to be listed among the highest ones: such rows come last."""
-
-
-class EstimateWithLimits(Protocol):
-    """What has an estimate and limits; None: nothing was tried."""
-
-    @property
-    def estimate(self) -> float | None: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
 
 
 class LimitsWithMethod(EstimateWithLimits, Protocol):
@@ -54,6 +43,11 @@ class Estimate:
     further: Mapping[str, Cell] = field(default_factory=dict)
 
     @property
+    def names(self) -> list[str]:
+        """What it is of, in words: the values of its keys."""
+        return [str(value) for value in self.keys.values() if value not in ("", None)]
+
+    @property
     def row(self) -> dict[str, Cell]:
         """All of it by name; the interval has no name, as its fields have their own."""
         unit = {"unit": self.unit} if self.unit else {}
@@ -66,12 +60,15 @@ def measured(keys: Mapping[str, Cell], measures: Mapping[str, Interval], unit: s
     return [Estimate({**keys, "measure": name}, interval, unit) for name, interval in measures.items()]
 
 
-def machine_table(estimates: Iterable[Estimate], rare: Container[str] = ()) -> Table:
-    """The table for machines, a row for each estimate; plain mode leaves out units, joint limits and what is ``rare``."""
+def machine_table(estimates: Iterable[Estimate], names: Sequence[str]) -> Table:
+    """The table for machines, a row for each estimate.
+
+    ``names`` are the columns of plain mode, in their order and whatever rows there are; the interval is the one without a
+    name. What else an estimate has (its unit, joint limits, further facts) is in ``results`` of JSON alone.
+    """
     rows = [one.row for one in estimates]
-    names = dict.fromkeys(name for row in rows for name in row)
-    hidden = [name for name in names if name in ("unit", "joint_low", "joint_high") or name in rare]
-    return Table.of(rows, [Column(name, "text" if name else "estimate", priority=name in hidden) for name in names])
+    every = dict.fromkeys([*names, *(name for row in rows for name in row)])
+    return Table.of(rows, [Column(n, "text" if n else "estimate", priority=n not in names) for n in every])
 
 
 def rows_across(estimates: Iterable[Estimate], across: str) -> list[dict[str, Cell]]:
@@ -81,20 +78,9 @@ def rows_across(estimates: Iterable[Estimate], across: str) -> list[dict[str, Ce
         others = {name: value for name, value in one.keys.items() if name != across}
         row, name = rows.setdefault(tuple(others.items()), others), str(one.keys[across])
         if name in row:
-            raise ValueError(f"two estimates of {names_text(one)}")
+            raise ValueError(f"two estimates of {', '.join(one.names)}")
         row[name] = one.interval
     return list(rows.values())
-
-
-def names_text(estimate: Estimate) -> str:
-    """What it is of, in words: the values of its keys."""
-    return ", ".join(str(value) for value in estimate.keys.values() if value not in ("", None))
-
-
-def hover_text(share: Estimate) -> str:
-    """What a figure says of a share that is pointed at: what it is of, the share with its limits, and n."""
-    trials = f"<br>n = {share.interval.n:,}" if share.interval.n else ""
-    return f"<b>{label(names_text(share), 60)}</b><br>{text.share_with_limits_text(share.interval)}{trials}"
 
 
 def is_exact(row: EstimateWithLimits) -> bool:

@@ -17,6 +17,7 @@ from unsilent.studies.checkpoint.analysis import ALL_FLIPS, CheckpointResult, Di
 from unsilent.studies.checkpoint.spec import SECTIONS, CheckpointTarget, CleanResume
 
 NAMES = ("strategy", "section", "loaded by")
+MACHINE_NAMES = (*NAMES, "flips", "measure", "")
 LOADED_BY_TEXTS = {
     "all": "all ranks",
     "one-after": "the last rank, into the wrapped model; the others load the clean file",
@@ -41,7 +42,7 @@ def report(result: CheckpointResult) -> Report:
     )
     return Report(
         "unsilent/checkpoint-study/1", "checkpoint study", f"Corrupted checkpoints of {baseline.name}", headline,
-        machine_table(estimates(result)), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
+        machine_table(estimates(result), MACHINE_NAMES), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
         facts=tuple(_facts(result)), repeat_command=result.command, method=METHOD,
         further_json={
             "command": result.command, "spec": spec.to_json(), "trials": len(result.trials), "seconds": result.seconds,
@@ -248,7 +249,8 @@ def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
     harmful = Table.of(rows_across(found, "measure"), columns, "Harmful resumes")
     return Report(
         "unsilent/checkpoint-study-comparison/1", "checkpoint study", "Two campaigns on corrupted checkpoints",
-        f"{shown} of {count_text(len(pairs), 'share')} of harmful resumes differ between A and B.", machine_table(found),
+        f"{shown} of {count_text(len(pairs), 'share')} of harmful resumes differ between A and B.",
+        machine_table(found, MACHINE_NAMES),
         sections=(Section("Harmful resumes", "Limits of the differences hold for all rows together.", (harmful,)),),
         facts=(("A", one.command), ("B", other.command)),
     )  # fmt: skip

@@ -46,7 +46,7 @@ def report(result: CoverageResult) -> Report:
     baseline = result.baseline
     return Report(
         "unsilent/coverage/1", "coverage", f"Detection of faults in {baseline.name}", _headline(result),
-        machine_table(estimates(result)),
+        machine_table(estimates(result), ("rule", "on", "level", "faults", "measure", "")),
         findings=tuple(_findings(result)), sections=tuple(_sections(result)), facts=tuple(_facts(result)),
         repeat_command=result.command, method=METHOD,
         further_json={

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from unsilent.report.curves import line_series, line_style
 from unsilent.report.model import Cell, Column, Table, TableRow
 from unsilent.report.text import p_value_text
-from unsilent.report.theme import SERIES_COLOURS, Figure, figure
+from unsilent.report.theme import Figure, figure, label
 
 
 def comparison_table(reference: str, names: Sequence[str], rows: Iterable[tuple[Cell, ...]]) -> Table:
@@ -22,14 +23,11 @@ def roc_figure(
     curves: Mapping[str, Sequence[tuple[float, float]]], least: float, false_alarms: str, detected: str
 ) -> Figure:
     """Detected faults against false alarms: a curve of points for each detector; ``least``: the leftmost place."""
-    traces = [
-        {
-            "type": "scatter", "mode": "lines", "name": name, "line": {"color": SERIES_COLOURS[number % len(SERIES_COLOURS)],
-            "dash": ("solid", "dash", "dot")[number // len(SERIES_COLOURS) % 3], "shape": "hv"},
-            "x": [max(x, least) for x, _ in points], "y": [y for _, y in points],
-        }
-        for number, (name, points) in enumerate(curves.items())
-    ]  # fmt: skip
+    traces = []
+    for number, (name, points) in enumerate(curves.items()):
+        hover = [f"{label(name)}<br>{100 * y:.3g} % detected at {100 * x:.3g} % false alarms" for x, y in points]
+        line = {**line_style(number), "shape": "hv"}
+        traces.append(line_series(name, [(max(x, least), y) for x, y in points], line, hover))
     return figure(
         traces, 460, xaxis={"type": "log", "title": {"text": false_alarms}},
         yaxis={"range": [0, 1.02], "title": {"text": detected}},

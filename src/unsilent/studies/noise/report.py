@@ -115,7 +115,7 @@ def report(result: NoiseResult) -> Report:
         report_type="The noise floor",
         title=f"Run-to-run variation of {training_name(result)}",
         headline=headline(result),
-        estimates=machine_table(estimates(result), rare=("switches",)),
+        estimates=machine_table(estimates(result), ("variant", "measure", "target", "")),
         numbers=tuple(_numbers(result)),
         findings=tuple(findings(result)),
         sections=tuple(_sections(result)),

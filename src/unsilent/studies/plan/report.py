@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from unsilent.interval import Interval
-from unsilent.report.dots import Dots, axis_bottom, dot_traces
+from unsilent.report.curves import line_series
+from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text
 from unsilent.report.estimates import Estimate, machine_table
 from unsilent.report.model import Column, Getter, Plot, Report, Section, Table, TableRow, TextCell
 from unsilent.report.text import (
@@ -19,7 +20,7 @@ from unsilent.report.text import (
     share_with_limits_text,
     upper_bound_text,
 )
-from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_ticks
+from unsilent.report.theme import GREY, INK, Figure, figure, marker_series, percent_ticks, series_colour, series_marker
 from unsilent.sizes import human_bytes
 from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlanResult
 
@@ -45,7 +46,8 @@ def report(result: PlanResult) -> Report:
         f"{share_with_limits_text(best.predicted)}; without protection it is {share_with_limits_text(result.unprotected)}."
     )
     return Report(
-        "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline, machine_table(estimates(result)),
+        "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline,
+        machine_table(estimates(result), ("budget", "assignment", "")),
         findings=tuple(_findings(result)),
         sections=tuple(_sections(result)),
         facts=tuple(_facts(result)),
@@ -289,13 +291,8 @@ def pareto_figure(result: PlanResult) -> Figure:
     bottom = max(axis_bottom([r for r in rates if r.estimate]), _LEAST_AXIS)
     places = [b.used["protected"] / result.bytes for b in budgets]
     left = min([p for p in places if p > 0], default=0.01) / 2
-    curve = [(x / result.bytes, y) for x, y in result.curve if x / result.bytes >= left and y >= bottom]
-    traces: list[Figure] = [
-        {
-            "type": "scatter", "mode": "lines", "name": "parts one by one", "line": {"color": GREY, "width": 2},
-            "x": [x for x, _ in curve], "y": [y for _, y in curve], "hoverinfo": "skip",
-        }
-    ]  # fmt: skip
+    points = [(x / result.bytes, y) for x, y in result.curve if x / result.bytes >= left and y >= bottom]
+    traces = [line_series("parts one by one", points, {"color": GREY, "width": 2})]
     series: list[tuple[str, Sequence[Interval | None]]] = [("plan", [b.predicted for b in budgets])]
     series += [(name, [b.baselines.get(name) for b in budgets]) for name in BASELINES]
     if result.validation_store:
@@ -303,20 +300,15 @@ def pareto_figure(result: PlanResult) -> Figure:
     for number, (name, shown) in enumerate(series):
         aside = _ASIDE ** (number - (len(series) - 1) / 2)
         rows = [
-            (aside * place, rate, f"{name}, {b.name}: {share_with_limits_text(rate)}")
+            (aside * place, rate, hover_text(rate, name, b.name))
             for place, rate, b in zip(places, shown, budgets, strict=True)
             if rate is not None
         ]
-        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
-        traces += dot_traces(Dots(name, colour, MARKERS[number % len(MARKERS)], rows), bottom, along="y")
+        traces += dot_traces(Dots(name, series_colour(number), series_marker(number), rows), bottom, along="y")
     oracle = [(x, b.oracle) for x, b in zip(places, budgets, strict=True) if b.oracle >= bottom]
+    hover = [f"oracle: {100 * y:.2g} %" for _, y in oracle]
     marker = {"color": INK, "symbol": "line-ew-open", "size": 44}
-    traces.append(
-        {
-            "type": "scatter", "mode": "markers", "name": "oracle", "marker": marker, "x": [x for x, _ in oracle],
-            "y": [y for _, y in oracle], "hoverinfo": "text", "hovertext": [f"oracle: {100 * y:.2g} %" for _, y in oracle],
-        }
-    )  # fmt: skip
+    traces.append(marker_series("oracle", [x for x, _ in oracle], [y for _, y in oracle], hover, marker))
     ticks = percent_ticks(10.0 ** math.floor(math.log10(left)))
     return figure(
         traces,

@@ -315,7 +315,9 @@ def report(card: PvfCard) -> Report:
         report_type="A measurement to share",
         title=f"PVF card of {spec.workload}",
         headline=f"{card.measure} of {spec.workload}: {spec.fault} at {' '.join(spec.at)}, per {spec.per}; {trials}",
-        estimates=machine_table(_estimates(rows, card.confidence)),
+        estimates=machine_table(
+            _estimates(rows, card.confidence), ("level", "target", "parent", "flips", "", "silent")
+        ),
         numbers=tuple(key_numbers(card)),
         findings=card.notes,
         sections=(

@@ -76,6 +76,8 @@ METHOD = (
     "the level is reported as different is at most {:g} %. A row that is not reported as different is not shown to be equal: "
     "its interval contains all differences that are still possible."
 )
+MACHINE_NAMES = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "", "ratio", "ratio_low", "ratio_high", "p",
+                 "b_is", "paired")  # fmt: skip
 
 
 def comparison_report(comparison: Comparison) -> Report:
@@ -87,7 +89,7 @@ def comparison_report(comparison: Comparison) -> Report:
         report_type=f"Comparison · {kind} · {a.fault}",
         title=f"{meaning(a)}, {a.fault}: B ({b.store}, {b.workload}) against A ({a.store}, {a.workload})",
         headline=headline(comparison),
-        estimates=machine_table(_estimates(comparison)),
+        estimates=machine_table(_estimates(comparison), MACHINE_NAMES),
         numbers=tuple(_numbers(comparison)),
         findings=tuple(filter(None, (differing_rows_text(comparison), *_missing(comparison), *comparison.notes))),
         sections=tuple(_sections(comparison)),
@@ -102,13 +104,13 @@ def _estimates(comparison: Comparison) -> Iterator[Estimate]:
     for row in at_level(comparison.rows, "component", "model", "layer", "tensor", "bit"):
         d, r = row.difference, row.ratio
         keys = {"level": row.level, "target": row.target, "parent": row.parent, "flips": row.flips}
-        of = {"a": row.a.estimate, "a_n": row.a.n, "b": row.b.estimate, "b_n": row.b.n}
-        apart = Interval(d.estimate, d.low, d.high, comparison.confidence, min(row.a.n, row.b.n), row.method)
         further = {
+            "a": row.a.estimate, "a_n": row.a.n, "b": row.b.estimate, "b_n": row.b.n,
             "ratio": r.estimate, "ratio_low": r.low, "ratio_high": r.high, "p": row.adjusted_p,
             "b_is": difference_direction(row) or None, "paired": "yes" if row.is_paired else "no",
         }  # fmt: skip
-        yield Estimate({**keys, **of}, apart, further=further)
+        apart = Interval(d.estimate, d.low, d.high, comparison.confidence, min(row.a.n, row.b.n), row.method)
+        yield Estimate(keys, apart, further=further)
 
 
 def _data(comparison: Comparison) -> dict[str, Any]:

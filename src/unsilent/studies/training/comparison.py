@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
-from unsilent.report.dots import Dots, shares_figure
-from unsilent.report.estimates import Estimate, hover_text, machine_table, rows_across
+from unsilent.report.dots import Dots, hover_text, shares_figure
+from unsilent.report.estimates import Estimate, machine_table, rows_across
 from unsilent.report.model import Column, Plot, Report, Section, Table, TextBlock
 from unsilent.report.text import count_text, listed
 from unsilent.report.theme import SERIES_COLOURS, Figure
@@ -80,7 +80,7 @@ def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: Tr
         report_type="Two campaigns compared",
         title=f"{one.workload} and {other.workload}",
         headline=ALL_EQUAL if one.campaign == other.campaign and _all_equal(output) else _headline(output),
-        estimates=machine_table(found),
+        estimates=machine_table(found, ("outcome", "of", "")),
         findings=(f"A: {output[0].first}", f"B: {output[0].second}"),
         sections=(Section("Outcomes", "Shares of trials with confidence limits.", (TextBlock(marks), plot, rows)),),
         facts=tuple(
@@ -118,7 +118,9 @@ def _figure(found: Sequence[Estimate]) -> Figure:
     series = []
     for number, (name, symbol) in enumerate((("A", "circle"), ("B", "square"))):
         own = [one for one in found if one.keys["of"] == name]
-        rows = [(i + 0.3 * (number - 0.5), one.interval, hover_text(one)) for i, one in enumerate(own)]
+        rows = [
+            (i + 0.3 * (number - 0.5), one.interval, hover_text(one.interval, *one.names)) for i, one in enumerate(own)
+        ]
         series.append(Dots("", SERIES_COLOURS[number], symbol, rows))
     return shares_figure(series, [str(one.keys["outcome"]) for one in own], "share of trials")
 

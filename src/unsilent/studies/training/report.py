@@ -63,8 +63,6 @@ from unsilent.studies.training.spec import HISTORY_KINDS
 SCHEMA = "unsilent/training/2"
 GROUPS = 16
 """Rows of a terminal's table of groups or targets; JSON and the page have all."""
-FURTHER = ("memory_kind", "part", "elements", "failures", "caught", "identical")
-"""What JSON has of some estimates besides."""
 SHARES = ("different %", "harmful %", "latent %")
 """Columns of the shares of a group."""
 NAME, EXAMPLE = 36, 28
@@ -106,7 +104,7 @@ def report(result: TrainingResult) -> Report:
         report_type="Faults in training",
         title=f"Faulty training runs of {result.workload}",
         headline=headline(result),
-        estimates=machine_table(estimates(result), rare=FURTHER),
+        estimates=machine_table(estimates(result), ("group", "target", "measure", "")),
         numbers=tuple(key_numbers(result)),
         findings=tuple(findings(result)),
         sections=tuple(section for section in _sections(result) if section.parts),

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from unsilent.interval import Interval
+from unsilent.report.dots import hover_text
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Part, Plot, Report, Section, Table
 from unsilent.report.text import count_text, share_with_limits_text, upper_bound_text
-from unsilent.report.theme import SERIES_COLOURS, Figure, figure
+from unsilent.report.theme import Figure, figure, label, marker_series, series_colour
 from unsilent.statistics.conformal import promised_rate
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, Detection, InferenceCoverageResult
 from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, SHIFTED, TEST, TIMED_BATCHES
@@ -42,7 +43,8 @@ def report(result: InferenceCoverageResult) -> Report:
     baseline = result.baseline
     return Report(
         "unsilent/inference-coverage/1", "coverage", f"Detection of changed answers of {baseline.name}", _headline(result),
-        machine_table(estimates(result)), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
+        machine_table(estimates(result), ("detector", "errors", "rate", "measure", "")),
+        findings=tuple(_findings(result)), sections=tuple(_sections(result)),
         facts=tuple(_facts(result)), notes=tuple(baseline.notes), repeat_command=result.command, method=METHOD,
         further_json={
             "command": result.command, "spec": result.spec.to_json(), "reference": result.reference,
@@ -236,11 +238,10 @@ def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
     if not costs:
         return
     traces = [
-        {
-            "type": "scatter", "mode": "markers", "name": one.detector, "x": [100 * (one.ratios[-1] - 1)],
-            "y": [shares[one.detector].estimate],
-            "marker": {"color": SERIES_COLOURS[number % len(SERIES_COLOURS)], "size": 11},
-        }
+        marker_series(
+            label(one.detector), [100 * (one.ratios[-1] - 1)], [shares[one.detector].estimate],
+            [hover_text(shares[one.detector], one.detector)], {"color": series_colour(number), "size": 11},
+        )
         for number, one in enumerate(costs)
     ]  # fmt: skip
     shown = figure(
