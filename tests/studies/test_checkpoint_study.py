@@ -15,6 +15,8 @@ from unsilent.cli.main import run as cli
 from unsilent.errors import UsageError
 from unsilent.options import OptionValues
 from unsilent.outcomes.training import TrainingOutcome
+from unsilent.render.cells import header_text, texts
+from unsilent.render.report_json import report_json
 from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences, store_noise_floors
 from unsilent.report.model import Report
 from unsilent.studies.checkpoint.analysis import (
@@ -28,7 +30,7 @@ from unsilent.studies.checkpoint.analysis import (
     smallest_detectable_in_pairs,
 )
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY, CheckpointStore
-from unsilent.studies.checkpoint.report import LOADED_BY_TEXTS, report
+from unsilent.studies.checkpoint.report import LOADED_BY_TEXTS, comparison_report, report
 from unsilent.studies.checkpoint.sections import BELONGS, regions_of
 from unsilent.studies.checkpoint.spec import (
     COLLECTIVES,
@@ -238,6 +240,14 @@ def test_a_stored_campaign_is_read_and_reported(tmp_path):
     gap = replace(strategies.difference, low=-0.1, high=0.1)
     result = replace(result, differences=(replace(strategies, difference=gap, detectable=0.141),))
     assert any("any of 15 points or more would be found" in one for one in report(result).findings)
+    differences = comparison_report(result, replace(result, groups=result.groups[::-1]))
+    (shown,) = differences.sections[0].parts
+    lines = [texts(shown.columns, one) for one in shown.rows]
+    assert lines[0][-3:-1] == ["50 [18, 82]"] * 2
+    assert {line[-1] for line in lines} == {"0 [-60, +60]", "0 [-40, +40]"}  # a difference has signs, and is in points
+    assert header_text(shown.columns[-1]).endswith(", points")
+    measures = [row["measure"] for row in report_json(differences)["results"][:3]]
+    assert measures == ["harmful, A", "harmful, B", "harmful, A minus B"]
 
 
 WITH = ("--with", "steps=24", "--with", "batch=16", "--with", "width=4")

@@ -9,7 +9,7 @@ from typing import Any
 from unsilent.placement.code import script
 from unsilent.placement.drawing import MOST_DEVICES, bandwidth_text, hierarchy_figure
 from unsilent.placement.ranking import RankedPlacement, RankedProgram, RankedStep, Ranking, Reduction
-from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextBlock, TextCell
+from unsilent.report.model import Column, Getter, Plot, Report, Section, Table, TableRow, TextBlock
 from unsilent.report.text import count_text
 from unsilent.sizes import human_bytes
 
@@ -29,7 +29,8 @@ def report(
     best = ranking.placements[0]
     taken = ranking.search_seconds if seconds is None else seconds
     return Report(
-        "unsilent/placement/1", "placement", f"Placements on {ranking.system.name}", _headline(ranking), _estimates(ranking, top),
+        "unsilent/placement/1", "placement", f"Placements on {ranking.system.name}", _headline(ranking),
+        _predictions(ranking, top),
         numbers=(
             ("devices", f"{ranking.system.devices:,}", " x ".join(map(str, ranking.system.counts))),
             ("placements", f"{len(ranking.placements):,}", ""),
@@ -57,10 +58,6 @@ def time_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
-
-
-def _seconds(seconds: float) -> TextCell:
-    return TextCell(time_text(seconds), seconds)
 
 
 def reduction_text(reduction: Reduction) -> str:
@@ -143,8 +140,8 @@ def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Sec
     if ranking.system.devices <= MOST_DEVICES:
         tables.append(_grid_table(best))
     yield Section("Levels", "What the prediction assumes, and where each coordinate lies.", tuple(tables))
-    text = script(best.placement, ranking.reductions, [programs[0] for programs in best.programs])
-    lines = tuple((None, f"`{line}`") for line in text.split("\n") if line)
+    code = script(best.placement, ranking.reductions, [programs[0] for programs in best.programs])
+    lines = tuple((None, f"`{line}`") for line in code.split("\n") if line)
     yield Section("Code", "Mesh and programs of the fastest placement, for torch.", (TextBlock(lines),))
 
 
@@ -153,27 +150,33 @@ def _alt_text(ranking: Ranking, best: RankedPlacement) -> str:
 
 
 def _placement_table(ranking: Ranking, top: int) -> Table:
-    several = len(ranking.reductions) > 1
-    heads = (
-        Column("placement"), Column("predicted"), Column("flat / best", kind="number", digits=".3g"),
-        *(Column(f"program, {', '.join(r.axes)}", left_aligned=True) for r in ranking.reductions),
-        *(Column(f"time, {', '.join(r.axes)}", priority=1) for r in ranking.reductions if several),
-        *(Column(f"most shared link{', ' + ', '.join(r.axes) if several else ''}", priority=2, left_aligned=True)
-          for r in ranking.reductions),
+    best, system = ranking.placements[0], ranking.system
+    axes = [", ".join(reduction.axes) for reduction in ranking.reductions]
+    several = len(axes) > 1
+    columns = (
+        Column("placement", of=lambda one: str(one.placement)), _time("predicted"),
+        _ratio("flat / best", lambda one: one.flat_seconds / one.seconds if one.seconds else 1.0),
+        *(Column.text(f"program, {name}", _of_best(i, lambda p: p.text(system))) for i, name in enumerate(axes)),
+        *(_time(f"time, {name}", _of_best(i, lambda p: p.seconds), 1) for i, name in enumerate(axes) if several),
+        *(Column.text(f"most shared link{', ' + name if several else ''}", _of_best(i, lambda p: _link(ranking, p)), 2)
+          for i, name in enumerate(axes)),
     )  # fmt: skip
-    rows = []
-    for one in ranking.placements:
-        programs = [p[0] for p in one.programs]
-        cells: list[Cell] = [
-            str(one.placement),
-            _seconds(one.seconds),
-            one.flat_seconds / one.seconds if one.seconds else 1.0,
-        ]
-        cells += [p.text(ranking.system) for p in programs]
-        cells += [_seconds(p.seconds) for p in programs if several]
-        cells += [_link(ranking, p) for p in programs]
-        rows.append(TableRow(tuple(cells), emphasised=one is ranking.placements[0]))
-    return Table(heads, tuple(rows), terminal_rows=top, sortable=True)
+    return Table.of(
+        ranking.placements, columns, is_emphasised=lambda one: one is best, terminal_rows=top, sortable=True
+    )
+
+
+def _of_best(number: int, cell: Getter) -> Getter:
+    """The cell of the best program of a reduction."""
+    return lambda one: cell(one.programs[number][0])
+
+
+def _time(name: str, of: Getter | None = lambda one: one.seconds, priority: int = 0) -> Column:
+    return Column(name, "number", digits=time_text, of=of, priority=priority)
+
+
+def _ratio(name: str, of: Getter) -> Column:
+    return Column(name, "number", digits=".3g", of=of)
 
 
 def _link(ranking: Ranking, ranked: RankedProgram) -> str:
@@ -182,72 +185,63 @@ def _link(ranking: Ranking, ranked: RankedProgram) -> str:
 
 
 def _program_table(ranking: Ranking, programs: tuple[RankedProgram, ...]) -> Table:
-    heads = (
-        Column("program", left_aligned=True), Column("predicted"), Column("flat / this", kind="number", digits=".3g"),
-        Column("most shared link", priority=1, left_aligned=True),
+    columns = (
+        Column.text("program", lambda p: p.text(ranking.system)), _time("predicted"), _ratio("flat / this", lambda p: p.ratio),
+        Column.text("most shared link", lambda p: _link(ranking, p), 1),
     )  # fmt: skip
-    rows = (TableRow((p.text(ranking.system), _seconds(p.seconds), p.ratio, _link(ranking, p))) for p in programs)
-    return Table(heads, tuple(rows), title="fastest programs")
+    return Table.of(programs, columns, "fastest programs")
 
 
 def _step_table(ranking: Ranking, ranked: RankedProgram) -> Table:
-    heads = (
-        Column("step", left_aligned=True), Column("bytes per group"), Column("predicted"), Column("link", left_aligned=True),
-        Column("groups on it", kind="number"), Column("algorithm", priority=1),
+    columns = (
+        Column.text("step", lambda row: row[0]),
+        Column("bytes per group", "number", digits=lambda size: human_bytes(round(size)), of=lambda row: row[1].payload),
+        _time("predicted", lambda row: row[1].cost.seconds),
+        Column.text("link", lambda row: ranking.system.levels[row[1].cost.level].name),
+        Column.count("groups on it", lambda row: row[1].cost.flows), Column("algorithm", priority=1,
+               of=lambda row: row[1].cost.algorithm),
     )  # fmt: skip
-    single = ranked.text(ranking.system).split("; ")
-    rows = [
-        TableRow((
-            text, human_bytes(round(s.payload)), _seconds(s.cost.seconds), ranking.system.levels[s.cost.level].name,
-            s.cost.flows, s.cost.algorithm,
-        ))
-        for text, s in zip(single, ranked.steps, strict=False)
-    ]  # fmt: skip
-    return Table(heads, tuple(rows), title="steps of the fastest program", terminal_rows=0)
+    rows = zip(ranked.text(ranking.system).split("; "), ranked.steps, strict=False)
+    return Table.of(rows, columns, "steps of the fastest program", terminal_rows=0)
 
 
 def _level_table(ranking: Ranking) -> Table:
-    heads = (
-        Column("level"), Column("count", kind="number"), Column("bandwidth of a link"), Column("latency"),
-        Column("devices on a link", kind="number"), Column("kind", left_aligned=True),
-    )  # fmt: skip
     system = ranking.system
-    rows = (
-        TableRow(
-            (one.name, one.count, bandwidth_text(one.bandwidth), _seconds(one.latency), system.sharing(at), one.link)
-        )
-        for at, one in enumerate(system.levels)
-    )
-    return Table(heads, tuple(rows), title="machine")
+    columns = (
+        Column("level", of=lambda row: row[1].name), Column.count("count", lambda row: row[1].count),
+        Column("bandwidth of a link", "number", digits=bandwidth_text, of=lambda row: row[1].bandwidth),
+        _time("latency", lambda row: row[1].latency), Column.count("devices on a link", lambda row: system.sharing(row[0])),
+        Column.text("kind", lambda row: row[1].link),
+    )  # fmt: skip
+    return Table.of(enumerate(system.levels), columns, "machine")
 
 
 def _grid_table(best: RankedPlacement) -> Table:
     grid, axes = best.placement.grid(), best.placement.axes
-    last = grid.shape[-1]
-    heads = (
+    columns = (
         Column(" ".join(axes[:-1]) or "device"),
-        *(Column(f"{axes[-1]} {at}", kind="number") for at in range(last)),
+        *(Column.count(f"{axes[-1]} {at}") for at in range(grid.shape[-1])),
     )
-    rows = tuple(
+    rows = (
         TableRow((" ".join(map(str, place)), *map(int, grid[place])))
         for place in product(*(range(size) for size in grid.shape[:-1]))
     )
-    return Table(heads, rows, title=f"devices of placement {best.placement}", terminal_rows=16)
+    return Table(columns, tuple(rows), f"devices of placement {best.placement}", terminal_rows=16)
 
 
-def _estimates(ranking: Ranking, top: int) -> Table:
-    heads = (
-        Column("rank", kind="number"), Column("placement"), Column("reduction"), Column("program"), Column("seconds"),
-        Column("flat_seconds"),
+def _predictions(ranking: Ranking, top: int) -> Table:
+    """The table for machines: predictions, which have no limits."""
+    columns = (
+        Column.count("rank"), *map(Column, ("placement", "reduction", "program")), _time("seconds", None),
+        _time("flat_seconds", None),
     )  # fmt: skip
-    rows = [
-        TableRow(
-            (rank, str(one.placement), ",".join(r.axes), p[0].text(ranking.system), p[0].seconds, p[0].flat_seconds)
-        )
+    rows = (
+        {"rank": rank, "placement": str(one.placement), "reduction": ",".join(r.axes), "program": p[0].text(ranking.system),
+         "seconds": p[0].seconds, "flat_seconds": p[0].flat_seconds}
         for rank, one in enumerate(ranking.placements[:top], 1)
         for r, p in zip(ranking.reductions, one.programs, strict=True)
-    ]
-    return Table(heads, tuple(rows))
+    )  # fmt: skip
+    return Table.of(rows, columns)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unsilent.interval import Interval
 from unsilent.report.model import Cell, Column, TableRow, TextCell
-from unsilent.report.text import escape_unprintable, interval_text
+from unsilent.report.text import difference_text, escape_unprintable, interval_text
 
 NOTHING = "–"
 
@@ -18,17 +18,19 @@ def header_text(column: Column) -> str:
 
 def cell_text(column: Column, cell: Cell) -> str:
     """What is shown of a cell."""
-    if cell is None:
+    if cell is None or (isinstance(cell, Interval) and cell.estimate is None):
         return NOTHING
     if isinstance(cell, TextCell):
         return escape_unprintable(cell.text)
     if isinstance(cell, Interval):
-        return interval_text(cell, column.scale)
+        return difference_text(cell) if column.kind == "difference" else interval_text(cell, column.scale)
     if isinstance(cell, bool):
         return "yes" if cell else "no"
+    if callable(column.digits) and not isinstance(cell, str):
+        return escape_unprintable(column.digits(cell * column.scale))
     if isinstance(cell, int):
         return f"{cell:,}"
-    return format(cell * column.scale, column.digits) if isinstance(cell, float) else escape_unprintable(cell)
+    return format(cell * column.scale, str(column.digits)) if isinstance(cell, float) else escape_unprintable(cell)
 
 
 def cell_key(cell: Cell) -> float | None:

@@ -59,24 +59,22 @@ def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
     # Title and scale lie above the map: a map of one row has no room for them at its side, a phone none at all.
     corner = {"xref": "container", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"}
     # 38: room for the half of the first tick's text that hangs over.
-    bar: Figure = {"thickness": 12, "outlinewidth": 0, "orientation": "h", "lenmode": "pixels", "len": 310, "xpad": 38}
+    bar: Figure = {"orientation": "h", "lenmode": "pixels", "len": 310, "xpad": 38}
     bar |= {"tickangle": 0, "ticklabeloverflow": "allow", "ypad": 28, "tickvals": [math.log10(t) for t in ticks]}
     bar |= {"ticktext": [("≤ " if i == 0 else "") + percent_label(t) for i, t in enumerate(ticks)], **corner}
-    trace: Figure = {"type": "heatmap", "x": list(range(len(bits))), "y": list(range(len(values)))}
-    trace |= {"zmin": math.log10(scale_bottom), "zmax": 0, "colorscale": HEAT, "colorbar": bar, "xgap": 1}
-    trace |= {"ygap": 1 if len(values) <= 80 else 0, "hoverongaps": False, "hoverinfo": "text"}
-    trace |= {
-        "z": [[None if v is None else math.log10(max(v, scale_bottom)) for v in row] for row in values],
-        "text": [
-            [
-                f"<b>{label(layer, 60)}</b><br>bit {bit} ({label(field)})<br>"
-                + ("no trial" if v is None else f"{measure} {100 * v:.3g} %")
-                + f", n = {n:,}"
-                for bit, field, v, n in zip(bits, fields, row, own, strict=True)
-            ]
-            for layer, row, own in zip(heat.layers, values, counts, strict=True)
-        ],
-    }
+    colours = [[None if v is None else math.log10(max(v, scale_bottom)) for v in row] for row in values]
+    hover = [
+        [
+            f"<b>{label(layer, 60)}</b><br>bit {bit} ({label(field)})<br>"
+            + ("no trial" if v is None else f"{measure} {100 * v:.3g} %")
+            + f", n = {n:,}"
+            for bit, field, v, n in zip(bits, fields, row, own, strict=True)
+        ]
+        for layer, row, own in zip(heat.layers, values, counts, strict=True)
+    ]
+    places = {"x": list(range(len(bits))), "y": list(range(len(values)))}
+    gaps = {"xgap": 1, "ygap": 1 if len(values) <= 80 else 0, "hoverongaps": False}
+    trace = heat_series(colours, hover, bar, zmin=math.log10(scale_bottom), zmax=0, **places, **gaps)
     step = max(1, math.ceil(len(values) / 80))
     named = [i for i, bit in enumerate(bits) if len(bits) <= 16 or bit % 4 == 0 or i == 0]
     xaxis = {"tickvals": named, "ticktext": [str(bits[i]) for i in named], "range": [-0.5, len(bits) - 0.5]}
@@ -95,6 +93,14 @@ def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
         xaxis={**xaxis, "title": {"text": "bit position"}, "showgrid": False},
         yaxis={**yaxis, "range": [len(values) - 0.5, -0.5], "showgrid": False, "automargin": True},
     )
+
+
+def heat_series(
+    colours: Sequence[Sequence[float | None]], hover: Sequence[Sequence[str]], bar: Figure, **more: object
+) -> Figure:
+    """Cells coloured by a number, None stays grey; ``hover`` is what is shown of each, ``bar`` the look of the scale."""
+    trace = {"type": "heatmap", "z": colours, "text": hover, "hoverinfo": "text", "colorscale": HEAT}
+    return {**trace, "colorbar": {"thickness": 12, "outlinewidth": 0, **bar}, **more}
 
 
 def _field(name: str, first: int, last: int, columns: int) -> Figure:

@@ -5,14 +5,15 @@ Studies make it, renderers show it: in a terminal, as plain columns, as JSON, as
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from unsilent.interval import Interval
 from unsilent.report.theme import Figure
 
-Kind = Literal["text", "number", "estimate"]
+Getter = Callable[[Any], "Cell"]
+Kind = Literal["text", "number", "estimate", "difference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +22,50 @@ class Column:
 
     Attributes:
         kind: ``text``; ``number`` (int, or float with ``digits``); ``estimate`` (`Interval`, shown with its
-            limits).
+            limits); ``difference`` (`Interval` of a difference of shares, shown in points with signs).
         unit: Is shown behind the name.
         scale: What numbers are multiplied with before they are shown (100: percent).
-        digits: Format of a float, like ``.2f``; an int is shown with thousands separated.
+        digits: Format of a float, like ``.2f``, or a function that makes the text of any number; an int is shown with
+            thousands separated.
         priority: 0 is always shown; where a terminal is too narrow, columns of the highest priority go first.
         left_aligned: Text that is read, not compared.
+        of: Takes the cell from what a row is made of (see `Table.of`); None: a row is a mapping that may have it by the
+            column's name.
     """
 
     name: str
     kind: Kind = "text"
     unit: str = ""
     scale: float = 1.0
-    digits: str = ".6g"
+    digits: str | Callable[[float], str] = ".6g"
     priority: int = 0
     left_aligned: bool = False
+    of: Getter | None = None
+
+    @classmethod
+    def text(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+        """Text that is read."""
+        return cls(name, left_aligned=True, priority=priority, of=of)
+
+    @classmethod
+    def count(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+        """A whole number."""
+        return cls(name, "number", priority=priority, of=of)
+
+    @classmethod
+    def share(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+        """An `Interval` of a share, from 0 to 1, that is shown in percent with its limits."""
+        return cls(name, "estimate", "%", 100.0, priority=priority, of=of)
+
+    @classmethod
+    def percent(cls, name: str, of: Getter | None = None, priority: int = 0, digits: str = ".3g") -> Column:
+        """A share without limits, from 0 to 1, that is shown in percent."""
+        return cls(name, "number", "%", 100.0, digits, priority, of=of)
+
+    @classmethod
+    def points(cls, name: str, of: Getter | None = None, priority: int = 0) -> Column:
+        """An `Interval` of a difference of two shares that is shown in percentage points, with signs and limits."""
+        return cls(name, "difference", "points", 100.0, priority=priority, of=of)
 
 
 Mark = tuple[str, str]
@@ -91,19 +121,29 @@ class Table:
     sortable: bool = False
     plain_line_format: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        rows: Iterable[Any],
+        columns: Iterable[Column],
+        title: str = "",
+        is_emphasised: Callable[[Any], bool] = lambda _: False,
+        **more: Any,
+    ) -> Table:
+        """A table with a row for each of ``rows``, of which the columns take their cells; ``more``: further attributes."""
+        heads = tuple(columns)
+        lines = (
+            TableRow(
+                tuple(row.get(head.name) if head.of is None else head.of(row) for head in heads), is_emphasised(row)
+            )
+            for row in rows
+        )
+        return cls(heads, tuple(lines), title, **more)
+
 
 def columns(*names: str, left: Container[str] = (), priority: Mapping[str, int] | None = None) -> tuple[Column, ...]:
     """Columns of text by their names; ``left`` and ``priority``: see `Column`."""
     return tuple(Column(name, left_aligned=name in left, priority=(priority or {}).get(name, 0)) for name in names)
-
-
-def estimates_table(names: Sequence[str], rows: Iterable[tuple[Cell, ...]], rare: Container[str] = ()) -> Table:
-    """The table for machines: a row for each estimate, which stands in the column without a name.
-
-    ``rare``: columns that a narrow terminal leaves out.
-    """
-    heads = (Column(name, "text" if name else "estimate", priority=int(name in rare)) for name in names)
-    return Table(tuple(heads), tuple(map(TableRow, rows)))
 
 
 @dataclass(frozen=True, slots=True)

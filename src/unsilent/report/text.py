@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from textwrap import wrap
+from typing import Protocol
 
 from unsilent.interval import Interval
 from unsilent.printable import escape_unprintable as escape_unprintable
@@ -26,6 +27,17 @@ MOST_OFF = 0.025
 """Part of an estimate by which rounding may change it."""
 _PLACES = 6
 """More decimals than this are written as a power of ten."""
+
+
+class EstimateWithLimits(Protocol):
+    """What has an estimate and limits; None: nothing was tried."""
+
+    @property
+    def estimate(self) -> float | None: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +85,7 @@ def estimate_text(estimate: float | None, low: float, high: float, scale: float 
     return EstimateText(_text(estimate * scale, own, ROUND_HALF_EVEN), lower, upper)
 
 
-def share_with_limits_text(share: Interval) -> str:
+def share_with_limits_text(share: EstimateWithLimits) -> str:
     """A share in percent with its limits: ``3.8 % [2.5, 5.6]``, ``0 % [0, 31]``; ``25 %`` where it is exact."""
     if share.estimate is None:
         return NO_TRIAL
@@ -126,6 +138,12 @@ def signed(estimate: float | None, low: float, high: float) -> EstimateText:
     value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * 100.0, places))
     lower, upper = _text(low * 100.0, places, ROUND_FLOOR), _text(high * 100.0, places, ROUND_CEILING)
     return EstimateText(value, _sign(lower), _sign(upper))
+
+
+def difference_text(gap: Interval, unit: str = "") -> str:
+    """A difference of shares in percentage points with its sign and limits: ``+0.31 [-0.2, +0.9]``; ``unit`` after the number."""
+    shown = signed(gap.estimate, gap.low, gap.high)
+    return f"{shown.estimate}{unit}{shown.limits_in_sentence}"
 
 
 def ratio_text(estimate: float | None, low: float, high: float) -> EstimateText:

@@ -31,7 +31,19 @@ OUTCOME_COLOURS = {
 OUTCOME_NAMES = {"sdc": "silent (SDC)", "due": "detectable (DUE)", "nonfinite": "non-finite"}
 MARKERS = ("circle", "square", "diamond", "cross", "x", "pentagon", "star")
 INK, SOFT, GRID, GREY = "#1f2933", "#5c6873", "#e8ebee", "#cfd5db"
+MOST_COLOURED = 3 * len(SERIES_COLOURS)
+"""Series from this number on are grey: their colours and shapes would repeat those of others."""
 HEAT = [[0, "#FFF8EC"], [0.25, "#FDD49E"], [0.5, "#FC8D59"], [0.75, "#D7301F"], [1, "#5F0000"]]
+
+
+def series_colour(number: int) -> str:
+    """The colour of the number-th series."""
+    return SERIES_COLOURS[number % len(SERIES_COLOURS)] if number < MOST_COLOURED else GREY
+
+
+def series_marker(number: int) -> str:
+    """The shape of the number-th series."""
+    return MARKERS[number % len(MARKERS)]
 
 
 def label(name: str, width: int = 30) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.report.model import Cell, Column, Report, Section, Table, TableRow, TextCell, estimates_table
-from unsilent.report.text import count_text, percent_text, signed, upper_bound_text
+from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
+from unsilent.report.model import Cell, Column, Report, Section, Table
+from unsilent.report.text import count_text, difference_text, percent_text, upper_bound_text
 from unsilent.statistics.comparing import joint_differences
-from unsilent.studies.checkpoint.analysis import ALL_FLIPS, CheckpointResult, Difference, ResumeGroup
+from unsilent.studies.checkpoint.analysis import ALL_FLIPS, CheckpointResult, Difference, Floats, ResumeGroup
 from unsilent.studies.checkpoint.spec import SECTIONS, CheckpointTarget, CleanResume
 
-_SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0}
 NAMES = ("strategy", "section", "loaded by")
+MACHINE_NAMES = (*NAMES, "flips", "measure", "")
 LOADED_BY_TEXTS = {
     "all": "all ranks",
     "one-after": "the last rank, into the wrapped model; the others load the clean file",
@@ -41,7 +42,7 @@ def report(result: CheckpointResult) -> Report:
     )
     return Report(
         "unsilent/checkpoint-study/1", "checkpoint study", f"Corrupted checkpoints of {baseline.name}", headline,
-        _machine_table(result), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
+        machine_table(estimates(result), MACHINE_NAMES), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
         facts=tuple(_facts(result)), repeat_command=result.command, method=METHOD,
         further_json={
             "command": result.command, "spec": spec.to_json(), "trials": len(result.trials), "seconds": result.seconds,
@@ -54,27 +55,26 @@ def report(result: CheckpointResult) -> Report:
     )  # fmt: skip
 
 
-def _machine_table(result: CheckpointResult) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for group in result.groups:
-        where = (*_names(group.target), group.flips)
-        rows += [(*where, "harmful", group.harmful), (*where, "different", group.different)]
-    return estimates_table((*NAMES, "flips", "measure", ""), rows)
+def estimates(result: CheckpointResult) -> list[Estimate]:
+    """The share of harmful and of different resumes of each group."""
+    return [
+        estimate
+        for one in result.groups
+        for estimate in measured(_keys(one), {"harmful": one.harmful, "different": one.different})
+    ]
 
 
-def _names(target: CheckpointTarget) -> tuple[str, str, str]:
-    return target.strategy, target.section, target.loaded_by
+def _names(target: CheckpointTarget) -> dict[str, Cell]:
+    return dict(zip(NAMES, (target.strategy, target.section, target.loaded_by), strict=True))
 
 
-def _where_columns(result: CheckpointResult) -> tuple[Column, ...]:
-    """The columns that say which group; who loads the file where that differs."""
-    names = NAMES if _ways_differ(result) else NAMES[:2]
-    return *(Column(name, left_aligned=True) for name in names), Column("flips", "number")
+def _keys(group: ResumeGroup) -> dict[str, Cell]:
+    return {**_names(group.target), "flips": group.flips}
 
 
-def _where(group: ResumeGroup, result: CheckpointResult) -> tuple[Cell, ...]:
-    names = _names(group.target)
-    return *(names if _ways_differ(result) else names[:2]), group.flips
+def _name_columns(result: CheckpointResult) -> list[Column]:
+    """The columns that say which target; who loads the file where that differs."""
+    return [Column.text(name) for name in (NAMES if _ways_differ(result) else NAMES[:2])]
 
 
 def _ways_differ(result: CheckpointResult) -> bool:
@@ -92,7 +92,7 @@ def _findings(result: CheckpointResult) -> Iterator[str]:
             f"same class, {result.pairs.same_bits:,} with the same bits"
         )
     if worst := max(result.groups, key=lambda group: (group.harmful.low, -group.flips), default=None):
-        names = [name for name in _names(worst.target) if name != "all"]
+        names = [str(name) for name in _names(worst.target).values() if name != "all"]
         yield (
             f"most harmful: {', '.join(names)}, {count_text(worst.flips, 'flip')}: {worst.harmful_trials:,} of "
             f"{count_text(worst.trials, 'trial')}"
@@ -121,114 +121,84 @@ def _sentence(one: Difference) -> str:
     gap = one.difference
     verdict = f"{'the first' if gap.low > 0 else 'the second'} ends harmfully more often"
     shares = " against ".join(f"{percent_text(share.estimate)}" for share in (one.first, one.second))
-    limits = signed(gap.estimate, gap.low, gap.high)
-    return f"harmful, {one.name}: {shares}, difference {limits.estimate} points{limits.limits_in_sentence}: {verdict}"
+    return f"harmful, {one.name}: {shares}, difference {difference_text(gap, ' points')}: {verdict}"
 
 
 def _sections(result: CheckpointResult) -> Iterator[Section]:
-    shares = Table(
-        (
-            *_where_columns(result), Column("trials", "number"), Column("harmful", **_SHARE),
-            Column("different", **_SHARE, priority=1), Column("not finite", "number", priority=2),
-            Column("extreme", "number", priority=3),
-            Column("recovery", "number", unit="steps", digits=".0f", priority=4),
-        ),
-        tuple(TableRow((*_where(group, result), *_cells(group))) for group in result.groups),
-        "Resumes from corrupted checkpoints",
+    names = [*_name_columns(result), Column.count("flips")]
+    shares = (
+        *names, Column.count("trials"), Column.share("harmful"), Column.share("different", priority=1),
+        Column.count("not finite", priority=2),
+        Column.count("extreme", priority=3), Column("recovery", "number", "steps", digits=".0f", priority=4),
     )  # fmt: skip
+    rows = [
+        {**row, "trials": group.trials, "not finite": group.with_nonfinite, "extreme": group.with_extreme,
+         "recovery": group.recovered}
+        for row, group in zip(rows_across(estimates(result), "measure"), result.groups, strict=True)
+    ]  # fmt: skip
     yield Section(
         "Shares",
         "Not finite and extreme: runs whose model had, on any rank, values that are NaN or infinite, or beyond a million. "
         "Recovery: median of the steps after which the training metric stayed within the gap, of runs that recovered.",
-        (shares,),
+        (Table.of(rows, shares, "Resumes from corrupted checkpoints"),),
     )
-    present = {name for group in result.groups for name in group.counts}
-    totals = Counter[str]()
-    for group in result.groups:
-        totals.update(group.counts)
+    totals = sum((Counter(group.counts) for group in result.groups), Counter[str]())
     kept = {name: number for number, (name, _) in enumerate(totals.most_common())}
-    classes = [str(name) for name in TrainingOutcome if str(name) in present]
-    outcome = Table(
-        (*_where_columns(result), *(Column(name, "number", priority=kept[name]) for name in classes)),
-        tuple(TableRow((*_where(g, result), *(g.counts.get(name, 0) for name in classes))) for g in result.groups),
-        "Outcome classes",
-    )  # fmt: skip
-    yield Section("Outcome classes", "How the trainings ended.", (outcome,))
+    classes = [Column.count(name, priority=kept[name]) for name in map(str, TrainingOutcome) if name in kept]
+    rows = [{**_keys(group), **dict.fromkeys(kept, 0), **group.counts} for group in result.groups]
+    yield Section(
+        "Outcome classes", "How the trainings ended.", (Table.of(rows, [*names, *classes], "Outcome classes"),)
+    )
     if result.differences:
-        rows = (
-            TableRow((
-                one.name, one.first, one.second, TextCell(_limits(one), one.difference.estimate),
-                f"{100 * one.detectable:.0f}", "shown" if one.is_shown else "none shown",
-            )) for one in result.differences
-        )  # fmt: skip
-        differences = Table(
-            (Column("harmful", left_aligned=True), Column("first", **_SHARE), Column("second", **_SHARE),
-             Column("difference", unit="points"), Column("detectable", "number", unit="points", priority=1),
-             Column("verdict", left_aligned=True, priority=2)),
-            tuple(rows), "Differences between harmful shares",
+        differences = (
+            Column.text("harmful", lambda one: one.name), Column.share("first", lambda one: one.first),
+            Column.share("second", lambda one: one.second),
+            Column.points("difference", lambda one: one.difference),
+            Column("detectable", "number", "points", 100.0, ".0f", 1, of=lambda one: one.detectable),
+            Column.text("verdict", lambda one: "shown" if one.is_shown else "none shown", priority=2),
         )  # fmt: skip
         yield Section(
             "Differences",
             "The first named minus the second. Trials of two strategies, or of two ways to load, have the same faults and are "
             "compared in pairs. Detectable: the smallest difference that would be found four times in five.",
-            (differences,),
+            (Table.of(result.differences, differences, "Differences between harmful shares"),),
         )
     if any(group.changed.size for group in result.groups):
         yield _propagation(result)
 
 
-def _limits(one: Difference) -> str:
-    shown = signed(one.difference.estimate, one.difference.low, one.difference.high)
-    return f"{shown.estimate}{shown.limits_in_sentence}"
-
-
 def _propagation(result: CheckpointResult) -> Section:
     """Which share of the parameters differs, by rank and by layer."""
-    steps = result.baseline.resumes[0].evaluated_at
-    shown = [
-        Column(f"step {step}", "number", unit="%", scale=100.0, digits=".3g", priority=number)
-        for number, step in enumerate(steps)
+    names = _name_columns(result)
+    steps = [f"step {step}" for step in result.baseline.resumes[0].evaluated_at]
+    shares = [Column.percent(step, priority=number) for number, step in enumerate(steps)]
+    by_rank = [
+        {**_keys(group), "rank": rank, **_known(steps, changed)}
+        for group in result.groups
+        for rank, changed in enumerate(group.changed)
     ]
-    by_rank = Table(
-        (*_where_columns(result), Column("rank", "number"), *shown),
-        tuple(
-            TableRow((*_where(group, result), rank, *_filled(shares, len(steps))))
-            for group in result.groups
-            for rank, shares in enumerate(group.changed)
-        ),
-        "Parameters with other bits than in the clean resume, by rank",
-    )
-    columns = [column for column in _where_columns(result) if column.name != "flips"]
-    by_layer = Table(
-        (*columns, Column("layer", left_aligned=True), *shown, Column("not finite", "number", priority=len(steps)),
-         Column("extreme", "number", priority=len(steps) + 1)),
-        tuple(
-            TableRow((*_names(one.target)[: len(columns)], one.layer, *_filled(one.changed, len(steps)), one.nonfinite,
-                      one.extreme))
-            for one in result.layers
-        ),
-        "Parameters with other bits than in the clean resume, by layer",
-        sortable=True,
-    )  # fmt: skip
+    by_layer = [
+        {**_names(one.target), "layer": one.layer, **_known(steps, one.changed), "not finite": one.nonfinite,
+         "extreme": one.extreme}
+        for one in result.layers
+    ]  # fmt: skip
+    values = [Column.count(name, priority=len(steps) + number) for number, name in enumerate(("not finite", "extreme"))]
+    title = "Parameters with other bits than in the clean resume, by "
     return Section(
         "Propagation",
         "Mean share over the trials that reached a step; the first is right after the restart. Running statistics are not "
         "parameters and do not count. By layer: over all ranks and numbers of flips. Not finite and extreme: trials in which "
         "the layer had such values.",
-        (by_rank, by_layer),
+        (
+            Table.of(by_rank, [*names, Column.count("flips"), Column.count("rank"), *shares], f"{title}rank"),
+            Table.of(by_layer, [*names, Column.text("layer"), *shares, *values], f"{title}layer", sortable=True),
+        ),
     )
 
 
-def _filled(shares: Iterable[float], length: int) -> list[float | None]:
-    """Shares at all evaluations; None where no trial reached one, and where nothing is known."""
-    known = [None if math.isnan(share) else float(share) for share in shares]
-    return known + [None] * (length - len(known))
-
-
-def _cells(group: ResumeGroup) -> tuple[Cell, ...]:
-    return (
-        group.trials, group.harmful, group.different, group.with_nonfinite, group.with_extreme, group.recovered,
-    )  # fmt: skip
+def _known(steps: Sequence[str], shares: Floats) -> dict[str, Cell]:
+    """Shares by the evaluation; without those that no trial reached, and those of which nothing is known."""
+    return {step: float(value) for step, value in zip(steps, shares, strict=False) if not math.isnan(value)}
 
 
 def _facts(result: CheckpointResult) -> Iterator[tuple[str, str]]:
@@ -266,23 +236,21 @@ def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
     gaps = joint_differences(
         [((a.harmful_trials, a.trials), (b.harmful_trials, b.trials)) for a, b in pairs], one.options.confidence
     )
-    rows = [(*_names(a.target), a.flips, a.harmful, b.harmful, gap) for (a, b), gap in zip(pairs, gaps, strict=True)]
-    heads = (
-        *(Column(name, left_aligned=True) for name in NAMES), Column("flips", "number"),
-        Column("A", **_SHARE), Column("B", **_SHARE), Column("A minus B", **_SHARE),
-    )  # fmt: skip
+    found: list[Estimate] = []
+    for (a, b), gap in zip(pairs, gaps, strict=True):
+        found += measured(_keys(a), {"harmful, A": a.harmful, "harmful, B": b.harmful, "harmful, A minus B": gap})
+    columns = (
+        *map(Column.text, NAMES),
+        Column.count("flips"),
+        *map(Column.share, ("harmful, A", "harmful, B")),
+        Column.points("harmful, A minus B"),
+    )
     shown = sum(not gap.low <= 0 <= gap.high for gap in gaps)
-    table = Table(heads, tuple(map(TableRow, rows)), "Harmful resumes")
-    machine = estimates_table((*NAMES, "flips", "measure", ""), _machine_rows(rows))
+    harmful = Table.of(rows_across(found, "measure"), columns, "Harmful resumes")
     return Report(
         "unsilent/checkpoint-study-comparison/1", "checkpoint study", "Two campaigns on corrupted checkpoints",
-        f"{shown} of {count_text(len(pairs), 'share')} of harmful resumes differ between A and B.", machine,
-        sections=(Section("Harmful resumes", "Limits of the differences hold for all rows together.", (table,)),),
+        f"{shown} of {count_text(len(pairs), 'share')} of harmful resumes differ between A and B.",
+        machine_table(found, MACHINE_NAMES),
+        sections=(Section("Harmful resumes", "Limits of the differences hold for all rows together.", (harmful,)),),
         facts=(("A", one.command), ("B", other.command)),
     )  # fmt: skip
-
-
-def _machine_rows(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Cell, ...]]:
-    for *where, first, second, gap in rows:
-        for name, value in (("A", first), ("B", second), ("A minus B", gap)):
-            yield *where, f"harmful, {name}", value

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.interval import Interval
-from unsilent.report.estimates import difference_cell
-from unsilent.report.model import Cell, Column, Part, Plot, Report, Section, Table, TableRow, TextCell, estimates_table
-from unsilent.report.text import count_text, number_text, p_value_text, percent_text, signed, upper_bound_text
+from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
+from unsilent.report.model import Cell, Column, Getter, Part, Plot, Report, Section, Table, TableRow
+from unsilent.report.text import count_text, difference_text, number_text, p_value_text, percent_text, upper_bound_text
 from unsilent.report.theme import Figure
 from unsilent.studies.coverage.analysis import (
     ALARMS,
@@ -25,7 +24,7 @@ from unsilent.studies.coverage.analysis import (
     FalseAlarms,
 )
 from unsilent.studies.coverage.planted_changes import CHANGE_TEXTS
-from unsilent.studies.coverage.report_parts import SHARE, comparison_columns, roc_figure
+from unsilent.studies.coverage.report_parts import comparison_table, roc_figure
 from unsilent.studies.coverage.spec import CLASSES, PLACES
 
 PLACE_TEXTS = {
@@ -46,7 +45,8 @@ def report(result: CoverageResult) -> Report:
     """What is shown of a campaign."""
     baseline = result.baseline
     return Report(
-        "unsilent/coverage/1", "coverage", f"Detection of faults in {baseline.name}", _headline(result), _machine_table(result),
+        "unsilent/coverage/1", "coverage", f"Detection of faults in {baseline.name}", _headline(result),
+        machine_table(estimates(result), ("rule", "on", "level", "faults", "measure", "")),
         findings=tuple(_findings(result)), sections=tuple(_sections(result)), facts=tuple(_facts(result)),
         repeat_command=result.command, method=METHOD,
         further_json={
@@ -88,14 +88,19 @@ def _headline(result: CoverageResult) -> str:
     return f"{text}; {own} raises {count_text(events, 'false alarm')} in {steps} of {runs}."
 
 
-def _machine_table(result: CoverageResult) -> Table:
-    rows: list[tuple[Cell, ...]] = [
-        (one.rule, one.on or "default", one.level, one.target, "detected", one.share) for one in result.detections
-    ]
+def estimates(result: CoverageResult) -> list[Estimate]:
+    """Detected shares of each class of faults, and rates of false alarms."""
+    found: list[Estimate] = []
+    for one in result.detections:
+        found += measured(_keys(one, one.target), {"detected": one.share})
     for alarms in result.false_alarms:
-        where = (alarms.rule, alarms.on or "default", alarms.level, "clean")
-        rows += [(*where, "false alarms per step", alarms.per_step), (*where, "runs with one", alarms.per_run)]
-    return estimates_table(("rule", "on", "level", "faults", "measure", ""), rows)
+        rates = {"false alarms per step": alarms.per_step, "runs with one": alarms.per_run}
+        found += measured(_keys(alarms, "clean"), rates)
+    return found
+
+
+def _keys(one: Detection | FalseAlarms, faults: str) -> dict[str, Cell]:
+    return {"rule": one.rule, "on": one.on or "default", "level": one.level, "faults": faults}
 
 
 def _findings(result: CoverageResult) -> Iterator[str]:
@@ -132,10 +137,9 @@ def _comparison_findings(result: CoverageResult) -> Iterator[str]:
     tests = [one for one in result.tests if one.target == ALL_FINITE and one.level != MATCHED]
     clear = [one for one in tests if one.p_value < 1 - result.options.confidence]
     for test in clear:
-        gap = signed(test.difference.estimate, test.difference.low, test.difference.high)
         yield (
-            f"{REFERENCE} against {test.rule} ({test.level}), finite faults of 1 % or more: difference {gap.estimate} points"
-            f"{gap.limits_in_sentence}, p = {p_value_text(test.p_value)}"
+            f"{REFERENCE} against {test.rule} ({test.level}), finite faults of 1 % or more: difference "
+            f"{difference_text(test.difference, ' points')}, p = {p_value_text(test.p_value)}"
         )
     if rest := [f"{one.rule} ({one.level})" for one in tests if one not in clear]:
         yield f"no difference of {REFERENCE} was shown on these faults from {', '.join(rest)}"
@@ -171,69 +175,58 @@ def _sections(result: CoverageResult) -> Iterator[Section]:
     yield Section(
         "Latency", "Steps after that of the fault until the first alarm.", (_latency(rows, result.spec.follow),)
     )
-    cost = Table(
-        (Column("rule", left_aligned=True), Column("time of a step", "number", unit="µs", scale=1e6, digits=".3g")),
-        tuple(TableRow((rule, value)) for rule, value in result.seconds_per_step.items()),
-        "Cost of a rule",
+    columns = (
+        Column.text("rule", lambda row: row[0]),
+        Column("time of a step", "number", "µs", 1e6, ".3g", of=lambda row: row[1]),
     )
+    cost = Table.of(result.seconds_per_step.items(), columns, "Cost of a rule")
     yield Section("Cost", f"On {count_text(len(result.baseline.series), 'series')}, in this process.", (cost,))
 
 
-def _names(one: Detection | FalseAlarms) -> tuple[str, str]:
-    return one.rule, one.level
-
-
 def _by_class(rows: Sequence[Detection], place: str, title: str) -> Table:
-    shares: dict[tuple[str, str], dict[str, Cell]] = {}
-    for one in rows:
-        own_place, _, name = one.target.partition(":")
-        if own_place == place:
-            shares.setdefault(_names(one), {})[name] = one.share if one.share.n else None
-    heads = (Column("rule", left_aligned=True), Column("counts as detected", left_aligned=True))
-    return Table(
-        (*heads, *(Column(name, **SHARE, priority=number) for number, name in enumerate(CLASSES[::-1]))),
-        tuple(TableRow((*names, *(cells.get(name) for name in CLASSES[::-1]))) for names, cells in shares.items()),
-        title,
+    own = [one for one in rows if one.target.startswith(f"{place}:")]
+    found = [
+        Estimate({"rule": one.rule, "counts as detected": one.level, "class": one.target.partition(":")[2]}, one.share)
+        for one in own
+    ]
+    classes = (Column.share(name, priority=number) for number, name in enumerate(CLASSES[::-1]))
+    return Table.of(
+        rows_across(found, "class"), [Column.text("rule"), Column.text("counts as detected"), *classes], title
     )
 
 
 def _by_feature(rows: Sequence[Detection]) -> Table:
-    features = list(dict.fromkeys(one.on for one in rows))
-    counts: dict[str, dict[str, list[int]]] = {}
+    counts: dict[str, dict[str, tuple[int, int]]] = {}
     for one in rows:
-        cell = counts.setdefault(one.rule, {}).setdefault(one.on, [0, 0])
-        cell[0] += one.detected
-        cell[1] += one.share.n
-    return Table(
-        (Column("rule", left_aligned=True),
-         *(Column(on or "default", "number", unit="%", scale=100.0, digits=".0f", priority=n) for n, on in enumerate(features))),
-        tuple(TableRow((rule, *(_quotient(*own.get(on, (0, 0))) for on in features))) for rule, own in counts.items()),
-        "Faults that raise an alarm",
-    )  # fmt: skip
-
-
-def _quotient(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+        own = counts.setdefault(one.rule, {})
+        detected, faults = own.get(one.on, (0, 0))
+        own[one.on] = detected + one.detected, faults + one.share.n
+    features = dict.fromkeys(one.on for one in rows)
+    columns = (Column.percent(on or "default", priority=n, digits=".0f") for n, on in enumerate(features))
+    shares = (
+        {"rule": rule, **{on or "default": part / whole for on, (part, whole) in own.items() if whole}}
+        for rule, own in counts.items()
+    )
+    return Table.of(shares, [Column.text("rule"), *columns], "Faults that raise an alarm")
 
 
 def _false_alarms(result: CoverageResult) -> Section:
     changes = result.changes
-    heads = (
-        Column("rule", left_aligned=True), Column("level", left_aligned=True), Column("on", left_aligned=True, priority=3),
-        Column("events", "number"), Column("per step, at most"), Column("runs with one, at most", unit="%", priority=1),
-        Column("scaled by", "number", digits=".3g", priority=2),
-        *(Column(f"after a change of {change}", "number", priority=4) for change in changes),
+    columns = (
+        Column.text("rule", lambda one: one.rule), Column.text("level", lambda one: one.level),
+        Column.text("on", lambda one: one.on or "default", 3), Column.count("events", lambda one: one.events),
+        Column("per step, at most", "number", digits=upper_bound_text, of=lambda one: one.per_step.high),
+        Column("runs with one, at most", "number", "%", 100.0, upper_bound_text, 1, of=lambda one: one.per_run.high),
+        Column("scaled by", "number", digits=".3g", priority=2,
+               of=lambda one: one.threshold if math.isfinite(one.threshold) else None),
+        *(Column.count(f"after a change of {change}", _events_after(change), 4) for change in changes),
     )  # fmt: skip
-
-    def table(on_features: bool, title: str) -> Table:
-        rows = [one for one in result.false_alarms if bool(one.on) == on_features]
-        return Table(heads, tuple(TableRow((
-            *_names(one), one.on or "default", one.events, _upper_limit_cell(one.per_step), _upper_limit_cell(one.per_run, 100),
-            one.threshold if math.isfinite(one.threshold) else None, *(one.after_changes.get(change) for change in changes),
-        )) for one in rows), title, terminal_rows=0 if on_features else 40)  # fmt: skip
-
+    plain, on_feature = ([one for one in result.false_alarms if bool(one.on) == on] for on in (False, True))
     texts = "; ".join(f"{change}: {CHANGE_TEXTS[change]}" for change in changes)
-    parts: list[Part] = [table(False, "Fault-free runs"), table(True, "Fault-free runs, on one feature")]
+    parts: list[Part] = [
+        Table.of(plain, columns, "Fault-free runs"),
+        Table.of(on_feature, columns, "Fault-free runs, on one feature", terminal_rows=0),
+    ]
     if any(result.roc.values()):
         parts.insert(
             0, Plot("coverage-roc", "Detected faults against false alarms per step, for each rule", _roc(result))
@@ -248,8 +241,8 @@ def _false_alarms(result: CoverageResult) -> Section:
     )
 
 
-def _upper_limit_cell(rate: Interval, scale: float = 1.0) -> TextCell:
-    return TextCell(upper_bound_text(rate.high, scale), rate.high)
+def _events_after(change: str) -> Getter:
+    return lambda one: one.after_changes.get(change)
 
 
 def _roc(result: CoverageResult) -> Figure:
@@ -261,24 +254,14 @@ def _roc(result: CoverageResult) -> Figure:
 
 
 def _comparisons(result: CoverageResult) -> Section:
-    heads = comparison_columns(REFERENCE, "rule", "level", "faults")
-    rows = [
-        (
-            one.rule,
-            one.level,
-            one.target,
-            difference_cell(one.difference),
-            one.only_reference,
-            one.only_other,
-            p_value_text(one.p_value),
-        )
-        for one in result.tests
-    ]
+    rows = (
+        (one.rule, one.level, one.target, one.difference, one.only_reference, one.only_other, one.p_value) for one in result.tests
+    )  # fmt: skip
     return Section(
         "Comparisons",
         f"The alarms of {REFERENCE} against other rules on the same faults: McNemar's exact test, adjusted by Holm over all "
         "rows. At a scaled threshold both rules have the same rate of false alarms.",
-        (Table(heads, tuple(map(TableRow, rows)), "Paired comparisons", terminal_rows=0),),
+        (comparison_table(REFERENCE, ("rule", "level", "faults"), rows),),
     )
 
 
@@ -286,13 +269,11 @@ def _latency(rows: Sequence[Detection], follow: int) -> Table:
     sums: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
     for one in rows:
         if one.after:
-            sums[_names(one)] = sums.get(_names(one), 0) + np.array(one.after)
-    heads = (Column("rule", left_aligned=True), Column("counts as detected", left_aligned=True))
-    return Table(
-        (*heads, *(Column(f"{step} steps" if step else "same step", "number") for step in range(follow))),
-        tuple(TableRow((*names, *counts.tolist())) for names, counts in sums.items()),
-        "Detected faults of all classes",
-    )
+            sums[one.rule, one.level] = sums.get((one.rule, one.level), 0) + np.array(one.after)
+    steps = (Column.count(f"{step} steps" if step else "same step") for step in range(follow))
+    columns = (Column.text("rule"), Column.text("counts as detected"), *steps)
+    cells = tuple(TableRow((*names, *counts.tolist())) for names, counts in sums.items())
+    return Table(columns, cells, "Detected faults of all classes")
 
 
 def _facts(result: CoverageResult) -> Iterator[tuple[str, str]]:

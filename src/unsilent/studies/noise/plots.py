@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from unsilent.report.curves import line_series, line_style
+from unsilent.report.heat import heat_series
 from unsilent.report.text import count_text
 from unsilent.report.theme import (
-    GREY,
-    HEAT,
     INK,
-    MARKERS,
-    SERIES_COLOURS,
     SOFT,
     Figure,
     figure,
     label,
     labels,
     marker_series,
+    series_colour,
+    series_marker,
 )
 from unsilent.statistics.groups import GroupSpread
 from unsilent.studies.noise.records import ChurnMatrix, LossSpread, NoiseResult, VariantNoise
@@ -42,7 +42,7 @@ def distribution_figure(variants: Sequence[VariantNoise], what: str) -> Figure:
     for number, one in enumerate(variants):
         values = [100 * v for v in one.accuracies] if what == "accuracy" else list(one.losses)
         hover = [f"{label(one.name)}, replica {r}: {v:.4g}" for r, v in enumerate(values)]
-        marker = {"color": _colour(number), "symbol": _marker(number), "size": 8, "opacity": 0.7}
+        marker = {"color": series_colour(number), "symbol": series_marker(number), "size": 8, "opacity": 0.7}
         traces.append(marker_series("", values, _spread_out(number, len(values)), hover, marker))
     unit = "accuracy on held-out samples, %" if what == "accuracy" else "loss on held-out samples"
     names = labels([one.name for one in variants])
@@ -65,15 +65,8 @@ def churn_figure(matrix: ChurnMatrix) -> Figure:
         [f"{label(a)} {i} and {label(b)} {j}: {100 * value:.3g} %" for (b, j), value in zip(owners, line, strict=True)]
         for (a, i), line in zip(owners, matrix.churn, strict=True)
     ]
-    trace = {
-        "type": "heatmap",
-        "z": [[100 * value for value in line] for line in matrix.churn],
-        "zmin": 0,
-        "colorscale": HEAT,
-        "colorbar": {"title": {"text": "%"}, "thickness": 12, "outlinewidth": 0},
-        "hoverinfo": "text",
-        "text": text,
-    }
+    shares = [[100 * value for value in line] for line in matrix.churn]
+    trace = heat_series(shares, text, {"title": {"text": "%"}}, zmin=0)
     lines = [
         {"type": "line", "x0": a, "x1": b, "y0": c, "y1": d, "line": {"color": INK, "width": 1}}
         for start in starts[1:]
@@ -97,22 +90,11 @@ def loss_spread_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Fi
     Steps count from 0, which no logarithmic axis has: they lie one further and are labelled as they are.
     """
     traces = []
-    for curve in curves:
-        number = list(order).index(curve.variant)
-        places = [(s + 1, v) for s, v in zip(curve.steps, curve.sd, strict=True) if v > 0 and math.isfinite(v)]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [x for x, _ in places],
-                "y": [y for _, y in places],
-                "hoverinfo": "text",
-                "text": [f"{label(curve.variant)}, step {x - 1}: {y:.3g}" for x, y in places],
-                "line": {"color": _colour(number), "width": 2, "dash": _DASHES[number % len(_DASHES)]},
-                "name": label(curve.variant),
-            }
-        )
-    last = max((curve.steps[-1] for curve in curves), default=0)
+    for one in curves:
+        points = [(s + 1, v) for s, v in zip(one.steps, one.sd, strict=True) if v > 0 and math.isfinite(v)]
+        hover = [f"{label(one.variant)}, step {x - 1}: {y:.3g}" for x, y in points]
+        traces.append(line_series(one.variant, points, line_style(list(order).index(one.variant)), hover))
+    last = max((one.steps[-1] for one in curves), default=0)
     steps = [0, *(k * 10**power for power in range(len(str(last))) for k in (1, 2, 5) if k * 10**power <= last)]
     ticks = {"tickvals": [step + 1 for step in steps], "ticktext": [f"{step:,}" for step in steps]}
     return figure(
@@ -130,9 +112,11 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
     for number, one in enumerate(variants):
         if not one.groups or has_identical_replicas(one):
             continue
-        symbols = [_marker(number) if is_significant_spread(g) else f"{_marker(number)}-open" for g in one.groups]
-        marker = {"color": _colour(number), "symbol": symbols, "size": 9}
-        bars: Figure = {"type": "data", "symmetric": False, "color": _colour(number), "thickness": 1, "width": 0}
+        symbols = [
+            series_marker(number) if is_significant_spread(g) else f"{series_marker(number)}-open" for g in one.groups
+        ]
+        marker = {"color": series_colour(number), "symbol": symbols, "size": 9}
+        bars: Figure = {"type": "data", "symmetric": False, "color": series_colour(number), "thickness": 1, "width": 0}
         bars["array"] = [100 * (g.sd.high - (g.sd.estimate or 0)) for g in one.groups]
         bars["arrayminus"] = [100 * ((g.sd.estimate or 0) - g.sd.low) for g in one.groups]
         x, y = [100 * g.sd_by_size for g in one.groups], [100 * (g.sd.estimate or 0) for g in one.groups]
@@ -167,17 +151,6 @@ def plots_by_place(result: NoiseResult) -> dict[str, Figure]:
     return output
 
 
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-
-
 def _spread_out(row: int, count: int) -> list[float]:
     """Places of dots in one row, so that equal values do not hide each other."""
     return [row + 0.3 * ((7 * i % count) / max(count - 1, 1) - 0.5) for i in range(count)]
-
-
-def _colour(number: int) -> str:
-    return SERIES_COLOURS[number % len(SERIES_COLOURS)] if number < 21 else GREY
-
-
-def _marker(number: int) -> str:
-    return MARKERS[number % len(MARKERS)]

@@ -9,7 +9,8 @@ from typing import Any
 
 from unsilent.interval import Interval
 from unsilent.interval import known_value as count
-from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextCell
+from unsilent.report.estimates import Estimate, machine_table
+from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextCell
 from unsilent.report.text import (
     count_text,
     duration_text,
@@ -20,6 +21,7 @@ from unsilent.report.text import (
     p_value_text,
 )
 from unsilent.sites.calls import OUTSIDE
+from unsilent.statistics.groups import GroupSpread
 from unsilent.statistics.replica_spread import FEW_REPLICAS, max_possible_sd
 from unsilent.studies.noise.diverging_operation import DATA, DEALT, MOVED, PATH, RANDOM, START
 from unsilent.studies.noise.plots import (
@@ -76,18 +78,6 @@ METHOD = (
 GROUPS_TITLE = (
     "sd of each group's error; by size: sd of random groups of this size; bold: significantly larger sd (5 %, Holm)"
 )
-GROUP_COLUMNS = (
-    Column("group", left_aligned=True),
-    Column("variant", left_aligned=True),
-    Column("samples", "number", priority=2),
-    Column("error", "number", unit="%", scale=100, digits=".2f", priority=3),
-    Column("sd", "text", unit="points"),
-    Column("by size", "number", unit="points", scale=100, digits=".2f"),
-    Column("sd / by size", "number", digits=".2f", priority=1),
-    Column("in common", "text", unit="points", priority=4),
-    Column("p", "text", priority=5),
-    Column("p, Holm", "text"),
-)
 NAMELESS = "custom"
 """The name that a training of the user's has where none was given."""
 
@@ -125,7 +115,7 @@ def report(result: NoiseResult) -> Report:
         report_type="The noise floor",
         title=f"Run-to-run variation of {training_name(result)}",
         headline=headline(result),
-        estimates=estimates(result),
+        estimates=machine_table(estimates(result), ("variant", "measure", "target", "")),
         numbers=tuple(_numbers(result)),
         findings=tuple(findings(result)),
         sections=tuple(_sections(result)),
@@ -136,16 +126,18 @@ def report(result: NoiseResult) -> Report:
     )
 
 
-def estimates(result: NoiseResult) -> Table:
-    """One row for each estimate, and for each number that is counted."""
-    names = ("variant", "measure", "target", "", "unit", "switches")
-    columns = tuple(Column(name, "estimate" if not name else "text", priority=int(name in names[4:])) for name in names)
-    rows = [
-        TableRow((one.name, measure, target, value, "replica", one.switches))
+def estimates(result: NoiseResult) -> list[Estimate]:
+    """Everything that is estimated of each variant, and what is counted."""
+    return [
+        Estimate(
+            {"variant": one.name, "measure": measure, "target": target},
+            value,
+            "replica",
+            further={"switches": one.switches},
+        )
         for one in result.variants
         for measure, target, value in _values(one)
     ]
-    return Table(columns, tuple(rows))
 
 
 def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
@@ -230,12 +222,11 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
         title = "Groups of held-out samples"
         yield Section(title, LEADS[title], (plots["groups"], _groups_table(result)))
     if result.effects:
-        columns = ("switch", "kind", "changes bits", "how")
-        rows = [
-            TableRow((e.switch, e.kind, effect_text(e.changes_bits), effect_explanation(e))) for e in result.effects
-        ]
-        heads = tuple(Column(name, left_aligned=True) for name in columns)
-        table = Table(heads, tuple(rows), "each switch alone", plain_line_format="switch {0}: {2}: {3}")
+        columns = (
+            Column.text("switch", lambda e: e.switch), Column.text("kind", lambda e: e.kind),
+            Column.text("changes bits", lambda e: effect_text(e.changes_bits)), Column.text("how", effect_explanation),
+        )  # fmt: skip
+        table = Table.of(result.effects, columns, "each switch alone", plain_line_format="switch {0}: {2}: {3}")
         yield Section("Each switch alone", LEADS["Each switch alone"], (table,))
 
 
@@ -247,16 +238,28 @@ def _variants_table(result: NoiseResult) -> Table:
 
 
 def _groups_table(result: NoiseResult) -> Table:
-    rows = []
-    for one in differing_variants(result):
-        most = max_possible_sd(one.n)
-        for g in one.groups:
-            ratio = (g.sd.estimate or 0.0) / g.sd_by_size if g.sd_by_size else 0.0
-            p = (TextCell(p_value_text(g.p), g.p), TextCell(p_value_text(g.corrected), g.corrected))
-            more: tuple[Cell, ...] = (TextCell(interval_text(g.sd, 100, most), g.sd.estimate), g.sd_by_size, ratio)
-            common = TextCell(interval_text(g.common_sd, 100, most), g.common_sd.estimate)
-            rows.append(TableRow((g.name, one.name, g.n, g.error, *more, common, *p), is_significant_spread(g)))
-    return Table(GROUP_COLUMNS, tuple(rows), GROUPS_TITLE, terminal_rows=24, sortable=True)
+    columns = (
+        Column.text("group", lambda row: row[1].name), Column.text("variant", lambda row: row[0].name),
+        Column.count("samples", lambda row: row[1].n, 2), Column.percent("error", lambda row: row[1].error, 3, ".2f"),
+        Column("sd", unit="points", of=lambda row: _spread_cell(row, row[1].sd)),
+        Column("by size", "number", "points", 100, ".2f", of=lambda row: row[1].sd_by_size),
+        Column("sd / by size", "number", digits=".2f", priority=1, of=lambda row: _ratio(row[1])),
+        Column("in common", unit="points", priority=4, of=lambda row: _spread_cell(row, row[1].common_sd)),
+        Column("p", "number", digits=p_value_text, priority=5, of=lambda row: row[1].p),
+        Column("p, Holm", "number", digits=p_value_text, of=lambda row: row[1].corrected),
+    )  # fmt: skip
+    rows = [(one, group) for one in differing_variants(result) for group in one.groups]
+    return Table.of(
+        rows, columns, GROUPS_TITLE, lambda row: is_significant_spread(row[1]), terminal_rows=24, sortable=True
+    )
+
+
+def _spread_cell(row: tuple[VariantNoise, GroupSpread], sd: Interval) -> TextCell:
+    return TextCell(interval_text(sd, 100, max_possible_sd(row[0].n)), sd.estimate)
+
+
+def _ratio(group: GroupSpread) -> float:
+    return (group.sd.estimate or 0.0) / group.sd_by_size if group.sd_by_size else 0.0
 
 
 def cells(result: VariantNoise) -> list[str]:

@@ -8,8 +8,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from unsilent.interval import Interval
-from unsilent.report.estimates import Dots, axis_bottom, difference_cell, dot_traces
-from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, TextCell, estimates_table
+from unsilent.report.curves import line_series
+from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text
+from unsilent.report.estimates import Estimate, machine_table
+from unsilent.report.model import Column, Getter, Plot, Report, Section, Table, TableRow, TextCell
 from unsilent.report.text import (
     count_text,
     escape_unprintable,
@@ -18,11 +20,10 @@ from unsilent.report.text import (
     share_with_limits_text,
     upper_bound_text,
 )
-from unsilent.report.theme import GREY, INK, MARKERS, SERIES_COLOURS, Figure, figure, percent_ticks
+from unsilent.report.theme import GREY, INK, Figure, figure, marker_series, percent_ticks, series_colour, series_marker
 from unsilent.sizes import human_bytes
 from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlanResult
 
-_SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0}
 _LEAST_AXIS = 1e-7
 _ASIDE = 1.035
 """Factor between the places of the marks of one budget, so that they do not cover each other."""
@@ -45,7 +46,8 @@ def report(result: PlanResult) -> Report:
         f"{share_with_limits_text(best.predicted)}; without protection it is {share_with_limits_text(result.unprotected)}."
     )
     return Report(
-        "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline, _machine_table(result),
+        "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline,
+        machine_table(estimates(result), ("budget", "assignment", "")),
         findings=tuple(_findings(result)),
         sections=tuple(_sections(result)),
         facts=tuple(_facts(result)),
@@ -71,19 +73,28 @@ def _with_share(budget: PlannedBudget, result: PlanResult) -> str:
     return f"{budget.name} ({100 * budget.capacity / result.bytes:.3g} %)"
 
 
-def _machine_table(result: PlanResult) -> Table:
-    rows: list[tuple[Cell, ...]] = [("", "unprotected", result.unprotected)]
+def estimates(result: PlanResult) -> list[Estimate]:
+    """The failure rates that remain with each budget, their differences, and failures in time."""
+    found = [_estimate("", "unprotected", result.unprotected)]
     for budget in result.budgets:
-        rows.append((budget.name, "plan", budget.predicted))
-        rows += [(budget.name, name, rate) for name, rate in budget.baselines.items()]
-        rows += [(budget.name, f"plan minus half of {name}", gain) for name, gain in budget.gains.items()]
-        if budget.second_campaign:
-            rows.append((budget.name, "validation", budget.second_campaign))
-            rows.append((budget.name, "plan minus validation", budget.difference))
+        found += [_estimate(budget.name, name, rate) for name, rate in _rates(budget).items()]
+        found += [_estimate(budget.name, f"plan minus half of {name}", gain) for name, gain in budget.gains.items()]
+        if budget.second_campaign and budget.difference:
+            found.append(_estimate(budget.name, "validation", budget.second_campaign))
+            found.append(_estimate(budget.name, "plan minus validation", budget.difference))
     if result.raw_fit is not None:
-        rows.append(("", "unprotected FIT", _scaled(result.unprotected, result.raw_fit)))
-        rows += [(budget.name, "plan FIT", _scaled(budget.predicted, result.raw_fit)) for budget in result.budgets]
-    return estimates_table(("budget", "assignment", ""), rows)
+        found.append(_estimate("", "unprotected FIT", _scaled(result.unprotected, result.raw_fit)))
+        found += [_estimate(b.name, "plan FIT", _scaled(b.predicted, result.raw_fit)) for b in result.budgets]
+    return found
+
+
+def _estimate(budget: str, assignment: str, rate: Interval) -> Estimate:
+    return Estimate({"budget": budget, "assignment": assignment}, rate)
+
+
+def _rates(budget: PlannedBudget) -> dict[str, Interval]:
+    """Rates that are predicted to remain, by the assignment."""
+    return {"plan": budget.predicted, **budget.baselines}
 
 
 def _scaled(rate: Interval, factor: float) -> Interval:
@@ -159,44 +170,36 @@ def _sections(result: PlanResult) -> Iterator[Section]:
 
 def _budget_table(result: PlanResult) -> Table:
     fit = [] if result.raw_fit is None else [Column("remains, FIT", "estimate", scale=result.raw_fit)]
-    heads = (
-        Column("budget"), Column("remains", **_SHARE), *fit,
-        *(Column(name, "number", "%", 100.0, ".3g", priority=1) for name in BASELINES),
-        Column("plan, trials of oracle", "number", "%", 100.0, ".3g", priority=1), Column("oracle", "number", "%", 100.0, ".3g"),
+    columns = (
+        Column("budget"), Column.share("remains"), *fit, *(Column.percent(name, priority=1) for name in BASELINES),
+        Column.percent("plan, trials of oracle", priority=1), Column.percent("oracle"),
     )  # fmt: skip
-
-    def row(name: str, remains: Interval, *others: float | None) -> TableRow:
-        return TableRow((name, remains, *([remains] if fit else []), *others))
-
-    rows = [row("none", result.unprotected, *[None] * (len(BASELINES) + 2))]
-    for b in result.budgets:
-        others = [b.baselines[name].estimate if name in b.baselines else None for name in BASELINES]
-        rows.append(row(_with_share(b, result), b.predicted, *others, b.plan_by_truth, b.oracle))
-    return Table(heads, tuple(rows))
+    rows: list[dict[str, Any]] = [{"budget": "none", "remains": result.unprotected}]
+    rows += [
+        {"budget": _with_share(b, result), "remains": b.predicted, **{name: x.estimate for name, x in b.baselines.items()},
+         "plan, trials of oracle": b.plan_by_truth, "oracle": b.oracle}
+        for b in result.budgets
+    ]  # fmt: skip
+    return Table.of([{**row, "remains, FIT": row["remains"]} for row in rows], columns)
 
 
 def _validation_table(result: PlanResult) -> Table:
-    heads = (
-        Column("budget"), Column("predicted", **_SHARE), Column("second campaign", **_SHARE),
-        Column("difference (points)"), Column("differs (Holm)"),
+    columns = (
+        Column("budget", of=lambda b: b.name), Column.share("predicted", lambda b: b.predicted),
+        Column.share("second campaign", lambda b: b.second_campaign), Column.points("difference", lambda b: b.difference),
+        Column("differs (Holm)", of=lambda b: "yes" if b.differs else "not shown"),
     )  # fmt: skip
-    rows = [
-        TableRow((
-            b.name, b.predicted, b.second_campaign, difference_cell(b.difference), "yes" if b.differs else "not shown",
-        ))
-        for b in result.budgets if b.difference
-    ]  # fmt: skip
-    return Table(heads, tuple(rows))
+    return Table.of([b for b in result.budgets if b.difference], columns)
 
 
 def _blocks_table(result: PlanResult) -> Table:
-    heads = (Column("block"), Column("bytes", kind="number"), Column("share", "number", "%", 100.0, ".3g"))
+    columns = (Column("block"), Column.count("bytes"), Column.percent("share"))
     rows = []
     for budget in result.budgets:
         rows += [TableRow((name, round(n), n / result.bytes)) for name, n in budget.used.items()]
         rows.append(TableRow(("mean latency", _number_cell(budget.latency), None)))
         rows.append(TableRow(("energy of all bytes", _number_cell(budget.energy), None)))
-    return Table(heads, tuple(rows))
+    return Table(columns, tuple(rows))
 
 
 def _number_cell(value: float | None) -> TextCell:
@@ -204,20 +207,18 @@ def _number_cell(value: float | None) -> TextCell:
 
 
 def _items_table(result: PlanResult) -> Table:
-    heads = (
-        Column("part", left_aligned=True), Column("size"),
-        Column("faults that hit it", kind="number", unit="%", scale=100.0, digits=".3g"),
-        Column("contribution", kind="number", unit="%", scale=100.0, digits=".3g"),
-        *(Column(b.name, priority=1 + (b is not result.budgets[0])) for b in result.budgets),
+    columns = (
+        Column.text("part", lambda item: item.name),
+        Column("size", "number", digits=lambda size: human_bytes(math.ceil(size)), of=lambda item: item.bytes),
+        Column.percent("faults that hit it", lambda item: item.share), Column.percent("contribution", lambda item: item.rate),
+        *(Column(b.name, priority=1 + (b is not result.budgets[0]), of=_block_of(b.name)) for b in result.budgets),
     )  # fmt: skip
-    rows = [
-        TableRow((
-            item.name, human_bytes(math.ceil(item.bytes)), item.share, item.rate,
-            *("–" if item.blocks[b.name] == "unprotected" else item.blocks[b.name] for b in result.budgets),
-        ))
-        for item in result.items
-    ]  # fmt: skip
-    return Table(heads, tuple(rows), terminal_rows=MOST_ITEMS, sortable=True)
+    return Table.of(result.items, columns, terminal_rows=MOST_ITEMS, sortable=True)
+
+
+def _block_of(budget: str) -> Getter:
+    """Where a budget puts a part; None: it is not protected."""
+    return lambda item: None if item.blocks[budget] == "unprotected" else item.blocks[budget]
 
 
 def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
@@ -290,13 +291,8 @@ def pareto_figure(result: PlanResult) -> Figure:
     bottom = max(axis_bottom([r for r in rates if r.estimate]), _LEAST_AXIS)
     places = [b.used["protected"] / result.bytes for b in budgets]
     left = min([p for p in places if p > 0], default=0.01) / 2
-    curve = [(x / result.bytes, y) for x, y in result.curve if x / result.bytes >= left and y >= bottom]
-    traces: list[Figure] = [
-        {
-            "type": "scatter", "mode": "lines", "name": "parts one by one", "line": {"color": GREY, "width": 2},
-            "x": [x for x, _ in curve], "y": [y for _, y in curve], "hoverinfo": "skip",
-        }
-    ]  # fmt: skip
+    points = [(x / result.bytes, y) for x, y in result.curve if x / result.bytes >= left and y >= bottom]
+    traces = [line_series("parts one by one", points, {"color": GREY, "width": 2})]
     series: list[tuple[str, Sequence[Interval | None]]] = [("plan", [b.predicted for b in budgets])]
     series += [(name, [b.baselines.get(name) for b in budgets]) for name in BASELINES]
     if result.validation_store:
@@ -304,20 +300,15 @@ def pareto_figure(result: PlanResult) -> Figure:
     for number, (name, shown) in enumerate(series):
         aside = _ASIDE ** (number - (len(series) - 1) / 2)
         rows = [
-            (aside * place, rate, f"{name}, {b.name}: {share_with_limits_text(rate)}")
+            (aside * place, rate, hover_text(rate, name, b.name))
             for place, rate, b in zip(places, shown, budgets, strict=True)
             if rate is not None
         ]
-        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
-        traces += dot_traces(Dots(name, colour, MARKERS[number % len(MARKERS)], rows), bottom, along="y")
+        traces += dot_traces(Dots(name, series_colour(number), series_marker(number), rows), bottom, along="y")
     oracle = [(x, b.oracle) for x, b in zip(places, budgets, strict=True) if b.oracle >= bottom]
+    hover = [f"oracle: {100 * y:.2g} %" for _, y in oracle]
     marker = {"color": INK, "symbol": "line-ew-open", "size": 44}
-    traces.append(
-        {
-            "type": "scatter", "mode": "markers", "name": "oracle", "marker": marker, "x": [x for x, _ in oracle],
-            "y": [y for _, y in oracle], "hoverinfo": "text", "hovertext": [f"oracle: {100 * y:.2g} %" for _, y in oracle],
-        }
-    )  # fmt: skip
+    traces.append(marker_series("oracle", [x for x, _ in oracle], [y for _, y in oracle], hover, marker))
     ticks = percent_ticks(10.0 ** math.floor(math.log10(left)))
     return figure(
         traces,

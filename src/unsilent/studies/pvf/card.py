@@ -30,8 +30,8 @@ from unsilent.interval import Interval
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.outcomes.tallies import UNITS, PvfEstimator
 from unsilent.plainfiles import parse_json, read_plain
-from unsilent.report.estimates import limits_text, share_cells
-from unsilent.report.model import Column, Report, Section, Table, TableRow, TextCell, columns, estimates_table
+from unsilent.report.estimates import Estimate, limits_text, machine_table, share_cells
+from unsilent.report.model import Column, Report, Section, Table, TableRow, TextCell, columns
 from unsilent.report.text import count_text, estimate_text, flips_number_text, flips_text, percent_text
 from unsilent.strictjson import as_json_values
 from unsilent.studies.pvf.analysis import analyse, non_default_question_options
@@ -315,7 +315,9 @@ def report(card: PvfCard) -> Report:
         report_type="A measurement to share",
         title=f"PVF card of {spec.workload}",
         headline=f"{card.measure} of {spec.workload}: {spec.fault} at {' '.join(spec.at)}, per {spec.per}; {trials}",
-        estimates=_estimates(rows, card.confidence),
+        estimates=machine_table(
+            _estimates(rows, card.confidence), ("level", "target", "parent", "flips", "", "silent")
+        ),
         numbers=tuple(key_numbers(card)),
         findings=card.notes,
         sections=(
@@ -339,11 +341,11 @@ def ordered(card: PvfCard) -> list[CardRow]:
     return sorted(card.rows, key=lambda r: (levels.index(r.level), place[r.level, r.parent, r.target], r.flips or 0))
 
 
-def _estimates(rows: Sequence[CardRow], confidence: float) -> Table:
-    names = ("level", "target", "parent", "flips", "", "silent")
-    values = [Interval(r.estimate, r.low, r.high, confidence, r.n, r.method) for r in rows]
-    pairs = zip(rows, values, strict=True)
-    return estimates_table(names, ((r.level, r.target, r.parent, r.flips, x, r.silent_share) for r, x in pairs))
+def _estimates(rows: Sequence[CardRow], confidence: float) -> Iterator[Estimate]:
+    for row in rows:
+        keys = {"level": row.level, "target": row.target, "parent": row.parent, "flips": row.flips}
+        interval = Interval(row.estimate, row.low, row.high, confidence, row.n, row.method)
+        yield Estimate(keys, interval, further={"silent": row.silent_share})
 
 
 def _table(card: PvfCard, most: float, rows: Sequence[CardRow], title: str = "") -> Table:

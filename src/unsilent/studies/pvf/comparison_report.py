@@ -7,15 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unsilent.interval import Interval
-from unsilent.report.estimates import (
-    NO_ESTIMATE_KEY,
-    Dots,
-    dot_traces,
-    estimate_cells,
-    limits_text,
-    rows_axis,
-    share_cells,
-)
+from unsilent.report.dots import Dots, dot_traces, rows_axis
+from unsilent.report.estimates import NO_ESTIMATE_KEY, Estimate, estimate_cells, limits_text, machine_table, share_cells
 from unsilent.report.model import (
     Heading,
     Part,
@@ -26,7 +19,6 @@ from unsilent.report.model import (
     TableRow,
     TextCell,
     columns,
-    estimates_table,
 )
 from unsilent.report.text import (
     count_text,
@@ -84,6 +76,8 @@ METHOD = (
     "the level is reported as different is at most {:g} %. A row that is not reported as different is not shown to be equal: "
     "its interval contains all differences that are still possible."
 )
+MACHINE_NAMES = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "", "ratio", "ratio_low", "ratio_high", "p",
+                 "b_is", "paired")  # fmt: skip
 
 
 def comparison_report(comparison: Comparison) -> Report:
@@ -95,7 +89,7 @@ def comparison_report(comparison: Comparison) -> Report:
         report_type=f"Comparison · {kind} · {a.fault}",
         title=f"{meaning(a)}, {a.fault}: B ({b.store}, {b.workload}) against A ({a.store}, {a.workload})",
         headline=headline(comparison),
-        estimates=_estimates(comparison),
+        estimates=machine_table(_estimates(comparison), MACHINE_NAMES),
         numbers=tuple(_numbers(comparison)),
         findings=tuple(filter(None, (differing_rows_text(comparison), *_missing(comparison), *comparison.notes))),
         sections=tuple(_sections(comparison)),
@@ -106,24 +100,17 @@ def comparison_report(comparison: Comparison) -> Report:
     )
 
 
-def _estimates(comparison: Comparison) -> Table:
-    names = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "")
-    more_names = ("ratio", "ratio_low", "ratio_high", "p", "b_is", "paired")
-    rows = []
+def _estimates(comparison: Comparison) -> Iterator[Estimate]:
     for row in at_level(comparison.rows, "component", "model", "layer", "tensor", "bit"):
         d, r = row.difference, row.ratio
-        both = (row.a.estimate, row.a.n, row.b.estimate, row.b.n)
+        keys = {"level": row.level, "target": row.target, "parent": row.parent, "flips": row.flips}
+        further = {
+            "a": row.a.estimate, "a_n": row.a.n, "b": row.b.estimate, "b_n": row.b.n,
+            "ratio": r.estimate, "ratio_low": r.low, "ratio_high": r.high, "p": row.adjusted_p,
+            "b_is": difference_direction(row) or None, "paired": "yes" if row.is_paired else "no",
+        }  # fmt: skip
         apart = Interval(d.estimate, d.low, d.high, comparison.confidence, min(row.a.n, row.b.n), row.method)
-        more = (
-            r.estimate,
-            r.low,
-            r.high,
-            row.adjusted_p,
-            difference_direction(row) or None,
-            "yes" if row.is_paired else "no",
-        )
-        rows.append((row.level, row.target, row.parent, row.flips, *both, apart, *more))
-    return estimates_table((*names, *more_names), rows)
+        yield Estimate(keys, apart, further=further)
 
 
 def _data(comparison: Comparison) -> dict[str, Any]:

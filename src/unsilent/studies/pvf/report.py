@@ -6,28 +6,25 @@ upper limit; no data is None, never zero.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unsilent.interval import Interval
+from unsilent.report.bars import Bar, stacked_shares_figure
+from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text, share_axis, shares_figure
 from unsilent.report.estimates import (
     FEW_TRIALS,
     NO_ESTIMATE_KEY,
-    Dots,
-    axis_bottom,
-    dot_traces,
+    Estimate,
     estimate_cells,
     has_few_trials,
-    share_axis,
+    machine_table,
     share_cells,
-    shares_figure,
 )
 from unsilent.report.heat import HeatMap, heat_figures
 from unsilent.report.model import (
-    Cell,
     Column,
     Heading,
     Part,
@@ -39,11 +36,9 @@ from unsilent.report.model import (
     TextBlock,
     TextCell,
     columns,
-    estimates_table,
 )
 from unsilent.report.text import (
     count_text,
-    estimate_text,
     flips_number_text,
     flips_text,
     number_text,
@@ -51,16 +46,13 @@ from unsilent.report.text import (
     share_of_estimate_text,
 )
 from unsilent.report.theme import (
-    MARKERS,
     MODEL_COLOUR,
-    OUTCOME_COLOURS,
-    OUTCOME_NAMES,
     SERIES_COLOURS,
     Figure,
     figure,
     label,
-    labels,
-    percent_label,
+    series_colour,
+    series_marker,
 )
 from unsilent.studies.pvf import words
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, check_rate, fit_rows, make_fit_row
@@ -79,6 +71,8 @@ from unsilent.studies.pvf.records import (
 from unsilent.studies.pvf.words import headline, meaning
 
 SCHEMA = "unsilent/pvf/2"
+MACHINE_NAMES = ("level", "target", "parent", "flips", "", "sdc", "due", "silent", "deciding")
+FIT_NAMES = ("fit", "fit_low", "fit_high")
 IN_TERMINAL = ("target", "flips", "{} %", "interval %", "n", "silent %", "due %")
 SPEC = ("workload", "fault", "at", "per", "law", "unit", "judge", "confidence", "samples", "batches", "device", "dtype",
         "threads", "info")  # fmt: skip
@@ -94,7 +88,9 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
         report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
         title=f"{result.workload}: {meaning(result)}, {result.fault} at {result.at}",
         headline=headline(result),
-        estimates=estimates(result, fit_per_bit if fits else None),
+        estimates=machine_table(
+            estimates(result, fit_per_bit if fits else None), (*MACHINE_NAMES, *(FIT_NAMES if fits else ()))
+        ),
         numbers=tuple(words.key_numbers(result)),
         findings=tuple(words.findings(result, fits)),
         sections=tuple(_sections(result, fit_per_bit, fits)),
@@ -105,18 +101,17 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
     )
 
 
-def estimates(result: PvfResult, fit_per_bit: float | None) -> Table:
-    """One row for each estimate; with a rate, FIT of single flips behind it."""
-    names = ["level", "target", "parent", "flips", "", "sdc", "due", "silent", "deciding"]
-    names += [] if fit_per_bit is None else ["fit", "fit_low", "fit_high"]
-    rows = []
+def estimates(result: PvfResult, fit_per_bit: float | None) -> Iterator[Estimate]:
+    """Every row with its counts; with a rate, FIT of single flips."""
     for row in at_level(result.rows, "component", "model", "layer", "tensor", "bit"):
-        estimate = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
-        items: list[Cell] = [row.level, row.target, row.parent, row.flips, estimate, row.sdc, row.due, row.silent_share]
-        output = None if fit_per_bit is None or row.flips != 1 else make_fit_row(row, fit_per_bit)
-        fit = (None,) * 3 if output is None else (output.estimate, output.low, output.high)
-        rows.append((*items, row.incorrect_trials, *fit[: len(names) - 9]))
-    return estimates_table(names, rows)
+        keys = {"level": row.level, "target": row.target, "parent": row.parent, "flips": row.flips}
+        further = {"sdc": row.sdc, "due": row.due, "silent": row.silent_share, "deciding": row.incorrect_trials}
+        if fit_per_bit is not None:
+            fit = make_fit_row(row, fit_per_bit) if row.flips == 1 else None
+            limits = (fit.estimate, fit.low, fit.high) if fit else (None, None, None)
+            further |= zip(FIT_NAMES, limits, strict=True)
+        interval = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
+        yield Estimate(keys, interval, further=further)
 
 
 def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> dict[str, Any]:
@@ -245,10 +240,10 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
         yield Section(f"{measure} by layer and bit position", words.heat_map_lead(result, len(maps)), tuple(parts))
     if splits := outcome_shares_by_row(result):
         units, left = words.units(result), split_rows(result)[1]
-        plot = stacked_shares_figure(splits, f"share of {units}")
+        plot = stacked_shares_figure(_bars(splits), f"share of {units}")
         parts = [Plot("outcomes", "Outcomes by target and number of flips", plot)]
         if dues := due_shares_by_row(result):
-            plot = stacked_shares_figure(dues, f"share of incorrect {units}")
+            plot = stacked_shares_figure(_bars(dues), f"share of incorrect {units}")
             parts.append(Heading("Silent and detectable wrong outputs"))
             parts.append(Plot("due", "Silent and detectable share of wrong outputs", plot))
         lead = words.OUTCOME_MEANINGS.format(measure)
@@ -339,7 +334,7 @@ def curves_figure(lines: PvfCurves, measure: str) -> Figure:
     """Estimates against flips on two logarithmic axes, or one dot per target where there is only one number of flips."""
     every = list(enumerate(lines.series.items()))
     looks = [_look(i, rows[0]) for i, (_, rows) in every]
-    hover = [[_hover(name, row, measure) for row in rows] for _, (name, rows) in every]
+    hover = [[hover_text(row, name, flips_text(row.flips), measure) for row in rows] for _, (name, rows) in every]
     flips = lines.flips
     if len(flips) < 2:
         dots = [
@@ -367,22 +362,13 @@ def curves_figure(lines: PvfCurves, measure: str) -> Figure:
 def _look(index: int, row: PvfRow) -> tuple[str, str]:
     if row.level == "model":
         return MODEL_COLOUR, "circle-open"
-    return SERIES_COLOURS[index % len(SERIES_COLOURS)], MARKERS[index % len(MARKERS)]
-
-
-def _hover(name: str, row: PvfRow | LookupRow, measure: str) -> str:
-    text = estimate_text(row.estimate, row.low, row.high)
-    limits = "" if row.estimate == 0 else f" {text.limits}"
-    # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
-    value = html.escape(f"{text.estimate} %{limits}", quote=False)
-    flips = f" · {flips_text(row.flips)}" if isinstance(row, PvfRow) else ""
-    return f"<b>{label(name, 60)}</b>{flips}<br>{measure} {value}<br>n = {row.n:,} faults"
+    return series_colour(index), series_marker(index)
 
 
 def lookup_figure(lookups: Sequence[LookupRow], measure: str) -> Figure:
     """Embedding rows by how often they are looked up, with limits."""
     rows = [row for row in lookups if row.estimate is not None]
-    places = [(float(i), row, _hover(row.lookup_class, row, measure)) for i, row in enumerate(rows)]
+    places = [(float(i), row, hover_text(row, row.lookup_class, measure)) for i, row in enumerate(rows)]
     dots = Dots("", SERIES_COLOURS[0], "circle", places)
     return shares_figure([dots], [row.lookup_class for row in rows], measure)
 
@@ -422,23 +408,5 @@ def due_shares_by_row(result: PvfResult) -> list[Split]:
     return [(row, {kind: float(of.get(kind, 0)) for kind in kinds}) for row, of in zip(rows, whole, strict=True)]
 
 
-def stacked_shares_figure(splits: Sequence[Split], axis: str) -> Figure:
-    """Stacked bars of shares, one bar per target and number of flips, first at the top."""
-    names = labels([row.target for row, _ in splits], 22)
-    counts = ["" if row.flips is None else f" · {row.flips:,}" for row, _ in splits]
-    ticks = [0, 0.25, 0.5, 0.75, 1]
-    traces = [_bars(splits, kind) for kind in splits[0][1] if any(result[kind] for _, result in splits)]
-    xaxis = {"range": [0, 1], "tickvals": ticks, "ticktext": [percent_label(t) for t in ticks], "title": {"text": axis}}
-    yaxis = {"tickvals": list(range(len(splits))), "ticktext": [a + b for a, b in zip(names, counts, strict=True)]}
-    yaxis |= {"range": [len(splits) - 0.4, -0.6], "showgrid": False, "automargin": True}
-    more = {"barmode": "stack", "showlegend": True, "bargap": 0.25}
-    return figure(traces, 120 + 24 * len(splits), xaxis=xaxis, yaxis=yaxis, **more)
-
-
-def _bars(splits: Sequence[Split], kind: str) -> Figure:
-    name = OUTCOME_NAMES.get(kind, label(kind))
-    parts = [counts[kind] / sum(counts.values()) for _, counts in splits]
-    heads = [f"<b>{label(row.target, 60)}</b> · {flips_text(row.flips)}" for row, _ in splits]
-    hover = [f"{head}<br>{name}: {100 * x:.3g} %" for head, x in zip(heads, parts, strict=True)]
-    look = {"marker": {"color": OUTCOME_COLOURS.get(kind, "#7A5C3E")}, "hoverinfo": "text", "hovertext": hover}
-    return {"type": "bar", "orientation": "h", "name": name, "y": list(range(len(splits))), "x": parts, **look}
+def _bars(splits: Sequence[Split]) -> list[Bar]:
+    return [Bar(row.target, "" if row.flips is None else flips_text(row.flips), parts) for row, parts in splits]

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
-from unsilent.report.estimates import Dots, difference_cell, shares_figure
-from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextBlock, estimates_table
+from unsilent.report.dots import Dots, hover_text, shares_figure
+from unsilent.report.estimates import Estimate, machine_table, rows_across
+from unsilent.report.model import Column, Plot, Report, Section, Table, TextBlock
 from unsilent.report.text import count_text, listed
-from unsilent.report.theme import SERIES_COLOURS
+from unsilent.report.theme import SERIES_COLOURS, Figure
 from unsilent.statistics.comparing import Counts, joint_differences
 from unsilent.studies.training.judging import SHARES
 from unsilent.studies.training.records import Contrast, TrainingResult
@@ -64,21 +65,24 @@ def campaign_label(result: TrainingResult) -> str:
 def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: TrainingResult) -> Report:
     """What is shown of a comparison."""
     joint = 100 * output[0].difference.confidence
-    shares = (Column(name, "estimate", scale=100) for name in ("A %", "B %"))
-    rows = tuple(
-        TableRow((c.name, c.one, c.other, difference_cell(c.difference)), emphasised=_differs(c)) for c in output
-    )
-    table = Table((Column("outcome"), *shares, Column("B - A, points")), rows)
+    found = [
+        Estimate({"outcome": c.name, "of": of}, value)
+        for c in output
+        for of, value in (("A", c.one), ("B", c.other), ("B - A", c.difference))
+    ]
+    different = {c.name for c in output if c.difference.low > 0 or c.difference.high < 0}
+    columns = (Column.text("outcome"), Column.share("A"), Column.share("B"), Column.points("B - A"))
+    rows = Table.of(rows_across(found, "of"), columns, is_emphasised=lambda row: row["outcome"] in different)
     marks = tuple(zip(((SERIES_COLOURS[0], "●"), (SERIES_COLOURS[1], "■")), ("A", "B"), strict=True))
-    plot = Plot("shares", "Shares of outcomes in A and B", _figure(output))
+    plot = Plot("shares", "Shares of outcomes in A and B", _figure(found))
     return Report(
         schema="unsilent/training-comparison/2",
         report_type="Two campaigns compared",
         title=f"{one.workload} and {other.workload}",
         headline=ALL_EQUAL if one.campaign == other.campaign and _all_equal(output) else _headline(output),
-        estimates=estimates_table(("outcome", "of", ""), (row for c in output for row in _estimates(c))),
+        estimates=machine_table(found, ("outcome", "of", "")),
         findings=(f"A: {output[0].first}", f"B: {output[0].second}"),
-        sections=(Section("Outcomes", "Shares of trials with confidence limits.", (TextBlock(marks), plot, table)),),
+        sections=(Section("Outcomes", "Shares of trials with confidence limits.", (TextBlock(marks), plot, rows)),),
         facts=tuple(
             (f"{name}, {term}", text) for name, result in (("A", one), ("B", other)) for term, text in _facts(result)
         ),
@@ -110,26 +114,15 @@ def _headline(result: Sequence[Contrast]) -> str:
     )
 
 
-def _differs(result: Contrast) -> bool:
-    return result.difference.low > 0 or result.difference.high < 0
-
-
-def _estimates(result: Contrast) -> Iterator[tuple[str, str, Interval]]:
-    yield result.name, "A", result.one
-    yield result.name, "B", result.other
-    yield result.name, "B - A", result.difference
-
-
-def _figure(result: Sequence[Contrast]) -> dict[str, object]:
+def _figure(found: Sequence[Estimate]) -> Figure:
     series = []
     for number, (name, symbol) in enumerate((("A", "circle"), ("B", "square"))):
-        shares = [c.other if number else c.one for c in result]
+        own = [one for one in found if one.keys["of"] == name]
         rows = [
-            (i + 0.3 * (number - 0.5), share, f"{c.name}, {name}")
-            for i, (c, share) in enumerate(zip(result, shares, strict=True))
+            (i + 0.3 * (number - 0.5), one.interval, hover_text(one.interval, *one.names)) for i, one in enumerate(own)
         ]
         series.append(Dots("", SERIES_COLOURS[number], symbol, rows))
-    return shares_figure(series, [c.name for c in result], "share of trials")
+    return shares_figure(series, [str(one.keys["outcome"]) for one in own], "share of trials")
 
 
 def _facts(result: TrainingResult) -> Iterator[tuple[str, str]]:

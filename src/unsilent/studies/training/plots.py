@@ -6,12 +6,22 @@ import math
 from collections.abc import Sequence
 
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.report.estimates import Dots, axis_bottom, dot_traces, rows_axis, shares_figure
-from unsilent.report.text import estimate_text
-from unsilent.report.theme import MARKERS, SERIES_COLOURS, Figure, figure, label, percent_label, vertical_line
+from unsilent.report.curves import line_series
+from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text, rows_axis, shares_figure
+from unsilent.report.theme import (
+    SERIES_COLOURS,
+    Figure,
+    figure,
+    label,
+    marker_series,
+    percent_label,
+    series_colour,
+    series_marker,
+    vertical_line,
+)
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.records import ExampleCurve, GuardDetection, TrainingPvfRow, TrainingResult, TrialGroup
-from unsilent.studies.training.sentences import events, most_vulnerable_first, ordered_groups, worst_first
+from unsilent.studies.training.sentences import most_vulnerable_first, ordered_groups, worst_first
 
 LOOKS = {
     TrainingOutcome.MASKED_BITWISE: ("#7B8794", "circle-open"),
@@ -42,7 +52,7 @@ def classes_figure(result: TrainingResult) -> Figure:
     """The share of each class, with limits."""
     classes = result.classes
     looks = [outcome_style(one.name) for one in classes]
-    rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(classes)]
+    rows = [(float(i), one.share, hover_text(one.share, one.name)) for i, one in enumerate(classes)]
     dots = Dots("", [colour for colour, _ in looks], [symbol for _, symbol in looks], rows)
     return shares_figure([dots], [one.name for one in classes], "share of trials")
 
@@ -61,7 +71,7 @@ def _group_figure(groups: Sequence[TrialGroup], bottom: float) -> Figure:
         rows = []
         for i, g in enumerate(groups):
             word, share, colour, symbol = _shares(g)[number]
-            rows.append((i + 0.24 * (number - 1), share, f"{_hover(g.name, share)} {word}"))
+            rows.append((i + 0.24 * (number - 1), share, hover_text(share, g.name, word)))
         series.append(Dots("", colour, symbol, rows))
     return shares_figure(series, [group.name for group in groups], "share of trials", bottom)
 
@@ -85,30 +95,21 @@ def training_pvf_figure(parts: Sequence[TrainingPvfRow]) -> Figure:
     for number, kind in enumerate(kinds):
         mine = [part for part in parts if part.memory_kind == kind and (part.part or part.target) in names]
         apart = 0.5 * ((number + 0.5) / len(kinds) - 0.5)
-        rows = [(names.index(p.part or p.target) + apart, p.pvf, _hover(p.target, p.pvf)) for p in mine]
-        colour, symbol = SERIES_COLOURS[number % len(SERIES_COLOURS)], MARKERS[number % len(MARKERS)]
-        series.append(Dots(label(kind), colour, symbol, rows))
+        rows = [(names.index(p.part or p.target) + apart, p.pvf, hover_text(p.pvf, p.target)) for p in mine]
+        series.append(Dots(label(kind), series_colour(number), series_marker(number), rows))
     return shares_figure(series, names, "training PVF")
 
 
 def guard_figure(sizes: Sequence[GuardDetection]) -> Figure:
     """Share of harmful faults that were caught, by their size."""
     kept = [one for one in sizes if one.n]
-    rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(kept)]
+    rows = [(float(i), one.share, hover_text(one.share, one.name)) for i, one in enumerate(kept)]
     traces = dot_traces(Dots("", HARM, "circle", rows))
     quarters = [0, 0.25, 0.5, 0.75, 1]
     axis = {"range": [-0.02, 1.02], "tickvals": quarters, "ticktext": [percent_label(q) for q in quarters]}
     title = {"title": {"text": "caught within two steps"}}
     names = rows_axis([f"{one.name} ({one.n})" for one in kept])
     return figure(traces, 120 + 34 * len(kept), xaxis=axis | title, yaxis=names)
-
-
-def _hover(name: str, share: Interval) -> str:
-    if not share.n:
-        return f"<b>{label(name, 60)}</b><br>no trial"
-    text = estimate_text(share.estimate, share.low, share.high)
-    value = "none" if not share.estimate else f"{text.estimate} %"
-    return f"<b>{label(name, 60)}</b><br>{value} {text.limits}, {events(share):,} of {share.n:,}"
 
 
 GOLDEN = "#B4BFCB"
@@ -134,7 +135,7 @@ def metric_figure(curves: Sequence[ExampleCurve], golden: ExampleCurve, steps: i
         first = curve.step + len(curve.losses) - len(curve.metric)
         xs, ys = thinned(list(range(first, first + len(curve.metric))), curve.metric)
         hover = [f"{label(curve.trial)}, step {x:,}: {y:.3g}" for x, y in zip(xs, ys, strict=True)]
-        traces.append(_line(xs, ys, label(curve.trial), example_line_style(number), hover))
+        traces.append(_line(xs, ys, curve.trial, example_line_style(number), hover))
     every = [*golden.golden, *(y for curve in curves for y in curve.metric)]
     span = {"range": [-0.02, 1.04]} if all(0 <= y <= 1 for y in every) else {}
     yaxis = {"title": {"text": "training metric"}, **span}
@@ -160,13 +161,12 @@ def loss_figure(curves: Sequence[ExampleCurve], steps: int, golden: Sequence[flo
     for number, curve in enumerate(curves):
         xs, ys = peaks(curve.step, curve.losses)
         hover = [f"{label(curve.trial)}, step {x:,}: {_number(y)}" for x, y in zip(xs, ys, strict=True)]
-        traces.append(_line(xs, ys, label(curve.trial), example_line_style(number, 1.2), hover))
+        traces.append(_line(xs, ys, curve.trial, example_line_style(number, 1.2), hover))
         if None in curve.losses:
             step = curve.step + curve.losses.index(None)
             text = f"{label(curve.trial)}: loss not finite at step {step:,}"
-            cross = {"x": [step], "y": [10 ** min(high + 2 * room, LARGEST_EXPONENT)], "text": [text]}
             marker = {"symbol": "x", "size": 9, "color": example_line_style(number)["color"]}
-            traces.append({"type": "scatter", "mode": "markers", "hoverinfo": "text", "marker": marker, **cross})
+            traces.append(marker_series("", [step], [10 ** min(high + 2 * room, LARGEST_EXPONENT)], [text], marker))
     ends = [low - room, high + 3 * room]
     yaxis = {"type": "log", "title": {"text": "training loss"}, "range": ends, **log_axis_ticks(*ends)}
     return figure(traces, 250, xaxis=_steps(curves, steps), yaxis=yaxis, **_bare(curves))
@@ -239,8 +239,8 @@ _MARGIN = {"l": 66, "r": 12, "t": 12, "b": 46}
 
 def _line(xs: Sequence[int], ys: Sequence[float | None], name: str, line: Figure, hover: Sequence[str]) -> Figure:
     mode = "lines" if len(xs) > 3 else "lines+markers"
-    common = {"type": "scatter", "mode": mode, "hoverinfo": "text", "marker": {"size": 7, "color": line["color"]}}
-    return {**common, "x": list(xs), "y": list(ys), "name": name, "line": line, "text": list(hover)}
+    points = list(zip(xs, ys, strict=True))
+    return line_series(name, points, line, hover, mode=mode, marker={"size": 7, "color": line["color"]})
 
 
 def example_line_style(number: int, width: float = 2) -> Figure:

@@ -8,7 +8,7 @@ from typing import Any
 
 from unsilent.interval import Interval
 from unsilent.interval import known_value as certain
-from unsilent.report.estimates import FEW_TRIALS, share_cells
+from unsilent.report.estimates import FEW_TRIALS, Estimate, machine_table, share_cells
 from unsilent.report.model import (
     Heading,
     Mark,
@@ -22,7 +22,6 @@ from unsilent.report.model import (
     TextBlock,
     TextCell,
     columns,
-    estimates_table,
 )
 from unsilent.report.text import count_text, escape_unprintable, estimate_text, short
 from unsilent.studies.training.necessary_conditions import MOST, conditions_figure, points_to_plot
@@ -105,7 +104,7 @@ def report(result: TrainingResult) -> Report:
         report_type="Faults in training",
         title=f"Faulty training runs of {result.workload}",
         headline=headline(result),
-        estimates=estimates(result),
+        estimates=machine_table(estimates(result), ("group", "target", "measure", "")),
         numbers=tuple(key_numbers(result)),
         findings=tuple(findings(result)),
         sections=tuple(section for section in _sections(result) if section.parts),
@@ -119,69 +118,46 @@ def report(result: TrainingResult) -> Report:
 # -- numbers for machines -----------------------------------------------------------------------------------------------
 
 
-def estimates(result: TrainingResult) -> Table:
-    """One row for each estimate, and for each number that is counted."""
-    names = (
-        "group",
-        "target",
-        "measure",
-        "",
-        "unit",
-        "memory_kind",
-        "part",
-        "elements",
-        "failures",
-        "caught",
-        "identical",
-    )
-    rows = []
-    for group, target, measure, value, extra in _estimates(result):
-        rows.append((group, target, measure, value, "trial", *(extra.get(name) for name in names[5:])))
-    return estimates_table(names, rows, rare=names[4:])
+def estimates(result: TrainingResult) -> Iterator[Estimate]:
+    """Everything that is estimated, and what is counted."""
 
+    def of(group: str, target: str, measure: str, value: Interval, **further: str | int) -> Estimate:
+        return Estimate({"group": group, "target": target, "measure": measure}, value, "trial", further=further)
 
-def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval, Mapping[str, Any]]]:
-    """Kind, what it is of, measure, estimate, and further facts."""
     for one in result.classes:
-        yield "class", one.name, "share", one.share, {}
+        yield of("class", one.name, "share", one.share)
     every = [("all", result.all_trials), *((kind, group) for kind, groups in result.groups.items() for group in groups)]
     for kind, group in every:
         for measure in ("different", "harmful", "latent"):
-            yield kind, group.name, measure, getattr(group, measure), {}
+            yield of(kind, group.name, measure, getattr(group, measure))
         for name, number in group.counts.items():
-            yield kind, group.name, f"{name}_trials", certain(number, group.n), {}
+            yield of(kind, group.name, f"{name}_trials", certain(number, group.n))
     for contrast in result.contrasts:
         gap = f"{contrast.first} - {contrast.second}"
-        yield "contrast", contrast.first, contrast.name, contrast.one, {}
-        yield "contrast", contrast.second, contrast.name, contrast.other, {}
-        yield "contrast", gap, contrast.name, contrast.difference, {}
+        yield of("contrast", contrast.first, contrast.name, contrast.one)
+        yield of("contrast", contrast.second, contrast.name, contrast.other)
+        yield of("contrast", gap, contrast.name, contrast.difference)
     for c in result.conditions:
         name = f"{c.kind} above {c.factor:g}"
-        yield "condition", name, "sensitivity", c.sensitivity, {}
-        yield "condition", name, "specificity", c.specificity, {}
-        yield "condition", name, "sensitivity_different", c.different, {}
+        yield of("condition", name, "sensitivity", c.sensitivity)
+        yield of("condition", name, "specificity", c.specificity)
+        yield of("condition", name, "sensitivity_different", c.different)
         counted_of = c.true_positives + c.false_negatives + c.false_positives + c.true_negatives
         for count in COUNTS:
-            yield "condition", name, f"{count}_trials", certain(getattr(c, count), counted_of), {}
+            yield of("condition", name, f"{count}_trials", certain(getattr(c, count), counted_of))
     for part in result.parts:
-        extra = {
-            "memory_kind": part.memory_kind,
-            "part": part.part,
-            "elements": part.elements,
-            "failures": part.failures,
-        }
-        yield "target", part.target, "training_pvf", part.pvf, extra
-        yield "target", part.target, "training_pvf_different", part.different, {}
+        yield of(
+            "target", part.target, "training_pvf", part.pvf,
+            memory_kind=part.memory_kind, part=part.part, elements=part.elements, failures=part.failures,
+        )  # fmt: skip
+        yield of("target", part.target, "training_pvf_different", part.different)
     for kind, caught in _caught(result):
-        yield (
-            kind,
-            caught.name,
-            "caught",
-            caught.share,
-            {"caught": caught.detected_in_time, "identical": caught.recovered_identical},
-        )
+        yield of(
+            kind, caught.name, "caught", caught.share,
+            caught=caught.detected_in_time, identical=caught.recovered_identical,
+        )  # fmt: skip
     for name in ("steps", "steps_without_early_end", "seconds", "per_hour"):
-        yield "cost", "all", name, certain(getattr(result.cost, name), result.n), {}
+        yield of("cost", "all", name, certain(getattr(result.cost, name), result.n))
 
 
 def _caught(result: TrainingResult) -> Sequence[tuple[str, GuardDetection]]:

@@ -8,14 +8,15 @@ from dataclasses import asdict
 from typing import Any
 
 from unsilent.interval import Interval
-from unsilent.report.estimates import difference_cell
-from unsilent.report.model import Cell, Column, Part, Plot, Report, Section, Table, TableRow, estimates_table
-from unsilent.report.text import count_text, p_value_text, share_with_limits_text, upper_bound_text
-from unsilent.report.theme import SERIES_COLOURS, Figure, figure
+from unsilent.report.dots import hover_text
+from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
+from unsilent.report.model import Column, Part, Plot, Report, Section, Table
+from unsilent.report.text import count_text, share_with_limits_text, upper_bound_text
+from unsilent.report.theme import Figure, figure, label, marker_series, series_colour
 from unsilent.statistics.conformal import promised_rate
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, Detection, InferenceCoverageResult
 from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, SHIFTED, TEST, TIMED_BATCHES
-from unsilent.studies.coverage.report_parts import SHARE, comparison_columns, roc_figure
+from unsilent.studies.coverage.report_parts import comparison_table, roc_figure
 
 ERROR_TEXTS = {
     "weight-flip": "one flipped bit of a parameter or buffer",
@@ -42,7 +43,8 @@ def report(result: InferenceCoverageResult) -> Report:
     baseline = result.baseline
     return Report(
         "unsilent/inference-coverage/1", "coverage", f"Detection of changed answers of {baseline.name}", _headline(result),
-        _machine_table(result), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
+        machine_table(estimates(result), ("detector", "errors", "rate", "measure", "")),
+        findings=tuple(_findings(result)), sections=tuple(_sections(result)),
         facts=tuple(_facts(result)), notes=tuple(baseline.notes), repeat_command=result.command, method=METHOD,
         further_json={
             "command": result.command, "spec": result.spec.to_json(), "reference": result.reference,
@@ -84,27 +86,26 @@ def _reference_and_best(rows: Sequence[Detection], result: InferenceCoverageResu
     return mine, max([mine, *rows], key=lambda one: one.answers.estimate or 0.0)
 
 
-def _machine_table(result: InferenceCoverageResult) -> Table:
-    fault, answer, sample = "fault", "changed answer", "clean sample"
-    rows: list[tuple[Cell, ...]] = []
+def estimates(result: InferenceCoverageResult) -> list[Estimate]:
+    """What is detected of each error model, false alarms, and what is restored, at each rate of false alarms."""
+    fault, answer = "fault", "changed answer"
+    found: list[Estimate] = []
     for one in result.detections:
-        where = (one.detector, one.errors, f"{one.rate:g}")
-        rows += [
-            (*where, "detected, of changed answers", answer, one.answers), (*where, "detected, of faults", fault, one.share),
-            (*where, "layers run", fault, one.layers),
-            (*where, "flops run", fault, one.flops),
-        ]  # fmt: skip
+        keys = {"detector": one.detector, "errors": one.errors, "rate": f"{one.rate:g}"}
+        found += measured(keys, {"detected, of changed answers": one.answers}, answer)
+        found += measured(
+            keys, {"detected, of faults": one.share, "layers run": one.layers, "flops run": one.flops}, fault
+        )
     for alarms in result.false_alarms:
-        where = (alarms.detector, "none", f"{alarms.rate:g}")
-        rows += [(*where, "false alarms", sample, alarms.share), (*where, "alarms on shifted", sample, alarms.shifted)]
+        keys = {"detector": alarms.detector, "errors": "none", "rate": f"{alarms.rate:g}"}
+        found += measured(keys, {"false alarms": alarms.share, "alarms on shifted": alarms.shifted}, "clean sample")
     for back in result.restored:
-        where = (back.rung, back.errors, f"{result.options.rate:g}")
-        rows += [
-            (*where, "restored, of changed answers", answer, back.answers), (*where, "restored, of faults", fault, back.share),
-            (*where, "restored, of detected answers", answer, back.detected_answers),
-            (*where, "restored, of detected faults", fault, back.detected_share),
-        ]  # fmt: skip
-    return estimates_table(("detector", "errors", "rate", "measure", "unit", ""), rows, rare=("unit",))
+        keys = {"detector": back.rung, "errors": back.errors, "rate": f"{result.options.rate:g}"}
+        found += measured(keys, {"restored, of changed answers": back.answers}, answer)
+        found += measured(keys, {"restored, of faults": back.share}, fault)
+        found += measured(keys, {"restored, of detected answers": back.detected_answers}, answer)
+        found += measured(keys, {"restored, of detected faults": back.detected_share}, fault)
+    return found
 
 
 def _at_rate(result: InferenceCoverageResult, rate: float | None = None) -> list[Detection]:
@@ -204,21 +205,25 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
 def _detection_table(
     rows: Sequence[Detection], groups: list[str], rate: float, result: InferenceCoverageResult, by_fault: bool
 ) -> Table:
-    cells = {(one.detector, one.errors): one.share if by_fault else one.answers for one in rows}
-    names = list(dict.fromkeys(one.detector for one in rows))
-    return Table(
-        (Column("detector", left_aligned=True), *(Column(name, **SHARE, priority=n) for n, name in enumerate(groups))),
-        tuple(TableRow((name, *(cells[name, group] for group in groups)), name == result.reference) for name in names),
+    found = [
+        Estimate({"detector": one.detector, "errors": one.errors}, one.share if by_fault else one.answers)
+        for one in rows
+    ]
+    return Table.of(
+        rows_across(found, "errors"),
+        [Column.text("detector"), *(Column.share(name, priority=n) for n, name in enumerate(groups))],
         f"Detected, of {'faults' if by_fault else 'changed answers'}, at {rate_text(rate)} false alarms",
+        lambda row: row["detector"] == result.reference,
         terminal_rows=40 if rate == result.options.rate else 0,
     )
 
 
 def _depth_table(rows: Sequence[Detection]) -> Table:
-    shown = [one for one in rows if one.errors == ALL]
-    heads = (Column("detector", left_aligned=True), Column("layers", **SHARE), Column("FLOPs", **SHARE))
-    cells = tuple(TableRow((one.detector, *(v if v.n else None for v in (one.layers, one.flops)))) for one in shown)
-    return Table(heads, cells, "Run at the first alarm")
+    columns = (
+        Column.text("detector", lambda one: one.detector), Column.share("layers", lambda one: one.layers),
+        Column.share("FLOPs", lambda one: one.flops),
+    )  # fmt: skip
+    return Table.of([one for one in rows if one.errors == ALL], columns, "Run at the first alarm")
 
 
 def _roc(result: InferenceCoverageResult) -> Figure:
@@ -233,11 +238,10 @@ def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
     if not costs:
         return
     traces = [
-        {
-            "type": "scatter", "mode": "markers", "name": one.detector, "x": [100 * (one.ratios[-1] - 1)],
-            "y": [shares[one.detector].estimate],
-            "marker": {"color": SERIES_COLOURS[number % len(SERIES_COLOURS)], "size": 11},
-        }
+        marker_series(
+            label(one.detector), [100 * (one.ratios[-1] - 1)], [shares[one.detector].estimate],
+            [hover_text(shares[one.detector], one.detector)], {"color": series_colour(number), "size": 11},
+        )
         for number, one in enumerate(costs)
     ]  # fmt: skip
     shown = figure(
@@ -248,16 +252,11 @@ def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
 
 
 def _false_alarms(result: InferenceCoverageResult) -> Section:
-    heads = (
-        Column("detector", left_aligned=True), Column("asked", "number", unit="%", scale=100.0, digits=".3g"),
-        Column("on clean samples", **SHARE), Column("alarms", "number"), Column("expected", priority=1),
-        Column("on shifted samples", **SHARE, priority=2),
-    )  # fmt: skip
-    rows = tuple(
-        TableRow((
-            one.detector, one.rate, one.share, one.count,
-            "–" if one.expected is None else f"{one.expected[0]:,} to {one.expected[1]:,}", one.shifted,
-        )) for one in result.false_alarms
+    columns = (
+        Column.text("detector", lambda one: one.detector), Column.percent("asked", lambda one: one.rate),
+        Column.share("on clean samples", lambda one: one.share), Column.count("alarms", lambda one: one.count),
+        Column("expected", priority=1, of=lambda one: one.expected and f"{one.expected[0]:,} to {one.expected[1]:,}"),
+        Column.share("on shifted samples", lambda one: one.shifted, 2),
     )  # fmt: skip
     few = result.originals
     return Section(
@@ -266,22 +265,17 @@ def _false_alarms(result: InferenceCoverageResult) -> Section:
         f"alarms are counted on {count_text(result.clean[TEST], 'other sample')} of {few[TEST]:,} originals, of which faults are "
         f"as well, and on {result.clean[SHIFTED]:,} of {few[SHIFTED]:,} that are unusual but correct. Intervals are by original. "
         "Expected: the limits of the number of alarms when originals are exchanged between the first two at random.",
-        (Table(heads, rows, "Clean samples", terminal_rows=0),),
+        (Table.of(result.false_alarms, columns, "Clean samples", terminal_rows=0),),
     )
 
 
 def _restored(result: InferenceCoverageResult) -> Section:
-    heads = (
-        Column("rung", left_aligned=True), Column("errors", left_aligned=True), Column("of changed answers", **SHARE),
-        Column("of faults", **SHARE), Column(f"of answers that {result.reference} finds", **SHARE, priority=1),
-        Column(f"of faults that {result.reference} finds", **SHARE, priority=1),
-        Column("CPU time", "number", unit="ms", scale=1e3, digits=".3g", priority=2),
-    )  # fmt: skip
-    rows = tuple(
-        TableRow((
-            one.rung, one.errors, one.answers, one.share,
-            *(share if share.n else None for share in (one.detected_answers, one.detected_share)), one.seconds,
-        )) for one in result.restored
+    columns = (
+        Column.text("rung", lambda one: one.rung), Column.text("errors", lambda one: one.errors),
+        Column.share("of changed answers", lambda one: one.answers), Column.share("of faults", lambda one: one.share),
+        Column.share(f"of answers that {result.reference} finds", lambda one: one.detected_answers, 1),
+        Column.share(f"of faults that {result.reference} finds", lambda one: one.detected_share, 1),
+        Column("CPU time", "number", "ms", 1e3, ".3g", 2, of=lambda one: one.seconds),
     )  # fmt: skip
     return Section(
         "Answers back to golden",
@@ -289,60 +283,46 @@ def _restored(result: InferenceCoverageResult) -> Section:
         "uses checksums and parity, golden a copy of weights; clamp and zero limit the values of layers in a second call, as "
         "protect does, clamp-in-run and zero-in-run in the faulty run itself; layer runs the layer of "
         f"{result.reference}'s first alarm again. The ladder is layer, rerun, repair and clamp after an alarm.",
-        (Table(heads, rows, "Restored answers", terminal_rows=0),),
+        (Table.of(result.restored, columns, "Restored answers", terminal_rows=0),),
     )
 
 
 def _comparisons(result: InferenceCoverageResult) -> Section:
-    rows = tuple(
-        TableRow((
-            one.detector, one.errors, difference_cell(one.paired.difference), one.paired.only_one, one.paired.only_other,
-            p_value_text(one.paired.p_value),
-        )) for one in result.comparisons
-    )  # fmt: skip
+    pairs = ((one, one.paired) for one in result.comparisons)
+    rows = ((one.detector, one.errors, p.difference, p.only_one, p.only_other, p.p_value) for one, p in pairs)
     return Section(
         "Comparisons",
         f"{result.reference} against others on the same faults, at {rate_text(result.options.rate)} false alarms: McNemar's "
         "exact test of the faults of which one detects more, adjusted by Holm over all rows.",
-        (
-            Table(
-                comparison_columns(result.reference, "detector", "errors"), rows, "Paired comparisons", terminal_rows=0
-            ),
-        ),
+        (comparison_table(result.reference, ("detector", "errors"), rows),),
     )
 
 
 def _costs(result: InferenceCoverageResult) -> Section:
-    heads = (
-        Column("detector", left_aligned=True),
-        *(Column(f"CPU time at batch {n}", "number", unit="%", scale=100.0, digits=".3g") for n in TIMED_BATCHES),
-        Column("memory", "number", unit="%", scale=100.0, digits=".3g"),
-    )
-    rows = tuple(
-        TableRow((one.detector, *(r if math.isfinite(r) else None for r in one.ratios), one.memory))
+    times = [f"CPU time at batch {size}" for size in TIMED_BATCHES]
+    columns = (Column.text("detector"), *map(Column.percent, (*times, "memory")))
+    rows = (
+        {"detector": one.detector, **{name: ratio for name, ratio in zip(times, one.ratios, strict=True) if math.isfinite(ratio)},
+         "memory": one.memory}
         for one in result.costs
-    )
+    )  # fmt: skip
     return Section(
         "Cost", "CPU time of a pass with the detector over that of the model alone, and memory over that of the model.",
-        (Table(heads, rows, "Cost of a detector"),),
+        (Table.of(rows, columns, "Cost of a detector"),),
     )  # fmt: skip
 
 
 def _tries(result: InferenceCoverageResult) -> Section:
-    heads = (
-        Column("errors", left_aligned=True), Column("drawn", "number"), Column("masked", "number", priority=1),
-        Column("benign", "number", priority=1), Column("not finite or raised", "number"),
-        Column("changed an answer", "number"), Column("changed answers", "number"), Column("of different samples", "number"),
+    columns = (
+        Column.text("errors", lambda one: one.errors), Column.count("drawn", lambda one: one.drawn),
+        Column.count("masked", lambda one: one.masked, 1), Column.count("benign", lambda one: one.benign, 1),
+        Column.count("not finite or raised", lambda one: one.due), Column.count("changed an answer", lambda one: one.found),
+        Column.count("changed answers", lambda one: one.answers),
+        Column.count("of different samples", lambda one: one.different_answers),
     )  # fmt: skip
-    rows = tuple(
-        TableRow(
-            (one.errors, one.drawn, one.masked, one.benign, one.due, one.found, one.answers, one.different_answers)
-        )
-        for one in result.tries
-    )
     return Section(
         "Faults", "Faults that were drawn, and how they ended. Those that show by themselves (values that are not finite, or an "
-        "error) count apart: no detector is needed.", (Table(heads, rows, "Drawn faults"),),
+        "error) count apart: no detector is needed.", (Table.of(result.tries, columns, "Drawn faults"),),
     )  # fmt: skip
 
 

@@ -1,0 +1,23 @@
+"""Curves in a figure, which colour and dashes tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unsilent.report.theme import Figure, label, marker_series, series_colour
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+
+
+def line_style(number: int, width: float = 2) -> Figure:
+    """The line of the number-th series."""
+    return {"color": series_colour(number), "width": width, "dash": DASHES[number % len(DASHES)]}
+
+
+def line_series(
+    name: str, points: Sequence[tuple[float, float | None]], line: Figure, hover: Sequence[str] = (), **more: object
+) -> Figure:
+    """A line through points, None is a gap; ``name`` is that in the legend, ``hover`` what is shown of each point."""
+    x, y = [x for x, _ in points], [y for _, y in points]
+    silent = {} if hover else {"hoverinfo": "skip"}
+    return {**marker_series(label(name), x, y, hover, {}, mode="lines", line=line), **silent, **more}

@@ -1,0 +1,102 @@
+"""Estimates in a figure: dots with bars at their limits; where none was counted, a triangle at the upper limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from unsilent.report.text import EstimateWithLimits, share_with_limits_text
+from unsilent.report.theme import SOFT, Figure, figure, label, labels, percent_ticks, upper_limit_marker
+
+
+class CountedShare(EstimateWithLimits, Protocol):
+    """A share with limits, and of how many trials it is."""
+
+    @property
+    def n(self) -> int: ...
+
+
+def hover_text(share: CountedShare, *names: str) -> str:
+    """What a figure says of a share that is pointed at: what it is of, the share with its limits, and n."""
+    trials = f"<br>n = {share.n:,}" if share.n else ""
+    return f"<b>{', '.join(label(name, 60) for name in names)}</b><br>{share_with_limits_text(share)}{trials}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """One series of estimates with limits.
+
+    Attributes:
+        name: In the legend, where there is one.
+        colour, symbol: Of all dots, or of each.
+        rows: Place, estimate, and what is shown when it is pointed at.
+    """
+
+    name: str
+    colour: str | Sequence[str]
+    symbol: str | Sequence[str]
+    rows: Sequence[tuple[float, EstimateWithLimits, str]]
+
+
+def shares_figure(series: Sequence[Dots], names: Sequence[str], title: str, bottom: float | None = None) -> Figure:
+    """Dots with limits on a logarithmic axis, first row on top; a hollow triangle at the upper limit of none."""
+    bottom = axis_bottom([row for dots in series for _, row, _ in dots.rows]) if bottom is None else bottom
+    traces = [trace for dots in series for trace in dot_traces(dots, bottom)]
+    legend = any(dots.name for dots in series)
+    margin = {"l": 74, "r": 28, "t": 34 if legend else 10, "b": 52}
+    height = 76 + 26 * len(names) + 24 * legend
+    return figure(traces, height, xaxis=share_axis(bottom, title), yaxis=rows_axis(names), margin=margin)
+
+
+def share_axis(bottom: float, title: str) -> Figure:
+    """A logarithmic axis of shares."""
+    return {"type": "log", "range": [math.log10(bottom), 0.08], "title": {"text": title}, **percent_ticks(bottom)}
+
+
+def rows_axis(names: Sequence[str]) -> Figure:
+    """An axis of names, the first on top."""
+    ends = [len(names) - 0.4, -0.6]
+    return {"tickvals": list(range(len(names))), "ticktext": labels(names), "range": ends, "automargin": True}
+
+
+def axis_bottom(values: Iterable[EstimateWithLimits]) -> float:
+    """Where a logarithmic axis of shares starts: a power of ten below every estimate and upper limit."""
+    known = [value.estimate or value.high for value in values if value.estimate is not None and value.high > 0]
+    return min(10.0 ** math.floor(math.log10(max(min(known, default=0.1), 1e-9)) - 0.05), 0.1)
+
+
+def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> list[Figure]:
+    """Estimates with bars at their limits along one axis.
+
+    Above ``bottom`` of a logarithmic one, where those of none are hollow triangles at their upper limits.
+    """
+    known = [i for i, (_, row, _) in enumerate(dots.rows) if row.estimate is not None]
+    some = [i for i in known if bottom is None or dots.rows[i][1].estimate]
+    none = [i for i in known if i not in some and dots.rows[i][1].high > 0]
+    colour = _kept(dots.colour, some)
+    least = -math.inf if bottom is None else bottom / 10
+    values = [dots.rows[i][1] for i in some]
+    bars: Figure = {"type": "data", "symmetric": False, "thickness": 1.3, "width": 3}
+    bars["color"] = colour if isinstance(colour, str) else SOFT
+    bars["array"] = [v.high - (v.estimate or 0) for v in values]
+    bars["arrayminus"] = [(v.estimate or 0) - max(v.low, least) for v in values]
+
+    def trace(kept: Sequence[int], at: Sequence[float | None], marker: Figure, **more: object) -> Figure:
+        places, hover = [dots.rows[i][0] for i in kept], [dots.rows[i][2] for i in kept]
+        result = {"type": "scatter", "mode": "markers", "hoverinfo": "text", "hovertext": hover, "showlegend": False}
+        return {**result, along: list(at), "y" if along == "x" else "x": places, "marker": marker, **more}
+
+    marker = {"color": colour, "symbol": _kept(dots.symbol, some), "size": 10}
+    named = {"name": dots.name, "showlegend": bool(dots.name), f"error_{along}": bars}
+    hollow = {"color": _kept(dots.colour, none), "symbol": upper_limit_marker(along == "y"), "size": 11}
+    limits = trace(none, [dots.rows[i][1].high for i in none], {**hollow, "line": {"width": 1.6}})
+    drawn = trace(some, [v.estimate for v in values], marker, **named)
+    if not some:  # a legend names only what has a point
+        drawn |= {"x": [None], "y": [None]}
+    return [drawn, limits] if none else [drawn]
+
+
+def _kept(values: str | Sequence[str], kept: Sequence[int]) -> str | list[str]:
+    return values if isinstance(values, str) else [values[i] for i in kept]
