@@ -143,7 +143,7 @@ class Store(SqliteFile, Generic[S, B, R]):
             if changed := self._changed_options(spec_text):
                 raise StoreError(
                     f"{self.path} was made with other options ({one_line_preview(', '.join(changed))}) than those of this "
-                    f"version of unsilent {self.kind.command_words}; give another --store"
+                    f"version of unsilent {self.kind.command_words}; give another store"
                 ) from None
             raise
         return spec, baseline
