@@ -5,8 +5,6 @@ Importing this package is instant; what needs torch or numpy is loaded on first 
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import (
@@ -22,6 +20,8 @@ from unsilent.version import __version__
 if TYPE_CHECKING:
     from unsilent.checkpoints.verified_saving import verified_load, verified_save
     from unsilent.faults import Fault, FaultModel, fault_model
+    from unsilent.monitor.guard import Guard
+    from unsilent.monitor.monitor import Monitor
     from unsilent.outcomes import judge, judge_by_decision
     from unsilent.protection.protect import protect
     from unsilent.sites import inject
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from unsilent.studies.coverage.study import coverage
     from unsilent.studies.noise.study import noise
     from unsilent.studies.plan.study import plan
-    from unsilent.studies.pvf.records import PvfResult
     from unsilent.studies.pvf.study import pvf
+    from unsilent.studies.stored_results import read_result
     from unsilent.studies.training.study import training
     from unsilent.workloads import Workload, load
     from unsilent.workloads.trainings import Training
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _LAZY = {
     "Fault": "unsilent.faults",
     "FaultModel": "unsilent.faults",
+    "Guard": "unsilent.monitor",
+    "Monitor": "unsilent.monitor",
     "fault_model": "unsilent.faults",
     "judge_by_decision": "unsilent.outcomes",
     "judge": "unsilent.outcomes",
@@ -53,6 +55,7 @@ _LAZY = {
     "plan": "unsilent.studies.plan.study",
     "protect": "unsilent.protection.protect",
     "pvf": "unsilent.studies.pvf.study",
+    "read_result": "unsilent.studies.stored_results",
     "training": "unsilent.studies.training.study",
     "verified_load": "unsilent.checkpoints.verified_saving",
     "verified_save": "unsilent.checkpoints.verified_saving",
@@ -61,7 +64,9 @@ _LAZY = {
 __all__ = [
     "Fault",
     "FaultModel",
+    "Guard",
     "InjectionError",
+    "Monitor",
     "StoreError",
     "Training",
     "UnsilentError",
@@ -81,22 +86,11 @@ __all__ = [
     "plan",
     "protect",
     "pvf",
+    "read_result",
     "training",
     "verified_load",
     "verified_save",
-    "write_html",
 ]
-
-
-def write_html(result: PvfResult, path: str | os.PathLike[str], *, fit_per_bit: float | None = None) -> Path:
-    """Write the report of a result to ``path`` (replacing it in one step) and return the path.
-
-    ``fit_per_bit``: failures per 1e9 hours and bit of memory. Raises ``UsageError`` where the file cannot be written.
-    """
-    from unsilent.render.report_page import write_report
-    from unsilent.studies.pvf.report import report
-
-    return write_report(report(result, fit_per_bit), path)
 
 
 def __getattr__(name: str) -> Any:
@@ -108,4 +102,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -315,7 +315,7 @@ class OptionValues:
 
     def _named(self, name: str) -> str:
         asking = self.options[name]
-        return asking.python_name if self._call else asking.flag
+        return f"{asking.python_name}=" if self._call else asking.flag
 
     def read_toml(self, path: Path) -> None:
         """Take what a TOML file asks and the command line does not; raises ``UsageError``."""

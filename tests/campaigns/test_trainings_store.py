@@ -442,7 +442,7 @@ def test_arrays_that_are_not_asked_for_are_empty(ran):
 
 def test_a_store_of_another_verb_is_named(ran, tmp_path):
     assert {kind.application_id for kind in KINDS} <= set(APPLICATION_OWNERS)
-    needs = "unsilent training can only use stores of its own campaigns: give another --store"
+    needs = "unsilent training can only use stores of its own campaigns: give another store"
     for other, said in (
         (PVF.application_id, f"holds a campaign of unsilent pvf; {needs}"),
         (NOISE.application_id, f"holds a campaign of unsilent noise; {needs}"),

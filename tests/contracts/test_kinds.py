@@ -407,7 +407,7 @@ class LongerSpec(PiSpec):
             {"row": CurveRow, "shapes": lambda baseline, values: {"curve": 0}},
             "has other columns than this version of unsilent pi",
         ),
-        ({"spec": LongerSpec}, "other options (more) than those of this version of unsilent pi; give another --store"),
+        ({"spec": LongerSpec}, "other options (more) than those of this version of unsilent pi; give another store"),
         ({"schema_version": 9}, "has store version 5, but this version of unsilent pi uses 9"),
     ],
 )

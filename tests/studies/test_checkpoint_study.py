@@ -203,7 +203,8 @@ def test_numbers_of_flips_are_mixed_alike():
     assert [one.first.n for one in by_flips] == [4, 1]
 
 
-def test_a_stored_campaign_is_read_and_reported(tmp_path):
+def write_study(path):
+    """A stored campaign that never ran; its result."""
     spec = make_checkpoint_spec(
         OptionValues(
             CHECKPOINT_STUDY.option_classes,
@@ -216,13 +217,17 @@ def test_a_stored_campaign_is_read_and_reported(tmp_path):
         for section in ("first_moment", "weights")
         for k in range(10)
     ]
-    with CheckpointStore(tmp_path / "s.sqlite", write=True) as store:
+    with CheckpointStore(path, write=True) as store:
         known = baseline()
         store.bind_campaign(spec, replace(known, campaign=campaign_hash(spec, known.fingerprint)))
         store.record_budget(10, "unsilent checkpoint study train-resnet")
         store.add_rows(rows)
         store_noise_floors(store, FLOORS)
-        result = analyse(store, CheckpointAnalysisOptions())
+        return analyse(store, CheckpointAnalysisOptions())
+
+
+def test_a_stored_campaign_is_read_and_reported(tmp_path):
+    result = write_study(tmp_path / "s.sqlite")
     assert isinstance(result, CheckpointResult)
     harmful = {(g.target.strategy, g.target.section): g.harmful.estimate for g in result.groups}
     assert harmful == {

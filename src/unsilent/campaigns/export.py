@@ -12,12 +12,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from unsilent.campaigns.driver import ROUND, AnyStore
 from unsilent.campaigns.spec import Json, sorted_json_text
 from unsilent.campaigns.sqlite_file import remove_if_possible, temporary_name
 from unsilent.errors import UsageError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """What begins a formula in a spreadsheet."""
@@ -133,6 +136,17 @@ def _csv(store: AnyStore, file: IO[str]) -> None:
 def _for_spreadsheets(value: Any) -> Any:
     """A text that a spreadsheet would take for a formula gets an apostrophe before it; numbers are left as they are."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
+
+
+def trials_as_frame(store: AnyStore) -> DataFrame:
+    """Every trial as a row of a pandas table; raises ``UsageError`` where pandas is missing."""
+    try:
+        import pandas
+    except ImportError:
+        raise UsageError(
+            "a table of trials needs an optional package; install it with: pip install 'unsilent[pandas]'"
+        ) from None
+    return pandas.DataFrame(list(_flat(store)))
 
 
 def _parquet(store: AnyStore, path: Path) -> None:

@@ -145,7 +145,7 @@ class SqliteFile(Closing):
             verb = APPLICATION_OWNERS.get(application)
             held = f"a campaign of {verb}" if verb else "results of another unsilent command"
             raise StoreError(
-                f"{self.path} holds {held}; {self._verb} can only use stores of its own campaigns: give another --store"
+                f"{self.path} holds {held}; {self._verb} can only use stores of its own campaigns: give another store"
             )
         result = schema_of(db)
         empty = not (result or application or version)
@@ -156,17 +156,17 @@ class SqliteFile(Closing):
         if not empty and version != self.schema_version:
             raise StoreError(
                 f"{self.path} has store version {version}, but this version of {self._verb} uses {self.schema_version}; "
-                "give another --store"
+                "give another store"
             )
         if not empty and result != expected_schema(self.schema):
             raise StoreError(
-                f"{self.path} has other columns than this version of {self._verb} writes; give another --store"
+                f"{self.path} has other columns than this version of {self._verb} writes; give another store"
             )
         steps.restart_count(self._most_steps())
         damage = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
         if damage != "ok":
             raise StoreError(
-                f"{self.path} is damaged ({damage.splitlines()[0][:_LONGEST]}); restore a copy or use another --store"
+                f"{self.path} is damaged ({damage.splitlines()[0][:_LONGEST]}); restore a copy or use another store"
             )
         steps.restart_count(math.inf if write else self._most_steps())
         return empty
@@ -236,7 +236,7 @@ class SqliteFile(Closing):
             )
         if "unable to open" in text or "readonly" in text:
             return f"cannot open {self.path} ({text}); check that its folder exists and is writable"
-        return f"{self.path} cannot be used ({text}); restore a copy or give another --store"
+        return f"{self.path} cannot be used ({text}); restore a copy or give another store"
 
     def add_session_seconds(self, seconds: float, cpu_seconds: float) -> None:
         """Add the time that one session took, its set-up included."""

@@ -152,7 +152,7 @@ class Store(SqliteFile, Generic[S, B, R]):
         """The error for a store that another version made, with options that this version does not have."""
         return StoreError(
             f"{self.path} was made with other options ({one_line_preview(options)}) than those of this "
-            f"version of unsilent {self.kind.command_words}; give another --store"
+            f"version of unsilent {self.kind.command_words}; give another store"
         )
 
     def _changed_options(self, text: Any) -> list[str]:

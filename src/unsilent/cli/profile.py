@@ -61,8 +61,8 @@ def profile(options: OptionValues) -> int:
     from unsilent.campaigns.options import read_pairs
     from unsilent.engine.device_placement import place, place_model, resolve_device
     from unsilent.protection.profile import make_profile
-    from unsilent.workloads import load
     from unsilent.workloads.base import CALIBRATION, CalibratedWorkload
+    from unsilent.workloads.registry import load
 
     start = time.perf_counter(), time.process_time()
     workload = load(asked.workload, dict(read_pairs(asked.workload_options)), data=asked.data, weights=asked.weights)

@@ -88,7 +88,7 @@ def find_event_files(path: Path, may_be_none: bool = False) -> list[Path]:
     if not files and not (may_be_none and (path.is_dir() or path.parent.is_dir())):
         what = f"{path} is a folder without events" if path.is_dir() else f"there are no events in {path}"
         raise UsageError(
-            f"{what}; a job writes them from its first backward pass on; give the file that it was given with --events"
+            f"{what}; a job writes them from its first backward pass on; give the file that its events are written to"
         )
     if len(files) > MOST_FILES:
         raise UsageError(f"{path} has {len(files):,} files of events; at most {MOST_FILES:,} are read")

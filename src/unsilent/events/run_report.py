@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from unsilent.events.event_files import iterate_events
 from unsilent.events.event_kinds import Alarm, Event, Started, StepSummary, Verdict
 from unsilent.events.health import OK
 from unsilent.events.run_history import RankHistory, RunHistory
 from unsilent.report.model import Cell, Column, Plot, Report, Section, Table, TableRow, columns
+from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text, listed
 from unsilent.report.theme import MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, marker_series, vertical_line
 
@@ -36,6 +41,23 @@ INTRODUCTIONS = {
     "Ranks": "One row for each rank. Monitor: share of the time of the job that the monitor took.",
     "Sampling": "The monitor reads a part of the tensors at each step, so that it stays within its budget.",
 }
+
+
+@dataclass(frozen=True, repr=False)
+class WatchedRun(Shown):
+    """The last run in the events of a monitored training."""
+
+    path: Path
+    run_report: Report
+
+    @classmethod
+    def read(cls, path: Path) -> WatchedRun:
+        """The run of a file of events, or of a folder with the files of one job; raises ``UsageError``."""
+        command = shlex.join(["unsilent", "report", str(path)])
+        return cls(path, report(iterate_events(path), str(path), command))
+
+    def report(self) -> Report:
+        return self.run_report
 
 
 def report(events: Iterable[Event], name: str = "", command: str = "") -> Report:

@@ -14,6 +14,8 @@ from unsilent.placement.placements import Placement, placements
 from unsilent.placement.programs import Program
 from unsilent.placement.synthesis import MOST_STEPS, Grouping, Statement, Statements, statements
 from unsilent.placement.system import System
+from unsilent.report.model import Report
+from unsilent.report.shown import Shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,8 +102,8 @@ class RankedPlacement:
     programs: tuple[tuple[RankedProgram, ...], ...]
 
 
-@dataclass(frozen=True)
-class Ranking:
+@dataclass(frozen=True, repr=False)
+class Ranking(Shown):
     """Placements, fastest first.
 
     Attributes:
@@ -117,6 +119,12 @@ class Ranking:
     placements: tuple[RankedPlacement, ...]
     candidates: int
     search_seconds: float
+
+    def report(self, top: int = 10) -> Report:
+        """What is shown of the ranking; ``top``: placements in tables."""
+        from unsilent.placement.report import report
+
+        return report(self, top=top)
 
 
 def rank_placements(

@@ -19,6 +19,8 @@ FIRST_LEAST, NAME_MOST = 14, 24
 """Longer words of texts are folded: those above the second where there is no room, above the first where there is very little."""
 GAP = 2
 """Blanks between columns."""
+NOTEBOOK_WIDTH = 120
+PREFORMATTED = '<pre style="overflow-x: auto; line-height: 1.3">{code}</pre>'
 
 
 def render_report(report: Report, console: Console, plain: bool) -> None:
@@ -41,6 +43,17 @@ def render_report(report: Report, console: Console, plain: bool) -> None:
     print_lines(console, [escape_unprintable(line) for line in report.notes], plain)
     if report.repeat_command:
         print_lines(console, [f"repeat with: {escape_unprintable(report.repeat_command)}"], plain, no_wrap=True)
+
+
+def report_as_preformatted_html(report: Report) -> str:
+    """What a terminal shows, as an HTML fragment of a few kilobytes without scripts, for notebooks."""
+    import io
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), record=True, width=NOTEBOOK_WIDTH)
+    render_report(report, console, plain=False)
+    return console.export_html(inline_styles=True, code_format=PREFORMATTED)
 
 
 def _columns(table: Table, console: Console) -> None:

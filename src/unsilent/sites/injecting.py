@@ -14,6 +14,7 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
+from unsilent.argument_names import names_arguments
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import FAULT_MODELS, Fault, FaultModel, fault_model
 from unsilent.faults.hardware.presets import PRESETS, preset
@@ -34,6 +35,7 @@ _DEFAULTS = {"op": (PHASES[0], "out"), "saved": ("first",), "comm": ("in",)}
 """What is corrupted where an address leaves it out."""
 
 
+@names_arguments
 def inject(
     model: nn.Module,
     address_or_faults: str | FaultOrDraw | Sequence[FaultOrDraw],

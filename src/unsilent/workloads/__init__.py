@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unsilent.argument_names import names_arguments
 from unsilent.errors import missing_name_error
-from unsilent.workloads.registry import load, load_training
+from unsilent.workloads import registry
+from unsilent.workloads.registry import load_training
 from unsilent.workloads.zoo import HF, TRAININGS, ZOO, WorkloadEntry
 
 if TYPE_CHECKING:
     from unsilent.workloads.base import InferenceWorkload, Workload
 
 __all__ = ["HF", "TRAININGS", "ZOO", "InferenceWorkload", "Workload", "WorkloadEntry", "load", "load_training"]
+
+load = names_arguments(registry.load)
 
 
 def __getattr__(name: str) -> Any:

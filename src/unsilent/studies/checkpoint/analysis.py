@@ -12,10 +12,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, classify_training
@@ -34,6 +36,9 @@ from unsilent.studies.checkpoint.spec import (
     CheckpointSpec,
     CheckpointTarget,
 )
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.kinds import Kind
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -147,8 +152,8 @@ class EqualPairs:
     count: int
 
 
-@dataclass(frozen=True)
-class CheckpointResult:
+@dataclass(frozen=True, repr=False)
+class CheckpointResult(CampaignResult):
     """What a campaign found."""
 
     spec: CheckpointSpec
@@ -163,6 +168,13 @@ class CheckpointResult:
     command: str
     seconds: float
     cpu_seconds: float
+    store: str
+
+    @property
+    def kind(self) -> Kind[Any, Any, Any]:
+        from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
+
+        return CHECKPOINT_STUDY
 
 
 def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> CheckpointResult:
@@ -186,7 +198,7 @@ def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> Check
     return CheckpointResult(
         spec, baseline, floors, options, trials, groups, tuple(_layer_spreads(baseline, trials)),
         (*differences.between_sections(), *differences.between_strategies(), *differences.between_ways_to_load()),
-        differences.equal_pairs(), store.largest_budget()[1], seconds, cpu_seconds,
+        differences.equal_pairs(), store.largest_budget()[1], seconds, cpu_seconds, str(store.path),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from unsilent.argument_names import names_arguments
 from unsilent.campaigns.driver import run_campaign
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
@@ -23,6 +24,7 @@ from unsilent.studies.checkpoint.spec import (
 )
 
 
+@names_arguments
 def checkpoint_study(
     workload: str,
     *,

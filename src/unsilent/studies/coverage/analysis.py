@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.detectors.rule import ALARM, WARNING, Rule
 from unsilent.detectors.series import Bools, Floats, Recording, Series
 from unsilent.errors import UsageError
@@ -45,6 +46,7 @@ from unsilent.studies.coverage.spec import (
 )
 
 if TYPE_CHECKING:
+    from unsilent.campaigns.kinds import Kind
     from unsilent.studies.coverage.kind import CoverageStore
 
 ALARMS, WARNINGS, MATCHED = "alarm", "alarm or warning", "scaled threshold"
@@ -132,8 +134,8 @@ class RocPoint:
     detected: float
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class CoverageResult:
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class CoverageResult(CampaignResult):
     """Everything that was found.
 
     Attributes:
@@ -161,6 +163,13 @@ class CoverageResult:
     seconds_per_step: Mapping[str, float]
     seconds: float
     cpu_seconds: float
+    store: str
+
+    @property
+    def kind(self) -> Kind[Any, Any, Any]:
+        from unsilent.studies.coverage.kind import COVERAGE
+
+        return COVERAGE
 
 
 def analyse(
@@ -195,6 +204,7 @@ def analyse_together(
         baseline=replace(stores[0].baseline, name=name),
         options=options,
         command=stores[0].largest_budget()[1] if len(stores) == 1 else "",
+        store=str(stores[0].path) if len(stores) == 1 else "",
         faults=len(faults),
         severities={name: np.array([row.severity for row in faults])[mask] for name, mask in targets.items()},
         tried={name: _tried(rows, name) for name in targets},

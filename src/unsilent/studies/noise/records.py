@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.interval import Interval
 from unsilent.statistics.groups import GroupSpread
 from unsilent.statistics.replica_spread import Spread
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.kinds import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,8 @@ class ChurnMatrix:
     churn: Sequence[Sequence[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class NoiseResult(CampaignResult):
     """All that the study found.
 
     ``level``: that was asked of a rank test (None: none); ``smallest_p``: the least p value such a test can give.
@@ -139,3 +143,9 @@ class NoiseResult:
     machine: Mapping[str, str]
     info: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind[Any, Any, Any]:
+        from unsilent.studies.noise.kind import NOISE
+
+        return NOISE

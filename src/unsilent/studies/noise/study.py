@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.argument_names import names_arguments
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import ExecutionOptions, store_or_temporary
 from unsilent.errors import UnsilentError, UsageError
@@ -114,6 +115,7 @@ def check_any_runnable(asked: NoiseQuestion, trained: ReplicaBaseline) -> None:
         raise UsageError(f"no variant can be run here ({whys}); choose another --switch")
 
 
+@names_arguments
 def noise(
     workload: str,
     *,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unsilent.interval import Interval
-from unsilent.report.text import share_with_limits_text
+from unsilent.report.model import Report
+from unsilent.report.shown import Shown
 
 BASELINES = ("random", "smallest first", "largest first")
 """Assignments that do not look at failure rates: the mean of many random orders, and orders by size."""
@@ -72,7 +73,7 @@ class PlannedBudget:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PlanResult:
+class PlanResult(Shown):
     """Plans for some budgets.
 
     Attributes:
@@ -111,11 +112,7 @@ class PlanResult:
         """Faults in all parameters per 1e9 hours: what turns a failure rate per fault into FIT."""
         return None if self.fit_per_bit is None else self.fit_per_bit * 8 * self.bytes
 
-    def __str__(self) -> str:
-        before = share_with_limits_text(self.unprotected)
-        lines = [f"plan for {self.workload}: failure rate {before} without protection"]
-        lines += [f"  {budget.name}: {share_with_limits_text(budget.predicted)} remains" for budget in self.budgets]
-        return "\n".join(lines)
+    def report(self) -> Report:
+        from unsilent.studies.plan.report import report
 
-    def __repr__(self) -> str:
-        return f"<PlanResult {self.workload!r}, {len(self.budgets)} budgets, {len(self.items)} items; print() shows it>"
+        return report(self)

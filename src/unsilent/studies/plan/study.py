@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unsilent.argument_names import names_arguments
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.stored_command import stored_options
 from unsilent.errors import UsageError
@@ -52,6 +53,7 @@ ASKED_PRECISION = 0.2
 """Relative half-width that `PlannedBudget.trials_factor` is about."""
 
 
+@names_arguments
 def plan(
     store: str | Path,
     *,

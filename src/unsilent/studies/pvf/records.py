@@ -10,13 +10,17 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.report.estimates import has_few_trials
 from unsilent.report.heat import HeatMap
-from unsilent.report.text import estimate_text, listed, upper_bound_text
+from unsilent.report.text import listed, upper_bound_text
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.kinds import Kind
 
 
 def flips_suffix(flips: int | None) -> str:
@@ -97,7 +101,7 @@ class LookupRow:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PvfResult:
+class PvfResult(CampaignResult):
     """A whole study, ready to be shown, exported or asserted on."""
 
     workload: str
@@ -152,18 +156,11 @@ class PvfResult:
         """What an estimate is called: PVF speaks of parameters alone."""
         return "P(incorrect)" if self.transient else "PVF"
 
-    def __str__(self) -> str:
-        lines = [
-            f"{self.measure} of {self.workload}: {self.trials_done} trials, {self.fault} at {self.at}, per {self.unit}"
-        ]
-        for row in (r for r in self.rows if r.level in ("model", "component")):
-            text = estimate_text(row.estimate, row.low, row.high, scale=1.0)
-            value = f"{text.estimate}{'' if row.estimate is None else f' {text.limits}'}"
-            lines.append(f"  {row.target}{'' if row.flips is None else f' x{row.flips}'}: {value}, n {row.n}")
-        return "\n".join(lines)
+    @property
+    def kind(self) -> Kind[Any, Any, Any]:
+        from unsilent.studies.pvf.kind import PVF
 
-    def __repr__(self) -> str:
-        return f"<PvfResult {self.workload!r}, {self.trials_done} trials, {len(self.rows)} rows; print() shows it>"
+        return PVF
 
 
 ALL_PARAMETERS = "param:*"

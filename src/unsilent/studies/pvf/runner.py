@@ -46,10 +46,10 @@ from unsilent.sites.targets import (
     with_index_buffers,
 )
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow, TargetInfo, TensorInfo
-from unsilent.workloads import load
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.model_fitting import Progress, no_progress
 from unsilent.workloads.process_side_effects import take_notes
+from unsilent.workloads.registry import load
 
 PROOF_EVERY = 500
 PROOF_GOLDENS, LEAST_PROOF_GOLDENS = 300, 60

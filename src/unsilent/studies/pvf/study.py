@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from unsilent.argument_names import names_arguments
 from unsilent.campaigns import Budget, TrialId, WorkerSettings, run_campaign
 from unsilent.campaigns.driver import MOST_PLANNED, run_trials
 from unsilent.campaigns.executors import Executor
@@ -98,6 +99,7 @@ def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: 
         )
 
 
+@names_arguments
 def pvf(
     workload: str | InferenceWorkload,
     *,

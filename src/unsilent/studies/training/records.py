@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas.noise_floor_records import NoiseFloors
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.spec import TrainingRow
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.kinds import Kind
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -197,8 +201,8 @@ class GuardResult:
     alarms: Mapping[str, int]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class TrainingResult:
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class TrainingResult(CampaignResult):
     """Everything that was found."""
 
     workload: str
@@ -235,3 +239,9 @@ class TrainingResult:
     notes: tuple[str, ...]
     golden_losses: tuple[float, ...] = ()
     """Of each step of the fault-free run."""
+
+    @property
+    def kind(self) -> Kind[Any, Any, Any]:
+        from unsilent.studies.training.kind import TRAINING
+
+        return TRAINING

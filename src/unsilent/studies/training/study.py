@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+from unsilent.argument_names import names_arguments
 from unsilent.campaigns.driver import run_campaign, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
@@ -65,6 +66,7 @@ NAMELESS = "custom"
 """The name that a training of the user's has where none was given."""
 
 
+@names_arguments
 def training(
     workload: str,
     *,
@@ -128,7 +130,7 @@ def training(
         store_or_temporary(floor, "floor.sqlite") as fault_free,
         TrainingStore(path, write=True) as opened,
     ):
-        floors, spec = floors_and_horizon(spec, compared, fault_free, jobs)
+        floors, spec = floors_and_horizon(spec, compared, fault_free, jobs, observer)
         with execution.open_executor(spec, observer) as running:
             return run_training(
                 spec, budget, running, opened, floors, reading, guard=compared.guard, observer=observer,

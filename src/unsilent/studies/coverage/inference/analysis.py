@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.statistics.bounded import bounded_mean, ratio_of_means
@@ -42,6 +43,7 @@ from unsilent.studies.coverage.inference.spec import (
 from unsilent.studies.coverage.paired_tests import PairedDifference, paired_differences
 
 if TYPE_CHECKING:
+    from unsilent.campaigns.kinds import Kind
     from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
 
 RATES = (0.001, 0.01, 0.05)
@@ -157,8 +159,8 @@ class Tries:
     same_answer: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class InferenceCoverageResult:
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class InferenceCoverageResult(CampaignResult):
     """Everything that was found.
 
     Attributes:
@@ -189,6 +191,13 @@ class InferenceCoverageResult:
     roc: Mapping[str, tuple[tuple[float, float], ...]]
     seconds: float
     cpu_seconds: float
+    store: str
+
+    @property
+    def kind(self) -> Kind[Any, Any, Any]:
+        from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE
+
+        return INFERENCE_COVERAGE
 
 
 def analyse(store: InferenceCoverageStore, options: InferenceCoverageOptions) -> InferenceCoverageResult:
@@ -220,6 +229,7 @@ def analyse_together(
         baseline=replace(baseline, name=", ".join(store.baseline.name for store in stores)),
         options=options,
         command=stores[0].largest_budget()[1] if len(stores) == 1 else "",
+        store=str(stores[0].path) if len(stores) == 1 else "",
         reference=names[0],
         clean={
             part: sum(len(next(iter(one.clean[part].values()))) for one in parts) for part in (CALIBRATION, TEST, SHIFTED)

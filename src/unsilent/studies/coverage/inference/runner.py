@@ -57,11 +57,11 @@ from unsilent.studies.coverage.inference.spec import (
     InferenceCoverageSpec,
 )
 from unsilent.studies.coverage.inference.timing import flops_by_layer, seconds_of_detectors
-from unsilent.workloads import load
 from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload
 from unsilent.workloads.batch_samples import count_samples
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import contain_user_process
+from unsilent.workloads.registry import load
 from unsilent.workloads.user import user_code
 
 CHUNK = 1000

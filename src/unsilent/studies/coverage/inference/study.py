@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from unsilent.argument_names import names_arguments
 from unsilent.campaigns.driver import run_campaign, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
@@ -29,6 +30,7 @@ from unsilent.studies.coverage.inference.spec import (
 )
 
 
+@names_arguments
 def inference_coverage(
     workload: str,
     *,

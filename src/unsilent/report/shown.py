@@ -1,0 +1,52 @@
+"""What every result inherits: a report, a page of it, how it looks in a notebook and as text."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from unsilent.report.model import Report
+from unsilent.report.text import escape_unprintable
+
+MOST_LINES = 6
+"""Numbers and findings that the text of a result has, of each."""
+
+
+class Shown(ABC):
+    """A result that can be shown. A subclass says how its report is made; a dataclass of them needs ``repr=False``.
+
+    The renderers lie above this folder: they are imported when something is shown, and nowhere else below the command line.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def report(self, *args: Any, **options: Any) -> Report:
+        """What is shown of the result: headline, findings, tables and figures."""
+
+    def write_html(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the report as one self-contained HTML file, replacing it in one step, and return its path.
+
+        Args:
+            path: Of the page.
+            options: Those of ``report()``.
+
+        Raises:
+            UsageError: the file cannot be written, or is no page of ours.
+        """
+        from unsilent.render.report_page import write_report
+
+        return write_report(self.report(**options), path)
+
+    def _repr_html_(self) -> str:
+        from unsilent.render.report_terminal import report_as_preformatted_html
+
+        return report_as_preformatted_html(self.report())
+
+    def __repr__(self) -> str:
+        report = self.report()
+        numbers = [f"{term}: {text}{small and f' ({small})'}" for term, text, small in report.numbers[:MOST_LINES]]
+        lines = [report.title, report.headline, *report.findings[:MOST_LINES], *numbers]
+        return f"<{type(self).__name__}> " + "\n  ".join(map(escape_unprintable, lines))

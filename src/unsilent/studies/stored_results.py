@@ -1,0 +1,34 @@
+"""Results read again: those of stored campaigns, and runs of monitored trainings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import cast
+
+from unsilent.argument_names import names_arguments
+from unsilent.campaigns.store import open_store
+from unsilent.campaigns.stored_command import stored_options
+from unsilent.events.event_files import has_events
+from unsilent.events.run_report import WatchedRun
+from unsilent.report.shown import Shown
+from unsilent.studies.campaign_kinds import kind_of_store
+
+
+@names_arguments
+def read_result(path: str | os.PathLike[str]) -> Shown:
+    """The result of a stored campaign, as the call or command that made it returned it, or the last run in a file of events.
+
+    Args:
+        path: A store of any kind of campaign; a file of events of a monitored training, or a folder with those of one job.
+
+    Raises:
+        UsageError: the store has too few trials for a result, or the events cannot be read.
+        StoreError: the file is no store, or cannot be used.
+    """
+    path = Path(path)
+    if has_events(path):
+        return WatchedRun.read(path)
+    kind = kind_of_store(path)
+    with open_store(path, kind) as store:
+        return cast("Shown", store.analyse(**vars(stored_options(store, kind.analysis_options))))
