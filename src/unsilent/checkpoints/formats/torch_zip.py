@@ -23,6 +23,8 @@ from unsilent.printable import escape_unprintable
 
 NAME = "torch.save"
 _PICKLE = "data.pkl"
+_CONSTANTS = "constants.pkl"
+"""A record that only TorchScript writes: a module, whose attributes are its parameters, buffers and modules."""
 _MAGIC = b"PK\x03\x04"
 _VERSIONS = range(1, 11)
 
@@ -110,10 +112,12 @@ def read_archive(
         found = list(leaves(root, where, len(content)))
     except PickleDamaged as error:
         raise UsageError(f"{where}: {pickle.name!r} cannot be read: {error}; the file is damaged") from None
+    is_script = f"{folder}{_CONSTANTS}" in archive.entries
     values = []
     for path, leaf in found:
         name = "/".join(path)
         if isinstance(leaf, PickledTensor):
+            path = (".".join(path),) if is_script else path  # as the state dict of the module names it
             values.append(ArchiveValue(path, True, _tensor(name, name, leaf, archive, folder, big_endian, where)))
         else:
             values.append(ArchiveValue(path, False, number(name, name, leaf, pickle)))
