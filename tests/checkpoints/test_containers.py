@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
+from conftest import in_process
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.comparing import SAME, compare
 from unsilent.checkpoints.drawing import corruptible
@@ -200,6 +201,41 @@ def test_the_moments_are_not_drawn_from_where_the_model_is_meant(tmp_path):
 
 def test_a_file_and_a_state_in_memory_have_the_same_names(tmp_path):
     net, optimizer = trained()
-    for number, state in enumerate((optimizer.state_dict(), {"model": net.state_dict(), "opt": optimizer.state_dict()})):
+    for number, state in enumerate(
+        (optimizer.state_dict(), {"model": net.state_dict(), "opt": optimizer.state_dict()})
+    ):
         torch.save(state, tmp_path / f"{number}.pt")
         assert set(hashes_in_memory(state)) == set(tensors_of(tmp_path / f"{number}.pt"))
+
+
+def diff(first, second):
+    """Exit code and output of ``unsilent checkpoint diff``."""
+    done = in_process("checkpoint", "diff", first, second, "--plain")
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("container", MODEL_CONTAINERS)
+def test_the_command_finds_a_copy_equal_and_names_what_only_one_file_has(container, in_containers, tmp_path):
+    _, files = in_containers
+    whole, _ = files[container]
+    net, _ = trained()
+    MODEL_CONTAINERS[container](net, tmp_path / "copy.pt")
+    assert diff(whole, tmp_path / "copy.pt")[0] == 0
+    code, shown = diff(whole, files["state dict"][0])
+    assert "9 tensors and numbers that both have are identical" in shown
+    with Checkpoint(whole) as checkpoint:
+        only = [t for t in checkpoint.tensors.values() if not is_tensor(t)]
+    assert code == bool(only)
+
+
+def test_another_code_of_torchscript_is_a_difference(tmp_path):
+    class Doubled(Net):
+        def forward(self, x):
+            return 2 * self.random_features(self.body(x))
+
+    net, doubled = Net(), Doubled()
+    doubled.load_state_dict(net.state_dict())
+    for name, model in (("net", net), ("doubled", doubled)):
+        torch.jit.script(model).save(str(tmp_path / f"{name}.pt"))
+    with Checkpoint(tmp_path / "net.pt") as one, Checkpoint(tmp_path / "doubled.pt") as two:
+        assert {d.name for d in compare(one, two) if d.status != SAME} == {"other/code and constants"}

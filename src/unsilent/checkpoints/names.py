@@ -30,7 +30,7 @@ BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 MOST_CHARACTERS = 300
 """Of a name."""
 _INDEX = re.compile(r"\d{1,9}")
-_MODULE_VALUES = ("_parameters", "_buffers")
+_MODULE_VALUES = {"_parameters", "_buffers"}
 """Where an `nn.Module` that was pickled as a whole has its tensors; its modules are in ``_modules``."""
 
 
@@ -67,9 +67,9 @@ def section_and_rest(path: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 def _with_module_names(path: Sequence[str]) -> list[str]:
     """Keys with the name that a state dict has for a parameter or buffer in place of those that lead to it in a module."""
     keys = list(path)
-    at = next((at for at, key in enumerate(keys[:-1]) if key in _MODULE_VALUES), None)
-    if at is None:
+    if _MODULE_VALUES.isdisjoint(keys[:-1]):
         return keys
+    at = next(at for at, key in enumerate(keys) if key in _MODULE_VALUES)
     first = at
     while first > 1 and keys[first - 2] == "_modules":
         first -= 2

@@ -8,7 +8,7 @@ it (``flatten_optimizer_state_dict``): then one mapping has the keys ``state.fc.
 
 from __future__ import annotations
 
-import os.path
+import itertools
 from collections.abc import Callable, Sequence
 
 Keys = tuple[str, ...]
@@ -25,8 +25,10 @@ def undotted(paths: Sequence[Sequence[str]], is_section_key: Callable[[str], boo
     heads: dict[Keys, set[str]] = {}
     for path in paths:
         for at, key in enumerate(path):
-            if (parts := _split(key, _GROUPS)) is not None:
+            if _GROUPS in key and (parts := _split(key, _GROUPS)) is not None:
                 heads.setdefault(tuple(path[:at]), set()).add(parts[0])
+    if not heads:
+        return list(map(tuple, paths))
     depths = sorted({len(above) for above in heads})
     return [_undotted(tuple(path), heads, depths, is_section_key) for path in paths]
 
@@ -68,15 +70,14 @@ def optimizer_keys(paths: Sequence[Keys]) -> list[Keys | None]:
     places = {path[: path.index(_GROUPS)] for path in paths if _GROUPS in path[:-2]}
     if not places:
         return [None] * len(paths)
-    shared = len(os.path.commonprefix(list(places)))
+    shared = sum(1 for _ in itertools.takewhile(lambda keys: len(set(keys)) == 1, zip(*places, strict=False)))
     depths = sorted({len(place) for place in places})
-    return [_keys(path, places, depths, shared if len(places) > 1 else None) for path in paths]
+    return [_keys(path, places, depths, shared) for path in paths]
 
 
-def _keys(path: Keys, places: set[Keys], depths: Sequence[int], shared: int | None) -> Keys | None:
+def _keys(path: Keys, places: set[Keys], depths: Sequence[int], shared: int) -> Keys | None:
     for depth in depths:
         part = path[depth : depth + 1]
         if part in ((_STATE,), (_GROUPS,)) and len(path) > depth + 1 and path[:depth] in places:
-            which = () if shared is None else path[shared:depth]
-            return (*which, *(path[depth + 1 :] if part == (_STATE,) else path[depth:]))
+            return (*path[shared:depth], *(path[depth + 1 :] if part == (_STATE,) else path[depth:]))
     return None
