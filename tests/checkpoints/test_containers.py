@@ -228,6 +228,13 @@ def test_the_command_finds_a_copy_equal_and_names_what_only_one_file_has(contain
     assert code == bool(only)
 
 
+def test_numbers_in_a_model_have_the_same_names_under_a_key_around_it(tmp_path):
+    net, _ = trained()
+    for number, state in enumerate((net, {"model": net}, {"state_dict": net})):
+        torch.save(state, tmp_path / f"{number}.pt")
+        assert diff(tmp_path / "0.pt", tmp_path / f"{number}.pt")[0] == 0
+
+
 def test_another_code_of_torchscript_is_a_difference(tmp_path):
     class Doubled(Net):
         def forward(self, x):

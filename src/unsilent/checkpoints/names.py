@@ -78,12 +78,11 @@ def _with_module_names(path: Sequence[str]) -> list[str]:
 
 def logical_name(path: Sequence[str], is_number: bool = False) -> str:
     """Section and name of a value: ``model/fc.weight``; a number that no section claims is ``other/epoch``."""
-    return _name(*section_and_rest(path), path, is_number)
+    return _name(*section_and_rest(path), is_number)
 
 
-def _name(section: str, rest: Sequence[str], path: Sequence[str], is_number: bool) -> str:
-    if section == "model" and is_number:
-        section, rest = "other", path
+def _name(section: str, rest: Sequence[str], is_number: bool) -> str:
+    section = "other" if section == "model" and is_number else section
     return _printable("/".join((section, *(key.replace("/", ".") for key in rest))))
 
 
@@ -119,7 +118,7 @@ def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> lis
     result, taken = [], set()
     used: Counter[str] = Counter()
     for path, number, (section, rest) in zip(paths, numbers, sections_and_rests(paths), strict=True):
-        name = _name(section, rest, path, number)
+        name = _name(section, rest, number)
         if name in taken:
             name = whole = _printable("/".join((name.partition("/")[0], *path)))
             while name in taken:
