@@ -71,6 +71,11 @@ def _torch_zip(folder: Path) -> None:
     torch.save(training(), folder / "training.pt")
     torch.save(views(), folder / "views.pt")
     torch.save({"model": {"w": torch.ones(2, 3)}, "code": Bomb()}, folder / "bomb.pt")
+    torch.save(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)), folder / "module.pt")
+    torch.save([torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))]).state_dict()] * 2, folder / "optimizers.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        torch.jit.script(torch.nn.Linear(3, 2)).save(str(folder / "script.pt"))
     torch.serialization.set_crc32_options(False)
     try:
         torch.save({"w": torch.ones(4, 4), "lr": 0.5}, folder / "no_crc.pt")

@@ -24,6 +24,7 @@ from checkpoint_checks import (
     words,
 )
 from unsilent.checkpoints.checkpoint import Checkpoint
+from unsilent.checkpoints.comparing import SAME, compare
 
 SHAPES = [{"a.weight": (7, 5), "b.weight": (3, 7)}, {"a.bias": (7,), "scale": (), "b.bias": (3,)}]
 NAMES = [name for group in SHAPES for name in group]
@@ -244,6 +245,34 @@ class TestReading:
             content(tmp_path / "step", "optimizer/weight/exp_avg")
             == words(optimizer.state[model.weight]["exp_avg"]).tobytes()
         )
+
+    def test_experts_and_layers_of_a_pipeline_have_the_names_of_the_whole_model(self, tmp_path):
+        experts = "0.moe.deepspeed_moe.experts.deepspeed_experts"
+        whole = {"0.gate": torch.ones(2), f"{experts}.0.w": torch.zeros(3), f"{experts}.1.w": torch.ones(3)}
+        (tmp_path / "experts").mkdir()
+        torch.save({"module": {"0.gate": whole["0.gate"]}}, tmp_path / "experts/mp_rank_00_model_states.pt")
+        for expert in range(2):
+            name, file = f"{experts}.{expert}.w", f"layer_0_expert_{expert}_mp_rank_00_model_states.pt"
+            torch.save({name: whole[name]}, tmp_path / "experts" / file)
+        torch.save(whole, tmp_path / "whole.pt")
+        layers = {"0.weight": torch.ones(2), "11.weight": torch.zeros(3), "11.norm.weight": torch.ones(4)}
+        (tmp_path / "layers").mkdir()
+        torch.save({"module": None}, tmp_path / "layers/mp_rank_00_model_states.pt")
+        torch.save({"weight": layers["0.weight"]}, tmp_path / "layers/layer_00-model_states.pt")
+        parts = {name.removeprefix("11."): tensor for name, tensor in layers.items() if name.startswith("11.")}
+        torch.save(parts, tmp_path / "layers/layer_11-model_states.pt")
+        torch.save(layers, tmp_path / "layers.pt")
+        for folder, file in (("experts", "whole.pt"), ("layers", "layers.pt")):
+            with Checkpoint(tmp_path / folder) as one, Checkpoint(tmp_path / file) as other:
+                assert sorted(one.tensors) == sorted(other.tensors)
+                assert {d.status for d in compare(one, other)} == {SAME}
+
+    def test_layers_of_several_model_parallel_ranks_are_listed_by_file(self, tmp_path):
+        for rank in range(2):
+            torch.save({"weight": torch.ones(2)}, tmp_path / f"layer_00-model_{rank:02d}-model_states.pt")
+        with Checkpoint(tmp_path) as checkpoint:
+            files = [f"layer_00-model_{rank:02d}-model_states" for rank in range(2)]
+            assert list(checkpoint.tensors) == [f"model/{file}.weight" for file in files]
 
     @pytest.mark.parametrize("why", ["lengths", "model parallel", "experts", "counts"])
     def test_what_is_not_divided_for_certain_is_listed_as_it_is(self, tmp_path, deepspeed, why):

@@ -213,8 +213,12 @@ def test_hashes_do_not_depend_on_how_the_content_is_cut(cuts):
 
 # Names.
 
+SOME_KEYS = [
+    "model", "state_dict", "optimizer", "0", "scheduler", "rng", "fc.weight", "state", "param_groups", "_modules", "_parameters",
+    "opt.state.fc.weight.exp_avg", "opt.param_groups.fc.weight.lr", "param_groups.fc.lr", "state.fc.exp_avg",
+]  # fmt: skip
 KEYS = st.lists(
-    st.one_of(st.sampled_from(["model", "state_dict", "optimizer", "0", "scheduler", "rng", "fc.weight"]), st.text(max_size=8)),
+    st.one_of(st.sampled_from(SOME_KEYS), st.text(max_size=8)),
     min_size=1, max_size=5,
 ).map(tuple)  # fmt: skip
 

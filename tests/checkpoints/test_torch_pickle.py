@@ -376,7 +376,7 @@ def test_objects_of_real_files_go_on_working(tmp_path):
     } <= readable
     assert values["other/args/lr"] == values["other/settings/rate"] == 0.5
     assert values["other/default/step"] == 4
-    assert values["other/model/quantised/scale"] == 0.5
+    assert values["other/quantised/scale"] == 0.5
     assert "model/channels/scale" in readable
     assert {"other/numpy/1", "other/scalar"} <= set(objects)
     assert all("is not read" in obstacle for obstacle in objects.values())

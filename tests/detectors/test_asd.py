@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from oracles import rules_oracle
 from unsilent.detectors.asd_combined import AsdCombined
 from unsilent.detectors.asd_v1 import AsdV1
 from unsilent.detectors.asd_v2 import AsdV2
@@ -112,6 +113,16 @@ def test_the_combined_rule_is_armed_by_ten_values_above_zero(count, zeros, facto
     assume(all(abs(factor / limit - 1) > 1e-5 for limit in (10, 1000)))
     assert levels[-1] == (NORMAL if count < 10 or factor < 10 else WARNING if factor < 1000 else ALARM)
     assert state.learnt[0] == count + (levels[-1] == NORMAL)
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-200, 1e-170, 1e-154, 1.0, 3.0, 50.0, 1e5]), max_size=60))
+def test_the_combined_rule_ignores_values_whose_square_is_zero(values):
+    """The rule knows the square only: one that is 0 in float64 neither arms it nor lowers its average."""
+    levels, state = run(COMBINED, [*[1.0] * 9, *values, 1e4])
+    assert levels == rules_oracle.combined([*[1.0] * 9, *values, 1e4])
+    without, other = run(COMBINED, [*[1.0] * 9, *(value for value in values if value * value), 1e4])
+    assert levels[-1] == without[-1]
+    assert (state.learnt, state.average, state.previous) == (other.learnt, other.average, other.previous)
 
 
 def test_a_sustained_fault_is_one_strike_then_only_a_warning():

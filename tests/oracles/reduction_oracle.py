@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 
@@ -134,15 +134,35 @@ def matrices(sizes, counts):
             yield tuple(map(tuple, matrix.tolist()))
 
 
-def ring_loads(counts, shared, groups):
-    """Flows per level over the most loaded link, of rings in ascending order: hop by hop."""
+def ring_loads(counts, shared, groups, volumes=None, closed=True):
+    """Per level what passes the most loaded link, of rings (chains) in ascending order, hop by hop: flows, or their volumes."""
     inside = [int(np.prod(counts[at + 1 :])) for at in range(len(counts))]
     sharing = [s or i for s, i in zip(shared, inside, strict=True)]
     out, into = [Counter() for _ in counts], [Counter() for _ in counts]
-    for group in groups:
-        for a, b in zip(group, [*group[1:], group[0]], strict=True):
+    for group, volume in zip(groups, volumes or [1] * len(groups), strict=True):
+        for a, b in zip(group, [*group[1:], group[0]], strict=True) if closed else pairwise(group):
             for at in range(len(counts)):
                 if a // inside[at] != b // inside[at]:
-                    out[at][a // sharing[at]] += 1
-                    into[at][b // sharing[at]] += 1
+                    out[at][a // sharing[at]] += volume
+                    into[at][b // sharing[at]] += volume
     return [max([0, *o.values(), *i.values()]) for o, i in zip(out, into, strict=True)]
+
+
+def program_seconds(counts, bandwidths, steps, payload):
+    """Time of a program over all devices without latency: each group moves the chunks that its devices hold."""
+    k = int(np.prod(counts))
+    state, total = start(k, "all-reduce"), 0.0
+    for name, groups in steps:
+        after = state.copy()
+        for group in groups:
+            for d, part in zip(group, collective(name, group, state), strict=True):
+                after[d] = part
+        of = after if name == "all-gather" else state
+        n = len(groups[0])
+        hop = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": (n - 1) / n, "all-gather": (n - 1) / n}.get(name, 1.0)
+        volumes = [hop * payload * of[group[0]].any(axis=1).sum() / k for group in groups]
+        closed = name not in ("reduce", "broadcast")
+        loads = ring_loads(counts, [0] * len(counts), groups, volumes, closed)
+        total += max(load / bandwidth for load, bandwidth in zip(loads, bandwidths, strict=True))
+        state = after
+    return total

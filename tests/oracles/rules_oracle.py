@@ -39,13 +39,13 @@ def combined(values, t1=1e6, t2=100.0, decay=0.99):
     """The combined ASD: strikes are 2."""
     levels, average, n, previous = [], 0.0, 0, 0.0
     for one in values:
-        if one == 0:
+        value = one * one
+        if value == 0:
             levels.append(0)
             continue
-        if not math.isfinite(one):
+        if not math.isfinite(value):
             levels.append(2)
             continue
-        value = one * one
         limit1 = limit2 = value
         if n >= 10 and average != 0:
             scale = average / (1 - decay**n)

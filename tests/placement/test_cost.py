@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from oracles.reduction_oracle import ring_loads
+from oracles.reduction_oracle import program_seconds, ring_loads
 from unsilent.errors import UsageError
 from unsilent.placement.cost import AlphaBeta, traffic
 from unsilent.placement.nccl import Nccl
@@ -34,6 +34,38 @@ def test_flows_are_the_hops_over_each_link(shared):
         for axes in (("a",), ("b",), ("a", "c"), ("a", "b", "c")):
             groups = one.reduction_groups(axes)
             assert list(traffic(system, groups).ring) == ring_loads((2, 3, 4), shared, groups.tolist())
+
+
+@pytest.mark.parametrize(
+    ("counts", "bandwidths"),
+    [
+        ((2, 2, 2), (1e9, 4e9, 1e10)),
+        pytest.param((2, 3, 2), (1e10, 1e9, 2e9), marks=pytest.mark.slow),
+        pytest.param((3, 2, 2), (4e9, 1e10, 1e9), marks=pytest.mark.slow),
+    ],
+)
+def test_each_group_of_every_program_is_charged_with_what_its_devices_hold(counts, bandwidths):
+    levels = [Level(f"l{at}", c, b, 0.0) for at, (c, b) in enumerate(zip(counts, bandwidths, strict=True))]
+    k = int(np.prod(counts))
+    found = rank_placements(System("x", tuple(levels)), {"data": k}, [Reduction(("data",), GIB2)], top=2000)
+    programs = found.placements[0].programs[0]
+    assert len(programs) == 1635
+    for one in programs:
+        steps = [(step.collective, step.groups) for step in one.program().steps]
+        assert one.seconds == pytest.approx(program_seconds(counts, bandwidths, steps, GIB2)), one.program()
+
+
+def test_loads_of_groups_with_other_payloads():
+    """Two groups over one card, one of them with a quarter of the payload; also by trees, and with NCCL's constants."""
+    system = machine((2, 2))
+    both, shares = np.array([[0, 2], [1, 3]]), np.array([1.0, 0.25])
+    equal, uneven, alone = traffic(system, both), traffic(system, both, shares), traffic(system, both[:1])
+    assert (equal.ring_load, uneven.ring_load, alone.ring_load) == ((2, 1), (1.25, 1), (1, 1))
+    assert uneven.ring == equal.ring == (2, 1)
+    assert uneven.trees[0] == pytest.approx(1.25 * alone.trees[0])
+    for model in (AlphaBeta(system), AlphaBeta(system, "tree"), Nccl(system)):
+        times = [model.cost("all-reduce", each, GIB2).seconds for each in (alone, uneven, equal)]
+        assert times[1] - times[0] == pytest.approx((times[2] - times[0]) / 4, rel=1e-3)
 
 
 def test_a_chain_lacks_the_hop_that_closes_the_ring():

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from unsilent.checkpoints.optimizer_keys import optimizer_keys, undotted
 from unsilent.printable import escape_unprintable
 
 SECTIONS = ("model", "optimizer", "scheduler", "rng", "other")
@@ -29,10 +30,12 @@ BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 MOST_CHARACTERS = 300
 """Of a name."""
 _INDEX = re.compile(r"\d{1,9}")
+_MODULE_VALUES = {"_parameters", "_buffers"}
+"""Where an `nn.Module` that was pickled as a whole has its tensors; its modules are in ``_modules``."""
 
 
 def section_and_rest(path: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The section of a value, and the keys that name it there.
+    """The section of a value by its own keys alone, and the keys that name it there.
 
     Args:
         path: The keys that lead to it, as text.
@@ -41,8 +44,10 @@ def section_and_rest(path: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     (('model', ('fc.weight',)), ('model', ('fc.weight',)))
     >>> section_and_rest(("optimizer_state_dict", "state", "0", "exp_avg"))
     ('optimizer', ('0', 'exp_avg'))
+    >>> section_and_rest(("_modules", "fc", "_parameters", "weight"))
+    ('model', ('fc.weight',))
     """
-    keys = list(path)
+    keys = _with_module_names(path)
     while len(keys) > 1 and keys[0].lower() in _WRAPPERS - _MODEL:
         keys = keys[1:]
     for section, pattern in _SECTION_OF:
@@ -51,18 +56,33 @@ def section_and_rest(path: Sequence[str]) -> tuple[str, tuple[str, ...]]:
             while section == "optimizer" and len(rest) > 1 and rest[0].lower() in _WRAPPERS:
                 rest = rest[1:]
             return section, tuple(rest)
-        if len(keys) == 1 and section == "rng" and pattern.search(keys[0]):
+        # The last part, as a parameter's name has its module before that: random_features.weight is none.
+        if len(keys) == 1 and section == "rng" and pattern.search(keys[0].rpartition(".")[2]):
             return section, tuple(keys)
     while len(keys) > 1 and keys[0].lower() in _MODEL:
         keys = keys[1:]
     return "model", tuple(keys)
 
 
+def _with_module_names(path: Sequence[str]) -> list[str]:
+    """Keys with the name that a state dict has for a parameter or buffer in place of those that lead to it in a module."""
+    keys = list(path)
+    if _MODULE_VALUES.isdisjoint(keys[:-1]):
+        return keys
+    at = next(at for at, key in enumerate(keys) if key in _MODULE_VALUES)
+    first = at
+    while first > 1 and keys[first - 2] == "_modules":
+        first -= 2
+    return [*keys[:first], ".".join((*keys[first + 1 : at : 2], keys[at + 1])), *keys[at + 2 :]]
+
+
 def logical_name(path: Sequence[str], is_number: bool = False) -> str:
     """Section and name of a value: ``model/fc.weight``; a number that no section claims is ``other/epoch``."""
-    section, rest = section_and_rest(path)
-    if section == "model" and is_number:
-        section, rest = "other", tuple(path)
+    return _name(*section_and_rest(path), is_number)
+
+
+def _name(section: str, rest: Sequence[str], is_number: bool) -> str:
+    section = "other" if section == "model" and is_number else section
     return _printable("/".join((section, *(key.replace("/", ".") for key in rest))))
 
 
@@ -73,6 +93,23 @@ def _printable(name: str) -> str:
     ]
 
 
+def sections_and_rests(paths: Sequence[Sequence[str]]) -> list[tuple[str, tuple[str, ...]]]:
+    """The section of every value of a checkpoint, and the keys that name it there.
+
+    An optimizer is known by its structure, under any key; the others by their own keys.
+    """
+    split = undotted(paths, is_section_key)
+    return [
+        section_and_rest(path) if keys is None else ("optimizer", keys)
+        for path, keys in zip(split, optimizer_keys(split), strict=True)
+    ]
+
+
+def is_section_key(key: str) -> bool:
+    """Whether a key alone says to which section the values below it belong."""
+    return key.lower() in _MODEL or any(pattern.search(key) for _, pattern in _SECTION_OF)
+
+
 def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
     """A name for every value, none twice: where two would have the same, the later ones keep all of their keys.
 
@@ -80,8 +117,8 @@ def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> lis
     """
     result, taken = [], set()
     used: Counter[str] = Counter()
-    for path, number in zip(paths, numbers, strict=True):
-        name = logical_name(path, number)
+    for path, number, (section, rest) in zip(paths, numbers, sections_and_rests(paths), strict=True):
+        name = _name(section, rest, number)
         if name in taken:
             name = whole = _printable("/".join((name.partition("/")[0], *path)))
             while name in taken:

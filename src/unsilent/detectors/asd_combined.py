@@ -16,6 +16,7 @@ keeps them as uncounted (``keeps_uncounted``); the counted ones are the same.
 Source: ``silent_detector.cc`` of MindSpore and ``asd.py`` of torch_npu, as far as described. Not known, and chosen here:
 
 - MindSpore's reduction of a gradient to a number: the largest magnitude, as in torch_npu;
+- the precision of the square: float64, so it is 0 below a magnitude of about 1.6e-162;
 - the previous value after one that is not finite: stays;
 - whose strikes are counted together: those of all parameters of a rank, several in one step as one.
 """
@@ -104,10 +105,10 @@ class AsdCombined:
 
     def judge(self, state: StrikeState, values: Floats, seen: Bools, seconds: float) -> tuple[StrikeState, Judgement]:
         """The next state and the judgement of one step."""
-        judged = seen & state.sampled & (values != 0)
         armed = (state.learnt >= self.c_min_steps) & (state.average != 0)
         with np.errstate(all="ignore"):
             squares = values * values
+            judged = seen & state.sampled & (squares != 0)
             finite = np.isfinite(squares)
             scale = np.where(armed, corrected_average(state.average, state.learnt, self.decay), np.nan)
             excess = np.minimum(squares, np.abs(squares - state.previous)) / scale / self.upper_thresh1

@@ -1,7 +1,8 @@
 """Predicted time of collectives on a machine whose links are shared: latency plus bytes over the bandwidth left.
 
 All groups of a step run at the same time. The *flows* of a link are the hops of rings (or chains) of all groups that
-pass it; a step takes as long as its most loaded link. A ring visits the devices of a group in the order of the machine,
+pass it, its *load* is their sum, each with the share of the largest payload that its group has. A step takes as long as its most
+loaded link. A ring visits the devices of a group in the order of the machine,
 so it enters and leaves each component once.
 
 ==============================  ===========================================  ==================
@@ -56,9 +57,11 @@ class Traffic:
     Attributes:
         size: Devices of one group.
         members: Components per level that a group has in each component of the level outside.
-        ring: Most flows over one link of each level, of closed rings.
-        chain: The same of chains.
-        trees: Most load of one link of each level by double trees, as a multiple of the payload.
+        ring: Flows over the most loaded link of each level, of closed rings.
+        ring_load: Its load, as a multiple of the largest payload.
+        chain: Flows of chains.
+        chain_load: Their load.
+        trees: Most load of one link of each level by double trees, as a multiple of the largest payload.
         ring_latency: Mean latency of the hops of a ring, seconds.
         chain_latency: The same of a chain.
         tree_latency: Latency from the leaves of a tree to its root, seconds.
@@ -67,7 +70,9 @@ class Traffic:
     size: int
     members: tuple[int, ...]
     ring: tuple[int, ...]
+    ring_load: tuple[float, ...]
     chain: tuple[int, ...]
+    chain_load: tuple[float, ...]
     trees: tuple[float, ...]
     ring_latency: float
     chain_latency: float
@@ -82,36 +87,49 @@ class CostModel(Protocol):
         """For reports."""
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
-        """Time of a collective whose whole result or input is ``payload`` bytes per group."""
+        """Time of a collective whose whole result or input is ``payload`` bytes of the group that has most."""
 
 
-def traffic(system: System, groups: NDArray[np.int64]) -> Traffic:
-    """Counts the flows of all groups, int64[groups, devices of one], ascending within each."""
+def traffic(system: System, groups: NDArray[np.int64], shares: NDArray[np.float64] | None = None) -> Traffic:
+    """Counts the flows of all groups.
+
+    Args:
+        system: The machine.
+        groups: int64[groups, devices of one], ascending within each.
+        shares: float64[groups], each group's payload as a share of the largest; None: all have the same.
+    """
     import numpy as np
 
+    shares = np.ones(len(groups)) if shares is None else shares
     levels = range(len(system.levels))
     after = np.roll(groups, -1, axis=1)
     crosses = np.stack([groups // system.inside(at) != after // system.inside(at) for at in levels])
-    ring: list[int] = []
-    chain: list[int] = []
-    for at in levels:
-        sharing = system.sharing(at)
-        for flows, hops in ((ring, crosses[at]), (chain, crosses[at][:, :-1])):
-            width = hops.shape[1]
-            flows.append(max(_most(side[:, :width][hops] // sharing) for side in (groups, after)))
+    counted: list[list[tuple[int, float]]] = []
+    for width in (groups.shape[1], groups.shape[1] - 1):  # closed rings, then chains
+        counted.append([])
+        for at in levels:
+            hops = crosses[at][:, :width]
+            volumes = np.broadcast_to(shares[:, None], hops.shape)[hops]
+            sides = (_most_loaded(side[:, :width][hops] // system.sharing(at), volumes) for side in (groups, after))
+            counted[-1].append(max(sides, key=lambda one: one[1]))
+    (ring, ring_load), (chain, chain_load) = (zip(*one, strict=True) for one in counted)
     latencies = np.array([level.latency for level in system.levels])[crosses.argmax(axis=0)]
     members = _members(system, groups[0])
     return Traffic(
-        groups.shape[1], members, tuple(ring), tuple(chain), tuple(_tree_loads(system, groups, members)),
+        groups.shape[1], members, ring, ring_load, chain, chain_load, tuple(_tree_loads(system, groups, shares, members)),
         float(latencies.mean(axis=1).max()), float(latencies[:, :-1].mean(axis=1).max()), _tree_latency(system, members),
     )  # fmt: skip
 
 
-def _most(links: NDArray[np.int64]) -> int:
-    """The largest number of flows over one link."""
+def _most_loaded(links: NDArray[np.int64], volumes: NDArray[np.float64]) -> tuple[int, float]:
+    """Flows and load of the link with the largest load."""
     import numpy as np
 
-    return int(np.bincount(links).max()) if links.size else 0
+    if not links.size:
+        return 0, 0.0
+    loads = np.bincount(links, volumes)
+    most = int(loads.argmax())
+    return int(np.count_nonzero(links == most)), float(loads[most])
 
 
 def _members(system: System, group: NDArray[np.int64]) -> tuple[int, ...]:
@@ -120,7 +138,9 @@ def _members(system: System, group: NDArray[np.int64]) -> tuple[int, ...]:
     return tuple(math.ceil(inner / outer) for outer, inner in pairwise(counts))
 
 
-def _tree_loads(system: System, groups: NDArray[np.int64], members: Sequence[int]) -> list[float]:
+def _tree_loads(
+    system: System, groups: NDArray[np.int64], shares: NDArray[np.float64], members: Sequence[int]
+) -> list[float]:
     """Load of the links by double trees over the components of each level; the first device of each stands for it."""
     import numpy as np
 
@@ -131,10 +151,10 @@ def _tree_loads(system: System, groups: NDArray[np.int64], members: Sequence[int
         components = groups // system.inside(at)
         first = np.ones(groups.shape, bool)
         first[:, 1:] = components[:, 1:] != components[:, :-1]
-        devices = groups[first]
+        devices, volumes = groups[first], np.broadcast_to(shares[:, None], groups.shape)[first]
         for passed in range(at, len(loads)):
             links = devices // system.sharing(passed)
-            loads[passed] += min(2.0, count / 2) * np.bincount(links, minlength=len(loads[passed]))
+            loads[passed] += min(2.0, count / 2) * np.bincount(links, volumes, len(loads[passed]))
     return [float(load.max()) for load in loads]
 
 
@@ -164,10 +184,10 @@ class AlphaBeta:
         """See `CostModel`."""
         n = traffic.size
         if collective in ROOTED:
-            return self._cost("chain", traffic.chain, traffic.chain, payload, (n - 1) * traffic.chain_latency)
+            return self._cost("chain", traffic.chain_load, traffic.chain, payload, (n - 1) * traffic.chain_latency)
         rounds = 2 if collective == "all-reduce" else 1
         share = rounds * (n - 1) / n * payload
-        ring = self._cost("ring", traffic.ring, traffic.ring, share, rounds * (n - 1) * traffic.ring_latency)
+        ring = self._cost("ring", traffic.ring_load, traffic.ring, share, rounds * (n - 1) * traffic.ring_latency)
         if collective != "all-reduce" or self.algorithm == "ring":
             return ring
         tree = self._cost("tree", traffic.trees, traffic.ring, payload, 2 * traffic.tree_latency)

@@ -116,8 +116,8 @@ class Nccl:
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
         """See `CostModel`."""
         bandwidth, level, flows = min(
-            (level.bandwidth / 1e9 / count, at, count)
-            for at, (level, count) in enumerate(zip(self._system.levels, traffic.ring, strict=True)) if count
+            (level.bandwidth / 1e9 / load, at, traffic.ring[at])
+            for at, (level, load) in enumerate(zip(self._system.levels, traffic.ring_load, strict=True)) if load
         )  # fmt: skip
         time, name = min(self._times(collective, traffic, payload, bandwidth))
         return StepCost(1e-6 * time, level, flows, name)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from unsilent.errors import UsageError, unknown_name_error
@@ -44,7 +45,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class RankedStep:
-    """A statement of a program and its predicted time; ``payload`` in bytes per group."""
+    """A statement of a program and its predicted time; ``payload`` in bytes, of the group that has most."""
 
     statement: Statement
     payload: float
@@ -199,7 +200,7 @@ class _ProgramSet:
         self._plans = plans(len(self.levels), reduction.goal, limit)
         self._model, self._payload, self._system = model, reduction.payload, system
         self._groups = placement.reduction_groups(reduction.axes)
-        self._traffic: dict[Grouping, Traffic] = {}
+        self._traffic: dict[tuple[Grouping, tuple[float, ...]], Traffic] = {}
 
     @cached_property
     def costs(self) -> list[RankedStep]:
@@ -215,16 +216,19 @@ class _ProgramSet:
         result: NDArray[np.float64] = times[self._plans.table].sum(axis=1)
         return result
 
-    def _step(self, statement: Statement, divisors: frozenset[Divisors]) -> RankedStep:
+    def _step(self, statement: Statement, divisors: tuple[Divisors, ...]) -> RankedStep:
         import numpy as np
 
-        share = max(1 / np.prod([f**e for f, e in zip(self.hierarchy, one, strict=True)]) for one in divisors)
-        found = self._traffic.get(statement.grouping)
+        small = [1 / prod(f**e for f, e in zip(self.hierarchy, one, strict=True)) for one in divisors]
+        largest = max(small)
+        key = statement.grouping, tuple(share / largest for share in small)
+        found = self._traffic.get(key)
         if found is None:
             local = np.array(statement.grouping.groups(self.hierarchy))
             groups = self._groups[:, local].reshape(-1, local.shape[1])
-            found = self._traffic[statement.grouping] = traffic(self._system, groups)
-        payload = float(share * self._payload)
+            shares = np.array(key[1])[_small_groups(statement.grouping, local, self.hierarchy)]
+            found = self._traffic[key] = traffic(self._system, groups, np.tile(shares, len(self._groups)))
+        payload = largest * self._payload
         return RankedStep(statement, payload, self._model.cost(statement.collective, found, payload))
 
     def best(self, top: int) -> tuple[RankedProgram, ...]:
@@ -251,7 +255,7 @@ class Plans:
         table: Numbers of the steps of each program, int[programs, limit]; ``len(steps)`` where a program has ended.
     """
 
-    steps: tuple[tuple[Statement, frozenset[Divisors]], ...]
+    steps: tuple[tuple[Statement, tuple[Divisors, ...]], ...]
     table: NDArray[np.int64]
 
 
@@ -261,7 +265,7 @@ def plans(depth: int, goal: str, limit: int) -> Plans:
     import numpy as np
 
     programs = statements(depth, goal, limit)
-    numbers: dict[tuple[Statement, frozenset[Divisors]], int] = {}
+    numbers: dict[tuple[Statement, tuple[Divisors, ...]], int] = {}
     rows = [[numbers.setdefault(step, len(numbers)) for step in divided(p, depth, goal)] for p in programs]
     table = np.full((len(rows), limit), len(numbers))
     for row, steps in zip(table, rows, strict=True):
@@ -269,11 +273,10 @@ def plans(depth: int, goal: str, limit: int) -> Plans:
     return Plans(tuple(numbers), table)
 
 
-def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[tuple[Statement, frozenset[Divisors]]]:
-    """Each statement with how often the payload of its groups is divided by each factor of the hierarchy.
+def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[tuple[Statement, tuple[Divisors, ...]]]:
+    """Each statement with how often the payload of each group is divided by each factor, at two devices per level.
 
-    The payload is the input of a collective, of an all-gather the result. Groups of a step may differ; the cost takes
-    the largest.
+    The payload is the input of a collective, of an all-gather the result. Groups of a step may differ.
     """
     small = (2,) * depth
     first: Divisors = (int(goal == "all-gather"),) * depth
@@ -285,11 +288,24 @@ def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[t
         sign = {"reduce-scatter": 1, "all-gather": -1}.get(statement.collective, 0)
         before = {group: held[group[0]] for group in groups}
         after = {g: tuple(e + sign * s for e, s in zip(b, spans, strict=True)) for g, b in before.items()}
-        result.append((statement, frozenset((after if sign < 0 else before).values())))
+        result.append((statement, tuple((after if sign < 0 else before).values())))
         for group in groups:
             for rank in group:
                 held[rank] = after[group]
     return result
+
+
+def _small_groups(grouping: Grouping, groups: NDArray[np.int64], hierarchy: tuple[int, ...]) -> NDArray[np.int64]:
+    """For each group in a hierarchy, the number of the one at two devices per level that does the same in every program.
+
+    Programs tell the first component of a level from the others, and these not from each other.
+    """
+    import numpy as np
+
+    coordinates = np.minimum(np.unravel_index(groups[:, 0], hierarchy), 1)
+    first = np.ravel_multi_index(tuple(coordinates), (2,) * len(hierarchy))
+    numbers = {group[0]: number for number, group in enumerate(_groups(grouping, (2,) * len(hierarchy)))}
+    return np.array([numbers[rank] for rank in first.tolist()])
 
 
 @lru_cache(maxsize=1024)

@@ -17,8 +17,8 @@ METHOD = (
     "Placements are all parallelism matrices: axes in rows, levels of the machine in columns. Programs are all valid "
     "sequences of collectives over slices of the levels that a reduction spans, up to the length limit. "
     "The predicted time of a step is that of its most loaded link, when all groups of the placement reduce at the same time; "
-    "the time of a program is the sum over its steps. Where groups of a step have payloads of different sizes, all are charged "
-    "with the largest. The prediction is a ranking, not a measurement."
+    "the time of a program is the sum over its steps. Where groups of a step have payloads of different sizes, each is charged "
+    "with its own, but in the measured model with the largest. The prediction is a ranking, not a measurement."
 )
 
 

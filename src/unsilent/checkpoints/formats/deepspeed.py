@@ -9,6 +9,9 @@ divided among the ranks; ``param_shapes`` of the model's file says in which orde
 The parts of a parameter become one tensor: ``optimizer/fc.weight/fp32`` are the weights that the optimizer updates, next to
 ``optimizer/fc.weight/exp_avg``. The fill behind parameters and partitions is not listed. What cannot be divided for certain (more
 than one model-parallel rank, experts with groups of their own, lengths that do not fit) is listed as it is, with its rank.
+
+The weights of an expert (``layer_0_expert_3_mp_rank_00_model_states.pt``) and of a layer of a pipeline
+(``layer_03-model_states.pt``) have the names that the whole model gives them, if there is one model-parallel rank.
 """
 
 from __future__ import annotations
@@ -35,15 +38,23 @@ _FILE = re.compile(
     re.ASCII,
 )
 _OTHER = re.compile(r"(layer_|expp_rank_|expert_).*_states\.pt")
+_EXPERT = re.compile(r"layer_\d{1,6}_expert_\d{1,6}_mp_rank_(?P<mp>\d{1,6})_model_states\.pt", re.ASCII)
+_LAYER = re.compile(r"layer_(?P<number>\d{1,6})(?:-model_(?P<mp>\d{1,6}))?-model_states\.pt", re.ASCII)
 
 
 class _StateFile(NamedTuple):
-    """One file: what it pickles, and its values."""
+    """One file: what it pickles, and its values.
+
+    Attributes:
+        label: Stands for the file in the names of its values; empty where they are those of the whole model.
+        prefix: What the model puts before the names of this part of it; None for a file that is no such part.
+    """
 
     name: str
     is_optimizer: bool
     rank: int
     label: str
+    prefix: str | None
     root: Any
     values: list[ArchiveValue]
 
@@ -69,7 +80,9 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     for state in states:
         for value in state.values:
             if (state.name, value.path) not in taken and not _is_placeholder(value, divided):
-                if value.path and (state.is_optimizer or state.rank or state.label):
+                if value.path and state.prefix is not None:
+                    value = value._replace(path=("module", state.prefix + value.path[0], *value.path[1:]))
+                elif value.path and (state.is_optimizer or state.rank or state.label):
                     path = (value.path[0], state.label or f"rank_{state.rank}", *value.path[1:])
                     value = value._replace(path=path)
                 result.append(value)
@@ -94,7 +107,8 @@ def _names_below(files: CheckpointFiles) -> tuple[str, list[str]]:
 
 
 def _read(files: CheckpointFiles, folder: str, names: list[str]) -> Iterator[_StateFile]:
-    several = len({match["mp"] for match in map(_FILE.fullmatch, names) if match}) > 1
+    matches = [match for pattern in (_FILE, _EXPERT, _LAYER) for match in map(pattern.fullmatch, names) if match]
+    several = len({int(match["mp"] or 0) for match in matches}) > 1
     for name in names:
         match = _FILE.fullmatch(name)
         if match or _OTHER.fullmatch(name):
@@ -102,7 +116,16 @@ def _read(files: CheckpointFiles, folder: str, names: list[str]) -> Iterator[_St
             rank = int(match["rank"] or 0) if match else 0
             label = "" if match and not several else name.removesuffix(".pt")
             is_optimizer = name.endswith("optim_states.pt")
-            yield _StateFile(folder + name, is_optimizer, rank, label, root, values)
+            prefix = _prefix(name, f"{label}." if several else None)
+            yield _StateFile(folder + name, is_optimizer, rank, label, prefix, root, values)
+
+
+def _prefix(name: str, of_file: str | None) -> str | None:
+    """What goes before the names in the file of an expert or layer: as in the whole model, or ``of_file``; None: no such file."""
+    layer = _LAYER.fullmatch(name)
+    if layer is None and not _EXPERT.fullmatch(name):
+        return None
+    return of_file or (f"{int(layer['number'])}." if layer else "")
 
 
 def _is_placeholder(value: ArchiveValue, divided: set[str]) -> bool:

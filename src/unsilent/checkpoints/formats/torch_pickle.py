@@ -13,7 +13,8 @@ by name: ``_rebuild_tensor_v2`` and its like take a storage, an offset, a size a
                   does not write
 
 An object that is not read is a leaf as well, `PickledObject`, so that it can be named; so is one of a class that torch does not
-call. What can be seen of it (items, elements, attributes) is listed besides.
+call, but for layers, of which a model that was pickled as a whole is made. What can be seen of it (items, elements, attributes)
+is listed besides.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES
@@ -64,6 +66,8 @@ _TENSORS = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor", _
 _SPARSE = "torch._utils._rebuild_sparse_tensor"
 _NESTED = "torch._utils._rebuild_nested_tensor"
 _WITHOUT_VALUES = {"torch.device"}
+_MODULES = "torch.nn.modules."
+"""Before the names of the layers of torch, which are no more than their attributes, as the user's own are."""
 _CONTENT = {"data", "real", "imag"}
 """Attributes of a tensor that are its values."""
 _MOST_HASHED = 100_000
@@ -158,6 +162,11 @@ def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
 
 def _called(call: Call) -> tuple[Leaf | None, Parts]:
     """The same for a call or object."""
+    match call.function:
+        case Persistent(
+            ("module", Name() as kind, *_)
+        ):  # a class and its source code, as the legacy torch.save writes it
+            call = replace(call, function=kind)
     name, arguments = call.name, call.arguments
     if name in _WRAPPERS | _TENSORS:
         return _tensor_and_parts(call)
@@ -180,7 +189,7 @@ def _called(call: Call) -> tuple[Leaf | None, Parts]:
     attributes = call.state if isinstance(call.state, Mapped) else Mapped()
     parts = itertools.chain(_items(call), _numbered(call.elements), _items(attributes))
     is_seen = isinstance(call.function, Name) and arguments == () and isinstance(call.state, (Mapped, type(None)))
-    if is_seen and not name.startswith(("torch.", "builtins.")):
+    if is_seen and (name.startswith(_MODULES) or not name.startswith(("torch.", "builtins."))):
         return None, parts
     return PickledObject(f"an object of {_plain_text(call.function)}", ""), parts
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
 from unsilent.checkpoints.formats.torch_pickle import KeyPath, Leaf, PickledObject, PickledTensor, leaves
 from unsilent.checkpoints.names import optimizer_names, unique_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, OBJECT, Block, StoredTensor
@@ -23,6 +23,8 @@ from unsilent.printable import escape_unprintable
 
 NAME = "torch.save"
 _PICKLE = "data.pkl"
+_CONSTANTS = "constants.pkl"
+"""A record that only TorchScript writes: a module, whose attributes are its parameters, buffers and modules."""
 _MAGIC = b"PK\x03\x04"
 _VERSIONS = range(1, 11)
 
@@ -110,14 +112,32 @@ def read_archive(
         found = list(leaves(root, where, len(content)))
     except PickleDamaged as error:
         raise UsageError(f"{where}: {pickle.name!r} cannot be read: {error}; the file is damaged") from None
+    is_script = f"{folder}{_CONSTANTS}" in archive.entries
     values = []
     for path, leaf in found:
         name = "/".join(path)
         if isinstance(leaf, PickledTensor):
+            path = (".".join(path),) if is_script else path  # as the state dict of the module names it
             values.append(ArchiveValue(path, True, _tensor(name, name, leaf, archive, folder, big_endian, where)))
         else:
             values.append(ArchiveValue(path, False, number(name, name, leaf, pickle)))
+    if is_script:
+        values.append(ArchiveValue(("code and constants",), False, _code_and_constants(archive, folder, files)))
     return root, values
+
+
+def _code_and_constants(archive: ZipDirectory, folder: str, files: CheckpointFiles) -> StoredTensor:
+    """All other records of a TorchScript archive, compared by a hash of their bytes as they are stored."""
+    parts = {name.removeprefix(folder): entry for name, entry in archive.entries.items()}
+    others = {name: parts[name] for name in sorted(parts) if not name.startswith(("data/", _PICKLE))}
+    fingerprint = ""
+    if sum(entry.size for entry in others.values()) <= MOST_METADATA:
+        result = hashlib.sha256()
+        for name, entry in others.items():
+            result.update(f"{len(name)} {name} {entry.size} ".encode("utf-8", "backslashreplace"))
+            result.update(files.read(entry.file, entry.offset, entry.size))
+        fingerprint = result.hexdigest()
+    return StoredTensor("", OBJECT, (), (), obstacle="code and constants are not read", fingerprint=fingerprint)
 
 
 def _checked_records(archive: ZipDirectory, folder: str, where: str) -> dict[str, bytes]:

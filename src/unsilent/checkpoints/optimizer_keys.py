@@ -1,0 +1,83 @@
+"""Which values of a checkpoint belong to an optimizer, known by the structure of its state dict, and the keys that name them.
+
+A state dict of an optimizer is a mapping with ``state`` and ``param_groups``, under whatever keys it was saved. Torch can flatten
+it (``flatten_optimizer_state_dict``): then one mapping has the keys ``state.fc.weight.exp_avg`` and
+``param_groups.fc.weight.lr``, and a whole training that was flattened has them as ``optim.state.fc.weight.exp_avg``, next to
+``model.fc.weight``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+Keys = tuple[str, ...]
+_STATE, _GROUPS = "state", "param_groups"
+
+
+def undotted(paths: Sequence[Sequence[str]], is_section_key: Callable[[str], bool]) -> list[Keys]:
+    """Paths with the keys that a flattened optimizer would have had before, where there is one; else as they are.
+
+    Args:
+        paths: The keys that lead to every value of a checkpoint.
+        is_section_key: Whether a key says what the values below it are.
+    """
+    heads: dict[Keys, set[str]] = {}
+    for path in paths:
+        for at, key in enumerate(path):
+            if _GROUPS in key and (parts := _split(key, _GROUPS)) is not None:
+                heads.setdefault(tuple(path[:at]), set()).add(parts[0])
+    if not heads:
+        return list(map(tuple, paths))
+    depths = sorted({len(above) for above in heads})
+    return [_undotted(tuple(path), heads, depths, is_section_key) for path in paths]
+
+
+def _split(key: str, part: str) -> tuple[str, str, str] | None:
+    """What is before ``part`` in a dotted key, the parameter behind it, and the name of the parameter's value."""
+    head, _, rest = f".{key}".partition(f".{part}.")
+    parameter, _, value = rest.rpartition(".")
+    return (head[1:], parameter, value) if parameter else None
+
+
+def _undotted(
+    path: Keys, heads: dict[Keys, set[str]], depths: Sequence[int], is_section_key: Callable[[str], bool]
+) -> Keys:
+    """A path with one of its keys split, where the mapping with this key has a flattened optimizer."""
+    for depth in depths:
+        known = heads.get(path[:depth])
+        if known is None or depth == len(path):
+            continue
+        for part in (_STATE, _GROUPS):
+            parts = _split(path[depth], part)
+            if parts is not None and parts[0] in known:
+                head, parameter, value = parts
+                return (*path[:depth], *([head] if head else []), part, parameter, value, *path[depth + 1 :])
+        section, _, rest = path[depth].partition(".")
+        if known != {""} and rest and is_section_key(section):
+            return (*path[:depth], section, rest, *path[depth + 1 :])
+    return path
+
+
+def optimizer_keys(paths: Sequence[Keys]) -> list[Keys | None]:
+    """The keys that name each value in its optimizer, as ``optimizer.state_dict()["state"]`` has them; None: it is in none.
+
+    Where there are several optimizers, the keys in which the paths to them differ come first.
+
+    >>> optimizer_keys([("fc.weight",), ("opt", "state", "0", "exp_avg"), ("opt", "param_groups", "0", "lr")])
+    [None, ('0', 'exp_avg'), ('param_groups', '0', 'lr')]
+    """
+    places = {path[: path.index(_GROUPS)] for path in paths if _GROUPS in path[:-2]}
+    if not places:
+        return [None] * len(paths)
+    shared = sum(1 for _ in itertools.takewhile(lambda keys: len(set(keys)) == 1, zip(*places, strict=False)))
+    depths = sorted({len(place) for place in places})
+    return [_keys(path, places, depths, shared) for path in paths]
+
+
+def _keys(path: Keys, places: set[Keys], depths: Sequence[int], shared: int) -> Keys | None:
+    for depth in depths:
+        part = path[depth : depth + 1]
+        if part in ((_STATE,), (_GROUPS,)) and len(path) > depth + 1 and path[:depth] in places:
+            return (*path[shared:depth], *(path[depth + 1 :] if part == (_STATE,) else path[depth:]))
+    return None

@@ -1,0 +1,248 @@
+"""The same weights and moments have the same names, whatever container and key they were saved in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+from conftest import in_process
+from unsilent.checkpoints.checkpoint import Checkpoint
+from unsilent.checkpoints.comparing import SAME, compare
+from unsilent.checkpoints.drawing import corruptible
+from unsilent.checkpoints.memory_hashes import hashes_in_memory
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+]
+
+
+class Net(nn.Module):
+    """A model with nested modules, buffers and a name that reminds of random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten())
+        self.random_features = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.random_features(self.body(x))
+
+
+def trained():
+    """A model and its optimizer after one step."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.randn(2, 1, 4, 4)).sum().backward()
+    optimizer.step()
+    return net, optimizer
+
+
+def deepspeed_folder(net, path):
+    path.mkdir()
+    torch.save({"module": net.state_dict(), "global_steps": 1}, path / "mp_rank_00_model_states.pt")
+
+
+def saved_by_dcp(state, path):
+    dcp.save(state, checkpoint_id=path, no_dist=True)
+
+
+MODEL_CONTAINERS = {
+    "state dict": lambda net, path: torch.save(net.state_dict(), path),
+    "model": lambda net, path: torch.save({"model": net.state_dict(), "epoch": 3}, path),
+    "state_dict": lambda net, path: torch.save({"state_dict": net.state_dict()}, path),
+    "whole module": torch.save,
+    "whole module under a key": lambda net, path: torch.save({"model": net, "epoch": 3}, path),
+    "legacy": lambda net, path: torch.save(net.state_dict(), path, _use_new_zipfile_serialization=False),
+    "whole module, legacy": lambda net, path: torch.save(net, path, _use_new_zipfile_serialization=False),
+    "TorchScript": lambda net, path: torch.jit.script(net).save(str(path)),
+    "safetensors": lambda net, path: save_file(net.state_dict(), path),
+    "DCP, flat": lambda net, path: saved_by_dcp(net.state_dict(), path),
+    "DCP, nested": lambda net, path: saved_by_dcp({"app": {"model": net.state_dict()}}, path),
+    "DeepSpeed": deepspeed_folder,
+}
+
+
+OPTIMIZER_CONTAINERS = {
+    "alone": lambda net, state: state,
+    "optimizer": lambda net, state: {"optimizer": state},
+    "opt": lambda net, state: {"opt": state, "epoch": 3},
+    "adamw": lambda net, state: {"adamw": state},
+    "optimizers[0]": lambda net, state: {"optimizers[0]": state},
+    "a list of one": lambda net, state: [state],
+    "Lightning": lambda net, state: {"optimizer_states": [state], "lr_schedulers": [{"last_epoch": 1}]},
+    "nested": lambda net, state: {"state": {"trainers": {"main": {"opt": state}}}},
+    "the same mapping as others": lambda net, state: {**state, "epoch": 3},
+}
+
+
+def is_tensor(stored):
+    return not (stored.is_number or stored.is_object)
+
+
+def tensors_of(path):
+    """Dtype and shape of every tensor by its name."""
+    with Checkpoint(path) as checkpoint:
+        return {t.name: (t.dtype, t.shape) for t in checkpoint.tensors.values() if is_tensor(t)}
+
+
+def described(tensors):
+    return {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+
+
+def differing(first, second):
+    """Names of the tensors that are not the same in both."""
+    with Checkpoint(first) as one, Checkpoint(second) as two:
+        return {d.name for d in compare(one, two) if d.kind == "tensor" and d.status != SAME}
+
+
+@pytest.fixture(scope="module")
+def in_containers(tmp_path_factory):
+    """A model's state dict, and the files of each container: with these weights, and with one bit of one of them flipped."""
+    folder = tmp_path_factory.mktemp("containers")
+    net, _ = trained()
+    changed = Net()
+    changed.load_state_dict(net.state_dict())
+    changed.random_features.weight.detach().view(torch.int32)[1, 2] ^= 1 << 7
+    files = {}
+    for number, (container, save) in enumerate(MODEL_CONTAINERS.items()):
+        files[container] = (folder / f"{number}.pt", folder / f"{number}.changed.pt")
+        for model, path in zip((net, changed), files[container], strict=True):
+            save(model, path)
+    return net.state_dict(), files
+
+
+@pytest.mark.parametrize("container", MODEL_CONTAINERS)
+def test_the_same_weights_are_equal_in_every_container(container, in_containers):
+    state, files = in_containers
+    whole, _ = files[container]
+    assert tensors_of(whole) == described({f"model/{name}": tensor for name, tensor in state.items()})
+    for other, changed in files.values():
+        assert differing(whole, other) == set()
+        assert differing(whole, changed) == {"model/random_features.weight"}
+
+
+def state_of(optimizer):
+    """Its tensors by the names that its state dict gives."""
+    state = optimizer.state_dict()["state"]
+    return {f"optimizer/{n}/{key}": tensor for n, states in state.items() for key, tensor in states.items()}
+
+
+@pytest.mark.parametrize("container", OPTIMIZER_CONTAINERS)
+def test_an_optimizer_is_known_by_its_structure(container, tmp_path):
+    net, optimizer = trained()
+    torch.save(OPTIMIZER_CONTAINERS[container](net, optimizer.state_dict()), tmp_path / "o.pt")
+    assert tensors_of(tmp_path / "o.pt") == described(state_of(optimizer))
+    with Checkpoint(tmp_path / "o.pt") as checkpoint:
+        assert checkpoint.tensors["optimizer/param_groups/0/lr"].value == 0.001
+
+
+@pytest.mark.parametrize("key", ["optimizer", "adamw", "optimizers[0]"])
+def test_an_optimizer_beside_its_model_has_the_names_of_the_parameters(key, tmp_path):
+    net, optimizer = trained()
+    torch.save({"model": net.state_dict(), key: optimizer.state_dict()}, tmp_path / "c.pt")
+    names = [name for name, _ in net.named_parameters()]
+    expected = {f"optimizer/{name}/{state}" for name in names for state in ("step", "exp_avg", "exp_avg_sq")}
+    assert {name for name in tensors_of(tmp_path / "c.pt") if name.startswith("optimizer/")} == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda g, d: [g, d], ("0", "1")),
+        (lambda g, d: {"optimizer_states": [g, d]}, ("0", "1")),
+        (lambda g, d: {"optimizer_g": g, "optimizer_d": d}, ("optimizer_g", "optimizer_d")),
+        (lambda g, d: {"trainer": {"g": g, "d": d}}, ("g", "d")),
+    ],
+)
+def test_several_optimizers_are_told_apart_by_the_keys_in_which_they_differ(make, names, tmp_path):
+    (net, first), (_, second) = trained(), trained()
+    torch.save({"model": net.state_dict(), "all": make(first.state_dict(), second.state_dict())}, tmp_path / "o.pt")
+    expected = {
+        f"optimizer/{name}/{rest.removeprefix('optimizer/')}": tensor
+        for name, optimizer in zip(names, (first, second), strict=True)
+        for rest, tensor in state_of(optimizer).items()
+    }
+    found = {name: about for name, about in tensors_of(tmp_path / "o.pt").items() if name.startswith("optimizer/")}
+    assert found == described(expected)
+
+
+@pytest.mark.parametrize("key", ["optim", "adamw"])
+def test_a_flattened_training_state_is_that_of_the_nested_one(key, tmp_path):
+    net, optimizer = trained()
+    model, nested = get_state_dict(net, optimizer)
+    _, flat = get_state_dict(net, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    dotted = {f"model.{n}": t for n, t in model.items()} | {f"{key}.{n}": t for n, t in flat.items()}
+    torch.save({"model": model, key: nested}, tmp_path / "0.pt")
+    torch.save({"model": model, key: flat}, tmp_path / "1.pt")
+    torch.save({"model": net.state_dict(), key: optimizer.state_dict()}, tmp_path / "2.pt")
+    torch.save(dotted, tmp_path / "3.pt")
+    saved_by_dcp({"model": model, key: nested}, tmp_path / "4.pt")
+    saved_by_dcp({"model": model, key: flat}, tmp_path / "5.pt")
+    saved_by_dcp(dotted, tmp_path / "6.pt")
+    expected = set(tensors_of(tmp_path / "2.pt"))
+    assert "optimizer/random_features.weight/exp_avg" in expected
+    for number in range(7):
+        assert set(tensors_of(tmp_path / f"{number}.pt")) == expected, number
+        assert differing(tmp_path / "2.pt", tmp_path / f"{number}.pt") == set()
+
+
+def test_the_moments_are_not_drawn_from_where_the_model_is_meant(tmp_path):
+    net, optimizer = trained()
+    torch.save({"model": net.state_dict(), "opt": optimizer.state_dict()}, tmp_path / "c.pt")
+    with Checkpoint(tmp_path / "c.pt") as checkpoint:
+        assert all(region.site.startswith("file:model/") for region in corruptible(checkpoint))
+
+
+def test_a_file_and_a_state_in_memory_have_the_same_names(tmp_path):
+    net, optimizer = trained()
+    for number, state in enumerate(
+        (optimizer.state_dict(), {"model": net.state_dict(), "opt": optimizer.state_dict()})
+    ):
+        torch.save(state, tmp_path / f"{number}.pt")
+        assert set(hashes_in_memory(state)) == set(tensors_of(tmp_path / f"{number}.pt"))
+
+
+def diff(first, second):
+    """Exit code and output of ``unsilent checkpoint diff``."""
+    done = in_process("checkpoint", "diff", first, second, "--plain")
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("container", MODEL_CONTAINERS)
+def test_the_command_finds_a_copy_equal_and_names_what_only_one_file_has(container, in_containers, tmp_path):
+    _, files = in_containers
+    whole, _ = files[container]
+    net, _ = trained()
+    MODEL_CONTAINERS[container](net, tmp_path / "copy.pt")
+    assert diff(whole, tmp_path / "copy.pt")[0] == 0
+    code, shown = diff(whole, files["state dict"][0])
+    assert "9 tensors and numbers that both have are identical" in shown
+    with Checkpoint(whole) as checkpoint:
+        only = [t for t in checkpoint.tensors.values() if not is_tensor(t)]
+    assert code == bool(only)
+
+
+def test_numbers_in_a_model_have_the_same_names_under_a_key_around_it(tmp_path):
+    net, _ = trained()
+    for number, state in enumerate((net, {"model": net}, {"state_dict": net})):
+        torch.save(state, tmp_path / f"{number}.pt")
+        assert diff(tmp_path / "0.pt", tmp_path / f"{number}.pt")[0] == 0
+
+
+def test_another_code_of_torchscript_is_a_difference(tmp_path):
+    class Doubled(Net):
+        def forward(self, x):
+            return 2 * self.random_features(self.body(x))
+
+    net, doubled = Net(), Doubled()
+    doubled.load_state_dict(net.state_dict())
+    for name, model in (("net", net), ("doubled", doubled)):
+        torch.jit.script(model).save(str(tmp_path / f"{name}.pt"))
+    with Checkpoint(tmp_path / "net.pt") as one, Checkpoint(tmp_path / "doubled.pt") as two:
+        assert {d.name for d in compare(one, two) if d.status != SAME} == {"other/code and constants"}
