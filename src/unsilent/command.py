@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from unsilent.options import OUTPUT_PANEL, Option, OptionField, OptionValues, options_of
+from unsilent.options import OUTPUT_PANEL, Asked, Option, OptionField, options_of
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report
@@ -83,7 +83,7 @@ class Command:
     help: str
     example: str
     option_classes: tuple[type, ...]
-    run: Callable[[OptionValues], Any]
+    run: Callable[[Asked], Any]
     has_report: bool = False
     options_by_arguments: Callable[[Sequence[str]], tuple[type, ...]] | None = None
     is_long: bool = False
@@ -97,7 +97,7 @@ class Command:
 
     def call(self, *, observer: Any = None, **arguments: Any) -> Any:
         """What ``run`` returns for arguments in Python, by the names of the options; raises ``UsageError``."""
-        asked = OptionValues.from_call(self.option_classes, arguments)
+        asked = Asked.from_call(self.option_classes, arguments)
         asked.observer = observer
         return self.run(asked)
 

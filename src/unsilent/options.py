@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar
 
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.plainfiles import parse_toml, read_plain
@@ -281,8 +281,8 @@ def options_of(*classes: type) -> Mapping[str, OptionField]:
     return by_name
 
 
-class OptionValues:
-    """What was asked of some dataclasses, by field; of what was not, the defaults.
+class Asked:
+    """What was asked of some dataclasses of options: ``asked[Spec]`` is the one of that class.
 
     Attributes:
         options: All there are.
@@ -308,7 +308,7 @@ class OptionValues:
                 self.given_values[name] = read
 
     @classmethod
-    def from_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> OptionValues:
+    def from_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> Asked:
         """What the arguments of a function ask, those of other names left out."""
         own = {asking.python_name: name for name, asking in options_of(*classes).items()}
         return cls(classes, {own[name]: value for name, value in arguments.items() if name in own}, call=True)
@@ -329,22 +329,13 @@ class OptionValues:
             if name not in self.given_values and not (self.options[name].is_boolean and not read):
                 self.given_values[name] = read
 
-    @overload
-    def __getitem__(self, name: str) -> Any: ...
-    @overload
-    def __getitem__(self, name: type[T]) -> T: ...
-    def __getitem__(self, name: str | type[T]) -> Any:
-        if isinstance(name, type):
-            return self.make_dataclass(name)
-        return self.given_values[name] if name in self.given_values else self.options[name].default
-
-    def reject_if_given(self, names: Collection[str], why: str) -> None:
+    def refuse_given(self, names: Collection[str], why: str) -> None:
         """Raise ``UsageError`` where one of these was given and would be ignored."""
         if given := [self._named(name) for name in names if name in self.given_values]:
             raise UsageError(f"{why}: leave out {', '.join(given)}")
 
-    def make_dataclass(self, cls: type[T]) -> T:
-        """One of the dataclasses, with what was asked; raises ``UsageError`` where the argument of the command is missing."""
+    def __getitem__(self, cls: type[T]) -> T:
+        """One of the dataclasses; raises ``UsageError`` where an argument of the command is missing."""
         own = options_of(cls)
         for name, asking in own.items():
             if asking.option.missing_error and name not in self.given_values:
@@ -376,7 +367,8 @@ class OptionValues:
 
     def _said(self, classes: Sequence[type]) -> list[tuple[OptionField, Any]]:
         names = [name for name in options_of(*classes) if name in self.given_values or name == "seed"]
-        return [(self.options[name], self[name]) for name in sorted(names, key=lambda name: name == "seed")]
+        ordered = [self.options[name] for name in sorted(names, key=lambda name: name == "seed")]
+        return [(asking, self.given_values.get(asking.field, asking.default)) for asking in ordered]
 
 
 def _equal(value: Any, default: Any) -> bool:

@@ -13,7 +13,7 @@ from unsilent.campaigns.spec import TrialId, campaign_hash
 from unsilent.checkpoints import Checkpoint
 from unsilent.cli.main import run as cli
 from unsilent.errors import UsageError
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.render.cells import header_text, texts
 from unsilent.render.report_json import report_json
@@ -173,7 +173,7 @@ def test_smallest_detectable_difference_of_pairs_is_found_four_times_in_five():
 )
 def test_what_cannot_be_asked(options, match):
     with pytest.raises(UsageError, match=match):
-        make_checkpoint_spec(OptionValues(CHECKPOINT_STUDY.option_classes, {"workload": "train-resnet", **options}))
+        make_checkpoint_spec(Asked(CHECKPOINT_STUDY.option_classes, {"workload": "train-resnet", **options}))
 
 
 def test_every_section_and_way_to_load_is_described():
@@ -206,7 +206,7 @@ def test_numbers_of_flips_are_mixed_alike():
 def write_study(path):
     """A stored campaign that never ran; its result."""
     spec = make_checkpoint_spec(
-        OptionValues(
+        Asked(
             CHECKPOINT_STUDY.option_classes,
             {"workload": "train-resnet", "sections": "weights,first_moment", "flips": "1"},
         )

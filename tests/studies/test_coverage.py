@@ -23,7 +23,7 @@ from unsilent.detectors.rule import ALARM, NORMAL, WARNING, judge_recording, mak
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NUMBER, UPDATE, Recording, Series
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.monitor.sampling import SampleIntervals
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.report.model import Report
 from unsilent.studies.coverage.analysis import LARGE_FINITE, MATCHED, analyse, analyse_together
 from unsilent.studies.coverage.kind import COVERAGE, CoverageStore
@@ -225,7 +225,7 @@ def test_names_of_fault_free_runs():
 )
 def test_what_cannot_be_asked(options, match):
     with pytest.raises(UsageError, match=match):
-        make_coverage_spec(OptionValues(COVERAGE.option_classes, {"workload": "train-resnet", **options}))
+        make_coverage_spec(Asked(COVERAGE.option_classes, {"workload": "train-resnet", **options}))
 
 
 # -- trials ---------------------------------------------------------------------------------------------------------------
@@ -413,15 +413,15 @@ def test_recorded_steps_leave_no_hook(runner):
     ("sampling", "intervals"), [(3, (3, 3, 3)), ("4", (4, 4, 4)), ("1,5,8", (1, 5, 8)), ((2, 1, 1), (2, 1, 1))]
 )
 def test_one_option_says_in_how_many_steps_a_monitor_reads_each_sort_of_value(sampling, intervals):
-    asked = OptionValues.from_call([CoverageAnalysisOptions], {"sampling": sampling})
-    assert asked.make_dataclass(CoverageAnalysisOptions).intervals == intervals
+    asked = Asked.from_call([CoverageAnalysisOptions], {"sampling": sampling})
+    assert asked[CoverageAnalysisOptions].intervals == intervals
 
 
 @pytest.mark.parametrize("sampling", ["1,5", "0", "1,5,0", "1,5,8,9"])
 def test_a_sampling_that_is_none_is_refused(sampling):
-    asked = OptionValues([CoverageAnalysisOptions], {"sampling": sampling})
+    asked = Asked([CoverageAnalysisOptions], {"sampling": sampling})
     with pytest.raises(UsageError, match="--sampling"):
-        asked.make_dataclass(CoverageAnalysisOptions)
+        asked[CoverageAnalysisOptions]
 
 
 def test_sampling_is_that_of_a_monitor(runner):

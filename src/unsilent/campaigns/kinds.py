@@ -12,7 +12,7 @@ from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId
 from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
 from unsilent.errors import UsageError
-from unsilent.options import OptionValues, check_option_fields
+from unsilent.options import Asked, check_option_fields
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Kind(Generic[S, B, R]):
     report_options: type = ReportOptions
     further_option_classes: tuple[type, ...] = ()
     execution_options: type[ExecutionOptions] = ExecutionOptions
-    resolve_spec: Callable[[OptionValues], S] | None = None
+    resolve_spec: Callable[[Asked], S] | None = None
 
     @property
     def command_words(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from unsilent.campaigns.driver import AnyStore
 from unsilent.errors import StoreError, UsageError
-from unsilent.options import OptionField, OptionValues, options_of
+from unsilent.options import Asked, OptionField, options_of
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ def stored_options(store: AnyStore, cls: type[T]) -> T:
     if removed := [word for word in other if word.startswith("--")]:
         raise store.other_options_error(", ".join(removed))
     try:
-        return OptionValues([cls], dict(_given(words, options_of(cls)))).make_dataclass(cls)
+        return Asked([cls], dict(_given(words, options_of(cls))))[cls]
     except UsageError as error:
         raise StoreError(f"{store.path} names a command that cannot be used ({error}); restore a copy") from None
 

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import Budget, ExecutionOptions
 from unsilent.cli.paths import default_store, report_path
 from unsilent.command import MEASURE, Command, ConfigOptions, DisplayOptions, ProgressOptions
 from unsilent.errors import Interrupted
-from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+from unsilent.options import OUTPUT_PANEL, Asked, Option
+
+if TYPE_CHECKING:
+    from unsilent.cli.progress import Display
 
 ExecutorAndDisplay = tuple[Any, Any]
 """An executor and its observer."""
@@ -60,17 +63,18 @@ class CampaignVerb:
         example = f"unsilent {name} {self.example_arguments}"
         return Command(name, MEASURE, self.kind.command_help, example, self.options, self.main)
 
-    def main(self, asked: OptionValues) -> int:
+    def main(self, asked: Asked) -> int:
         """From what was asked to the exit code."""
         from unsilent.campaigns.store import open_store
         from unsilent.cli.dry_run import dry_run
 
         kind = self.kind
-        spec = kind.resolve_spec(asked) if kind.resolve_spec else asked.make_dataclass(kind.spec)
+        spec = kind.resolve_spec(asked) if kind.resolve_spec else asked[kind.spec]
         self.check(asked, spec)
-        path = asked["store"] or Path(default_store(kind.name, self.default_store_identity(asked, spec)))
-        page = report_path(path, asked["output"])
-        if asked["dry_run"]:
+        output = asked[CampaignOutputOptions]
+        path = output.store or Path(default_store(kind.name, self.default_store_identity(asked, spec)))
+        page = report_path(path, output.output)
+        if output.dry_run:
             return dry_run(self, asked, spec, path)
         with open_store(path, kind, write=True) as store:
             try:
@@ -80,27 +84,27 @@ class CampaignVerb:
                 raise Interrupted(f"interrupted; {stored}, run the same command again to continue") from None
         return self.show(asked, result, page, path)
 
-    def check(self, asked: OptionValues, spec: Any) -> None:
+    def check(self, asked: Asked, spec: Any) -> None:
         """Raise ``UsageError`` for what cannot be, before anything is opened."""
         self.budget(asked)
-        asked.make_dataclass(self.kind.analysis_options)
+        asked[self.kind.analysis_options]
         self.execution_options(asked).check()
 
-    def default_store_identity(self, asked: OptionValues, spec: Any) -> dict[str, Any]:
+    def default_store_identity(self, asked: Asked, spec: Any) -> dict[str, Any]:
         """What the name of a store follows from where none is given."""
         identity: dict[str, Any] = spec.identity()
         return identity
 
-    def budget(self, asked: OptionValues) -> Budget:
+    def budget(self, asked: Asked) -> Budget:
         """How many trials; raises ``UsageError``."""
-        result: Budget = asked.make_dataclass(self.kind.budget).resolve()
+        result: Budget = asked[self.kind.budget].resolve()
         return result
 
-    def execution_options(self, asked: OptionValues) -> ExecutionOptions:
+    def execution_options(self, asked: Asked) -> ExecutionOptions:
         """Where they are run."""
-        return asked.make_dataclass(self.kind.execution_options)
+        return asked[self.kind.execution_options]
 
-    def command_line(self, asked: OptionValues) -> str:
+    def command_line(self, asked: Asked) -> str:
         """The command line that asks for the same again."""
         kind = self.kind
         return asked.command_line(
@@ -112,9 +116,7 @@ class CampaignVerb:
             *kind.further_option_classes,
         )
 
-    def trial_numbers_by_stratum(
-        self, asked: OptionValues, spec: Any, result: Any
-    ) -> Mapping[tuple[str, int | None], range]:
+    def trial_numbers_by_stratum(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
         """Which trials a dry run foresees, by target and number of flips."""
         from unsilent.campaigns.driver import trial_numbers_by_stratum
 
@@ -124,11 +126,11 @@ class CampaignVerb:
         """Of a fault-free run."""
         return float(result.golden_seconds)
 
-    def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
+    def dry_run_notes(self, asked: Asked) -> Iterator[str]:
         """Further sentences of a dry run."""
         yield from ()
 
-    def has_open_number_of_trials(self, asked: OptionValues) -> bool:
+    def has_open_number_of_trials(self, asked: Asked) -> bool:
         """Whether the campaign itself decides how many trials it runs, up to a maximum."""
         return False
 
@@ -136,27 +138,33 @@ class CampaignVerb:
         """Further sentences of a dry run, from what a worker found and from the store at this path."""
         yield from ()
 
-    @contextmanager
-    def open_executor_and_display(self, asked: OptionValues, spec: Any) -> Iterator[ExecutorAndDisplay]:
-        """The executor, while what it does is shown."""
+    def display(self, asked: Asked, noun: str = "trial") -> Display:
+        """What shows the progress of what is counted."""
         from unsilent.cli.progress import make_observer
 
-        observer = make_observer(quiet=asked["quiet"], plain=asked["plain"] or asked["as_json"])
+        shown = asked[DisplayOptions]
+        return make_observer(quiet=asked[ProgressOptions].quiet, plain=shown.plain or shown.as_json, noun=noun)
+
+    @contextmanager
+    def open_executor_and_display(self, asked: Asked, spec: Any) -> Iterator[ExecutorAndDisplay]:
+        """The executor, while what it does is shown."""
+        observer = self.display(asked)
         with observer, self.execution_options(asked).open_executor(spec, observer) as executor:
             yield executor, observer
 
-    def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
+    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
         """Run what is missing and read the store."""
         from unsilent.campaigns.driver import run_campaign
 
         with self.open_executor_and_display(asked, spec) as (executor, observer):
             run_campaign(spec, self.budget(asked), executor, store, observer=observer, command=self.command_line(asked))
-        return store.analyse(**vars(asked.make_dataclass(self.kind.analysis_options)))
+        return store.analyse(**vars(asked[self.kind.analysis_options]))
 
-    def show(self, asked: OptionValues, result: Any, page: Path, path: Path) -> int:
+    def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
         """Print the report and write its page."""
         from unsilent.cli.report_output import show_report
 
-        report = self.kind.report(result, **vars(asked.make_dataclass(self.kind.report_options)))
-        show_report(report, page, asked["as_json"], asked["plain"], {"Store": path})
+        display = asked[DisplayOptions]
+        report = self.kind.report(result, **vars(asked[self.kind.report_options]))
+        show_report(report, page, display.as_json, display.plain, {"Store": path})
         return 0

@@ -17,7 +17,7 @@ from unsilent.cli.checkpoint_arguments import (
 )
 from unsilent.cli.paths import shown_path
 from unsilent.command import FILES, Command, DisplayOptions, PageOptions, ProgressOptions
-from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Option, OptionValues
+from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class InspectOptions:
         "Only this section: model, optimizer, scheduler, rng or other.", WORKLOAD_PANEL, is_repeatable=True)] = ()  # fmt: skip
 
 
-def inspect(asked: OptionValues) -> int:
+def inspect(asked: Asked) -> int:
     """Print the tensors of a checkpoint."""
     from unsilent.checkpoints.editing import edits_of
     from unsilent.checkpoints.inspection import inspection_report, summarise
@@ -66,7 +66,7 @@ class DiffOptions:
         missing_error="one checkpoint was named; give a second one to compare it with")]  # fmt: skip
 
 
-def diff(asked: OptionValues) -> int:
+def diff(asked: Asked) -> int:
     """Print how two checkpoints differ."""
     from unsilent.checkpoints.comparing import SAME, compare
     from unsilent.checkpoints.difference_report import difference_report
@@ -98,7 +98,7 @@ class ManifestOptions:
     fast: Annotated[bool, Option("Compute the fast hash (xxh3-128) only, not SHA-256.", WORKLOAD_PANEL)] = False
 
 
-def manifest(asked: OptionValues) -> int:
+def manifest(asked: Asked) -> int:
     """Write the manifest of a checkpoint."""
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import hash_files, total_bytes
@@ -136,7 +136,7 @@ class VerifyOptions:
     fast: Annotated[bool, Option("Compare the fast hash (xxh3-128) only.", WORKLOAD_PANEL)] = False
 
 
-def verify(asked: OptionValues) -> int:
+def verify(asked: Asked) -> int:
     """Compare a checkpoint with its manifest."""
     from unsilent.checkpoints.checkpoint_files import CheckpointFiles
     from unsilent.checkpoints.editing import refuse_interrupted

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from unsilent.cli.checkpoint_arguments import CHECKPOINT, print_json, print_lines
 from unsilent.command import FILES, Command, DisplayOptions
 from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Option, OptionValues, check_count
+from unsilent.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Asked, Option, check_count
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.corrupting import CheckpointEdit
@@ -64,7 +64,7 @@ class CorruptOptions:
         "Draw by these YAML settings of hdf5_corrupter, instead of by the options above.", FAULTS_PANEL)] = None  # fmt: skip
 
 
-def corrupt(asked: OptionValues) -> int:
+def corrupt(asked: Asked) -> int:
     """Draw faults and change the checkpoint in place."""
     from unsilent.checkpoints.corrupting import corrupt, corrupt_by_settings
     from unsilent.checkpoints.drawing import DrawOptions
@@ -115,7 +115,7 @@ class ReplayOptions:
         "Write the bits that the injection left, and refuse where the bits before differ.", FAULTS_PANEL)] = False  # fmt: skip
 
 
-def replay(asked: OptionValues) -> int:
+def replay(asked: Asked) -> int:
     """Repeat a saved injection."""
     from unsilent.checkpoints.corrupting import replay
 
@@ -146,7 +146,7 @@ class UndoOptions:
     everything: Annotated[bool, Option("Undo all edits, not only the last one.", EXECUTION_PANEL, "all")] = False
 
 
-def undo(asked: OptionValues) -> int:
+def undo(asked: Asked) -> int:
     """Take back the last edit."""
     from unsilent.checkpoints.editing import undo_edit
 

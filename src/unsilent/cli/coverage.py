@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from unsilent.cli.campaign import CampaignVerb
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.report.text import count_text
 from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE
-from unsilent.studies.coverage.inference.spec import InferenceCoverageOptions
+from unsilent.studies.coverage.inference.spec import InferenceCoverageOptions, InferenceCoverageSpec
 from unsilent.studies.coverage.kind import COVERAGE
 from unsilent.studies.coverage.spec import CoverageAnalysisOptions, CoverageBudget
 
@@ -19,17 +19,18 @@ class TrainingCoverageVerb(CampaignVerb):
 
     example_arguments = "train-resnet --trials 20"
 
-    def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
-        runs = asked["clean_runs"] + 3 * asked["changed_runs"]
+    def dry_run_notes(self, asked: Asked) -> Iterator[str]:
+        budget = asked[CoverageBudget]
+        runs = budget.clean_runs + 3 * budget.changed_runs
         yield f"after the trials, up to {count_text(runs, 'fault-free run')} would run, unless stored already"
         yield "the time estimate does not include fault-free runs; a trial draws faults until one is of its class"
 
-    def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
+    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
         from unsilent.studies.coverage.study import run_coverage
 
         with self.open_executor_and_display(asked, spec) as (executor, observer):
             return run_coverage(
-                spec, asked.make_dataclass(CoverageBudget), executor, store, asked.make_dataclass(CoverageAnalysisOptions),
+                spec, asked[CoverageBudget], executor, store, asked[CoverageAnalysisOptions],
                 observer=observer, command=self.command_line(asked),
             )  # fmt: skip
 
@@ -39,21 +40,22 @@ class InferenceCoverageVerb(CampaignVerb):
 
     example_arguments = "digits-cnn --trials 50"
 
-    def check(self, asked: OptionValues, spec: Any) -> None:
+    def check(self, asked: Asked, spec: Any) -> None:
         from unsilent.studies.coverage.inference.scoring import check_clean_samples
 
         super().check(asked, spec)
-        check_clean_samples(spec.clean_samples, asked["rate"])
+        check_clean_samples(spec.clean_samples, asked[InferenceCoverageOptions].rate)
 
-    def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
-        samples = count_text(3 * asked["clean_samples"], "clean sample")
+    def dry_run_notes(self, asked: Asked) -> Iterator[str]:
+        spec = asked[InferenceCoverageSpec]
+        samples = count_text(3 * spec.clean_samples, "clean sample")
         yield f"before the trials, {samples} would be judged, unless stored already"
-        yield f"the time estimate is of trials that draw {asked['tries']:,} faults; most trials draw far fewer"
+        yield f"the time estimate is of trials that draw {spec.tries:,} faults; most trials draw far fewer"
 
-    def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
+    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
         from unsilent.studies.coverage.inference.study import run_inference_coverage
 
-        options = asked.make_dataclass(InferenceCoverageOptions)
+        options = asked[InferenceCoverageOptions]
         with self.open_executor_and_display(asked, spec) as (executor, observer):
             return run_inference_coverage(
                 spec, self.budget(asked), executor, store, options, observer=observer, command=self.command_line(asked)

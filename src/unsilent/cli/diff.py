@@ -12,7 +12,7 @@ from unsilent.cli.paths import report_path, writable_page
 from unsilent.cli.report import check_canonical, options_for_store
 from unsilent.command import RESULTS, Command, DisplayOptions
 from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+from unsilent.options import OUTPUT_PANEL, Asked, Option
 from unsilent.report.model import Report
 
 NO_STORES = "two stores are needed; give the stores of two campaigns of the same kind"
@@ -54,7 +54,7 @@ checkpoint diff.
 """
 
 
-def diff(asked: OptionValues) -> int:
+def diff(asked: Asked) -> int:
     """Print how two stores differ, and write the page."""
     from unsilent.cli.report_output import show_report
 
@@ -71,7 +71,7 @@ def diff(asked: OptionValues) -> int:
     return 0
 
 
-def report_of_stores(first: Path, second: Path, asked: OptionValues, canonical: bool) -> Report:
+def report_of_stores(first: Path, second: Path, asked: Asked, canonical: bool) -> Report:
     """How the second store differs from the first; raises ``UsageError`` where their kind cannot be compared."""
     from unsilent.campaigns.store import open_store
     from unsilent.studies.campaign_kinds import kind_of_store

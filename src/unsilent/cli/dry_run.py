@@ -9,7 +9,8 @@ from unsilent.campaigns.driver import check_strata
 from unsilent.campaigns.executors import chosen_job_count
 from unsilent.campaigns.spec import TrialId, differences, spec_value_text
 from unsilent.cli.report_output import show_report
-from unsilent.options import OptionField, OptionValues, options_of
+from unsilent.command import DisplayOptions
+from unsilent.options import Asked, OptionField, options_of
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text
 from unsilent.sizes import rough_duration_text
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from unsilent.cli.campaign import CampaignVerb
 
 
-def dry_run(verb: CampaignVerb, asked: OptionValues, spec: Any, path: Path) -> int:
+def dry_run(verb: CampaignVerb, asked: Asked, spec: Any, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
     with verb.open_executor_and_display(asked, spec) as (executor, _):
         baseline = executor.establish_baseline()
@@ -68,7 +69,8 @@ def dry_run(verb: CampaignVerb, asked: OptionValues, spec: Any, path: Path) -> i
             "golden_seconds": each, "cpu_seconds": seconds, "seconds": seconds / jobs, "jobs": jobs,
         },
     )  # fmt: skip
-    show_report(report, None, asked["as_json"], asked["plain"])
+    display = asked[DisplayOptions]
+    show_report(report, None, display.as_json, display.plain)
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from unsilent.command import EXPLAIN, Command, DisplayOptions, ProgressOptions
 from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues
+from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
 
 NO_LOOP = (
     "no training loop was named; give file.py:loop, where loop is a function without arguments that trains a model"
@@ -46,7 +46,7 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return list(words[:at]), tuple(words[at + 1 :])
 
 
-def explain(asked: OptionValues) -> int:
+def explain(asked: Asked) -> int:
     """Print what was found about a loop and return the exit code."""
     from unsilent.cli.report_output import show_report
     from unsilent.studies import nondeterminism

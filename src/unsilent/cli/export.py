@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unsilent.command import RESULTS, Command
-from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+from unsilent.options import OUTPUT_PANEL, Asked, Option
 
 NO_STORE = "no store was named; give the store of a campaign, like unsilent-pvf-….sqlite"
 
@@ -25,7 +25,7 @@ class ExportOptions:
         OUTPUT_PANEL)] = False  # fmt: skip
 
 
-def export(asked: OptionValues) -> int:
+def export(asked: Asked) -> int:
     """Write all trials."""
     from unsilent.campaigns.export import export_store
     from unsilent.campaigns.store import Store

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from unsilent.cli import accelerators
 from unsilent.cli.tables import show_lines, show_table
 from unsilent.command import LISTS, Command, DisplayOptions
-from unsilent.options import FAULTS_PANEL, Option, OptionValues
+from unsilent.options import FAULTS_PANEL, Asked, Option
 
 
-def workloads(asked: OptionValues) -> int:
+def workloads(asked: Asked) -> int:
     """List the built-in workloads and their options."""
     from unsilent.workloads import TRAININGS, ZOO
 
@@ -71,7 +71,7 @@ class FaultListOptions:
     ] = None
 
 
-def faults(asked: OptionValues) -> int:
+def faults(asked: Asked) -> int:
     """List the fault models and the presets, or those that follow from the description of an accelerator."""
     accelerator, as_json, plain = (
         asked[FaultListOptions].accelerator,
@@ -136,7 +136,7 @@ def faults(asked: OptionValues) -> int:
 _PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile")
 
 
-def detectors(asked: OptionValues) -> int:
+def detectors(asked: Asked) -> int:
     """List the rules that find faults in a running training, the presets that combine them, and the detectors for inference."""
     as_json, plain = asked[DisplayOptions].as_json, asked[DisplayOptions].plain
     from unsilent.detectors.activations.rules import ACTIVATION_RULES

@@ -10,7 +10,7 @@ from typing import Annotated
 from unsilent.cli.tables import show_lines
 from unsilent.command import RESULTS, Command, DisplayOptions
 from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+from unsilent.options import OUTPUT_PANEL, Asked, Option
 
 NO_STORES = "no stores were named; give stores of one campaign, and --output for the store to create"
 
@@ -37,7 +37,7 @@ hold different campaigns, or different results for a trial.
 """
 
 
-def merge(asked: OptionValues) -> int:
+def merge(asked: Asked) -> int:
     """Join stores."""
     from unsilent.campaigns.merging import merge_stores
     from unsilent.studies.campaign_kinds import kind_of_store

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unsilent.cli.campaign import CampaignVerb
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.studies.noise.kind import NOISE, make_noise_question
 
 
@@ -15,13 +15,11 @@ class NoiseVerb(CampaignVerb):
 
     example_arguments = "train-resnet --replicas 5"
 
-    def check(self, asked: OptionValues, spec: Any) -> None:
+    def check(self, asked: Asked, spec: Any) -> None:
         super().check(asked, spec)
         make_noise_question(asked)
 
-    def trial_numbers_by_stratum(
-        self, asked: OptionValues, spec: Any, result: Any
-    ) -> Mapping[tuple[str, int | None], range]:
+    def trial_numbers_by_stratum(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
         counts: dict[tuple[str, int | None], range] = {}
         for replica in make_noise_question(asked).planned_runs(result):
             key = (str(replica.switches), None)
@@ -31,17 +29,15 @@ class NoiseVerb(CampaignVerb):
     def fault_free_seconds(self, result: Any) -> float:
         return float(result.run_seconds)
 
-    def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
+    def dry_run_notes(self, asked: Asked) -> Iterator[str]:
         yield "if runs differ, some steps run again to find the first operation that differs"
         yield "the time estimate does not include steps that run again"
 
-    def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
-        from unsilent.cli.progress import make_observer
+    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
         from unsilent.studies.noise.study import run_noise
 
         execution = self.execution_options(asked)
-        observer = make_observer(quiet=asked["quiet"], plain=asked["plain"] or asked["as_json"], noun="replica")
-        with observer:
+        with self.display(asked, "replica") as observer:
             return run_noise(
                 make_noise_question(asked), store, jobs=execution.jobs, deadline=execution.deadline,
                 executor=execution.executor, address=execution.ray,

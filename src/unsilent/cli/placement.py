@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from unsilent.cli.running import check_page
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions
 from unsilent.errors import UsageError
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.placement.options import MeasureOptions, PlacementOptions
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Under torchrun it measures that job, else processes that are started here. Print
 """
 
 
-def placement(asked: OptionValues) -> Report | int:
+def placement(asked: Asked) -> Report | int:
     """Rank, or print the script of the best placement."""
     from unsilent.placement.code import script as make_script
     from unsilent.placement.ranking import rank_placements
@@ -65,7 +65,7 @@ def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> l
     ]
 
 
-def measure(asked: OptionValues) -> int:
+def measure(asked: Asked) -> int:
     """Measure, write the sweep, and print the fitted machine as TOML or JSON."""
     from unsilent.placement.measure import fitted_system, measure_here
     from unsilent.placement.system import system_toml

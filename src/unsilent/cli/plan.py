@@ -10,7 +10,7 @@ from typing import Any
 
 from unsilent.command import MEASURE, Command
 from unsilent.errors import UsageError
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
 
 HELP = """Choose which parameters to put into protected memory, or to duplicate, and predict the failure rate that remains.
@@ -22,7 +22,7 @@ With --validate, a second campaign checks the prediction.
 ENDINGS = (".json", ".toml")
 
 
-def plan(asked: OptionValues) -> int:
+def plan(asked: Asked) -> int:
     """Plan, print the report and write the page."""
     from unsilent.cli.paths import report_path, writable_page
     from unsilent.cli.progress import make_observer

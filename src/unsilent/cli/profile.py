@@ -10,7 +10,7 @@ from typing import Annotated
 
 from unsilent.command import WATCH, Command
 from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Option, OptionValues
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option
 
 HELP = "Write the profile of a model's clean activations that unsilent.protect needs."
 NO_WORKLOAD = "no workload was given; expected unsilent profile WORKLOAD, such as digits-cnn (see unsilent workloads)"
@@ -51,7 +51,7 @@ class ProfileOptions:
     plain: Annotated[bool, Option("Print without colours and boxes, for pipes and logs.", OUTPUT_PANEL)] = False
 
 
-def profile(options: OptionValues) -> int:
+def profile(options: Asked) -> int:
     """Make a profile, write it, and print what it is of."""
     asked = options[ProfileOptions]
     if asked.workload is None:

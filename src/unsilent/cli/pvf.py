@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.cli.campaign import CampaignVerb, ExecutorAndDisplay
-from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+from unsilent.command import DisplayOptions, ProgressOptions
+from unsilent.options import OUTPUT_PANEL, Asked, Option
+from unsilent.outcomes.pvf_options import PvfReportOptions
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.spec import PvfBudget
 
@@ -33,34 +35,33 @@ class PvfVerb(CampaignVerb):
     further_option_classes = (PvfCommandOptions,)
     example_arguments = "digits-cnn --trials 500"
 
-    def check(self, asked: OptionValues, spec: Any) -> None:
+    def check(self, asked: Asked, spec: Any) -> None:
         from unsilent.studies.pvf.analysis import check_rate
 
         super().check(asked, spec)
         self.gates(asked)
-        if asked["fit_per_bit"] is not None:
-            check_rate(asked["fit_per_bit"], spec.is_transient)
+        rate = asked[PvfReportOptions].fit_per_bit
+        if rate is not None:
+            check_rate(rate, spec.is_transient)
 
-    def gates(self, asked: OptionValues) -> list[Gate]:
+    def gates(self, asked: Asked) -> list[Gate]:
         """What must hold; raises ``UsageError``."""
         from unsilent.studies.pvf.records import Gate
 
-        return [Gate.parse(text) for text in asked["assertion"]]
+        return [Gate.parse(text) for text in asked[PvfCommandOptions].assertion]
 
-    def trial_numbers_by_stratum(
-        self, asked: OptionValues, spec: Any, result: Any
-    ) -> Mapping[tuple[str, int | None], range]:
-        if asked.make_dataclass(PvfBudget).precision is None:
+    def trial_numbers_by_stratum(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
+        if asked[PvfBudget].precision is None:
             return super().trial_numbers_by_stratum(asked, spec, result)
         most = self.budget(asked).trial_numbers(None)
         return {(target.group or target.name, flips): most for target in result.targets for flips in spec.flips}
 
-    def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
-        if asked.make_dataclass(PvfBudget).precision is not None:
+    def dry_run_notes(self, asked: Asked) -> Iterator[str]:
+        if asked[PvfBudget].precision is not None:
             yield "a pilot decides how many trials each target gets, usually far fewer than the maximum numbers in the table"
 
-    def has_open_number_of_trials(self, asked: OptionValues) -> bool:
-        return asked.make_dataclass(PvfBudget).precision is not None
+    def has_open_number_of_trials(self, asked: Asked) -> bool:
+        return asked[PvfBudget].precision is not None
 
     def plan_notes(self, spec: Any, baseline: Any, path: Path) -> Iterator[str]:
         from unsilent.studies.pvf.analysis import samples_of_trials
@@ -82,33 +83,33 @@ class PvfVerb(CampaignVerb):
                 yield f"the pilot in {path} chose: samples of a trial {samples_text(samples_of_trials(stored))}"
 
     @contextmanager
-    def open_executor_and_display(self, asked: OptionValues, spec: Any) -> Iterator[ExecutorAndDisplay]:
+    def open_executor_and_display(self, asked: Asked, spec: Any) -> Iterator[ExecutorAndDisplay]:
         with super().open_executor_and_display(asked, spec) as (executor, observer):
             for gate in self.gates(asked):
                 gate.check(spec, executor.establish_baseline())
             yield executor, observer
 
-    def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
+    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
         from unsilent.outcomes.tallies import PvfEstimator
         from unsilent.studies.pvf.study import run_pvf_campaign
 
         with self.open_executor_and_display(asked, spec) as (executor, observer):
             return run_pvf_campaign(
-                spec, self.budget(asked), executor, store, asked.make_dataclass(PvfEstimator), observer,
-                precision=asked.make_dataclass(PvfBudget).precision, command=self.command_line(asked),
+                spec, self.budget(asked), executor, store, asked[PvfEstimator], observer,
+                precision=asked[PvfBudget].precision, command=self.command_line(asked),
             )  # fmt: skip
 
-    def show(self, asked: OptionValues, result: Any, page: Path, path: Path) -> int:
+    def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
         from unsilent.cli.report_output import show_report
         from unsilent.studies.pvf.report import report
 
-        gates = self.gates(asked)
+        gates, display = self.gates(asked), asked[DisplayOptions]
         failures = [line for gate in gates for line in gate.failures(result)]
-        output = report(result, asked["fit_per_bit"])
-        show_report(output, page, asked["as_json"], asked["plain"], {"Store": path}, failed_assertions=failures)
+        output = report(result, asked[PvfReportOptions].fit_per_bit)
+        show_report(output, page, display.as_json, display.plain, {"Store": path}, failed_assertions=failures)
         for line in (*(f"assertion failed: {failure}" for failure in failures), *result.imprecise_rows):
             print(f"unsilent: {line}", file=sys.stderr)
-        if gates and not failures and not asked["quiet"]:
+        if gates and not failures and not asked[ProgressOptions].quiet:
             print(f"unsilent: assertions hold: {', '.join(gate.text for gate in gates)}", file=sys.stderr)
         return 1 if failures or result.imprecise_rows else 0
 

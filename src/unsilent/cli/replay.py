@@ -12,7 +12,7 @@ from unsilent.campaigns.options import WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines
 from unsilent.command import RESULTS, Command, DisplayOptions
 from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Option, OptionValues
+from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.campaigns.replay import TrialReplay
@@ -73,7 +73,7 @@ replay-injection.
 """
 
 
-def replay(asked: OptionValues) -> int:
+def replay(asked: Asked) -> int:
     """Run a trial again, and print both."""
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from unsilent.command import RESULTS, Command, DisplayOptions
 from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Option, OptionValues
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 
 NO_FILE = "no injection was named; give the .csv file of a published injection"
 
@@ -46,7 +46,7 @@ class InjectionOptions:
             raise UsageError("--output is only used with --trace: leave out --output")
 
 
-def replay_injection(asked: OptionValues) -> int:
+def replay_injection(asked: Asked) -> int:
     """Replay a published injection, write its log and show the result."""
     from unsilent.cli.file_sorts import refuse_other_files
     from unsilent.cli.trace_output import show_trace, trace_path

@@ -13,7 +13,7 @@ from unsilent.cli.file_sorts import refuse_other_files, sort_of_file
 from unsilent.cli.paths import report_path, writable_page
 from unsilent.command import RESULTS, Command, DisplayOptions
 from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, Option, OptionValues, options_of
+from unsilent.options import OUTPUT_PANEL, Asked, Option, options_of
 from unsilent.report.model import Report
 
 NO_STORE = "no store was named; give the store of a campaign, a card, or events of a monitored training"
@@ -62,7 +62,7 @@ by unsilent diff.
 """
 
 
-def report(asked: OptionValues) -> int:
+def report(asked: Asked) -> int:
     """Print a report and write its page."""
     from unsilent.cli.report_output import show_report
 
@@ -107,7 +107,7 @@ def report_of_events(path: Path) -> Report:
     return run_report.report(iterate_events(path), str(path), shlex.join(["unsilent", "report", str(path)]))
 
 
-def report_of_store(path: Path, asked: OptionValues, canonical: bool, card: tuple[Path, Path] | None = None) -> Report:
+def report_of_store(path: Path, asked: Asked, canonical: bool, card: tuple[Path, Path] | None = None) -> Report:
     """What a store of any kind holds; a card of it and its page are written to these paths."""
     from unsilent.campaigns.store import open_store
     from unsilent.studies.campaign_kinds import kind_of_store
@@ -120,7 +120,7 @@ def report_of_store(path: Path, asked: OptionValues, canonical: bool, card: tupl
         return kind.report(store.analyse(**reading), **options_for_store(store, asked, kind.report_options))
 
 
-def options_for_store(store: Any, asked: OptionValues, cls: type[Any]) -> dict[str, Any]:
+def options_for_store(store: Any, asked: Asked, cls: type[Any]) -> dict[str, Any]:
     """Options of a class by field; of those that were not given, what the command of the store gave."""
     from unsilent.campaigns.stored_command import stored_options
 

@@ -9,14 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.cli.signals import end_as_python_does
-from unsilent.command import WATCH, Command
+from unsilent.command import WATCH, Command, ConfigOptions
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.monitor.settings import MonitorSettings
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Option, OptionValues, options_of
+from unsilent.options import EXECUTION_PANEL, Asked, Option, options_of
 
 if TYPE_CHECKING:
     from unsilent.launch.switches import ResolvedSettings
@@ -30,7 +29,7 @@ class RunCommandOptions:
     """What is run."""
 
     script: Annotated[
-        str | None, Option("The script. All that follows it are its own arguments.", "", missing_error=NO_SCRIPT)
+        str | None, Option("The script. All that follows it are its own arguments.", "", is_argument=True)
     ] = None
     module: Annotated[
         str | None,
@@ -40,13 +39,9 @@ class RunCommandOptions:
             short_flag="m",
         ),
     ] = None
-    config: Annotated[
-        Path | None,
-        Option("A TOML file with any of these options. The command line takes precedence.", OUTPUT_PANEL),
-    ] = None
 
 
-OPTION_CLASSES = (RunCommandOptions, MonitorSettings)
+OPTION_CLASSES = (RunCommandOptions, ConfigOptions, MonitorSettings)
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -83,20 +78,21 @@ def _has_value(word: str) -> bool:
     return word.startswith("-m") and len(word) > len("-m")
 
 
-def run(asked: OptionValues) -> int:
+def run(asked: Asked) -> int:
     """Run a script or module; ends by ``SystemExit`` with its exit code, and never returns."""
     from unsilent.launch.monitored_run import MonitoredRun
     from unsilent.launch.program import Program
     from unsilent.launch.switches import resolve_settings
 
-    script, module = asked["script"], asked["module"]
-    if (script or module) is None:
+    options = asked[RunCommandOptions]
+    name = options.script or options.module
+    if name is None:
         raise UsageError(NO_SCRIPT)
     monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
-    resolved = resolve_settings(monitor, asked["config"], os.environ)
+    resolved = resolve_settings(monitor, None, os.environ)
     check_rules(resolved)
     end_as_python_does()
-    sys.exit(MonitoredRun(Program(script or module, asked.script, is_module=script is None), resolved).run())
+    sys.exit(MonitoredRun(Program(name, asked.script, is_module=options.script is None), resolved).run())
 
 
 COMMAND = Command(

@@ -8,12 +8,12 @@ from typing import Any
 
 from unsilent.command import Command, ConfigOptions, DisplayOptions, PageOptions, ProgressOptions
 from unsilent.errors import UsageError
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 
 
 def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[str], script: Sequence[str]) -> int:
     """Run a command; ``given``: texts of options by field, of those words of the command line that are its ``arguments``."""
-    asked = OptionValues(command.all_option_classes(arguments), given)
+    asked = Asked(command.all_option_classes(arguments), given)
     asked.script = tuple(script)
     config = asked[ConfigOptions].config if "config" in asked.options else None
     if config is not None:
@@ -33,7 +33,7 @@ def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[
     return int(getattr(result, "exit_code", 0))
 
 
-def _run(command: Command, asked: OptionValues) -> Any:
+def _run(command: Command, asked: Asked) -> Any:
     """What the command returns; a long one shows its progress."""
     if not command.is_long:
         return command.run(asked)

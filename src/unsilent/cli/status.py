@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from unsilent.cli.tables import show_lines, show_table
 from unsilent.command import RESULTS, Command, DisplayOptions
 from unsilent.errors import StoreError, UnsilentError, UsageError
-from unsilent.options import Option, OptionValues
+from unsilent.options import Asked, Option
 from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ For a folder, show all stores in it. The exit code is 1 if a store cannot be rea
 """
 
 
-def status(asked: OptionValues) -> int:
+def status(asked: Asked) -> int:
     """Print the status of each store."""
     given, display = asked[StatusOptions].stores or (Path(),), asked[DisplayOptions]
     for path in given:

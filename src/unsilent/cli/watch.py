@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.command import WATCH, Command, DisplayOptions
 from unsilent.errors import unknown_name_error
-from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+from unsilent.options import OUTPUT_PANEL, Asked, Option
 from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ and the share of the time that the monitor took. Below them the last alarms and 
 """
 
 
-def watch(asked: OptionValues) -> int:
+def watch(asked: Asked) -> int:
     """Show a job."""
     from rich.console import Console
 

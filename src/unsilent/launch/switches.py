@@ -9,7 +9,7 @@ from typing import Any
 
 from unsilent.launch.asd_variables import read_asd_variables
 from unsilent.monitor.settings import MonitorSettings
-from unsilent.options import OptionValues, options_of
+from unsilent.options import Asked, options_of
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def resolve_settings(
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    values = OptionValues((MonitorSettings,))
+    values = Asked((MonitorSettings,))
     values.read_toml(path)
     return values.given_values
 

@@ -21,8 +21,8 @@ from unsilent.options import (
     NOT_AN_OPTION,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
+    Asked,
     Option,
-    OptionValues,
 )
 from unsilent.workloads.distributed.strategy_names import STRATEGY_NAMES
 
@@ -140,12 +140,12 @@ class CheckpointSpec:
         return CheckpointRunner(self, progress)
 
 
-def make_checkpoint_spec(asked: OptionValues) -> CheckpointSpec:
+def make_checkpoint_spec(asked: Asked) -> CheckpointSpec:
     """A checked spec; raises ``UsageError``."""
     from unsilent.faults.models import fault_model
     from unsilent.faults.population import check_law
 
-    spec = asked.make_dataclass(CheckpointSpec)
+    spec = asked[CheckpointSpec]
     if fault_model(spec.fault).has_explicit_count:
         raise UsageError(f"--fault {spec.fault} sets how many are corrupted, as --flips does; give one of them")
     check_law(spec.law)

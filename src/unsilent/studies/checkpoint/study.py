@@ -10,7 +10,7 @@ from unsilent.campaigns.driver import run_campaign
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import Budget, ExecutionOptions, store_or_temporary
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.noise_floor_records import NoiseFloors, store_noise_floors
 from unsilent.replicas.noise_floors import run_noise_floors
@@ -72,8 +72,8 @@ def checkpoint_study(
     Raises:
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
-    asked = OptionValues.from_call(CHECKPOINT_STUDY.option_classes, dict(locals()))
-    spec, execution = make_checkpoint_spec(asked), asked.make_dataclass(ExecutionOptions)
+    asked = Asked.from_call(CHECKPOINT_STUDY.option_classes, dict(locals()))
+    spec, execution = make_checkpoint_spec(asked), asked[ExecutionOptions]
     execution.check()
     with (
         store_or_temporary(store) as path,
@@ -83,8 +83,8 @@ def checkpoint_study(
         floors = measure_floors(spec, replicas, fault_free, jobs, observer)
         with execution.open_executor(spec, observer) as running:
             return run_study(
-                spec, asked.make_dataclass(Budget), running, opened, floors,
-                asked.make_dataclass(CheckpointAnalysisOptions), observer=observer,
+                spec, asked[Budget], running, opened, floors,
+                asked[CheckpointAnalysisOptions], observer=observer,
                 command=asked.command_line(
                     "checkpoint study", Budget, CheckpointSpec, CheckpointAnalysisOptions, FloorOptions
                 ),

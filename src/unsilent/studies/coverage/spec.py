@@ -22,8 +22,8 @@ from unsilent.options import (
     NOT_AN_OPTION,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
+    Asked,
     Option,
-    OptionValues,
     check_count,
 )
 from unsilent.replicas.spec import MOST_STEPS
@@ -331,15 +331,16 @@ class CoverageAnalysisOptions(AnalysisOptions):
         return gradients, values, updates
 
 
-def make_coverage_spec(asked: OptionValues) -> CoverageSpec:
+def make_coverage_spec(asked: Asked) -> CoverageSpec:
     """What was asked, checked as far as that is possible without the training; raises ``UsageError``."""
-    check_count("--follow", asked["follow"], 1, MOST_FOLLOWED)
-    check_count("--tries", asked["tries"], 1, MOST_TRIES)
+    spec = asked[CoverageSpec]
+    check_count("--follow", spec.follow, 1, MOST_FOLLOWED)
+    check_count("--tries", spec.tries, 1, MOST_TRIES)
     for name in ("seed", "init"):
-        check_count(f"--{name}", asked[name], 0, LARGEST)
-    if asked["steps"] is not None:
-        check_count("--steps", asked["steps"], asked["follow"] + 1, MOST_STEPS)
-    for glob in asked["only"]:
+        check_count(f"--{name}", getattr(spec, name), 0, LARGEST)
+    if spec.steps is not None:
+        check_count("--steps", spec.steps, spec.follow + 1, MOST_STEPS)
+    for glob in spec.only:
         if not any(fnmatchcase(target.name, glob) for target in TARGETS):
             raise unknown_name_error("place and class", glob, [target.name for target in TARGETS])
-    return asked.make_dataclass(CoverageSpec)
+    return spec

@@ -11,7 +11,7 @@ from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import ExecutionOptions, store_or_temporary
 from unsilent.campaigns.spec import TrialId
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.studies.coverage.analysis import CoverageResult, analyse
 from unsilent.studies.coverage.kind import COVERAGE, CoverageStore
 from unsilent.studies.coverage.scoring import current_digest, named_rules
@@ -78,8 +78,8 @@ def coverage(
     Raises:
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
-    asked = OptionValues.from_call(COVERAGE.option_classes, dict(locals()))
-    spec, execution = make_coverage_spec(asked), asked.make_dataclass(ExecutionOptions)
+    asked = Asked.from_call(COVERAGE.option_classes, dict(locals()))
+    spec, execution = make_coverage_spec(asked), asked[ExecutionOptions]
     execution.check()
     with (
         store_or_temporary(store) as path,
@@ -87,7 +87,7 @@ def coverage(
         execution.open_executor(spec, observer) as running,
     ):
         return run_coverage(
-            spec, asked.make_dataclass(CoverageBudget), running, opened, asked.make_dataclass(CoverageAnalysisOptions),
+            spec, asked[CoverageBudget], running, opened, asked[CoverageAnalysisOptions],
             observer=observer, command=asked.command_line("coverage", CoverageBudget, CoverageSpec, CoverageAnalysisOptions),
         )  # fmt: skip
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unsilent.campaigns.options import Budget, ExecutionOptions
+from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
 from unsilent.errors import unknown_name_error
-from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues, check_count
+from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.spec import MOST_REPLICAS
 from unsilent.report.model import Report
@@ -72,19 +72,19 @@ class RunOptions(ExecutionOptions):
         "Seconds that one run may take.", EXECUTION_PANEL, default_text="no limit")] = None  # fmt: skip
 
 
-def make_noise_question(asked: OptionValues) -> NoiseQuestion:
+def make_noise_question(asked: Asked) -> NoiseQuestion:
     """What is run and how it is read; raises ``UsageError``."""
     from unsilent.studies.noise.study import NoiseQuestion
 
-    budget = asked.make_dataclass(NoiseBudget)
+    budget = asked[NoiseBudget]
     return NoiseQuestion(
-        make_noise_spec(asked), budget.chosen_variants, budget.replicas, asked["confidence"], budget.level
+        make_noise_spec(asked), budget.chosen_variants, budget.replicas, asked[AnalysisOptions].confidence, budget.level
     )
 
 
-def make_noise_spec(asked: OptionValues) -> ReplicaSpec:
+def make_noise_spec(asked: Asked) -> ReplicaSpec:
     """A checked spec; raises ``UsageError``."""
-    spec = asked.make_dataclass(ReplicaSpec)
+    spec = asked[ReplicaSpec]
     spec.check()
     return spec
 

@@ -18,7 +18,7 @@ from unsilent.argument_names import names_arguments
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import ExecutionOptions, store_or_temporary
 from unsilent.errors import UnsilentError, UsageError
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.replicas import (
     Replica,
     ReplicaBaseline,
@@ -151,8 +151,8 @@ def noise(
     Raises:
         UsageError: input that does not fit. UnsilentError: clean twins differ. StoreError: the store cannot be used.
     """
-    asked = OptionValues.from_call(NOISE.option_classes, dict(locals()))
-    execution = asked.make_dataclass(ExecutionOptions)
+    asked = Asked.from_call(NOISE.option_classes, dict(locals()))
+    execution = asked[ExecutionOptions]
     execution.check()
     command = asked.command_line("noise", NOISE.budget, NOISE.spec, NOISE.analysis_options)
     with store_or_temporary(store) as path, ReplicaStore(path, write=True) as opened:

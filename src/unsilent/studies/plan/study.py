@@ -22,7 +22,7 @@ from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.stored_command import stored_options
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.outcomes.pvf_options import PvfReportOptions
 from unsilent.sizes import human_bytes
 from unsilent.statistics.comparing import difference
@@ -100,8 +100,8 @@ def plan(
     arguments = dict(locals())
     live = None if workload is None or isinstance(workload, str) else workload
     asked_workload = getattr(workload, "name", None) if live is not None else workload
-    asked = OptionValues.from_call((PlanOptions,), {**arguments, "workload": asked_workload})
-    return make_plan(asked.make_dataclass(PlanOptions), asked.command_line("plan", PlanOptions), observer, live)
+    asked = Asked.from_call((PlanOptions,), {**arguments, "workload": asked_workload})
+    return make_plan(asked[PlanOptions], asked.command_line("plan", PlanOptions), observer, live)
 
 
 def make_plan(

@@ -27,11 +27,12 @@ from unsilent.options import (
     NOT_AN_OPTION,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
+    Asked,
     Option,
-    OptionValues,
     check_count,
 )
 from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.sizes import parse_whole_number
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class PvfBudget:
         return Budget(most if self.trials is None else self.trials, self.shard)
 
 
-def make_pvf_spec(asked: OptionValues) -> PvfSpec:
+def make_pvf_spec(asked: Asked) -> PvfSpec:
     """A checked spec: fault model and flips are read together, texts are made canonical.
 
     Raises ``UsageError`` for what would be ignored, and where flips are given both here and in the fault model, are repeated or
@@ -271,31 +272,31 @@ def make_pvf_spec(asked: OptionValues) -> PvfSpec:
     """
     from unsilent.faults import fault_model
 
-    adaptive = asked.make_dataclass(PvfBudget).precision is not None
-    if asked["faults"] is not None:
-        asked.reject_if_given(DRAWN_FAULT_OPTIONS, "--faults lists the faults to try")
-    elif asked["faults_as"] is not None:
+    adaptive = asked[PvfBudget].precision is not None
+    spec = asked[PvfSpec]
+    if spec.faults is not None:
+        asked.refuse_given(DRAWN_FAULT_OPTIONS, "--faults lists the faults to try")
+    elif spec.faults_as is not None:
         raise UsageError(
-            f"--faults-as {asked['faults_as']} is the format of a list of faults; give --faults FILE, or omit --faults-as"
+            f"--faults-as {spec.faults_as} is the format of a list of faults; give --faults FILE, or omit --faults-as"
         )
-    if asked["exhaustive"]:
-        asked.reject_if_given(("trials", "ci", "rel"), "--exhaustive runs every possible fault")
+    if spec.exhaustive:
+        asked.refuse_given(("trials", "ci", "rel"), "--exhaustive runs every possible fault")
     if adaptive:
-        asked.reject_if_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
-    check_count("--threads", asked["threads"], 1, MOST_THREADS)
-    device = known_device(asked["device"])
+        asked.refuse_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
+    check_count("--threads", spec.threads, 1, MOST_THREADS)
+    device = known_device(spec.device)
     if device != "cpu":
         asked.given_values["device"] = device  # a command for another machine has to name it
-    spec = asked.make_dataclass(PvfSpec)
-    spec = replace(spec, samples=_samples(spec, asked["unit"] or "sample", adaptive))
+    spec = replace(spec, samples=_samples(spec, asked[PvfAnalysisOptions].unit or "sample", adaptive))
     if spec.faults is not None:
         from unsilent.faults.lists import kind_of_list
 
         at = (f"{kind_of_list(spec.faults, spec.faults_as)}:*",)
         return replace(spec, device=device, fault=FROM_LIST, law=FROM_LIST, flips=(None,), at=at)
     model = fault_model(spec.fault)
-    flips = _flips(asked["flips"], model.has_explicit_count, model.pattern.text)
-    strata = asked["strata"]
+    flips = _flips(asked.given_values.get("flips"), model.has_explicit_count, model.pattern.text)
+    strata = asked.given_values.get("strata")
     if strata is None:
         single = model.text == "bitflip" and flips == (1,) and spec.per != "bit"
         strata = "dtype" if spec.exhaustive else "bits" if adaptive and single else "none"

@@ -21,7 +21,7 @@ from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import EngineOptions, store_or_temporary
 from unsilent.errors import UsageError
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.text import count_text
@@ -176,11 +176,11 @@ def pvf(
     _check_arguments(workload, judge)
     live = not isinstance(workload, str)
     arguments["workload"] = workload if isinstance(workload, str) else workload.name
-    asked = OptionValues.from_call(PVF.option_classes, arguments)
+    asked = Asked.from_call(PVF.option_classes, arguments)
     question, wanted, worker_settings = (
-        asked.make_dataclass(PvfEstimator),
-        asked.make_dataclass(PvfBudget),
-        asked.make_dataclass(EngineOptions),
+        asked[PvfEstimator],
+        asked[PvfBudget],
+        asked[EngineOptions],
     )
     spec, budget = make_pvf_spec(asked), wanted.resolve()
     command = (asked.python_call if live else asked.command_line)("pvf", PvfBudget, PvfSpec, PvfAnalysisOptions)

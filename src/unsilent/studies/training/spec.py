@@ -32,8 +32,8 @@ from unsilent.options import (
     OUTPUT_PANEL,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
+    Asked,
     Option,
-    OptionValues,
     check_count,
 )
 from unsilent.outcomes.training import Thresholds
@@ -436,24 +436,28 @@ class ReferenceRunOptions:
         EXECUTION_PANEL)] = False  # fmt: skip
 
 
-def make_training_spec(asked: OptionValues) -> TrainingSpec:
+def make_training_spec(asked: Asked) -> TrainingSpec:
     """What was asked, checked as far as that is possible without the training; raises ``UsageError``."""
     from unsilent.faults.hardware.presets import PRESETS
 
-    if asked["per"] is not None:
-        asked.reject_if_given(OPERATION_FAULT_OPTIONS, "--per corrupts parameters and optimizer state, not operations")
-        for name, _ in asked["faults"]:
+    spec = asked[TrainingSpec]
+    if spec.per is not None:
+        asked.refuse_given(OPERATION_FAULT_OPTIONS, "--per corrupts parameters and optimizer state, not operations")
+        for name, _ in spec.faults:
             if name in PRESETS:
                 raise UsageError(
                     f"--fault {name} corrupts operations, but --per corrupts memory; choose a fault model like bitflip or zero"
                 )
     else:
-        asked.reject_if_given(("margin",), "--margin applies to convergence failures, which only --per counts")
-        asked.reject_if_given(("moment",), "--moment applies to faults in memory, which only --per injects")
-    if asked["moment"] not in MOMENTS:
-        raise unknown_name_error("moment", asked["moment"], MOMENTS)
-    limits = {"steps": (1, MOST_STEPS), "horizon": (2, MOST_STEPS), "replicas": (1, MOST_REPLICAS)}
-    for name, (least, most) in (limits | dict.fromkeys(("seed", "init"), (0, LARGEST))).items():
-        if asked[name] is not None:
-            check_count(f"--{name}", asked[name], least, most)
-    return asked.make_dataclass(TrainingSpec)
+        asked.refuse_given(("margin",), "--margin applies to convergence failures, which only --per counts")
+        asked.refuse_given(("moment",), "--moment applies to faults in memory, which only --per injects")
+    if spec.moment not in MOMENTS:
+        raise unknown_name_error("moment", spec.moment, MOMENTS)
+    references = asked[ReferenceRunOptions]
+    for name, value, least, most in (
+        ("steps", spec.steps, 1, MOST_STEPS), ("horizon", references.horizon, 2, MOST_STEPS),
+        ("replicas", references.replicas, 1, MOST_REPLICAS), ("seed", spec.seed, 0, LARGEST), ("init", spec.init, 0, LARGEST),
+    ):  # fmt: skip
+        if value is not None:
+            check_count(f"--{name}", value, least, most)
+    return spec

@@ -18,7 +18,7 @@ from unsilent.campaigns.options import Budget, ExecutionOptions, store_or_tempor
 from unsilent.campaigns.replay import TrialReplay, replay_trial, run_one_trial
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import ReplicaStore, Switches
 from unsilent.replicas.noise_floor_records import NoiseFloors, store_noise_floors, stored_floors
@@ -117,13 +117,13 @@ def training(
     Raises:
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
-    asked = OptionValues.from_call(TRAINING.option_classes, dict(locals()))
+    asked = Asked.from_call(TRAINING.option_classes, dict(locals()))
     spec, budget, reading = (
         make_training_spec(asked),
-        asked.make_dataclass(TrainingBudget),
-        asked.make_dataclass(TrainingAnalysisOptions),
+        asked[TrainingBudget],
+        asked[TrainingAnalysisOptions],
     )
-    compared, execution = asked.make_dataclass(ReferenceRunOptions), asked.make_dataclass(ExecutionOptions)
+    compared, execution = asked[ReferenceRunOptions], asked[ExecutionOptions]
     execution.check()
     with (
         store_or_temporary(store) as path,

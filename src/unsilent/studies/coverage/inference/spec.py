@@ -21,8 +21,8 @@ from unsilent.options import (
     NOT_AN_OPTION,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
+    Asked,
     Option,
-    OptionValues,
     check_count,
 )
 
@@ -258,21 +258,22 @@ class InferenceCoverageOptions(AnalysisOptions):
             raise UsageError(f"rate is {self.rate}; expected a share of samples between 0 and 1, like 0.01")
 
 
-def make_inference_spec(asked: OptionValues) -> InferenceCoverageSpec:
+def make_inference_spec(asked: Asked) -> InferenceCoverageSpec:
     """What was asked, checked as far as that is possible without the workload; raises ``UsageError``."""
     from unsilent.faults import fault_model
     from unsilent.protection.detector import make_detector
 
-    check_count("--tries", asked["tries"], 1, MOST_TRIES)
-    check_count("--seed", asked["seed"], 0, LARGEST)
-    check_count("--profile-samples", asked["profile_samples"], 10, MOST_CLEAN)
-    check_count("--clean-samples", asked["clean_samples"], 1, MOST_CLEAN)
-    if not 0 < asked["flip_rate"] <= 1:
-        raise UsageError(f"--flip-rate is {asked['flip_rate']}; expected a share of bits above 0, like 1e-6")
-    for glob in asked["only"]:
+    spec = asked[InferenceCoverageSpec]
+    check_count("--tries", spec.tries, 1, MOST_TRIES)
+    check_count("--seed", spec.seed, 0, LARGEST)
+    check_count("--profile-samples", spec.profile_samples, 10, MOST_CLEAN)
+    check_count("--clean-samples", spec.clean_samples, 1, MOST_CLEAN)
+    if not 0 < spec.flip_rate <= 1:
+        raise UsageError(f"--flip-rate is {spec.flip_rate}; expected a share of bits above 0, like 1e-6")
+    for glob in spec.only:
         if not any(fnmatchcase(name, glob) for name in ERROR_MODELS):
             raise unknown_name_error("error model", glob, ERROR_MODELS)
-    names = asked["detectors"]
+    names = spec.detectors
     if len(set(names)) < len(names) or not names:
         raise UsageError(f"--detector is {' '.join(names) or 'empty'}; expected each detector once, at least one")
     if stateful := [name for name in names if "slices=" in name or "every=" in name]:
@@ -282,11 +283,11 @@ def make_inference_spec(asked: OptionValues) -> InferenceCoverageSpec:
         )
     for name in names:
         make_detector(name)
-    for text in (asked["output_flip"], *asked["bursts"]):
+    for text in (spec.output_flip, *spec.bursts):
         fault_model(text)
-    if not asked["bursts"]:
+    if not spec.bursts:
         raise UsageError("--burst is empty; expected at least one fault model, like random")
-    device = known_device(asked["device"])
+    device = known_device(spec.device)
     if device != "cpu":
         asked.given_values["device"] = device  # a command for another machine has to name it
-    return replace(asked.make_dataclass(InferenceCoverageSpec), device=device)
+    return replace(spec, device=device)

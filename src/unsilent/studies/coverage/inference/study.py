@@ -11,7 +11,7 @@ from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import Budget, EngineOptions, store_or_temporary
 from unsilent.campaigns.spec import TrialId
-from unsilent.options import OptionValues
+from unsilent.options import Asked
 from unsilent.studies.coverage.inference.analysis import InferenceCoverageResult, analyse
 from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE, InferenceCoverageStore
 from unsilent.studies.coverage.inference.scoring import check_clean_samples
@@ -77,8 +77,8 @@ def inference_coverage(
     Raises:
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
-    asked = OptionValues.from_call(INFERENCE_COVERAGE.option_classes, dict(locals()))
-    spec, execution = make_inference_spec(asked), asked.make_dataclass(EngineOptions)
+    asked = Asked.from_call(INFERENCE_COVERAGE.option_classes, dict(locals()))
+    spec, execution = make_inference_spec(asked), asked[EngineOptions]
     execution.check()
     with (
         store_or_temporary(store) as path,
@@ -86,8 +86,8 @@ def inference_coverage(
         execution.open_executor(spec, observer) as running,
     ):
         return run_inference_coverage(
-            spec, asked.make_dataclass(InferenceCoverageBudget), running, opened,
-            asked.make_dataclass(InferenceCoverageOptions), observer=observer,
+            spec, asked[InferenceCoverageBudget], running, opened,
+            asked[InferenceCoverageOptions], observer=observer,
             command=asked.command_line(
                 "coverage", InferenceCoverageBudget, InferenceCoverageSpec, InferenceCoverageOptions
             ),
