@@ -19,7 +19,8 @@ from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.options import NOT_AN_OPTION, WORKLOAD_PANEL, Option
-from unsilent.report.model import Column, Report, Section, Table, TableRow
+from unsilent.report.estimates import Estimate, machine_table, rows_across
+from unsilent.report.model import Column, Report, Section, Table
 
 
 @dataclass(frozen=True)
@@ -120,18 +121,22 @@ def analyse(store: PiStore, confidence: float = 0.95) -> Interval:
 
 def report(found: Interval) -> Report:
     """One number."""
-    table = Table((Column("what"), Column("pi", "estimate")), (TableRow(("pi", found)),))
-    headline = f"pi is {found.estimate:.3f}, by {found.n} trials"
-    return Report("unsilent/pi/1", "A toy", "Pi", headline, table, sections=(Section("Pi", "", (table,)),))
+    return _report("unsilent/pi/1", "Pi", f"pi is {found.estimate:.3f}, by {found.n} trials", {"pi": found})
 
 
 def compare(one: PiStore, other: PiStore, confidence: float = 0.95) -> Report:
     """Two of them."""
-    rows = tuple(TableRow((name, analyse(store, confidence))) for name, store in (("A", one), ("B", other)))
-    table = Table((Column("what"), Column("pi", "estimate")), rows)
-    return Report(
-        "unsilent/pi-comparison/1", "A toy", "Pi twice", "Two of pi", table, sections=(Section("Pi", "", (table,)),)
-    )
+    both = {name: analyse(store, confidence) for name, store in (("A", one), ("B", other))}
+    return _report("unsilent/pi-comparison/1", "Pi twice", "Two of pi", both)
+
+
+def _report(schema: str, title: str, headline: str, found: dict[str, Interval]) -> Report:
+    """The numbers as the table for machines, and as a table of the page."""
+    estimates = [Estimate({"what": name, "measure": "estimate of pi"}, value) for name, value in found.items()]
+    columns = (Column.text("what"), Column("estimate of pi", "estimate"))
+    table = Table.of(rows_across(estimates, "measure"), columns)
+    machine = machine_table(estimates, ("what", ""))
+    return Report(schema, "A toy", title, headline, machine, sections=(Section("Pi", "", (table,)),))
 
 
 PI = Kind(

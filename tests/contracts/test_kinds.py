@@ -225,7 +225,8 @@ def test_a_report_has_the_options_of_the_kind_and_shows_what_the_run_showed(tmp_
     )
     assert json.loads(told("report", "a.sqlite", "--json"))["results"][0]["confidence"] == 0.5
     assert f"result: {headline}\n" in told("status", "a.sqlite")
-    assert f"{headline[:-5]}\n" in told("report", "a.sqlite", "--digits", 2, "--plain")
+    two_digits = f"pi is {float(headline.removeprefix('pi is ')):.2f}"
+    assert f"{two_digits}\n" in told("report", "a.sqlite", "--digits", 2, "--plain")
     every, own = (" ".join(told("report", *words, "--help").split()) for words in ((), ("a.sqlite",)))
     assert ("--digits" in own, "--unit" in own, "--card" in own) == (True, False, False)
     assert "--digits" not in every

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from unsilent.interval import Interval
-from unsilent.render.cells import texts
+from unsilent.render.cells import cell_text, texts
 from unsilent.render.report_json import report_json
 from unsilent.render.report_terminal import render_report
 from unsilent.report.dots import hover_text
@@ -101,3 +101,8 @@ def test_texts_of_marks_say_limits_and_trials_and_hold_no_markup_of_names():
     assert hover_text(NONE, "moment") == "<b>moment</b><br>0 % [0, 31]<br>n = 10"
     assert hover_text(SHARE, "<i>x</i>", "y").startswith("<b>&lt;i&gt;x&lt;/i&gt;, y</b><br>")
     assert hover_text(Interval(None, 0.0, 1.0, 0.95, 0, ""), "x") == "<b>x</b><br>no trial"
+
+
+def test_a_share_of_no_trials_is_not_shown_as_an_interval():
+    none = Interval(None, 0.0, 1.0, 0.95, 0, "")
+    assert [cell_text(column, none) for column in (Column.share("share"), Column.points("gap"))] == ["–", "–"]

@@ -196,7 +196,7 @@ def _rank_table(ranks: Sequence[RankHistory]) -> Table:
         Column("alarms", "number"),
         Column("warnings", "number", priority=1),
         Column("health", left_aligned=True),
-        Column("monitor", "number", unit="%", scale=100, digits=".2g"),
+        Column.percent("monitor", digits=".2g"),
         Column("state", left_aligned=True, priority=2),
     )
     rows = []
