@@ -80,7 +80,12 @@ def coverage(
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
     asked = OptionValues.from_call(COVERAGE.option_classes, dict(locals()))
-    spec, execution = make_coverage_spec(asked), asked.make_dataclass(ExecutionOptions)
+    spec, budget, reading, execution = (
+        make_coverage_spec(asked),
+        asked.make_dataclass(CoverageBudget),
+        asked.make_dataclass(CoverageAnalysisOptions),
+        asked.make_dataclass(ExecutionOptions),
+    )
     execution.check()
     with (
         store_or_temporary(store) as path,
@@ -88,7 +93,7 @@ def coverage(
         execution.open_executor(spec, observer) as running,
     ):
         return run_coverage(
-            spec, asked.make_dataclass(CoverageBudget), running, opened, asked.make_dataclass(CoverageAnalysisOptions),
+            spec, budget, running, opened, reading,
             observer=observer, command=asked.command_line("coverage", CoverageBudget, CoverageSpec, CoverageAnalysisOptions),
         )  # fmt: skip
 

@@ -78,7 +78,12 @@ def inference_coverage(
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
     asked = OptionValues.from_call(INFERENCE_COVERAGE.option_classes, dict(locals()))
-    spec, execution = make_inference_spec(asked), asked.make_dataclass(EngineOptions)
+    spec, budget, reading, execution = (
+        make_inference_spec(asked),
+        asked.make_dataclass(InferenceCoverageBudget),
+        asked.make_dataclass(InferenceCoverageOptions),
+        asked.make_dataclass(EngineOptions),
+    )
     execution.check()
     with (
         store_or_temporary(store) as path,
@@ -86,8 +91,7 @@ def inference_coverage(
         execution.open_executor(spec, observer) as running,
     ):
         return run_inference_coverage(
-            spec, asked.make_dataclass(InferenceCoverageBudget), running, opened,
-            asked.make_dataclass(InferenceCoverageOptions), observer=observer,
+            spec, budget, running, opened, reading, observer=observer,
             command=asked.command_line(
                 "coverage", InferenceCoverageBudget, InferenceCoverageSpec, InferenceCoverageOptions
             ),
