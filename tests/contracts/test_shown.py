@@ -113,7 +113,7 @@ def test_a_result_is_shown_in_every_way(made, name):
     assert str(result) == repr(result)
     assert repr(result).startswith(f"<{type(result).__name__}> ")
     assert report.headline in repr(result)
-    assert len(repr(result)) < 3000
+    assert len(repr(result).splitlines()) <= 8
     with pytest.raises(UsageError, match="cannot write"):
         result.write_html("no/such.html")
 
@@ -214,10 +214,10 @@ WRONG = {
             {"faults_as": "alfi"}, {"exhaustive": True, "trials": 3}, {"ci": 0.1, "shard": "1/2"}, {"at": "no"},
             {"fault": "no"}, {"fault": "bitflip:count=2", "flips": 3}, {"exhaustive": True, "law": "per-tensor"},
             {"samples": 2, "unit": "batch"}, {"rel": "0.1%", "trials": 3}, {"workload": "tiny.py:no"}],
-    "training": [{"phase": "no"}, {"layer": "no"}, {"per": "no"}, {"moment": "no"}, {"steps": 0}, {"horizon": 0},
-                 {"replicas": 2}, {"noise": "control"}, {"noise": "init"}, {"threshold": {"no": 1}}, {"margin": 2},
-                 {"fault": "no"}, {"per": "tensor", "phase": "fwd"}, {"accelerator": "no"}, {"value": "no"}, {"fault": "0*RD"}, {"seed": -1},
-                 {"per": "tensor", "fault": "RD"}, {"margin": 0.1}, {"moment": "update"}, {"init": -1}],
+    "training": [{"phase": "no"}, {"layer": "no"}, {"per": "no"}, {"moment": "no"}, {"steps": 0}, {"horizon": 0}, {"init": -1},
+                 {"replicas": 2}, {"noise": "control"}, {"noise": "init"}, {"threshold": {"no": 1}}, {"margin": 2}, {"seed": -1},
+                 {"fault": "no"}, {"per": "tensor", "phase": "fwd"}, {"accelerator": "no"}, {"value": "no"}, {"fault": "0*RD"},
+                 {"per": "tensor", "fault": "RD"}, {"margin": 0.1}, {"moment": "update"}],
     "noise": [{"replicas": 0}, {"variants": "no"}, {"switch": "no"}, {"level": 0.001}, {"every": 0}, {"steps": 0}],
     "coverage": [{"only": "no"}, {"follow": 0}, {"tries": 0}, {"steps": 0}, {"clean_runs": -1}, {"clean_steps": 0}, {"rate": 2},
                  {"sampling": 0}, {"value_sampling": 0}, {"update_sampling": 0}, {"fault": "no"}, {"phase": "no"},
