@@ -35,6 +35,8 @@ MODULES = {
     "unsilent.replicas.floors": "Runs compared with a noise floor.",
     "unsilent.statistics.floor": "The test against a noise floor.",
     "unsilent.statistics.null_distribution": "What the test compares.",
+    "unsilent.report.shown": "What every result inherits.",
+    "unsilent.campaigns.campaign_result": "What results of campaigns inherit.",
     "unsilent.placement": "Placements of parallelism axes, and reduction programs.",
 }
 NAMES = {
@@ -45,6 +47,8 @@ NAMES = {
     "unsilent.sites.training.step_survey": ["StepSurvey"],
     "unsilent.workloads.trainings": ["Training", "Seeds"],
     "unsilent.replicas.floors": ["Floor"],
+    "unsilent.report.shown": ["Shown"],
+    "unsilent.campaigns.campaign_result": ["CampaignResult"],
     "unsilent.statistics.floor": ["noise_verdict", "noise_verdicts"],
     "unsilent.statistics.null_distribution": ["Measure", "RunComparison", "NullDistribution"],
 }

@@ -12,7 +12,7 @@ from unsilent.errors import UnsilentError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_OPTION = re.compile(r"(?<![\w'\"-])--([a-z]+(?:-[a-z]+)*)(?: (?=[\d'\"A-Z]|\w+:))?")
+_OPTION = re.compile(r"(?<![\w'\"-])--([a-z]+(?:-[a-z]+)*)(?: (?=[\d'\"A-Z]|\w+:\w))?")
 """An option, with the blank before a value; a lower-case word after it is the sentence."""
 RENAMED = {"with": "options"}
 """Options whose names are keywords in Python."""

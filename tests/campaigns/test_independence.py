@@ -259,4 +259,4 @@ def test_everything_of_this_type_is_accepted():
     result = unsilent.pvf(workload, trials=3, flips=4, fault=unsilent.fault_model("bitflip"))
     assert [r.flips for r in result.rows if r.level == "model"] == [4]
     assert result.command == "unsilent.pvf(workload, trials=3, flips=[4], seed=0)"
-    assert len(str(result).splitlines()) == 4
+    assert result.report().headline in str(result)

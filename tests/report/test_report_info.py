@@ -238,7 +238,7 @@ def test_faults_in_a_run_are_not_called_parameters(result, row, at, where):
     assert told.startswith(f"A random single-bit flip {where} makes the output of a batch wrong")
     assert found.measure == "P(incorrect)"
     assert fit_rows(found, 1e-4) == ()
-    for text in (str(found), render_html(found, fit_per_bit=1e-4).partition('id="figure-data"')[0]):
+    for text in (repr(found), render_html(found, fit_per_bit=1e-4).partition('id="figure-data"')[0]):
         assert "PVF" not in text
         assert "arameter vulnerability" not in text
         assert "P(incorrect)" in text

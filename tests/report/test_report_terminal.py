@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from report.showing import render_html, text_of
+from report.showing import render_html, report_of, text_of
 from report.test_report_html import Page
 from unsilent.errors import UsageError
+from unsilent.render.report_terminal import report_as_preformatted_html
 from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON
 from unsilent.studies.pvf.records import MOST_LAYERS_SHOWN
 
@@ -206,3 +207,11 @@ def test_eighty_columns_fold_names_where_they_part(result, row):
     assert "conv/v1" in text
     assert "self_attention." in text
     assert "[12.30, 12.40]" in text
+
+
+def test_names_are_escaped_in_a_notebook(hostile, result, row):
+    for found in (hostile, result([row("<script>alert(1)</script>"), row("<img src=x>")])):
+        shown = report_as_preformatted_html(report_of(found))
+        assert shown.startswith("<pre ")
+        assert not any(mark in shown for mark in ("<script", "<img", "<a "))
+        assert "&lt;script&gt;" in shown

@@ -59,6 +59,7 @@ class InlineExecutor(Closing):
             while chunk := list(islice(waiting, self.runner.max_trials_together)):
                 for row in self._chunk(chunk):
                     held.append(row)
+                    self._observer.trial(row)
                     if not self.runner.unverified_row_count:
                         ready, held = held, []
                         yield ready

@@ -10,8 +10,8 @@ from typing import Any
 from unsilent.report.model import Report
 from unsilent.report.text import escape_unprintable
 
-MOST_LINES = 6
-"""Numbers and findings that the text of a result has, of each."""
+MOST_NUMBERS = 6
+"""That the text of a result has besides its headline."""
 
 
 class Shown(ABC):
@@ -47,6 +47,6 @@ class Shown(ABC):
 
     def __repr__(self) -> str:
         report = self.report()
-        numbers = [f"{term}: {text}{small and f' ({small})'}" for term, text, small in report.numbers[:MOST_LINES]]
-        lines = [report.title, report.headline, *report.findings[:MOST_LINES], *numbers]
+        numbers = [f"{term}: {text}{small and f' ({small})'}" for term, text, small in report.numbers[:MOST_NUMBERS]]
+        lines = [report.title, report.headline, *numbers]
         return f"<{type(self).__name__}> " + "\n  ".join(map(escape_unprintable, lines))

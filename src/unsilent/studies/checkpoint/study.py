@@ -73,7 +73,12 @@ def checkpoint_study(
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
     asked = Asked.from_call(CHECKPOINT_STUDY.option_classes, dict(locals()))
-    spec, execution = make_checkpoint_spec(asked), asked[ExecutionOptions]
+    spec, budget, reading, execution = (
+        make_checkpoint_spec(asked),
+        asked[Budget],
+        asked[CheckpointAnalysisOptions],
+        asked[ExecutionOptions],
+    )
     execution.check()
     with (
         store_or_temporary(store) as path,
@@ -83,8 +88,7 @@ def checkpoint_study(
         floors = measure_floors(spec, replicas, fault_free, jobs, observer)
         with execution.open_executor(spec, observer) as running:
             return run_study(
-                spec, asked[Budget], running, opened, floors,
-                asked[CheckpointAnalysisOptions], observer=observer,
+                spec, budget, running, opened, floors, reading, observer=observer,
                 command=asked.command_line(
                     "checkpoint study", Budget, CheckpointSpec, CheckpointAnalysisOptions, FloorOptions
                 ),

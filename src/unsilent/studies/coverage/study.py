@@ -79,7 +79,12 @@ def coverage(
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
     asked = Asked.from_call(COVERAGE.option_classes, dict(locals()))
-    spec, execution = make_coverage_spec(asked), asked[ExecutionOptions]
+    spec, budget, reading, execution = (
+        make_coverage_spec(asked),
+        asked[CoverageBudget],
+        asked[CoverageAnalysisOptions],
+        asked[ExecutionOptions],
+    )
     execution.check()
     with (
         store_or_temporary(store) as path,
@@ -87,7 +92,7 @@ def coverage(
         execution.open_executor(spec, observer) as running,
     ):
         return run_coverage(
-            spec, asked[CoverageBudget], running, opened, asked[CoverageAnalysisOptions],
+            spec, budget, running, opened, reading,
             observer=observer, command=asked.command_line("coverage", CoverageBudget, CoverageSpec, CoverageAnalysisOptions),
         )  # fmt: skip
 

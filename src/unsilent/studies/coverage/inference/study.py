@@ -78,7 +78,12 @@ def inference_coverage(
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
     asked = Asked.from_call(INFERENCE_COVERAGE.option_classes, dict(locals()))
-    spec, execution = make_inference_spec(asked), asked[EngineOptions]
+    spec, budget, reading, execution = (
+        make_inference_spec(asked),
+        asked[InferenceCoverageBudget],
+        asked[InferenceCoverageOptions],
+        asked[EngineOptions],
+    )
     execution.check()
     with (
         store_or_temporary(store) as path,
@@ -86,10 +91,9 @@ def inference_coverage(
         execution.open_executor(spec, observer) as running,
     ):
         return run_inference_coverage(
-            spec, asked[InferenceCoverageBudget], running, opened,
-            asked[InferenceCoverageOptions], observer=observer,
+            spec, budget, running, opened, reading, observer=observer,
             command=asked.command_line(
-                "coverage", InferenceCoverageBudget, InferenceCoverageSpec, InferenceCoverageOptions
+                "inference-coverage", InferenceCoverageBudget, InferenceCoverageSpec, InferenceCoverageOptions
             ),
         )  # fmt: skip
 
