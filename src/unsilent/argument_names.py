@@ -25,10 +25,11 @@ def names_arguments(function: Callable[P, T]) -> Callable[P, T]:
     a command that the error advises.
     """
     known = inspect.signature(function).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
 
     def argument(match: re.Match[str]) -> str:
         name = RENAMED.get(match[1], match[1].replace("-", "_"))
-        return f"{name}=" if name in known else match[0]
+        return f"{name}=" if takes_any or name in known else match[0]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -177,6 +177,8 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path, monkeypatch):
 
 def test_options_of_a_report_are_those_of_its_kind(made):
     assert "FIT" in str(made("pvf").report(fit_per_bit=1e-4).sections)
+    with pytest.raises(UsageError, match="^fit_per_bit= is -1; expected a rate of 0 or more"):
+        made("pvf").report(fit_per_bit=-1)
     with pytest.raises(TypeError, match="fit_per_bit"):
         made("noise").report(fit_per_bit=1e-4)
 

@@ -642,6 +642,7 @@ def test_options_are_those_of_the_command_line():
         ({"sampling": 1.5}, "sampling is 1.5; expected auto, or fixed:R"),
         ({"rules": "nonfinite"}, "unknown option of a monitor 'rules'; did you mean 'rule'?"),
         ({"settings": MonitorSettings(), "mode": "strict"}, "settings and mode were both given"),
+        ({"on_alarm": "save"}, "on-alarm is 'save', but there is no folder for the states; give save-to"),
         ({"save_to": "states"}, "save-to is given, but on-alarm is 'log'"),
     ],
 )

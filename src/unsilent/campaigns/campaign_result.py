@@ -6,6 +6,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unsilent.argument_names import names_arguments
 from unsilent.errors import UsageError
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
@@ -31,6 +32,7 @@ class CampaignResult(Shown):
     def kind(self) -> Kind[Any, Any, Any]:
         """Of the campaign."""
 
+    @names_arguments
     def report(self, *args: Any, **options: Any) -> Report:
         """What is shown of the result; ``options``: fields of the kind's ``report_options``, as ``fit_per_bit`` of `pvf`."""
         return self.kind.report(self, *args, **options)

@@ -158,7 +158,7 @@ class MonitorSettings:
         if self.metrics_port is not None:
             check_count("metrics-port", self.metrics_port, 0, 65535)
         if self.on_alarm == "save" and self.save_to is None:
-            raise UsageError("on-alarm is 'save', but there is no folder for the states; give --save-to")
+            raise UsageError("on-alarm is 'save', but there is no folder for the states; give save-to")
         if self.on_alarm != "save" and self.save_to is not None:
             raise UsageError(
                 f"save-to is given, but on-alarm is {self.on_alarm!r}, which saves nothing; use save, or leave save-to out"
