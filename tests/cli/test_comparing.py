@@ -145,6 +145,13 @@ def test_bad_words(stores, monkeypatch, capsys, words, said):
     assert not (stores / "c.json").exists()
 
 
+def test_a_store_is_no_checkpoint(stores, monkeypatch, capsys):
+    monkeypatch.chdir(stores)
+    assert "a.sqlite is the store of a campaign; use unsilent report a.sqlite" in refused(
+        capsys, "checkpoint", "inspect", "a.sqlite"
+    )
+
+
 def test_a_card_goes_round(stores, tmp_path):
     done = in_process("report", "a.sqlite", "--card", "-o", tmp_path / "a.json", cwd=stores)
     assert done.returncode == 0, done.stderr

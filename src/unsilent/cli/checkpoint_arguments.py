@@ -49,7 +49,9 @@ def opened(path: Path) -> Iterator[Any]:
     """A checkpoint; the error of one that cannot be read says so where an edit of it was interrupted."""
     from unsilent.checkpoints.checkpoint import Checkpoint
     from unsilent.checkpoints.editing import refuse_interrupted
+    from unsilent.cli.file_sorts import refuse_other_files
 
+    refuse_other_files(path, {"store": f"unsilent report {path}, or unsilent diff for two of them"})
     try:
         with Checkpoint(path) as checkpoint:
             yield checkpoint
