@@ -144,8 +144,9 @@ def check(command: str, shown: list[str], where: str) -> None:
 
 
 def known_options() -> dict[str, set[str]]:
-    """Options of all verbs, with the study that a how-to explains among them."""
+    """Options of all verbs, with the study and the system that pages explain how to write among them."""
     from contracts.pi import PI
+    from contracts.toy_system import COMMAND
     from unsilent.campaigns.options import AnalysisOptions
     from unsilent.cli.campaign import CampaignVerb
     from unsilent.cli.replay import TraceOptions
@@ -158,7 +159,7 @@ def known_options() -> dict[str, set[str]]:
     further: dict[str, list[type]] = {
         "report": [*of_stores, CardOptions], "diff": [*of_stores, AnalysisOptions], "replay": [TraceOptions]
     }  # fmt: skip
-    commands = [*map(load_command, COMMANDS), CampaignVerb(PI).command]
+    commands = [*map(load_command, COMMANDS), CampaignVerb(PI).command, COMMAND]
     return {
         command.name: {"--help"} | {
             flag
