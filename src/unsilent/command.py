@@ -1,17 +1,17 @@
 """A verb of the command line, as the folder that implements it describes it: its options, what it does, and what it shows.
 
-`cli.table` lists all of them by name. The same record makes a function for Python (`Command.call`).
+`cli.table` lists all of them by name. The same record makes a function for Python (`Command.function`).
 """
 
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+from unsilent.argument_names import names_arguments
 from unsilent.options import OUTPUT_PANEL, Asked, Option, OptionField, options_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MEASURE, WATCH, AFTER_ALARM, EXPLAIN, FILES, RESULTS, LISTS = GROUPS = (
 
 
 class Result(Protocol):
-    """What a command with a report returns."""
+    """What a command with a report returns; its ``exit_code``, where it has one, becomes that of the command."""
 
     def report(self) -> Report:
         """What is said of it."""
@@ -95,17 +95,20 @@ class Command:
         shown = (PageOptions, DisplayOptions, ConfigOptions) if self.has_report else ()
         return *self.option_classes, *further, *shown, *((ProgressOptions,) if self.is_long else ())
 
-    def call(self, *, observer: Any = None, **arguments: Any) -> Any:
-        """What ``run`` returns for arguments in Python, by the names of the options; raises ``UsageError``."""
-        asked = Asked.from_call(self.option_classes, arguments)
-        asked.observer = observer
-        return self.run(asked)
+    def call(self, **arguments: Any) -> Any:
+        """What `function` returns for these arguments."""
+        return self.function()(**arguments)
 
     def function(self) -> Callable[..., Any]:
-        """`call` as a function with the options of the command as keyword arguments, and its help as docstring."""
+        """``run`` as a function with the options of the command as keyword arguments, and its help as docstring.
+
+        Its errors name arguments where those of the command name options.
+        """
 
         def function(**arguments: Any) -> Any:
-            return self.call(**signature.bind(**arguments).arguments)
+            asked = Asked.from_call(self.option_classes, signature.bind(**arguments).arguments)
+            asked.observer = arguments.get("observer")
+            return self.run(asked)
 
         options = options_of(*self.option_classes).values()
         parameters = [_parameter(option) for option in options]
@@ -113,13 +116,15 @@ class Command:
             parameters.append(inspect.Parameter("observer", inspect.Parameter.KEYWORD_ONLY, default=None))
         signature = inspect.Signature(parameters)
         function.__name__ = function.__qualname__ = self.name.replace(" ", "_").replace("-", "_")
+        function.__module__ = self.run.__module__
         lines = [f"    {one.python_name}: {one.option.help}" for one in options]
         function.__doc__ = "\n".join([self.help.strip(), "", "Args:", *lines])
         function.__signature__ = signature  # type: ignore[attr-defined]
-        return function
+        return names_arguments(function)
 
 
 def _parameter(option: OptionField) -> inspect.Parameter:
     default = inspect.Parameter.empty if option.option.missing_error else option.default
-    hint = typing.get_args(option.hint)[0] if typing.get_origin(option.hint) is Annotated else option.hint
-    return inspect.Parameter(option.python_name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+    return inspect.Parameter(
+        option.python_name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option.hint
+    )

@@ -14,10 +14,14 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from unsilent.command import Command
 
 ROOT = Path(__file__).parents[2]
 EVERY = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
@@ -38,6 +42,8 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _NUMBER = re.compile(r"[-+−]?\d(?:[\d,.]*\d)?(?:e[-+]?\d+)?")
+OTHERS = {"--target", "--allowNaNValues", "--saveInjectionSequence"}
+"""Options of other programs that pages name: of pip and of hdf5_corrupter."""
 SHELL = 'unsilent() { "$PYTHON" -m unsilent "$@"; }\npython() { "$PYTHON" "$@"; }\n'
 
 
@@ -143,51 +149,88 @@ def check(command: str, shown: list[str], where: str) -> None:
 # -- commands of all pages, also of those that are not run ---------------------------------------------------------------
 
 
-def known_options() -> dict[str, set[str]]:
-    """Options of all verbs, with the study that a how-to explains among them."""
+def known_commands() -> dict[str, Command]:
+    """All commands, with the study and the system that pages explain how to write among them, and with options for any store."""
     from contracts.pi import PI
+    from contracts.toy_system import COMMAND
     from unsilent.campaigns.options import AnalysisOptions
     from unsilent.cli.campaign import CampaignVerb
     from unsilent.cli.replay import TraceOptions
     from unsilent.cli.report import CardOptions
     from unsilent.cli.table import COMMANDS, load_command
-    from unsilent.options import options_of
     from unsilent.studies.campaign_kinds import KINDS
 
     of_stores = [cls for kind in KINDS for cls in (kind.analysis_options, kind.report_options)]
     further: dict[str, list[type]] = {
         "report": [*of_stores, CardOptions], "diff": [*of_stores, AnalysisOptions], "replay": [TraceOptions]
     }  # fmt: skip
-    commands = [*map(load_command, COMMANDS), CampaignVerb(PI).command]
+    commands = [*map(load_command, COMMANDS), CampaignVerb(PI).command, COMMAND]
     return {
-        command.name: {"--help"} | {
+        command.name: replace(
+            command, option_classes=(*command.option_classes, *further.get(command.name, ())), options_by_arguments=None
+        )
+        for command in commands
+    }
+
+
+def known_options() -> dict[str, set[str]]:
+    """Options of all commands."""
+    from unsilent.options import options_of
+
+    return {
+        name: {"--help"} | {
             flag
-            for option in options_of(*command.all_option_classes(), *further.get(command.name, ())).values()
+            for option in options_of(*command.all_option_classes()).values()
             for flag in (option.flag, f"-{option.option.short_flag}")
         }
-        for command in commands
+        for name, command in known_commands().items()
     }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def options():
-    return known_options()
+def commands():
+    return known_commands()
 
 
-@pytest.mark.parametrize("page", EVERY)
-def test_every_verb_and_option_that_is_named_exists(page, options):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    commands = [c for block in blocks(page) if block.language == "console" for c, _ in block.commands]
-    commands += [code for code in re.findall(r"`(unsilent [^`]+)`", text) if "\n" not in code]
-    for command in commands:
-        for part in re.split(r"[|;&]", command.partition("<(")[0]):
-            words = shlex.split(part, comments=True)
-            if words[:1] != ["unsilent"] or len(words) < 2 or not words[1].isalpha() or words[1].isupper():
+@pytest.mark.parametrize("page", [*EVERY, "CHANGELOG.md"])
+def test_every_command_that_is_named_can_be_parsed(page, commands):
+    text = (ROOT / page).read_text(encoding="utf-8").partition("### Changed")[0]  # what there was before
+    named = [c for block in blocks(page) if block.language == "console" for c, _ in block.commands]
+    named += [code for code in re.findall(r"`(unsilent [^`]+)`", text) if "\n" not in code]
+    for line in named:
+        for part in re.split(r"[|;&]", line.partition("<(")[0]):
+            words = shlex.split(part.partition(">")[0], comments=True)
+            if words[:1] != ["unsilent"] or len(words) < 2 or not re.fullmatch(r"[a-z][a-z-]*", words[1]):
                 continue
-            verb = " ".join(words[1:3]) if " ".join(words[1:3]) in options else words[1]
-            if any(name.startswith(f"{verb} ") for name in options) and verb not in options:
-                continue  # several verbs by their first word
-            assert verb in options, f"{page}: {command}"
-            own = words[: words.index("--")] if "--" in words else words
-            named = {word.partition("=")[0] for word in own if re.match(r"--?[a-z]", word)}
-            assert named <= options[verb], f"{page}: {command}: {named - options[verb]}"
+            name = " ".join(words[1:3]) if " ".join(words[1:3]) in commands else words[1]
+            if any(known.startswith(f"{name} ") for known in commands) and name not in commands:
+                continue  # several commands by their first word
+            assert name in commands, f"{page}: {line}"
+            error = parsing_error(commands[name], words[1 + len(name.split()) :])
+            assert not error, f"{page}: {line}: {error}"
+
+
+@pytest.mark.parametrize("page", [page for page in EVERY if "evidence/" not in page])
+def test_every_option_that_is_named_alone_exists(page):
+    """Pages of evidence name options of benchmarks as well."""
+    known = set().union(*known_options().values()) | OTHERS
+    text = (ROOT / page).read_text(encoding="utf-8")
+    alone = re.findall(r"(?<!`)`(--[^`\n]+)`(?!`)", text)
+    assert {word for code in alone for word in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)} <= known
+
+
+def parsing_error(command: Command, words: list[str]) -> str:
+    """What the command line says of words that it does not understand; empty where it does."""
+    import typer
+
+    from unsilent.cli.typer_options import make_command_app
+
+    own, script = command.split_script(words) if command.split_script else (words, ())
+    if "--help" in own:
+        return ""
+    try:
+        typer.main.get_command(make_command_app(command, own)).make_context(command.name, list(own), obj=script)
+    except typer.BadParameter.__mro__[2] as error:  # of typer's own click, or of the installed one
+        text = str(error.format_message())
+        return "" if text.endswith("requires an argument.") else text  # prose names an option without its value
+    return ""

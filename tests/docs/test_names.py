@@ -159,3 +159,16 @@ def test_a_name_that_does_not_exist_is_found(name, lacking):
 
 def test_a_keyword_that_does_not_exist_is_found():
     assert [*unknown_keywords("unsilent.Workload(…, clean=…, labeled=True)")] == ["unsilent.Workload(labeled=)"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_every_system_is_named_where_readers_begin(page):
+    """By the first word of its commands; what shows and lists things is no system."""
+    from unsilent.cli.table import COMMANDS, load_command
+    from unsilent.command import AFTER_ALARM, EXPLAIN, MEASURE, WATCH
+
+    named = set(re.findall(r"`unsilent[ .](\w+)", (ROOT / page).read_text(encoding="utf-8")))
+    groups = {name: load_command(name).group for name in COMMANDS}
+    systems = {re.split(r"[ -]", name)[0] for name in groups if groups[name] in (MEASURE, WATCH, AFTER_ALARM, EXPLAIN)}
+    systems = systems - {"profile"} | {"protect"}  # a profile is what protect needs
+    assert systems <= named

@@ -550,7 +550,7 @@ FEW = ("--profile-samples", 100, "--clean-samples", 400, "--rate", 0.05)
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_line(folder, words, said):
-    done = in_process("coverage", *words, "--quiet", cwd=folder)
+    done = in_process("inference-coverage", *words, "--quiet", cwd=folder)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert said in done.stderr
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from unsilent.errors import UsageError, UserCodeError
-from unsilent.workloads import Workload, load, load_training
+from unsilent.workloads import Workload, load_training
+from unsilent.workloads.registry import load
 
 GOOD = """
 import torch

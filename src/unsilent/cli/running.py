@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[
     from unsilent.report.model import Report
 
     report = result if isinstance(result, Report) else result.report()
+    if not report.repeat_command:
+        report = replace(report, repeat_command=asked.command_line(command.name, *command.option_classes))
     show_report(report, page, display.as_json, display.plain)
     return int(getattr(result, "exit_code", 0))
 

@@ -19,8 +19,14 @@ def report_json(report: Report) -> dict[str, Any]:
     """The object that ``--json`` prints; limits that nothing bounds are null."""
     rows = [row for row in report.estimates.rows if not any(map(_is_counted, row.cells))]
     results = [row_object(report.estimates, row) for row in rows]
+    further = report.further_json
     plain = as_json_values(
-        {"schema": report.schema, **report.further_json, "results": report.further_json.get("results", results)}
+        {
+            "schema": report.schema,
+            "command": report.repeat_command,
+            **further,
+            "results": further.get("results", results),
+        }
     )
     assert isinstance(plain, dict)
     return plain

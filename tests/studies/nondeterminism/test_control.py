@@ -281,7 +281,9 @@ def test_what_was_found_is_shown_when_the_search_is_interrupted(made_up, capsys:
     assert made_up(at=6, as_json=True, quiet=True) == 130
     said = capsys.readouterr()
     assert said.err == ""
-    results = json.loads(said.out)["results"]
+    printed = json.loads(said.out)
+    assert printed["command"] == "explain"
+    results = printed["results"]
     assert (results["interrupted"], results["agreed"], results["unexplained"]["step"]) == (True, False, 1)
     assert [f["source"] for f in results["findings"]] == ["clock"]
 

@@ -67,7 +67,7 @@ def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequ
         sections=tuple(sections),
         notes=tuple(_notes(searched)) if searched else (),
         further_json={
-            "command": "noise",
+            "command": "explain",
             "spec": spec | {"arguments": list(arguments)},
             "seed": None,
             "seconds": result.seconds,
