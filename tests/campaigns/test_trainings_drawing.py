@@ -16,7 +16,6 @@ from unsilent.faults import Region
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.hardware.presets import PRESETS
 from unsilent.studies.training.fault_sampler import FaultSampler
-from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES, handcrafted
 from unsilent.studies.training.spec import EarlyEndRule, TrainingSpec
 
 STEPS, DRAWS = 24, 3000
@@ -278,30 +277,3 @@ def test_a_target_that_is_not_there(sampler):
         sampler().draw("c", trial(0, "param:fc"))
     with pytest.raises(UsageError, match="unknown target 'random'"):
         sampler(per="layer").draw("c", trial(0))
-
-
-# -- by hand ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", EXAMPLE_CANDIDATES)
-def test_every_candidate_made_by_hand_names_what_is_there(runner, kind):
-    sites = {region.site for region in runner.sampler.regions}
-    found = [
-        handcrafted(runner.golden, runner.sampler, kind, number) for number in range(len(EXAMPLE_CANDIDATES[kind]))
-    ]
-    for one, (share, what, _, model) in zip(found, EXAMPLE_CANDIDATES[kind], strict=True):
-        (fault,) = one.faults
-        assert fault.site == one.injection.site
-        assert fault.site in sites
-        assert one.injection.model == model
-        assert one.injection.step == min(STEPS - 1, int(share * STEPS))
-        assert what == ("param" if fault.site.startswith("param:") else fault.site.split("/")[1])
-    assert found == [runner.draw(trial(k, f"made:{kind}")) for k in range(len(found))]
-
-
-def test_candidates_that_are_not_there(runner):
-    with pytest.raises(UsageError, match="unknown class of outcomes 'slow'; did you mean 'slow-degrade'"):
-        handcrafted(runner.golden, runner.sampler, "slow", 0)
-    for number in (-1, 10**6):
-        with pytest.raises(UsageError, match=r"there are \d+ faults made by hand for low-test, numbered from 0"):
-            handcrafted(runner.golden, runner.sampler, "low-test", number)

@@ -51,13 +51,13 @@ NESTED = "[" * 100_000 + "]" * 100_000
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Spec, description and store of a small campaign, with rows under the guard and one made by hand."""
+    """Spec, description and store of a small campaign, with a row under the guard."""
     folder = tmp_path_factory.mktemp("store")
     spec = TrainingSpec(write_loop(folder), (("steps", str(STEPS)),), faults=(("RD", 1.0), ("bitflip", 1.0)))
     with running(spec) as runner, TrainingStore(folder / "s.sqlite", write=True) as store:
         executor = Here(runner)
         run_campaign(spec, Budget(TRIALS), executor, store, command="unsilent training …")
-        more = [TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)]
+        more = [TrialId("guarded:random", None, 0)]
         run_trials(more, executor, store)
         store_noise_floors(store, FLOORS)
         found = runner.establish_baseline()
@@ -113,7 +113,7 @@ def curve(count, columns=None):
 @st.composite
 def some_row(draw, k):
     step = draw(st.integers(0, STEPS - 1))
-    target = draw(st.sampled_from(["random", "guarded:random", "made:low-test", "guarded:made:low-test"]))
+    target = draw(st.sampled_from(["random", "guarded:random"]))
     followed = ("end", "same-bits", "not-finite", "horizon")
     kinds = ("recovered", "missed", "stopped") if target.startswith("guarded") else followed
     reason = draw(st.sampled_from((*kinds, "raised", "crash", "hang")))
@@ -278,7 +278,6 @@ def test_a_wrong_cell_is_refused_in_one_line(ran, tmp_path, column, names):
         "UPDATE trial SET history_magnitudes = x'' WHERE end_reason = 'end'",
         "UPDATE trial SET steps_run = 1000000 WHERE target LIKE 'guarded%'",
         "UPDATE trial SET target = 'guarded:evil' WHERE target LIKE 'guarded%'",
-        "UPDATE trial SET target = 'made:evil' WHERE target LIKE 'made%'",
         "UPDATE trial SET target = 'guarded:guarded:random' WHERE target LIKE 'guarded%'",
         "CREATE VIEW other AS SELECT 1",
         "CREATE TRIGGER t AFTER INSERT ON trial BEGIN SELECT 1; END",

@@ -179,7 +179,7 @@ def hostile():
     return result(
         workload=names[0], command=names[1], store=names[2], optimizers=tuple(names), notes=tuple(names),
         groups={name: tuple(group(other, counts) for other in names) for name in ("layer", "phase", "fault model", names[0])},
-        curves=tuple(curve(trial=name, trial_description=name, is_handcrafted=True) for name in names),
+        curves=tuple(curve(trial=name, trial_description=name) for name in names),
         points=tuple(ConditionPoint(name, "low-test", (1.0, math.inf, 5.0)) for name in names),
         parts=tuple(TrainingPvfRow(name, name, name, 1, 10, 1, *[clopper_pearson(1, 10)] * 2) for name in names),
         contrasts=(replace(contrast(), first=names[0], second=names[1], name=names[2]),),

@@ -593,7 +593,7 @@ def test_shards_are_merged_into_the_whole(campaign, folder, tmp_path):
 def test_a_campaign_of_a_built_in_workload(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     asked = [
-        "coverage",
+        "inference-coverage",
         "digits-cnn",
         "--quiet",
         "--json",

@@ -1,8 +1,7 @@
-"""The study of faulty training runs as a whole, in this process: floor, campaigns that go on, guard, examples, training PVF."""
+"""The study of faulty training runs as a whole, in this process: floor, campaigns that go on, guard, training PVF."""
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sqlite3
 from contextlib import closing
@@ -21,11 +20,10 @@ from unsilent.replicas import Replica, ReplicaStore, Switches
 from unsilent.replicas import noise_floors as floor_module
 from unsilent.replicas.noise_floors import SEEDS, WINDOW, NoiseFloorTest, check_twin, run_noise_floors
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.judging import SLACK, TrainingJudge, horizon_from_floor, replica_spec
 from unsilent.studies.training.kind import TrainingStore
-from unsilent.studies.training.spec import GUARDED_PREFIX, HANDCRAFTED_PREFIX, TrainingSpec
-from unsilent.studies.training.study import TrainingAnalysisOptions, read_training, replay_example, run_training
+from unsilent.studies.training.spec import GUARDED_PREFIX, TrainingSpec
+from unsilent.studies.training.study import TrainingAnalysisOptions, read_training, run_training
 
 pytestmark = pytest.mark.slow
 
@@ -228,7 +226,7 @@ def test_curves_are_those_of_their_trials(done):
     with TrainingStore(path) as store:
         for curve in result.curves:
             row = store.row(TrialId.parse(curve.trial))
-            assert (curve.step, curve.is_handcrafted) == (row.injection.step, False)
+            assert curve.step == row.injection.step
             golden = np.array(store.baseline.losses)[row.injection.step + row.steps_run :]
             rest = golden if row.end_reason == "same-bits" else []
             expected = [None if not np.isfinite(x) else x for x in [*row.losses.tolist(), *rest]]
@@ -326,49 +324,7 @@ def test_training_pvf_counts_failures_of_each_part(spec, floors, tmp_path):
     assert result.n == 4 * len(result.parts)
 
 
-# -- examples -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_example_of_the_campaign_comes_again_bit_for_bit(done, here, tmp_path):
-    with TrainingStore(done[0], write=True) as store:
-        found = replay_example("masked", here, store, TrainingAnalysisOptions())
-        assert found.is_identical
-        assert (found.further_json["made_by_hand"], found.further_json["tried"]) == (False, 0)
-        assert found.further_json["class"].startswith("masked")
-        row = next(r for r in store.rows() if r.trial == found.stored_row.trial)
-        assert found.replayed_row.reproducible_values() == row.reproducible_values()
-
-
-def test_an_example_that_the_campaign_lacks_is_made_by_hand(spec, floors, tmp_path):
-    calm = replace(spec, faults=(("scale:factor=1", 1.0),))
-    with running(calm) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        executor = Here(runner)
-        run_training(calm, Budget(3), executor, store, floors, TrainingAnalysisOptions())
-        found = replay_example("immediate-nan", executor, store, TrainingAnalysisOptions())
-        assert (found.is_identical, found.further_json["made_by_hand"], found.further_json["class"]) == (
-            True,
-            True,
-            "immediate-nan",
-        )
-        assert found.stored_row.trial.target == f"{HANDCRAFTED_PREFIX}immediate-nan"
-        tries = len([t for t in store.stored_trial_ids() if t.target.startswith(HANDCRAFTED_PREFIX)])
-        assert tries == found.further_json["tried"]
-        ran = len(executor.ran)
-        assert replay_example("immediate-nan", executor, store, TrainingAnalysisOptions()).is_identical
-        assert len(executor.ran) == ran + 1  # those tried before are stored
-        result = read_training(store, TrainingAnalysisOptions())
-        assert result.n == 3  # not of the campaign
-        assert [c.is_handcrafted for c in result.curves if c.outcome == "immediate-nan"] == [True]
-
-
-def test_a_class_that_never_comes_is_said(spec, floors, tmp_path, monkeypatch):
-    calm = replace(spec, faults=(("scale:factor=1", 1.0),))
-    monkeypatch.setitem(EXAMPLE_CANDIDATES, "low-test", tuple(itertools.islice(EXAMPLE_CANDIDATES["masked"], 3)))
-    with running(calm) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        executor = Here(runner)
-        run_training(calm, Budget(2), executor, store, floors, TrainingAnalysisOptions())
-        with pytest.raises(UsageError, match="no trial of .* ends in low-test, and none of 3 faults made by hand does"):
-            replay_example("low-test", executor, store, TrainingAnalysisOptions())
+# -- replay -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_trial_of_another_campaign_is_not_run_again(done, spec, tmp_path):

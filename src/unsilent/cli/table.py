@@ -10,6 +10,7 @@ from unsilent.command import MEASURE, Command
 COMMANDS = {
     "pvf": "unsilent.cli.pvf:COMMAND",
     "training": "unsilent.cli.training:COMMAND",
+    "training-example": "unsilent.cli.training_example:COMMAND",
     "noise": "unsilent.cli.noise:COMMAND",
     "coverage": "unsilent.cli.coverage:TRAINING_COMMAND",
     "inference-coverage": "unsilent.cli.coverage:INFERENCE_COMMAND",

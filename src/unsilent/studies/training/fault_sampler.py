@@ -17,7 +17,7 @@ import numpy as np
 
 from unsilent.campaigns.spec import TrialId, trial_seed
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.faults import Region, fault_model
+from unsilent.faults import Fault, Region, fault_model
 from unsilent.faults.hardware.accelerator import WeightedPreset
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.hardware.presets import CORRUPTED_PHASES, PRESETS, Preset
@@ -38,7 +38,7 @@ class SampledFault(NamedTuple):
     """The faults of a trial, and in words."""
 
     injection: InjectionPoint
-    faults: tuple[UnresolvedFault, ...]
+    faults: tuple[Fault | UnresolvedFault, ...]
 
 
 @dataclass(frozen=True)

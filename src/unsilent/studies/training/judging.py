@@ -109,7 +109,7 @@ class TrainingJudge:
             golden, ending, self._thresholds, beyond_noise=beyond, training_metric=self.has_step_accuracy
         )
 
-    def example_curve(self, row: TrainingRow, judged: JudgedTrial, is_handcrafted: bool = False) -> ExampleCurve:
+    def example_curve(self, row: TrainingRow, judged: JudgedTrial) -> ExampleCurve:
         """A trial as it is drawn: metrics averaged over the window of the thresholds."""
         golden, ending = self.golden_curves(row.injection.step), self.completed_curves(row)
         window = self._thresholds.window
@@ -123,7 +123,6 @@ class TrainingJudge:
             golden=_rounded(averaged(golden.metric, window)),
             losses=tuple(x if np.isfinite(x) else None for x in ending.losses.tolist()),
             test_accuracy=None if np.isnan(row.test_accuracy) else row.test_accuracy,
-            is_handcrafted=is_handcrafted,
         )
 
 

@@ -15,12 +15,10 @@ from unsilent.faults.hardware import SHIPPED
 from unsilent.replicas.noise_floor_records import FLOOR, are_numbers, parse_noise_floor
 from unsilent.replicas.spec import MOST_STEPS
 from unsilent.report.model import Report
-from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.spec import (
     END_REASONS,
     GUARDED_END_REASONS,
     GUARDED_PREFIX,
-    HANDCRAFTED_PREFIX,
     HISTORY_KINDS,
     OBSERVED_END_REASONS,
     WATCHED_STEPS,
@@ -79,13 +77,8 @@ def check_training_baseline(baseline: TrainingBaseline) -> None:
 
 
 def is_possible_trial(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
-    """Whether a campaign may hold a trial; ``guarded:`` and ``made:`` ones as well."""
-    plain = trial.target.removeprefix(GUARDED_PREFIX)
-    return trial.flips is None and (
-        plain.removeprefix(HANDCRAFTED_PREFIX) in EXAMPLE_CANDIDATES
-        if plain.startswith(HANDCRAFTED_PREFIX)
-        else plain in targets
-    )
+    """Whether a campaign may hold a trial; ``guarded:`` ones as well."""
+    return trial.flips is None and trial.target.removeprefix(GUARDED_PREFIX) in targets
 
 
 def training_array_shapes(baseline: TrainingBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
@@ -149,7 +142,7 @@ TRAINING = Kind(
     check_row=check_row,
     shapes=training_array_shapes,
     accepts_trial=is_possible_trial,
-    is_planned_trial=lambda trial: not trial.target.startswith((GUARDED_PREFIX, HANDCRAFTED_PREFIX)),
+    is_planned_trial=lambda trial: not trial.target.startswith(GUARDED_PREFIX),
     record_readers={FLOOR: parse_noise_floor},
     shared_baseline_fields=("targets", "steps", "epochs", "losses", "metric"),
     analyse=analyse,

@@ -145,12 +145,11 @@ def metric_figure(curves: Sequence[ExampleCurve], golden: ExampleCurve, steps: i
 def loss_figure(curves: Sequence[ExampleCurve], steps: int, golden: Sequence[float] = ()) -> Figure | None:
     """The training loss of the examples on a logarithmic axis, golden's beneath; a cross at the top where it is not finite.
 
-    None where no loss is finite.
+    None where none of these losses is finite.
     """
-    seen = [x for curve in curves for x in curve.losses if x is not None and x > 0]
+    seen = [x for losses in (*(curve.losses for curve in curves), golden) for x in losses if x is not None and x > 0]
     if not seen:
         return None
-    seen += [x for x in golden if x > 0]
     low, high = math.log10(min(seen)), math.log10(max(seen))
     room = 0.06 * max(high - low, 1.0)
     traces: list[Figure] = []

@@ -86,7 +86,6 @@ class ExampleCurve:
     golden: tuple[float, ...]
     losses: tuple[float | None, ...]
     test_accuracy: float | None
-    is_handcrafted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

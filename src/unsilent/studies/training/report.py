@@ -410,8 +410,7 @@ def _examples(result: TrainingResult) -> Section:
 
 def _curve(number: int, curve: ExampleCurve) -> tuple[Mark, str]:
     test = "end not reached" if curve.test_accuracy is None else f"held-out accuracy {100 * curve.test_accuracy:.2f} %"
-    made = ", made by hand" if curve.is_handcrafted else ""
-    return (str(example_line_style(number)["color"]), "━"), f"{curve.trial}: {curve.trial_description}; {test}{made}"
+    return (str(example_line_style(number)["color"]), "━"), f"{curve.trial}: {curve.trial_description}; {test}"
 
 
 def facts(result: TrainingResult) -> list[tuple[str, str]]:

@@ -34,10 +34,8 @@ from unsilent.sites.training.step import Moment
 from unsilent.sites.training.step_survey import StepSurvey
 from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 from unsilent.studies.training.guarding import GoldenHistory, GuardedRunResult, run_guarded_trial
-from unsilent.studies.training.handcrafted import handcrafted
 from unsilent.studies.training.spec import (
     GUARDED_PREFIX,
-    HANDCRAFTED_PREFIX,
     MOMENTS,
     WATCHED_STEPS,
     TrainingBaseline,
@@ -166,7 +164,7 @@ class TrainingRunner:
                         trial, drawn, run_guarded_trial(self.golden, drawn, self._history, self.spec.moment)
                     )
                 else:
-                    row = self._row(trial, drawn, self._forks.run(drawn.injection.step, drawn.faults, self._moment))
+                    row = self.run_faults(trial, drawn)
         except (UserCodeError, InternalError) as error:  # a built-in training's code is ours
             short = out_of_memory(error.__context__)
             with unusable_if_raised(first_line(error), known=not short):
@@ -189,13 +187,15 @@ class TrainingRunner:
     def draw(self, trial: TrialId) -> SampledFault:
         """The faults of a trial, from its identity alone."""
         plain = trial._replace(target=trial.target.removeprefix(GUARDED_PREFIX))
-        if plain.target.startswith(HANDCRAFTED_PREFIX):
-            return handcrafted(self.golden, self.sampler, plain.target.removeprefix(HANDCRAFTED_PREFIX), plain.k)
         return self.sampler.draw(self._design, plain)
 
     def _run(self, trial: TrialId) -> tuple[Forked, SampledFault]:
         drawn = self.draw(trial)
         return self._forks.run(drawn.injection.step, drawn.faults, self._moment), drawn
+
+    def run_faults(self, trial: TrialId, injected: SampledFault) -> TrainingRow:
+        """The row of a run with these faults."""
+        return self._row(trial, injected, self._forks.run(injected.injection.step, injected.faults, self._moment))
 
     @property
     def _moment(self) -> Moment:

@@ -123,7 +123,7 @@ def first_example_text(result: TrainingResult, outcome: str) -> str:
     value = next((curve for curve in result.curves if curve.outcome == outcome), None)
     if value is None:
         return ""
-    return escape_unprintable(value.trial) + (" (made by hand)" if value.is_handcrafted else "")
+    return escape_unprintable(value.trial)
 
 
 def bare_percent_text(share: Interval) -> str:

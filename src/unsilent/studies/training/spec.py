@@ -49,8 +49,8 @@ else:
 
 RANDOM = "random"
 """The target of faults in operations: step, fault model, layer and phase are all drawn."""
-GUARDED_PREFIX, HANDCRAFTED_PREFIX = "guarded:", "made:"
-"""Before a target: the same trial under the guard. Before a class of outcomes: faults made by hand to show it."""
+GUARDED_PREFIX = "guarded:"
+"""Before a target: the same trial under the guard."""
 MOMENTS: dict[str, Literal["start", "update", "end"]] = {
     "start": "start",
     "update": "update",

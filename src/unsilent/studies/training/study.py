@@ -15,7 +15,7 @@ from unsilent.campaigns.driver import run_campaign, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import Budget, ExecutionOptions, store_or_temporary
-from unsilent.campaigns.replay import TrialReplay, replay_trial, run_one_trial
+from unsilent.campaigns.replay import TrialReplay, replay_trial
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.options import Asked
@@ -25,7 +25,6 @@ from unsilent.replicas.noise_floor_records import NoiseFloors, store_noise_floor
 from unsilent.replicas.noise_floors import LEVEL, check_twin, run_noise_floors
 from unsilent.report.text import count_text, upper_bound_text
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.judging import (
     EXAMPLES,
     TrainingJudge,
@@ -49,7 +48,6 @@ from unsilent.studies.training.records import (
 )
 from unsilent.studies.training.spec import (
     GUARDED_PREFIX,
-    HANDCRAFTED_PREFIX,
     NOT_INJECTED,
     PHASES,
     ReferenceRunOptions,
@@ -182,8 +180,8 @@ def run_training(
 
 
 def sampled_rows(store: TrainingStore) -> Iterator[TrainingRow]:
-    """The trials of the campaign itself: not those under the guard or made by hand, and those alone that were corrupted."""
-    own = (row for row in store.rows() if not row.trial.target.startswith((GUARDED_PREFIX, HANDCRAFTED_PREFIX)))
+    """The trials of the campaign itself: not those under the guard, and those alone that were corrupted."""
+    own = (row for row in store.rows() if not row.trial.target.startswith(GUARDED_PREFIX))
     return (row for row in own if row.end_reason != NOT_INJECTED)
 
 
@@ -205,7 +203,6 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
     trials: list[JudgedTrial] = []
     spared: list[TrainingRow] = []
     curves: dict[str, list[ExampleCurve]] = {}
-    made: dict[str, ExampleCurve] = {}
     for row in store.rows():
         if row.end_reason == NOT_INJECTED:
             spared.append(row)
@@ -213,10 +210,6 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
             continue
         one = judge.judge(row)
         name = str(one.outcome)
-        if row.trial.target.startswith(HANDCRAFTED_PREFIX):
-            if row.trial.target == HANDCRAFTED_PREFIX + _example_option(name):
-                made.setdefault(name, judge.example_curve(row, one, is_handcrafted=True))
-            continue
         trials.append(one)
         if len(curves.setdefault(name, [])) < EXAMPLES and row.steps_run:
             curves[name].append(judge.example_curve(row, one))
@@ -230,7 +223,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
     confidence = reading.confidence
     where = condition_points(trials, baseline)
     seconds, cpu_seconds = store.total_session_seconds()
-    shown = [*(c for own in curves.values() for c in own), *(c for name, c in made.items() if not curves.get(name))]
+    shown = [c for own in curves.values() for c in own]
     return TrainingResult(
         workload=_named(baseline.name, spec.workload),
         command=store.largest_budget()[1],
@@ -284,11 +277,6 @@ def _notes(spared: Sequence[TrainingRow], judge: TrainingJudge) -> Iterator[str]
         yield "Steps of this training report no accuracy, so degradation is judged by held-out accuracy alone (low-test)."
 
 
-def _example_option(outcome: str) -> str:
-    """What ``--example`` calls a class."""
-    return "masked" if outcome.startswith("masked") else outcome
-
-
 def _classes(trials: Sequence[JudgedTrial], confidence: float) -> tuple[ClassShare, ...]:
     """One for each class that there is, those that did not occur with their upper limits."""
     counts = Counter(one.outcome for one in trials)
@@ -339,31 +327,6 @@ def cost(trials: Sequence[JudgedTrial], baseline: TrainingBaseline) -> TrialCost
     )
 
 
-def replay_example(
-    wanted: str,
-    executor: Executor,
-    store: TrainingStore,
-    reading: TrainingAnalysisOptions,
-    observer: Observer | None = None,
-) -> TrialReplay[TrainingRow]:
-    """One instance of a class, run again; raises ``UsageError`` where neither a trial nor a fault made by hand ends so."""
-    judge = TrainingJudge(store.baseline, required_noise_floors(store), reading.thresholds)
-    row = next((r for r in sampled_rows(store) if _example_option(str(judge.judge(r).outcome)) == wanted), None)
-    tried = 0
-    while row is None:
-        if tried == len(EXAMPLE_CANDIDATES[wanted]):
-            raise UsageError(
-                f"no trial of {store.path} ends in {wanted}, and none of {tried} faults made by hand does; run more "
-                "--trials, or use another training"
-            )
-        trial = TrialId(HANDCRAFTED_PREFIX + wanted, None, tried)
-        run_trials([trial], executor, store, observer)
-        tried += 1
-        made = store.row(trial)
-        row = made if _example_option(str(judge.judge(made).outcome)) == wanted else None
-    return replay_with_outcome(TrialReplay(row, run_one_trial(executor, row.trial)), judge, tried)
-
-
 def replay_training_trial(
     store: TrainingStore, trial: TrialId, given: Mapping[str, str | None], options: Collection[tuple[str, str]] = ()
 ) -> TrialReplay[TrainingRow]:
@@ -374,21 +337,18 @@ def replay_training_trial(
     return replay_with_outcome(result, TrainingJudge(store.baseline, floors, Thresholds()))
 
 
-def replay_with_outcome(
-    result: TrialReplay[TrainingRow], judge: TrainingJudge, tried: int = 0
-) -> TrialReplay[TrainingRow]:
-    """The replay with its class, and what was injected; ``tried``: faults made by hand until one ended in that class."""
-    row, by_hand = result.stored_row, result.stored_row.trial.target.startswith(HANDCRAFTED_PREFIX)
+def replay_with_outcome(result: TrialReplay[TrainingRow], judge: TrainingJudge) -> TrialReplay[TrainingRow]:
+    """The replay with its class, and what was injected."""
+    row = result.stored_row
     curve = judge.example_curve(row, judge.judge(row))
-    others = f", after {tried - 1} such faults that ended in another class" if tried else ""
     losses = ", ".join("not finite" if x is None else f"{x:.3g}" for x in curve.losses[:6])
     test = "not reached" if curve.test_accuracy is None else f"{100 * curve.test_accuracy:.2f} %"
     parts = (
-        f"{curve.outcome} ({f'made by hand{others}' if by_hand else 'from the campaign'})",
+        curve.outcome,
         f"{curve.trial_description}: wrote values up to {upper_bound_text(row.injected_max)}; the largest value before was "
         f"{row.reference_max:.3g}",
         f"losses from the step of the fault on: {losses} …; held-out accuracy at the end: {test}",
         f"ended: {row.end_reason}, after {count_text(row.steps_run, 'step')}{f' ({row.error})' if row.error else ''}",
     )
-    data = {"class": curve.outcome, "made_by_hand": by_hand, "tried": tried, "golden": list(curve.golden)}
+    data = {"class": curve.outcome, "golden": list(curve.golden)}
     return replace(result, trial_sentences=parts, further_json=data)

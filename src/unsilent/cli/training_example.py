@@ -1,0 +1,38 @@
+"""``unsilent training-example CLASS``: one stored fault, whose run ends in a class of outcomes, next to the fault-free run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from unsilent.command import MEASURE, Command, Result
+from unsilent.options import Option, OptionValues
+
+NO_CLASS = "no class of outcomes was named; give one like low-test"
+
+
+@dataclass(frozen=True)
+class ExampleOptions:
+    """Which example is shown."""
+
+    outcome_class: Annotated[str, Option(
+        "Class of outcomes: masked, immediate-nan, short-term-nan, slow-degrade, sharp-degrade, sharp-slow-degrade or low-test.",
+        "", "class", metavar="CLASS", missing_error=NO_CLASS)]  # fmt: skip
+
+
+def training_example(asked: OptionValues) -> Result:
+    """Run both runs of an example."""
+    from unsilent.studies.training.example import run_example
+
+    return run_example(asked[ExampleOptions].outcome_class, asked.observer and asked.observer.loading)
+
+
+HELP = """Show a training with and without one fault that ends in a given outcome class.
+
+Runs a short built-in training twice, in less than a minute, and reports losses and held-out accuracy of both runs. The fault is
+stored with this package, and so is the class that it ended in; on another CPU it can end in another class.
+"""
+COMMAND = Command(
+    "training-example", MEASURE, HELP, "unsilent training-example low-test", (ExampleOptions,), training_example,
+    has_report=True, is_long=True,
+)  # fmt: skip

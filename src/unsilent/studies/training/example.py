@@ -1,0 +1,110 @@
+"""A stored fault of each class of outcomes, run again with its fault-free run: what ``unsilent training-example`` shows.
+
+`FILE` holds the training, its noise floors and the faults; ``tools/training_examples.py`` makes it.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from unsilent.campaigns.spec import TrialId
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults import Fault
+from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.replicas.noise_floor_records import NoiseFloors, parse_noise_floor
+from unsilent.replicas.noise_floors import hash_of_losses
+from unsilent.report.model import Report
+from unsilent.report.shown import Shown
+from unsilent.studies.training.fault_sampler import SampledFault
+from unsilent.studies.training.judging import TrainingJudge
+from unsilent.studies.training.records import ExampleCurve
+from unsilent.studies.training.runner import TrainingRunner
+from unsilent.studies.training.spec import InjectionPoint, TrainingBaseline, TrainingRow, TrainingSpec
+from unsilent.workloads.model_fitting import Progress
+
+FILE = Path(__file__).with_name("examples.json")
+CLASSES = (
+    "masked", "immediate-nan", "short-term-nan", "slow-degrade", "sharp-degrade", "sharp-slow-degrade", "low-test",
+)  # fmt: skip
+"""The classes that examples are searched for; ``masked`` is either of the two masked ones."""
+EXAMPLE_TRIAL = TrialId("example", None, 0)
+"""Names the run with the fault."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StoredExample:
+    """A fault that ended in a class when it was stored, the training that it goes into, and the floors that judge it."""
+
+    outcome_class: str
+    spec: TrainingSpec
+    floors: NoiseFloors
+    injection: InjectionPoint
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingExample(Shown):
+    """Both runs of an example, and the class that the run with the fault ended in here."""
+
+    stored: StoredExample
+    outcome: TrainingOutcome
+    baseline: TrainingBaseline
+    row: TrainingRow
+    curve: ExampleCurve
+
+    @property
+    def has_stored_class(self) -> bool:
+        """Whether the run ended in the class that was stored."""
+        return class_name(self.outcome) == self.stored.outcome_class
+
+    @property
+    def has_stored_twin(self) -> bool:
+        """Whether the fault-free run has the losses, bit for bit, that it had when the fault was stored."""
+        return hash_of_losses(np.array(self.baseline.losses)) == self.stored.floors.implementation.twin_losses_hash
+
+    def report(self) -> Report:
+        from unsilent.studies.training.example_report import report
+
+        return report(self)
+
+
+def class_name(outcome: TrainingOutcome) -> str:
+    """The name of an outcome among `CLASSES`; its own where it is none of them."""
+    return "masked" if outcome.masked else str(outcome)
+
+
+def read_example(name: str) -> StoredExample:
+    """The stored example of a class; raises ``UsageError`` where there is none."""
+    if name not in CLASSES:
+        raise unknown_name_error("class of outcomes", name, CLASSES)
+    record = json.loads(FILE.read_text("utf-8"))
+    examples = record["examples"]
+    if name not in examples:
+        raise UsageError(
+            f"no fault that ends in {name} is stored: a search of candidates came upon none; "
+            f"choose {', '.join(one for one in CLASSES if one in examples)}"
+        )
+    spec = TrainingSpec(record["workload"], tuple(record["options"].items()))
+    floors = NoiseFloors(*(parse_noise_floor(json.dumps(floor), None, None) for floor in record["floors"]))
+    faults = tuple(map(Fault.from_json, examples[name]["faults"]))
+    return StoredExample(name, spec, floors, InjectionPoint(**examples[name]["injection"]), faults)
+
+
+def run_example(name: str, progress: Progress | None = None) -> TrainingExample:
+    """Run the training of an example without and with its fault, in this process, and judge how it ended.
+
+    Raises ``UsageError`` for a class without an example, ``InjectionError`` where the fault does not fit the training.
+    """
+    stored = read_example(name)
+    with closing(TrainingRunner(stored.spec, progress)) as runner:
+        baseline = runner.establish_baseline()
+        row = runner.run_faults(EXAMPLE_TRIAL, SampledFault(stored.injection, stored.faults))
+    judge = TrainingJudge(baseline, stored.floors, Thresholds())
+    judged = judge.judge(row)
+    curve = replace(judge.example_curve(row, judged), trial="with the fault")
+    return TrainingExample(stored, judged.outcome, baseline, row, curve)
