@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from unsilent.command import MEASURE, Command, Result
-from unsilent.options import Option, OptionValues
+from unsilent.options import Asked, Option
 
 NO_CLASS = "no class of outcomes was named; give one like low-test"
 
@@ -20,7 +20,7 @@ class ExampleOptions:
         "", "class", metavar="CLASS", missing_error=NO_CLASS)]  # fmt: skip
 
 
-def training_example(asked: OptionValues) -> Result:
+def training_example(asked: Asked) -> Result:
     """Run both runs of an example."""
     from unsilent.studies.training.example import run_example
 
