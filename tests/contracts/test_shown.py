@@ -212,7 +212,7 @@ INFERENCE = [
 ]
 WRONG = {
     "pvf": [{"flips": 0}, {"flips": [1, 1]}, {"per": "no"}, {"law": "no"}, {"strata": "no"}, {"unit": "no"}, {"samples": 0},
-            {"interval": "no"}, {"threads": 0}, {"ci": 3}, {"rel": "x"}, {"dtype": "no"}, {"faults": "no.json"},
+            {"threads": 0}, {"ci": 3}, {"rel": "x"}, {"dtype": "no"}, {"faults": "no.json"},
             {"faults_as": "alfi"}, {"exhaustive": True, "trials": 3}, {"ci": 0.1, "shard": "1/2"}, {"at": "no"},
             {"fault": "no"}, {"fault": "bitflip:count=2", "flips": 3}, {"exhaustive": True, "law": "per-tensor"},
             {"samples": 2, "unit": "batch"}, {"rel": "0.1%", "trials": 3}, {"workload": "tiny.py:no"}],
@@ -222,7 +222,7 @@ WRONG = {
                  {"per": "tensor", "fault": "RD"}, {"margin": 0.1}, {"moment": "update"}],
     "noise": [{"replicas": 0}, {"variants": "no"}, {"switch": "no"}, {"level": 0.001}, {"every": 0}, {"steps": 0}],
     "coverage": [{"only": "no"}, {"follow": 0}, {"tries": 0}, {"steps": 0}, {"clean_runs": -1}, {"clean_steps": 0}, {"rate": 2},
-                 {"sampling": 0}, {"value_sampling": 0}, {"update_sampling": 0}, {"fault": "no"}, {"phase": "no"},
+                 {"sampling": 0}, {"fault": "no"}, {"phase": "no"},
                  {"large_fault": "no"}, {"memory_fault": "no"}],
     "inference_coverage": [{"only": "no"}, {"tries": 0}, {"rate": 2}, {"detector": "no"}, {"flip_rate": 2}, {"burst": "x"},
                            {"output_flip": "no"}, {"profile_samples": 0}, {"clean_samples": 0}, *INFERENCE],

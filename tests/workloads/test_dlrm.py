@@ -173,7 +173,7 @@ def test_unreadable_csv(tmp_path):
     (tmp_path / "latin.csv").write_bytes("a,b\n1,2\n3,Köln\n".encode("latin-1"))
     with pytest.raises(UsageError, match=r"latin.csv is not UTF-8 text \(line 3, byte 11\)"):
         load("dlrm", data=str(tmp_path / "latin.csv"))
-    with pytest.raises(UsageError, match=r"options target, positive, drop, rows and room describe a CSV; give --data"):
+    with pytest.raises(UsageError, match=r"options target, positive, drop, rows and room describe a CSV; give data="):
         load("dlrm", {"drop": "a"})
 
 

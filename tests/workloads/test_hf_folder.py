@@ -261,7 +261,7 @@ def test_inputs_that_cannot_be_made_up(tmp_path):
         **SMALL,
     )
     transformers.Wav2Vec2Model(config).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="no synthetic 'input_values' can be made for Wav2Vec2Model; give --data"):
+    with pytest.raises(UsageError, match="no synthetic 'input_values' can be made for Wav2Vec2Model; give data="):
         load(f"hf:{tmp_path}")
 
 
@@ -348,7 +348,7 @@ def test_prompts_leave_room_for_what_is_generated(models):
         ("gpt2", "0", r"option 'generate' is 0; expected 1 to 23 \(new tokens"),
         ("gpt2", "-1", "option 'generate' is -1"),
         ("gpt2", "24", "option 'generate' is 24; expected 1 to 23"),
-        ("bert", "8", "BertForSequenceClassification cannot generate text; leave --with generate=8 out"),
+        ("bert", "8", "BertForSequenceClassification cannot generate text; leave options= generate=8 out"),
         ("vit", "8", "ViTForImageClassification cannot generate text"),
         ("bert-bare", "8", "BertModel cannot generate text"),
     ],
