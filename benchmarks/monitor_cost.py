@@ -167,10 +167,12 @@ def paired_steps(milliseconds: int, is_first: bool, is_monitored: bool) -> tuple
     with Monitor(model, optimizer) if is_monitored else contextlib.nullcontext() as monitor:
         for number in range(blocks):
             for run in (monitored, bare) if number % 2 else (bare, monitored):
-                begun = time.process_time()
+                begun, wall = time.process_time(), time.perf_counter()
                 for _ in range(block):
                     run()
                 seconds[run].append((time.process_time() - begun) / block)
+                if run is bare and monitor is not None:  # its budget is a share of the steps that it monitors
+                    monitor._costs.leave_out(time.perf_counter() - wall)
         are_same = torch.equal(monitored().detach(), bare().detach())
         cost, intervals = (0.0, None) if monitor is None else (monitor.cost, monitor.intervals)
     return np.array(seconds[bare]), np.array(seconds[monitored]), cost, intervals, are_same

@@ -377,9 +377,7 @@ class Monitor:
 
     def _before_step(self, optimizer: Optimizer) -> None:
         collector = self._collector
-        if self._is_off or not (
-            collector.step >= collector.next_read or self._exchange.sent or self._checks.found
-        ):
+        if self._is_off or not (collector.step >= collector.next_read or self._exchange.sent or self._checks.found):
             return
         with self._safely():
             if self._checks.found:
