@@ -18,6 +18,7 @@ from unsilent.monitor.sampling import (
     GRADIENT_SHARE,
     LONGEST,
     MOST_ROWS,
+    READING_SHARE,
     READING_UNSEEN,
     CostMeter,
     Costs,
@@ -211,7 +212,7 @@ def test_steps_that_are_read_take_no_more_than_the_budget(now, costs, budget, ro
     )
     row = (parts + costs.fixed) / rows
     assert 1 <= result <= MOST_ROWS
-    assert result == MOST_ROWS or row / result <= max(room / 2, room - checks / costs.steps) * (1 + 1e-9)
+    assert result == MOST_ROWS or row / result <= max(READING_SHARE * room, room - checks / costs.steps) * (1 + 1e-9)
 
 
 def test_the_costs_of_a_training_that_went_back_are_not_looked_at():

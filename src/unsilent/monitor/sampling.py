@@ -33,9 +33,11 @@ FIRST_STEPS, FIRST_BUDGET = 100, 2.0
 """In so many steps at the start the budget is this many percent at least, so that what reading costs is soon known."""
 FIRST_COST, FIRST_COST_EACH = 1e-2, 1e-4
 """Seconds that the first step that is read is thought to take: in any case, and for each parameter."""
+READING_SHARE = 0.25
+"""Of the budget, what reading may take however much of it is taken by what is checked in every step."""
 KEPT = 0.8
 """Of the budget, what reading every step may take where now not every step is read: so that this does not change all the time."""
-READING_UNSEEN, CHECKS_UNSEEN = 1.15, 2.0
+READING_UNSEEN, CHECKS_UNSEEN = 1.15, 2.5
 """What the monitor costs a training, in multiples of the time that its functions measure: in steps that are read, and in others.
 The rest is how torch comes to these functions, and that the training finds less of its own in the caches of the processor
 afterwards. By ``python -m benchmarks.monitor_cost --short 20``, which compares whole steps with and without a monitor."""
@@ -126,7 +128,7 @@ class CostMeter:
         self.begun = self._looked = time.perf_counter()
         self.fixed = 0.0
         self._read = read_seconds
-        self._before = (0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self._before: tuple[float, ...] = (0,) * 7
 
     def since_last_look(self, steps: int, rows: int) -> Costs:
         """The costs since this was asked last; ``steps`` so far, of which ``rows`` were read."""
@@ -158,12 +160,12 @@ class CostMeter:
 def fitting_rows(now: SampleIntervals, costs: Costs, budget: float) -> int:
     """One step in how many may be read as a whole, so that the budget (percent of a step without the monitor) is kept.
 
-    What is checked in every step comes first, but where that takes more than half of the budget, reading has the other half.
+    What is checked in every step comes first, but reading has `READING_SHARE` of the budget in any case.
     """
     state = costs.state * now.state / (1 if now.rows > LONGEST else PARTS_OF_STATE)
     read = costs.gradients * now.gradients + costs.values * now.values + state
     room = costs.bare * AIM * budget / 100
-    room = max(room - costs.checks / costs.steps, room / 2)
+    room = max(room - costs.checks / costs.steps, READING_SHARE * room)
     row = (read + costs.fixed) / costs.rows
     return MOST_ROWS if row >= MOST_ROWS * room else max(1, math.ceil(row / room))
 
