@@ -47,6 +47,8 @@ from unsilent.monitor.step_checks import StepChecks
 
 TIMED = 16
 """What is checked in every step is timed in one of so many: to time it costs as much."""
+LONGEST_CHECK = 2e-4
+"""Seconds; a check that takes longer was interrupted by another program, and does not stand for the others."""
 LARGEST_LOSS = 1e12
 """A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
@@ -210,7 +212,7 @@ class SignalCollector:
             if self._checks is not None and len(tensors) == 1 and tensors[0].numel() == 1:
                 self._checks.add_loss(self.step, tensors[0], self._was_scaled)
             if begun:
-                self.seconds["checks"] += TIMED * (time.perf_counter() - begun)
+                self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
             return
         with self.timed("gradients"):
             self._ends.begin_pass()
@@ -263,7 +265,7 @@ class SignalCollector:
             local = norm if type(norm) is Tensor else getattr(norm, "_local_tensor", norm)
             self._checks.add_norm(self.step, count, local, self._was_scaled)
         if begun:
-            self.seconds["checks"] += TIMED * (time.perf_counter() - begun)
+            self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
 
     def after_scaler_update(self) -> None:
         """A loss scaler ends the step. If it has left the update out, nothing that was read but the loss means anything."""
