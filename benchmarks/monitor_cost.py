@@ -9,7 +9,8 @@ profiler: those of a monitored step must be as many as those of a bare step in l
 
 ``--short`` trains two small transformers alike with clipped gradients, one of them monitored with the defaults, a block of steps
 of one and then of the other, and compares the CPU time of the process: in the first 100 steps, and after them. Nothing in the
-monitor is timed, so that all it does counts, and what it does to the caches of the processor. Two models that are alike differ by
+monitor is timed, so that all it does counts, and what it does to the caches of the processor. The other model's steps are no time
+of the monitored training: its budget would be twice as large with them. Two models that are alike differ by
 a percent without any monitor, by where their memory lies, so that several pairs are made anew and as many pairs without a monitor
 are measured between them: the figures are means of pairs with their standard errors.
 """
@@ -167,10 +168,12 @@ def paired_steps(milliseconds: int, is_first: bool, is_monitored: bool) -> tuple
     with Monitor(model, optimizer) if is_monitored else contextlib.nullcontext() as monitor:
         for number in range(blocks):
             for run in (monitored, bare) if number % 2 else (bare, monitored):
-                begun = time.process_time()
+                begun, wall = time.process_time(), time.perf_counter()
                 for _ in range(block):
                     run()
                 seconds[run].append((time.process_time() - begun) / block)
+                if run is bare and monitor is not None:
+                    monitor._costs.leave_out(time.perf_counter() - wall)
         are_same = torch.equal(monitored().detach(), bare().detach())
         cost, intervals = (0.0, None) if monitor is None else (monitor.cost, monitor.intervals)
     return np.array(seconds[bare]), np.array(seconds[monitored]), cost, intervals, are_same

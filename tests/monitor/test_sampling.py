@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import time
 
 import pytest
 from hypothesis import given
@@ -11,9 +13,13 @@ from hypothesis import strategies as st
 from unsilent.errors import UsageError
 from unsilent.monitor.sampling import (
     AIM,
+    CHECKS_UNSEEN,
+    FIRST_STEPS,
     GRADIENT_SHARE,
     LONGEST,
     MOST_ROWS,
+    READING_SHARE,
+    READING_UNSEEN,
     CostMeter,
     Costs,
     SampleIntervals,
@@ -108,12 +114,37 @@ def test_malformed_sampling_is_refused(text):
 
 
 def test_fixed_intervals_never_change(monkeypatch):
-    meter = CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0})
+    meter = CostMeter(nothing())
     control = SamplingControl(MonitorSettings(sampling="fixed:7"), meter)
     for step in range(100):
         control.look(step)
         assert control.agree(control.wanted, step) is None
     assert control.intervals == SampleIntervals(7, 7, 7)
+
+
+def nothing():
+    """Seconds of functions of the monitor, none so far."""
+    return {"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0}
+
+
+def test_the_meter_counts_what_the_time_of_functions_does_not_show():
+    seconds = nothing()
+    meter = CostMeter(seconds)
+    seconds.update(gradients=1.0, values=2.0, state=4.0, checks=8.0)
+    meter.fixed = 16.0
+    costs = meter.since_last_look(10, 1)
+    assert costs[3:] == pytest.approx([READING_UNSEEN * one for one in (1, 2, 4, 16)] + [CHECKS_UNSEEN * 8])
+    assert meter.seconds() == pytest.approx(costs.own)
+    assert costs.own > sum(seconds.values()) + meter.fixed
+
+
+def test_what_is_no_part_of_the_training_is_no_time_of_its_steps():
+    meter = CostMeter(nothing())
+    meter.fixed, now = 1.0, time.perf_counter()
+    meter.begun = meter._looked = now - 1000.0
+    meter.leave_out(900.0)
+    assert meter.share() == pytest.approx(READING_UNSEEN / 100, rel=1e-2)
+    assert meter.since_last_look(10, 1).step == pytest.approx(100.0, rel=1e-2)
 
 
 def controlled(meter, steps, cost, **options):
@@ -129,9 +160,7 @@ def controlled(meter, steps, cost, **options):
 
 
 def test_a_monitor_that_cannot_keep_its_budget_says_so_once(caplog):
-    control = controlled(
-        CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0}), 100, 10.0, mode="strict"
-    )
+    control = controlled(CostMeter(nothing()), 100, 10.0, mode="strict")
     assert control.intervals == NEVER_LONGER
     assert control.longest_wait == LONGEST
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -143,15 +172,30 @@ def test_a_monitor_that_cannot_keep_its_budget_says_so_once(caplog):
 
 def test_where_reading_every_step_costs_too_much_some_steps_are_not_read(caplog):
     """10 s of every step that is read, of 100 s without: one in 23 is 0.43 %."""
-    control = controlled(CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0}), 5000, 10.0)
+    control = controlled(CostMeter(nothing()), 5000, 10.0 / READING_UNSEEN)
     assert control.intervals == SampleIntervals(1, 1, 1, 23)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "to stay within 0.5 % of the time, one step in 23 is read" in caplog.text
     assert "judge from about step" in caplog.text
 
 
+def test_the_larger_budget_of_the_first_steps_pays_for_none_after_them():
+    """10 s of every step that is read, of 100 s without: one in 7 is 1.4 %, one in 23 is 0.43 %."""
+    meter = CostMeter(nothing())
+    control, reads = SamplingControl(MonitorSettings(), meter), [0]
+    while reads[-1] < 3 * FIRST_STEPS:
+        reads.append(30 if len(reads) == 1 else reads[-1] + control.intervals.rows)
+        meter._looked -= 100.0 * (reads[-1] - reads[-2])
+        meter.fixed += 10.0 / READING_UNSEEN
+        control.look(reads[-1])
+        control.agree(control.wanted, reads[-1])
+    waits = [(later, later - earlier) for earlier, later in itertools.pairwise(reads[1:])]
+    assert {wait for step, wait in waits if step < FIRST_STEPS} == {7}
+    assert {wait for step, wait in waits if step >= FIRST_STEPS} == {23}
+
+
 def test_where_reading_every_step_fits_all_are_read(caplog):
-    control = controlled(CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0}), 5000, 0.1)
+    control = controlled(CostMeter(nothing()), 5000, 0.1)
     assert control.intervals.rows == 1
     assert caplog.records == []
 
@@ -168,11 +212,11 @@ def test_steps_that_are_read_take_no_more_than_the_budget(now, costs, budget, ro
     )
     row = (parts + costs.fixed) / rows
     assert 1 <= result <= MOST_ROWS
-    assert result == MOST_ROWS or row / result <= max(room / 2, room - checks / costs.steps) * (1 + 1e-9)
+    assert result == MOST_ROWS or row / result <= max(READING_SHARE * room, room - checks / costs.steps) * (1 + 1e-9)
 
 
 def test_the_costs_of_a_training_that_went_back_are_not_looked_at():
-    meter = CostMeter({"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0})
+    meter = CostMeter(nothing())
     control = SamplingControl(MonitorSettings(), meter)
     control.look(50)
     before = control.wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from monitor.test_monitor import STEPS, assert_nothing_left, assert_same_run, of
 from monitor.trainings import TRAININGS, plain
 from unsilent.events.event_kinds import Alarm, Ended, MonitorFailed, SamplingChanged, Verdict
 from unsilent.monitor import Monitor, MonitorStop, sampling
+from unsilent.monitor.signals.collector import LONGEST_CHECK, TIMED
 from unsilent.monitor.signals.row import SignalRow
 
 
@@ -136,12 +138,51 @@ def test_a_verdict_on_a_step_that_is_not_read_names_what_was_found():
 
 def test_what_the_first_check_takes_is_not_multiplied(monkeypatch):
     """One step in some is timed, and stands for all of them; the first one loads what later ones have."""
+    assert seconds_of_checks(monkeypatch, 10) == 0.0
+
+
+def test_a_check_that_another_program_interrupts_does_not_stand_for_all(monkeypatch):
+    assert 0 < seconds_of_checks(monkeypatch, TIMED) <= 2 * TIMED * LONGEST_CHECK
+
+
+def seconds_of_checks(monkeypatch, steps):
+    """What checks of so many steps are said to take by a clock that goes by a second each time it is looked at."""
     clock = iter(range(10**6))
-    seconds = {}
     monkeypatch.setattr("unsilent.monitor.signals.collector.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(sampling.SamplingControl, "may_begin", lambda _: False)
     training = plain()
     with Monitor(training.model, training.optimizers) as monitor:
-        for number in range(10):
+        for number in range(steps):
             training.step(number)
-        seconds.update(monitor._collector.seconds)
-    assert seconds["checks"] == 0.0
+        return monitor._collector.seconds["checks"]
+
+
+def calls_of(run):
+    """How many functions of Python are called."""
+    calls = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+def test_a_step_that_is_not_read_calls_few_functions():
+    """Between large operations each call takes microseconds, as what it needs has left the caches of the processor."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    bare = min(calls_of(step) for _ in range(3))
+    with Monitor(model, optimizer):
+        step()
+        added = min(calls_of(step) for _ in range(3)) - bare
+    assert 0 < added <= 20

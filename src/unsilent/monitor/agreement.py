@@ -39,11 +39,6 @@ class Agreement:
         self._replicas = NOT_COMPARED
         self._step = 0
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether there are rows that not all ranks have answered, or that were not received so far."""
-        return self._exchange.outstanding > 0
-
     def send(self, row: RankRow, is_comparable: bool) -> None:
         """Send the row of a step; ``is_comparable``: rows of other ranks were there before it.
 

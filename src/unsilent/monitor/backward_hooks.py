@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.autograd.graph import GradientEdge
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.nn.utils import clip_grad
 
 from unsilent.monitor.torchscript import script_without_hooks
@@ -143,9 +143,10 @@ def _noted_backward(plain: Any) -> Any:
         roots = [tensors] if isinstance(tensors, Tensor) else [one for one in tensors if isinstance(one, Tensor)]
         scale = _scale_or_failure(roots) if _is_scaling else None
         listeners = []
-        for listener in _heard():
-            listeners.append(listener)
-            listener.before_backward(roots, scale)
+        for one in _listeners:  # as `_heard`, without a call of Python; it may grow meanwhile
+            if one.thread in (None, threading.get_ident()) and (listener := one.listener()) is not None:
+                listeners.append(listener)
+                listener.before_backward(roots, scale)
         _passes.depth = 1
         try:
             result = plain(tensors, *args, **named)
@@ -161,8 +162,10 @@ def _noted_backward(plain: Any) -> Any:
 def _noted_norm(plain: Any) -> Any:
     def total_norm(tensors: Any, *args: Any, **named: Any) -> Any:
         result = plain(tensors, *args, **named)
-        if not is_compiling():
-            for listener in _heard():
+        if not is_dynamo_compiling():
+            for one in _listeners:
+                if one.thread not in (None, threading.get_ident()) or (listener := one.listener()) is None:
+                    continue
                 if (after_norm := getattr(listener, "after_norm", None)) is not None:
                     try:
                         after_norm(tensors, result)

@@ -97,13 +97,14 @@ class Exchange:
 
     Attributes:
         rank, world_size: Of this process in the group.
+        sent: Rows that not all ranks have answered, or whose answers nobody has taken so far.
     """
 
     def __init__(self, ranks: Any = "all") -> None:
         self._group = _processor_group(ranks)
         self.rank = 0 if self._group is None else dist.get_rank(self._group)
         self.world_size = 1 if self._group is None else dist.get_world_size(self._group)
-        self._sent: deque[_Sent] = deque()
+        self.sent: deque[_Sent] = deque()
 
     def introduce(self, info: RankInfo, ignored: frozenset[str]) -> list[RankInfo]:
         """Who all ranks are. Raises ``UsageError`` in every rank where settings differ, but for those that are ignored."""
@@ -124,29 +125,29 @@ class Exchange:
     @property
     def outstanding(self) -> int:
         """Rows that were sent, and that not all ranks have answered or nobody has taken so far."""
-        return len(self._sent)
+        return len(self.sent)
 
     def begin(self, row: RankRow) -> None:
         """Send the row of a step; nobody waits."""
         own = torch.tensor(row.to_words(), dtype=torch.int64)
         if self._group is None:
-            self._sent.append(_Sent(None, [own]))
+            self.sent.append(_Sent(None, [own]))
             return
         rows = [torch.empty_like(own) for _ in range(self.world_size)]
-        self._sent.append(_Sent(dist.all_gather(rows, own, group=self._group, async_op=True), rows))
+        self.sent.append(_Sent(dist.all_gather(rows, own, group=self._group, async_op=True), rows))
 
     def end(self, seconds: float = 0.0) -> list[RankRow] | None:
         """The rows of all ranks in the oldest step that `begin` was called for and this was not.
 
         None: there is no such step, or a rank has not answered after so many seconds.
         """
-        if not self._sent or not _wait(self._sent[0].is_complete, seconds):
+        if not self.sent or not _wait(self.sent[0].is_complete, seconds):
             return None
-        return self._sent.popleft().read()
+        return self.sent.popleft().read()
 
     def drop(self) -> None:
         """Forget the rows that nobody has taken, as all ranks do."""
-        self._sent.clear()
+        self.sent.clear()
 
     def is_open(self) -> bool:
         """Whether the other ranks can be reached: a program may end torch.distributed before the monitor."""
@@ -168,10 +169,10 @@ class Exchange:
         if self._group is not None and is_done and self.is_open():
             dist.destroy_process_group(self._group)
             self._group = None
-            self._sent.clear()
+            self.sent.clear()
 
     def _is_answered(self) -> bool:
-        return all(sent.is_complete() for sent in self._sent)
+        return all(sent.is_complete() for sent in self.sent)
 
 
 class _Sent(NamedTuple):

@@ -134,6 +134,8 @@ class Monitor:
             full_fingerprint=settings.fingerprint == "full",
             on_error=self._fail,
             on_end=self._end_step,
+            before_step=self._before_step,
+            after_step=self._after_step,
             checks=self._checks,
         )
         self._model = self._collector.model
@@ -177,11 +179,6 @@ class Monitor:
         self._reporter = Reporter(own, everybody, [*given, *own_sinks])
         self._judge = StepJudge(self._collector, self._streams, self._costs, self._reporter, recorder)
         self._action = AlarmAction(settings, self._model, self._optimizers, self._exchange.rank)
-        self._hooks = [
-            hook
-            for one in self._optimizers
-            for hook in (one.register_step_pre_hook(self._before_step), one.register_step_post_hook(self._after_step))
-        ]
         MONITORED.update((self._model, *self._optimizers))
         self._closed = False
         _open.add(self)
@@ -258,8 +255,6 @@ class Monitor:
     def _remove_hooks(self) -> None:
         if self._guard is not None:
             self._guard.close()
-        for hook in self._hooks:
-            hook.remove()
         self._collector.close()
         MONITORED.difference_update((self._model, *self._optimizers))
 
@@ -378,12 +373,11 @@ class Monitor:
         self._collector.start_at(state["step"], state["steps of optimizers"])
         self._streams.state = state["rules"]
 
-    # -- hooks of the optimizers -------------------------------------------------------------------------------
+    # -- steps of the optimizers -------------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if torch.compiler.is_compiling() or self._is_off:
-            return
-        if not (self._collector.is_reading or self._agreement.is_waiting or self._checks.found):
+    def _before_step(self, optimizer: Optimizer) -> None:
+        collector = self._collector
+        if self._is_off or not (collector.step >= collector.next_read or self._exchange.sent or self._checks.found):
             return
         with self._safely():
             if self._checks.found:
@@ -398,35 +392,26 @@ class Monitor:
             if self._action.begin_step(optimizer):
                 self._collector.forget_update()
 
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if not self._collector.is_reading:
-            if not self._is_off and self._collector.is_complete:
-                self._skip_row()
-            return
+    def _after_step(self, optimizer: Optimizer) -> None:
         with self._safely():
             self._action.end_step(optimizer)
             if not self._is_off and self._collector.is_complete:  # in mode strict: backward passes during the step
                 self._take_row(flush=False)
 
     def _end_step(self) -> None:
-        """The next step begins before all optimizers have made theirs."""
-        if not self._collector.is_reading:
-            self._skip_row()
+        """The next step begins before all optimizers have made theirs, or a step that is not read is over."""
+        collector = self._collector
+        if collector.step >= collector.next_read:
+            with self._safely():
+                self._take_row(flush=False)
             return
-        with self._safely():
-            self._take_row(flush=False)
-
-    def _skip_row(self) -> None:
-        """A step that is not read is over."""
-        self._collector.skip_row()
+        collector.skip_row()
         if self._pending:  # of a device: it has arrived by now
             with self._safely():
                 self._judge_pending(flush=True)
         elif self._has_not_begun and self._may_begin():
             self._has_not_begun = False
-            self._collector.next_read = self._collector.step + 1
+            collector.next_read = collector.step + 1
 
     def _may_begin(self) -> bool:
         """Whether the first step may be read: in all ranks the same one."""

@@ -33,8 +33,14 @@ FIRST_STEPS, FIRST_BUDGET = 100, 2.0
 """In so many steps at the start the budget is this many percent at least, so that what reading costs is soon known."""
 FIRST_COST, FIRST_COST_EACH = 1e-2, 1e-4
 """Seconds that the first step that is read is thought to take: in any case, and for each parameter."""
+READING_SHARE = 0.25
+"""Of the budget, what reading may take however much of it is taken by what is checked in every step."""
 KEPT = 0.8
 """Of the budget, what reading every step may take where now not every step is read: so that this does not change all the time."""
+READING_UNSEEN, CHECKS_UNSEEN = 1.15, 2.5
+"""What the monitor costs a training, in multiples of the time that its functions measure: in steps that are read, and in others.
+The rest is how torch comes to these functions, and that the training finds less of its own in the caches of the processor
+afterwards. By ``python -m benchmarks.monitor_cost --short 20``, which compares whole steps with and without a monitor."""
 TOLERANCE = 0.25
 """An interval changes when it is that much too short, or could be that much shorter."""
 
@@ -111,10 +117,10 @@ class SampleIntervals:
 
 
 class CostMeter:
-    """Adds up what a monitor takes.
+    """Adds up what a monitor costs: the time of its functions, and what that does not show (`READING_UNSEEN`).
 
     Attributes:
-        begun: When it was made.
+        begun: When it was made; later by what was no part of the training.
         fixed: Seconds of all but reading signals, so far.
     """
 
@@ -122,20 +128,29 @@ class CostMeter:
         self.begun = self._looked = time.perf_counter()
         self.fixed = 0.0
         self._read = read_seconds
-        self._before = (0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self._before: tuple[float, ...] = (0,) * 7
 
     def since_last_look(self, steps: int, rows: int) -> Costs:
         """The costs since this was asked last; ``steps`` so far, of which ``rows`` were read."""
-        now, read = time.perf_counter(), self._read
-        totals = (steps, rows, read["gradients"], read["values"], read["state"], self.fixed, read["checks"])
+        now, totals = time.perf_counter(), (steps, rows, *self._parts())
         count, read_count, *parts = (one - before for one, before in zip(totals, self._before, strict=True))
         result = Costs(int(count), int(read_count), now - self._looked, *parts)
         self._looked, self._before = now, totals
         return result
 
+    def leave_out(self, seconds: float) -> None:
+        """So much of the time just now was no part of the training."""
+        self.begun += seconds
+        self._looked += seconds
+
+    def _parts(self) -> list[float]:
+        """Seconds so far, in the order of `Costs`."""
+        read = [self._read["gradients"], self._read["values"], self._read["state"], self.fixed]
+        return [*(READING_UNSEEN * one for one in read), CHECKS_UNSEEN * self._read["checks"]]
+
     def seconds(self) -> float:
-        """That the monitor has taken so far."""
-        return sum(self._read.values()) + self.fixed
+        """That the monitor has cost so far."""
+        return sum(self._parts())
 
     def share(self) -> float:
         """Of the time so far."""
@@ -145,12 +160,12 @@ class CostMeter:
 def fitting_rows(now: SampleIntervals, costs: Costs, budget: float) -> int:
     """One step in how many may be read as a whole, so that the budget (percent of a step without the monitor) is kept.
 
-    What is checked in every step comes first, but where that takes more than half of the budget, reading has the other half.
+    What is checked in every step comes first, but reading has `READING_SHARE` of the budget in any case.
     """
     state = costs.state * now.state / (1 if now.rows > LONGEST else PARTS_OF_STATE)
     read = costs.gradients * now.gradients + costs.values * now.values + state
     room = costs.bare * AIM * budget / 100
-    room = max(room - costs.checks / costs.steps, room / 2)
+    room = max(room - costs.checks / costs.steps, READING_SHARE * room)
     row = (read + costs.fixed) / costs.rows
     return MOST_ROWS if row >= MOST_ROWS * room else max(1, math.ceil(row / room))
 
@@ -256,15 +271,16 @@ class SamplingControl:
         if self.reads_all or share <= (budget if now.rows == 1 else KEPT * budget):
             self.wanted = fitting_intervals(now, read, budget)
         else:
-            rows = min(fitting_rows(now, costs, budget), self.most_rows)
-            self.wanted = SampleIntervals.of_rows(self._rows_near(rows))
+            self.wanted = self._of_rows(costs, budget)
+            if step + self.wanted.rows >= FIRST_STEPS:  # no step after the first ones is read at their expense
+                self.wanted = self._of_rows(costs, self._budget)
         if self.wanted.longest >= LONGEST and share > budget and step > LOOKS[0]:
             self._warn(costs, share)
 
-    def _rows_near(self, rows: int) -> int:
-        """The rows of now, unless they are too few or far too many."""
-        now = self.intervals.rows
-        return now if rows <= now <= rows * (1 + TOLERANCE) else rows
+    def _of_rows(self, costs: Costs, budget: float) -> SampleIntervals:
+        """One step in as many is read as now, unless that is too many of them or far too few."""
+        now, rows = self.intervals.rows, min(fitting_rows(self.intervals, costs, budget), self.most_rows)
+        return SampleIntervals.of_rows(now if rows <= now <= rows * (1 + TOLERANCE) else rows)
 
     def _warn(self, costs: Costs, share: float) -> None:
         if not self._has_warned and self.reads_all:

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE, Series
@@ -46,6 +47,8 @@ from unsilent.monitor.step_checks import StepChecks
 
 TIMED = 16
 """What is checked in every step is timed in one of so many: to time it costs as much."""
+LONGEST_CHECK = 2e-4
+"""Seconds; a check that takes longer was interrupted by another program, and does not stand for the others."""
 LARGEST_LOSS = 1e12
 """A scaled loss that is infinite although smaller ones than this would not be was infinite before."""
 _collectors: weakref.WeakSet[SignalCollector] = weakref.WeakSet()
@@ -62,8 +65,10 @@ class SignalCollector:
         fingerprint: Whether bits of the state are compared between steps.
         full_fingerprint: All of them in each step.
         on_error: What an error in a hook is passed to; None: errors are raised.
-        on_end: Is called where something of the next step begins although the row was not taken: all signals of a step are there.
-            None: a row has all signals until it is taken.
+        on_end: Is called where something of the next step begins although the row was not taken: all signals of a step are there;
+            and after each step that is not read. None: a row has all signals until it is taken.
+        before_step: Is called before each step of an optimizer, after what is done here.
+        after_step: Is called after each one that is read.
         checks: Gets the loss of each step that is not read, and norms of gradients before clipping.
 
     Attributes:
@@ -86,6 +91,8 @@ class SignalCollector:
         full_fingerprint: bool = False,
         on_error: Callable[[Exception], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        before_step: Callable[[Optimizer], None] | None = None,
+        after_step: Callable[[Optimizer], None] | None = None,
         checks: StepChecks | None = None,
     ) -> None:
         self.model = unwrapped(model)
@@ -97,6 +104,7 @@ class SignalCollector:
         self._checks = checks
         self._clipped: dict[int, bool] = {}
         self._on_error, self._on_end, self._is_timed = on_error, on_end, False
+        self._then_before_step, self._then_after_step = before_step, after_step
         self._ends, self._is_single = StepEnds(len(optimizers)), len(optimizers) == 1
         self._hooks: list[Any] = []
         self._value_hooks: list[Callable[[], Any]] = []
@@ -204,7 +212,7 @@ class SignalCollector:
             if self._checks is not None and len(tensors) == 1 and tensors[0].numel() == 1:
                 self._checks.add_loss(self.step, tensors[0], self._was_scaled)
             if begun:
-                self.seconds["checks"] += TIMED * (time.perf_counter() - begun)
+                self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
             return
         with self.timed("gradients"):
             self._ends.begin_pass()
@@ -257,7 +265,7 @@ class SignalCollector:
             local = norm if type(norm) is Tensor else getattr(norm, "_local_tensor", norm)
             self._checks.add_norm(self.step, count, local, self._was_scaled)
         if begun:
-            self.seconds["checks"] += TIMED * (time.perf_counter() - begun)
+            self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
 
     def after_scaler_update(self) -> None:
         """A loss scaler ends the step. If it has left the update out, nothing that was read but the loss means anything."""
@@ -287,7 +295,7 @@ class SignalCollector:
     @property
     def is_complete(self) -> bool:
         """Whether all optimizers have made their steps since that pass; asked after a step."""
-        return (self._is_single and self.step < self.next_read) or self._ends.is_complete
+        return self._ends.is_complete
 
     @property
     def is_over(self) -> bool:
@@ -334,8 +342,12 @@ class SignalCollector:
         """A row that is not read is over: the next one begins."""
         self.step += 1
         self._row.step = self.step
-        self._begin_row()
-        self._ends.begin_row()
+        if self._attached or self.step + 1 >= self.next_read:
+            self._begin_row()
+        if self._is_single:
+            self._ends.has_pass = False
+        else:
+            self._ends.begin_row()
 
     def _end_row(self, is_over: bool) -> None:
         """Something follows that is of the next row, if this one is over."""
@@ -408,7 +420,7 @@ class SignalCollector:
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer is about to make its step: bits of the state should be those after the step before."""
-        if torch.compiler.is_compiling() or self.is_off:
+        if is_dynamo_compiling() or self.is_off:
             return
         if not (self._is_single and self.step < self.next_read):
             self._end_row(self._ends.has_made_step(id(optimizer)))
@@ -416,8 +428,13 @@ class SignalCollector:
         if (thread := threading.get_ident()) != self._thread:
             self._thread = thread
             bind_to_this_thread(self)
-        if self.step < self.next_read:
-            return
+        if self.step >= self.next_read:
+            self._read_before_step(optimizer)
+        if self._then_before_step is not None:
+            self._then_before_step(optimizer)
+
+    def _read_before_step(self, optimizer: Optimizer) -> None:
+        """Compare the bits of the state, and keep what an update is the change of."""
         with self.timed("state"):
             group = self._groups[id(optimizer)]
             if self._ends.is_in_pass:  # a step for each gradient that arrives
@@ -432,17 +449,25 @@ class SignalCollector:
             self._updates.remember([(one.update, one.parameter) for one in due])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """It has made its step; reads updates and fingerprints."""
-        if torch.compiler.is_compiling() or self.is_off:
+        """It has made its step: what is read is read, and a step that is not read is over."""
+        if is_dynamo_compiling():
             return
-        if self.step < self.next_read:
-            group = self._groups[id(optimizer)]
+        if self.step >= self.next_read:
+            if not self.is_off:
+                self._read_after_step(optimizer)
+            if self._then_after_step is not None:
+                self._then_after_step(optimizer)
+        elif not self.is_off:
             if self.step + 1 >= self.next_read:
                 self._take_state(optimizer)
-            group.steps += 1
+            self._groups[id(optimizer)].steps += 1
             if not self._is_single:
                 self._ends.end_step(id(optimizer))
-            return
+            if self._on_end is not None and (self._is_single or self._ends.is_complete):
+                self._on_end()
+
+    def _read_after_step(self, optimizer: Optimizer) -> None:
+        """Read the updates, and take fingerprints where the next step is read as well."""
         with self.timed("state"):
             slots, sizes = self._updates.take()
             if slots:
