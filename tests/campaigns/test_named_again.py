@@ -53,7 +53,7 @@ def test_a_replay_uses_nothing_that_only_the_store_names(stored, changes, said):
     assert "\x1b" not in done.stderr
 
 
-REMOVED = "was made with other options (%s) than those of this version of unsilent pvf; give another --store"
+REMOVED = "was made with other options (%s) than those of this version of unsilent pvf; give another store"
 
 
 @pytest.mark.parametrize(

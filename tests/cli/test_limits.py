@@ -67,7 +67,7 @@ def test_python_is_held_to_the_same():
     for trials in ("5", 10**12, 10**30, 10**5000):
         with pytest.raises(UsageError, match="trials= is .*; expected"):
             unsilent.pvf("nothing.py:make", trials=trials)
-    with pytest.raises(UsageError, match="--threads is 1000000000; expected 1 or more, and at most 4096"):
+    with pytest.raises(UsageError, match="threads= is 1000000000; expected 1 or more, and at most 4096"):
         unsilent.pvf("nothing.py:make", threads=10**9)
 
 

@@ -223,7 +223,7 @@ WRONG = {
     "noise": [{"replicas": 0}, {"variants": "no"}, {"switch": "no"}, {"level": 0.001}, {"every": 0}, {"steps": 0}],
     "coverage": [{"only": "no"}, {"follow": 0}, {"tries": 0}, {"steps": 0}, {"clean_runs": -1}, {"clean_steps": 0}, {"rate": 2},
                  {"sampling": 0}, {"fault": "no"}, {"phase": "no"},
-                 {"large_fault": "no"}, {"memory_fault": "no"}],
+                 {"large_fault": "no"}],
     "inference_coverage": [{"only": "no"}, {"tries": 0}, {"rate": 2}, {"detector": "no"}, {"flip_rate": 2}, {"burst": "x"},
                            {"output_flip": "no"}, {"profile_samples": 0}, {"clean_samples": 0}, *INFERENCE],
     "checkpoint_study": [{"strategy": "no"}, {"ranks": 0}, {"section": "no"}, {"flips": 0}, {"law": "no"}, {"steps": 0},

@@ -496,5 +496,5 @@ def test_unfinished_campaigns_are_told(plain, tmp_path):
 
 def test_the_command_asks_for_the_same_comparison(plain):
     found = together(plain, plain, PvfEstimator(unit="batch", confidence=0.9))
-    assert found.command == f"unsilent report {plain} {plain} --unit batch --confidence 0.9"
+    assert found.command == f"unsilent diff {plain} {plain} --unit batch --confidence 0.9"
     assert found.confidence == 0.9
