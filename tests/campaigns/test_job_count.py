@@ -89,6 +89,7 @@ def test_workers_that_nobody_asked_for_wait_until_they_are_worth_it(monkeypatch,
     assert executor._may_grow() is expected
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_default(tiny, monkeypatch):
     monkeypatch.setattr(job_count, "core_count", lambda: 3)
     spec = replace(PvfSpec(f"{tiny}:make"), per="component")

@@ -468,6 +468,7 @@ def test_a_disk_that_stays_broken_leaves_the_record(path, monkeypatch, capsys):
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_for_the_whole_process(path):
     """No file may grow: the undo record is cut off, the checkpoint as before."""
     before = path.read_bytes()
@@ -509,6 +510,7 @@ def killed(count, on, *arguments):
     assert done.returncode == -9, done.stderr
 
 
+@pytest.mark.slow
 def test_kill_in_the_middle_of_an_edit_can_be_undone(path, capsys):
     before = path.read_bytes()
     killed(3, ".pt", "checkpoint", "corrupt", path, "--fault", "bitflip:count=6,bits=23")

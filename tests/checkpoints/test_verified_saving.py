@@ -59,6 +59,7 @@ def check_kills(path, run_killed, numbers):
     assert leftovers(path.parent) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kill_before_any_third_call_leaves_a_verified_checkpoint(name, tmp_path):
     check_kills(tmp_path / name, run_killed, range(0, 1000, 3))

@@ -70,6 +70,7 @@ def test_plain_output_has_no_escape_codes(campaign):
     assert "last" in done.stdout
 
 
+@pytest.mark.slow
 def test_every_trial_replays_the_same(campaign):
     folder, _ = campaign
     for trial in ("first/x1/0", "last/x8/39"):

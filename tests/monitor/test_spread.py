@@ -25,8 +25,8 @@ GRID = [
     (4, 4, True),
     (3, 5, False),
     (2, 7, True),
-    (8, 16, True),
-    (16, 8, True),
+    pytest.param(8, 16, True, marks=pytest.mark.slow),
+    pytest.param(16, 8, True, marks=pytest.mark.slow),
 ]
 """Interval, spread, late."""
 
@@ -106,6 +106,7 @@ def test_a_fault_in_any_step_is_undone(interval, spread, late, moment):
         guard.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("interval", "spread", "late"), [(1, 1, True), (4, 4, True), (3, 5, False), (2, 7, True)])
 def test_with_a_state_less_some_fault_cannot_be_undone(monkeypatch, interval, spread, late):
     monkeypatch.setattr("unsilent.monitor.guard_plan.states_needed", lambda *case: states_needed(*case) - 1)

@@ -44,6 +44,7 @@ def four(tmp_path_factory):
     return run_ranks(4, tmp_path_factory.mktemp("four"), orders, 120)
 
 
+@pytest.mark.slow
 def test_every_program_gives_the_sum_on_four_processes(four):
     for rank in four:
         assert rank["every_program"] == {"programs": 93, "wrong": [], "unlike all_reduce": []}
@@ -57,6 +58,7 @@ def test_every_program_gives_the_sum_on_eight_processes(factors, programs, tmp_p
         assert rank["all"] == {"programs": programs, "wrong": [], "unlike all_reduce": []}
 
 
+@pytest.mark.slow
 def test_programs_of_the_other_goals_are_right(four):
     """Each of the ranks ends with a chunk of its own after a reduce-scatter."""
     assert all(rank["goals"]["counts"]["all-gather"] >= 2 for rank in four)

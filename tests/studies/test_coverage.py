@@ -332,6 +332,7 @@ def test_planted_changes():
 BUDGET = CoverageBudget(trials=2, clean_runs=2, changed_runs=1)
 
 
+@pytest.mark.slow
 def test_a_campaign_is_read_and_reported(runner, tmp_path):
     executor = Here(runner)
     with CoverageStore(tmp_path / "s.sqlite", write=True) as store:

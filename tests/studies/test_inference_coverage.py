@@ -580,6 +580,7 @@ def test_a_campaign_of_the_command_line(folder):
     assert in_process("report", "c.sqlite", "--rate", "0.1", cwd=folder).returncode == 0
 
 
+@pytest.mark.slow
 def test_shards_are_merged_into_the_whole(campaign, folder, tmp_path):
     store, _ = campaign
     parts = [run(make_spec(folder), tmp_path / f"{part}.sqlite", 5, shard=(part, 2)) and tmp_path / f"{part}.sqlite"

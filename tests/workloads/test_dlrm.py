@@ -177,6 +177,7 @@ def test_unreadable_csv(tmp_path):
         load("dlrm", {"drop": "a"})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "bank-full.csv").exists(), reason="real data not there")
 def test_bank_marketing():
     workload = load("dlrm", {"drop": "duration"}, data=str(SHARED / "bank-full.csv"))
