@@ -40,7 +40,7 @@ KEPT = 0.8
 READING_UNSEEN, CHECKS_UNSEEN = 1.15, 2.5
 """What the monitor costs a training, in multiples of the time that its functions measure: in steps that are read, and in others.
 The rest is how torch comes to these functions, and that the training finds less of its own in the caches of the processor
-afterwards. By ``python -m benchmarks.monitor_cost --short 20``, which compares whole steps with and without a monitor."""
+afterwards. By ``benchmarks.monitor_cost`` for short steps, which compares whole steps with and without a monitor."""
 TOLERANCE = 0.25
 """An interval changes when it is that much too short, or could be that much shorter."""
 
