@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.command import RESULTS, Command
 from unsilent.options import OUTPUT_PANEL, Asked, Option
 
@@ -32,6 +33,7 @@ def export(asked: Asked) -> int:
     from unsilent.studies.campaign_kinds import kind_of_store
 
     options = asked[ExportOptions]
+    refuse_other_files(options.store, STORE_WANTED)
     with Store(options.store, kind_of_store(options.store)) as opened:
         export_store(opened, options.output, canonical=options.canonical)
     return 0

@@ -13,6 +13,14 @@ NOUNS = {
     "injection": "a published injection", "checkpoint": "a checkpoint",
 }  # fmt: skip
 
+STORE_WANTED = {
+    "checkpoint": "unsilent checkpoint inspect for it, and give the store of a campaign here",
+    "events": "unsilent report for them, and give the store of a campaign here",
+    "card": "unsilent report for it, and give the store of a campaign here",
+    "injection": "unsilent replay-injection for it, and give the store of a campaign here",
+}
+"""What is said of other files where only a store will do."""
+
 
 def sort_of_file(path: Path) -> str:
     """One of `NOUNS`, or nothing where a file is not there or is none of them. A file's beginning counts, then its name."""

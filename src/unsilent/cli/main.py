@@ -161,6 +161,8 @@ def _explained(message: str, command: str) -> str:
     """What a command cannot understand, and where to find what it does."""
     if command == "unsilent run" and message.startswith("No such option"):
         message = f"{message.rstrip('.')}; arguments of the script go after the script"
+    if command == "unsilent report" and message.startswith("Got unexpected extra argument"):
+        message = f"{message.rstrip('.')}; two stores are compared by unsilent diff"
     end = " See" if message.endswith("?") else "; see"
     return f"{message.rstrip('.')}{end} {command} --help"
 

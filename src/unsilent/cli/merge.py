@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.cli.tables import show_lines
 from unsilent.command import RESULTS, Command, DisplayOptions
 from unsilent.errors import UsageError
@@ -44,6 +45,8 @@ def merge(asked: Asked) -> int:
 
     options, display = asked[MergeOptions], asked[DisplayOptions]
     assert options.output is not None
+    for store in options.stores:
+        refuse_other_files(store, STORE_WANTED)
     merged = merge_stores(options.output, list(options.stores), kind_of_store(options.stores[0]))
     if display.as_json:
         print(json.dumps(merged.to_json(), indent=2))

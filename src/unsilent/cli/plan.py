@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.command import MEASURE, Command
 from unsilent.errors import UsageError
 from unsilent.options import Asked
@@ -35,6 +36,7 @@ def plan(asked: Asked) -> int:
     options, shown = asked[PlanOptions], asked[PlanOutputOptions]
     check_output(shown.output, options)
     for store in filter(None, (options.store, options.truth)):
+        refuse_other_files(store, STORE_WANTED)
         if (kind := kind_of_store(store)) is not PVF:
             raise UsageError(f"{store} is a store of unsilent {kind.command_words}; a plan needs one of unsilent pvf")
     page = report_path(options.store, shown.page or options.store.with_suffix(".plan.html"))

@@ -77,13 +77,13 @@ def replay(asked: Asked) -> int:
     """Run a trial again, and print both."""
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial
-    from unsilent.cli.file_sorts import refuse_other_files
+    from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
     from unsilent.cli.trace_output import show_trace, trace_path
     from unsilent.studies.campaign_kinds import kind_of_store
 
     options, display = asked[ReplayOptions], asked[DisplayOptions]
     store = options.store
-    refuse_other_files(store, {"injection": "unsilent replay-injection"})
+    refuse_other_files(store, STORE_WANTED)
     if options.trial is None:
         raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
     kind, number = kind_of_store(store), TrialId.parse(options.trial)

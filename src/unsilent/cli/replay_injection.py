@@ -38,10 +38,6 @@ class InjectionOptions:
         short_flag="o")] = None  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.data is None:
-            raise UsageError(
-                f"{self.file} is a published injection, which needs images to train on; add --data IMAGES.npz or --data digits"
-            )
         if self.output is not None and not self.trace:
             raise UsageError("--output is only used with --trace: leave out --output")
 
@@ -56,8 +52,11 @@ def replay_injection(asked: Asked) -> int:
 
     options, display = asked[InjectionOptions], asked[DisplayOptions]
     refuse_other_files(options.file, {"store": f"unsilent replay {options.file} TRIAL"})
-    assert options.data is not None
     injection = read_injection(options.file)
+    if options.data is None:
+        raise UsageError(
+            f"{options.file} is a published injection, which needs images to train on; add --data IMAGES.npz or --data digits"
+        )
     done = replay_injection(
         injection, options.data, options.weights, steps=options.steps, steps_before=options.steps_before,
         batch=options.batch_size, images=options.images, log=options.log, trace=options.trace,

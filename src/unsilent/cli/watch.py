@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.cli.file_sorts import refuse_other_files
 from unsilent.command import WATCH, Command, DisplayOptions
 from unsilent.errors import unknown_name_error
 from unsilent.options import OUTPUT_PANEL, Asked, Option
@@ -70,6 +71,9 @@ def watch(asked: Asked) -> int:
     from rich.console import Console
 
     options, display = asked[WatchOptions], asked[DisplayOptions]
+    if options.events.is_file():
+        verbs = {"store": "unsilent report", "checkpoint": "unsilent checkpoint inspect"}
+        refuse_other_files(options.events, {sort: f"{verb} {options.events}" for sort, verb in verbs.items()})
     once, curve, as_json, plain = options.once, options.curve, display.as_json, display.plain
     if curve not in CURVES:
         raise unknown_name_error("curve", curve, CURVES)

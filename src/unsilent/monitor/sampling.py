@@ -248,8 +248,8 @@ class SamplingControl:
         if self.reads_all:
             return self.intervals.longest, "at the start"
         return 0, (
-            "the loss, and the norm of gradients that are clipped, are checked in every step; how often tensors are read, and "
-            "when rules begin to judge them, follows from the length of steps"
+            "a loss that is not finite, and the norm of gradients that are clipped, are noticed in every step; how often tensors "
+            "are read, and when rules begin to judge them, follows from the length of steps"
         )
 
     def may_begin(self) -> bool:
@@ -304,8 +304,8 @@ class SamplingControl:
             parts = f", updates and fingerprints in {agreed.state} parts" if agreed.state > 1 else ""
             reason = (
                 f"one step in {agreed.rows} is read{parts}; rules that learn from {LEARNT} values judge from about step "
-                f"{step + agreed.rows * LEARNT:,} on; in the steps between, only the loss and the norm of clipped gradients are "
-                "checked"
+                f"{step + agreed.rows * LEARNT:,} on; in the steps between, only a loss that is not finite and the norm of "
+                "clipped gradients are noticed"
             )
             if not self._has_warned and step >= FIRST_STEPS:
                 self._has_warned = True

@@ -113,6 +113,9 @@ def _notes(ranking: Ranking) -> Iterator[str]:
         "over theirs, above 1 where they are faster"
     )
     yield "predicted: communication alone; its overlap with computation is not modelled"
+    counted = {axis for reduction in ranking.reductions for axis in reduction.axes}
+    if others := [axis for axis in ranking.axes if axis not in counted]:
+        yield f"nothing reduces over {', '.join(others)}: communication over it is not counted, and does not decide the order"
     yield "a placement is a matrix: a row per axis, a column per level, outermost first"
     yield f"bandwidth and latency: {ranking.system.source}"
 

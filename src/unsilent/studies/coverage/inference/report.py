@@ -69,9 +69,14 @@ def _headline(result: InferenceCoverageResult) -> str:
         trials = count_text(sum(one.trials for one in result.tries), "trial")
         return f"No fault that changes an answer of {result.baseline.name} was found in {trials}."
     mine, best = _reference_and_best(own, result)
+    at_rate = (one for one in result.false_alarms if one.rate == result.options.rate)
+    raised = next(
+        (f" ({share_with_limits_text(one.share)} measured)" for one in at_rate if one.detector == mine.detector), ""
+    )
     return (
         f"{mine.detector} detects {share_with_limits_text(mine.answers)} of {count_text(answers, 'answer')} of "
-        f"{result.baseline.name} that {count_text(faults, 'fault')} changed, at {rate_text(result.options.rate)} false alarms; "
+        f"{result.baseline.name} that {count_text(faults, 'fault')} changed, at a threshold for "
+        f"{rate_text(result.options.rate)} false alarms{raised}; "
         + (
             f"{best.detector} most, {share_with_limits_text(best.answers)}."
             if best is not mine
@@ -180,8 +185,8 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
     groups = [one.errors for one in result.tries if one.found]
     if groups:
         yield Section(
-            "Detection", "What a detector notices, at the same share of false alarms for all. Of changed answers: a fault that "
-            "changes many answers counts as often. Of faults: each fault counts once, with the share of its answers.",
+            "Detection", "What a detector notices, with thresholds for the same share of false alarms for all. Of changed answers: a "
+            "fault that changes many answers counts as often. Of faults: each fault counts once, with the share of its answers.",
             tuple(
                 _detection_table(_at_rate(result, rate), [*groups, ALL], rate, result, by_fault)
                 for rate in result.rates for by_fault in (False, True)
