@@ -401,7 +401,7 @@ def test_files_that_are_no_programs(programs, tmp_path, make, said, capfd):
 def test_options_it_does_not_have(programs):
     with pytest.raises(UsageError, match="unknown option"):
         opened(programs, "net", options={"batch": "2"})
-    with pytest.raises(UsageError, match="leave --weights out"):
+    with pytest.raises(UsageError, match="leave weights= out"):
         opened(programs, "net", weights="w.pt")
 
 

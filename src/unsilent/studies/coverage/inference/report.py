@@ -185,7 +185,7 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
     groups = [one.errors for one in result.tries if one.found]
     if groups:
         yield Section(
-            "Detection", "What a detector notices, with thresholds for the same share of false alarms for all. Of changed answers: a "
+            "Detection", "What a detector notices, with thresholds for the same share of false alarms. Of changed answers: a "
             "fault that changes many answers counts as often. Of faults: each fault counts once, with the share of its answers.",
             tuple(
                 _detection_table(_at_rate(result, rate), [*groups, ALL], rate, result, by_fault)
