@@ -209,7 +209,7 @@ def test_a_card_runs_nothing_and_loads_no_torch(stores, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.json")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    code = code.replace("sys.argv[1]", "*sys.argv[1:]").replace("['report', ", "['report', '-o', 'y.html', ")
+    code = code.replace("sys.argv[1]", "*sys.argv[1:]").replace("['report', ", "['diff', '-o', 'y.html', ")
     done = subprocess.run(
         [sys.executable, "-c", code, "a.sqlite", "b.sqlite"], capture_output=True, text=True, cwd=stores
     )

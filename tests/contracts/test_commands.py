@@ -188,3 +188,13 @@ def test_a_command_has_few_options_whatever_its_arguments_are(command, tmp_path)
     assert max(map(len, options)) <= MOST_OPTIONS
     if command.name in ("report", "diff"):
         assert all(len(of_store) > len(options[0]) for of_store in options[1:])
+
+
+@pytest.mark.parametrize("words", [("--", "workloads"), ("checkpoint", "--", "verify")])
+def test_dashes_in_front_of_a_verb_change_nothing(words):
+    plain = [word for word in words if word != "--"]
+    with_dashes, without = in_process(*words), in_process(*plain)
+    assert (with_dashes.returncode, with_dashes.stdout, with_dashes.stderr) == (
+        without.returncode, without.stdout, without.stderr,
+    )  # fmt: skip
+    assert with_dashes.stdout + with_dashes.stderr

@@ -286,3 +286,11 @@ def test_dir_has_what_is_offered_and_no_more():
     from unsilent.monitor import Guard, Monitor
 
     assert (unsilent.Guard, unsilent.Monitor) == (Guard, Monitor)
+
+
+def test_a_result_of_a_call_is_read_again_as_the_call_asked(tmp_path):
+    workload = unsilent.load("digits-cnn")
+    made = unsilent.pvf(workload, trials=4, seed=3, unit="batch", confidence=0.5, store=tmp_path / "s.sqlite")
+    again = unsilent.read_result(tmp_path / "s.sqlite")
+    assert (again.unit, again.confidence) == (made.unit, made.confidence) == ("batch", 0.5)
+    assert again.rows == made.rows

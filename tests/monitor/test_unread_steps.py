@@ -56,7 +56,7 @@ def test_the_start_line_says_what_is_not_read_and_a_later_one_from_when_on_rules
     start, changed = of_kind(events, SamplingChanged)
     assert (start.interval, changed.interval) == (0, 12)
     assert str(start).startswith(
-        "step 0: no tensor is read so far (the loss, and the norm of gradients that are clipped, are"
+        "step 0: no tensor is read so far (a loss that is not finite, and the norm of gradients that are clipped, are"
     )
     assert "one step in 3 is read" in changed.reason
     assert f"judge from about step {changed.step + 60} on" in changed.reason

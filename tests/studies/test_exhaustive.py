@@ -128,7 +128,7 @@ def test_a_pilot_that_saw_little_does_not_refuse_what_may_do(workload):  # noqa:
 def test_what_the_budget_cannot_reach_is_said_before_it_is_spent(workload, tmp_path):  # noqa: F811
     path = tmp_path / "s.sqlite"
     with pytest.raises(
-        UsageError, match=r"needs about [0-9,]+ trials, but --trials allows 600, which reach about ±"
+        UsageError, match=r"needs about [0-9,]+ trials, but trials= allows 600, which reach about ±"
     ) as error:
         unsilent.pvf(workload, ci="0.1%", trials=600, store=path)
     assert "\n" not in str(error.value)
@@ -187,9 +187,9 @@ def test_some_samples_a_trial_ask_the_same_question(workload, truth, samples):  
     ("more", "message"),
     [
         ({"at": "op:*"}, "acts in all samples of one batch"),
-        ({"exhaustive": True, "trials": None}, "--exhaustive evaluates all samples"),
+        ({"exhaustive": True, "trials": None}, "exhaustive= evaluates all samples"),
         ({"samples": 0.5}, "expected a number of samples of 1 or more, or all"),
-        ({"unit": "batch"}, "--unit batch judges whole batches"),
+        ({"unit": "batch"}, "unit= batch judges whole batches"),
         ({"samples": 8}, "the largest batch has 7; give at most 7, or all .14 samples in 2 batches"),
     ],
 )
@@ -206,7 +206,7 @@ def test_all_samples_are_the_default(workload):  # noqa: F811
 def test_fixed_trials_do_not_go_on_where_looks_say_what_counts(workload, tmp_path):  # noqa: F811
     path = tmp_path / "s.sqlite"
     unsilent.pvf(workload, ci="4%", samples="all", store=path)
-    with pytest.raises(UsageError, match="was planned with --ci or --rel"):
+    with pytest.raises(UsageError, match="was planned with ci= or rel="):
         unsilent.pvf(workload, strata="bits", trials=300, store=path)
 
 

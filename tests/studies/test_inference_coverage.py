@@ -424,7 +424,7 @@ def test_the_headline_says_what_is_detected(campaign):
     assert headline.startswith(
         f"ranger detects {share_with_limits_text(own['ranger'])} of {answers:,} answers of clean "
     )
-    assert f"that {faults} faults changed, at 5 % false alarms" in headline
+    assert f"that {faults} faults changed, at a threshold for 5 % false alarms (" in headline
     most = max(own, key=lambda name: own[name].estimate)
     assert f"{most} most, {share_with_limits_text(own[most])}." in headline
     same = tuple(replace(d, answers=own["ranger"]) for d in result.detections)

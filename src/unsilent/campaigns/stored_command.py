@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -12,6 +13,8 @@ from unsilent.errors import StoreError, UsageError
 from unsilent.options import Asked, OptionField, options_of
 
 T = TypeVar("T")
+MOST_CALL = 10_000
+"""Characters of a call in Python."""
 
 
 def stored_options(store: AnyStore, cls: type[T]) -> T:
@@ -22,6 +25,8 @@ def stored_options(store: AnyStore, cls: type[T]) -> T:
     if removed := [word for word in other if word.startswith("--")]:
         raise store.other_options_error(", ".join(removed))
     try:
+        if not words:
+            return Asked.from_call([cls], _call_arguments(command))[cls]
         return Asked([cls], dict(_given(words, options_of(cls))))[cls]
     except UsageError as error:
         raise StoreError(f"{store.path} names a command that cannot be used ({error}); restore a copy") from None
@@ -41,6 +46,17 @@ def without_options(command: str, *classes: type) -> str:
         elif not option.is_boolean:
             del words[:1]
     return shlex.join(left)
+
+
+def _call_arguments(command: str) -> dict[str, Any]:
+    """The keyword arguments of a call in Python, as far as they are literals; nothing is executed. None for anything else."""
+    if len(command) > MOST_CALL:
+        return {}
+    try:
+        call = ast.parse(command, mode="eval").body
+        return {one.arg: ast.literal_eval(one.value) for one in getattr(call, "keywords", ()) if one.arg}
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return {}
 
 
 def _command_words(command: str) -> list[str]:

@@ -66,6 +66,9 @@ def make_app(arguments: Sequence[str] = ()) -> App:
     from unsilent.cli.typer_options import make_command_app, make_overview_app
 
     name = find_command_name(arguments)
+    if name is None and "--" in arguments[:2]:  # in front of a verb it separates nothing
+        arguments = [word for number, word in enumerate(arguments) if number != list(arguments).index("--")]
+        name = find_command_name(arguments)
     if name is None:
         first = next((word for word in arguments[:1] if any(known.startswith(f"{word} ") for known in COMMANDS)), "")
         return App(f"unsilent {first}".strip(), make_overview_app(first, root), arguments[1 if first else 0 :])

@@ -192,7 +192,8 @@ def headline(result: TrainingResult) -> str:
         return _pvf_headline(result)
     name = escape_unprintable(result.workload)
     harm, latent, different = result.all_trials.harmful, result.all_trials.latent, result.all_trials.different
-    ended = f"{share_with_limits_text(different) if events(different) else 'none'} ended different from the fault-free run by more than noise"
+    share = share_with_limits_text(different) if events(different) else "none"
+    ended = f"{share} ended different from the fault-free run by more than noise"
     if not events(harm):
         return (
             f"Of {count_text(result.n, 'faulty training run')} of {name} none were harmful (upper limit "
