@@ -122,8 +122,10 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     """The same, where what is printed may still have to be flushed."""
+    name = "unsilent"
     try:
         app = make_app(arguments)
+        name = app.name
         command = typer.main.get_command(app.app)
         code: Any = command.main(list(app.words), prog_name=app.name, standalone_mode=False, obj=app.script)
         return _interrupted() if code == INTERRUPTED else int(code or 0)
@@ -132,7 +134,7 @@ def _run(arguments: list[str]) -> int:
         if "Usage:" in message:  # no arguments at all: the message is the help text
             print(message)
             return 2
-        return _fail(_explained(message, getattr(getattr(error, "ctx", None), "command_path", "unsilent")), 2)
+        return _fail(_explained(message, getattr(getattr(error, "ctx", None), "command_path", name)), 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted()
     except Interrupted as error:

@@ -84,6 +84,8 @@ def replay(asked: Asked) -> int:
     options, display = asked[ReplayOptions], asked[DisplayOptions]
     store = options.store
     refuse_other_files(store, STORE_WANTED)
+    if not store.exists():
+        raise UsageError(f"there is no store {store}; check the name")
     if options.trial is None:
         raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
     kind, number = kind_of_store(store), TrialId.parse(options.trial)
