@@ -133,7 +133,7 @@ def test_twins_that_differ_are_an_error_with_step_and_tensor(folder, loose, step
 @pytest.mark.parametrize(
     ("loose", "said"),
     [
-        ("left", "control/0 and control/1 differ in the loss from step 0 on.*leaves state behind for the next run"),
+        ("left", "control/0 and control/1 differ in the loss from step 0 on.*leaves state for the next one"),
         (
             "evaluate",
             "differ in (loss|predictions|metrics).* of held-out samples, although weights are equal .does evaluate draw",

@@ -125,11 +125,11 @@ def test_bad_loops_are_refused_in_one_line(loops: str, name: str, message: str):
 
 
 def test_bad_numbers_are_refused_before_anything_runs(loops: str):
-    with pytest.raises(UsageError, match="--runs is 1; expected at least 2"):
+    with pytest.raises(UsageError, match="runs= is 1; expected at least 2"):
         explain_loop(f"{loops}:clean", runs=1)
-    with pytest.raises(UsageError, match="--steps is 0"):
+    with pytest.raises(UsageError, match="steps= is 0"):
         explain_loop(f"{loops}:clean", steps=0)
-    with pytest.raises(UsageError, match="--deadline is -1 s"):
+    with pytest.raises(UsageError, match="deadline= is -1 s"):
         explain_loop(f"{loops}:clean", deadline=-1)
 
 
