@@ -248,8 +248,8 @@ class SamplingControl:
         if self.reads_all:
             return self.intervals.longest, "at the start"
         return 0, (
-            "a loss that is not finite, and the norm of gradients that clip_grad_norm_ computes, are noticed in every step; how often "
-            "tensors are read, and when rules begin to judge them, follows from the length of steps"
+            "a loss that is not finite, and the norm of gradients that clip_grad_norm_ computes, are noticed in every step; how "
+            "often tensors are read, and when rules begin to judge them, follows from the length of steps"
         )
 
     def may_begin(self) -> bool:
