@@ -56,7 +56,7 @@ def test_the_start_line_says_what_is_not_read_and_a_later_one_from_when_on_rules
     start, changed = of_kind(events, SamplingChanged)
     assert (start.interval, changed.interval) == (0, 12)
     assert str(start).startswith(
-        "step 0: no tensor is read so far (a loss that is not finite, and the norm of gradients that are clipped, are"
+        "step 0: no tensor is read so far (a loss that is not finite, and the norm of gradients that clip_grad_norm_ computes"
     )
     assert "one step in 3 is read" in changed.reason
     assert f"judge from about step {changed.step + 60} on" in changed.reason
@@ -83,7 +83,7 @@ def train(spoil, clip=True, scaler=None, steps=60, value=1e15, **options):
     with Monitor(model, optimizer, sinks=[events.append], strict=True, **options):
         for step in range(steps):
             optimizer.zero_grad()
-            loss = model(torch.randn(16, 8)).square().mean()
+            loss = 100 * model(torch.randn(16, 8)).square().mean()
             loss = loss * math.nan if spoil == "loss" and step == 40 else loss
             (loss if scaler is None else scaler.scale(loss)).backward()
             if scaler is not None:
@@ -186,3 +186,113 @@ def test_a_step_that_is_not_read_calls_few_functions():
         step()
         added = min(calls_of(step) for _ in range(3)) - bare
     assert 0 < added <= 20
+
+
+def alarms_beside(when, own=None, other=None, losses=(1,), is_scaled=False, **options):
+    """Alarms of a training beside that of a model with as many parameters, which the program clips as well.
+
+    ``when``: when the pass of the other model comes, seen from that of the own one and its step; ``own``: what a gradient becomes
+    in step 40; ``other``: what the loss of the other model is multiplied with then; ``losses``: what the own loss is multiplied
+    with from step 40 on, in one pass for each number.
+    """
+    torch.manual_seed(0)
+    model, stranger = (nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)) for _ in range(2))
+    optimizer, events = torch.optim.Adam(model.parameters(), lr=1e-3), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, enabled=is_scaled)
+
+    def pass_of_stranger(step):
+        stranger.zero_grad()
+        (stranger(torch.randn(16, 8)).square().mean() * (other if other and step == 40 else 1)).backward()
+
+    def clip(parameters):
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    with Monitor(model, optimizer, sinks=[events.append], strict=True, **options):
+        for step in range(60):
+            if when == "before":
+                pass_of_stranger(step)
+                clip(stranger.parameters())
+            optimizer.zero_grad()
+            for factor in losses if step >= 40 else (1,):
+                scaler.scale(
+                    100 * model(torch.randn(16, 8)).square().mean() * factor
+                ).backward()  # too large for the first factors
+            if own and step == 40:
+                model[0].weight.grad[0, 0] = own
+            if when == "between":
+                pass_of_stranger(step)
+            scaler.unscale_(optimizer)
+            clip(model.parameters())
+            if when == "between":
+                clip(stranger.parameters())
+            scaler.step(optimizer)
+            scaler.update()
+            if when == "after":
+                pass_of_stranger(step)
+                clip(stranger.parameters())
+    return [(one.step, one.feature, one.rule) for one in of_kind(events, Alarm)]
+
+
+beside = pytest.mark.parametrize("when", ["before", "between", "after"])
+
+
+@beside
+def test_norms_of_another_model_with_as_many_parameters_do_not_hide_those_of_this_one(when):
+    assert alarms_beside(when, own=1e15) == [(40, "norm before clipping", "robust-z")]
+
+
+@beside
+@pytest.mark.parametrize("factor", [1e9, math.nan])
+def test_loss_and_norm_of_another_model_are_not_judged(when, factor):
+    assert alarms_beside(when, other=factor, on_alarm="stop") == []
+
+
+def test_finite_losses_of_another_model_do_not_make_each_step_an_alarm():
+    found = alarms_beside("before", losses=[math.nan])
+    assert [one for one in found if one[1] == "loss"] == [(40, "loss", "nonfinite")]
+
+
+@pytest.mark.parametrize("losses", [[math.nan, 1], [1, math.nan]])
+def test_a_finite_loss_of_the_same_step_does_not_make_each_step_an_alarm(losses):
+    model = nn.Linear(1, 1)  # whose parameters stay finite, as no optimizer uses the gradients
+    optimizer, events = torch.optim.SGD(model.parameters(), lr=0.0), []
+    with Monitor(model, optimizer, sinks=[events.append], strict=True):
+        for step in range(20):
+            for factor in losses if step >= 10 else [1]:
+                (model(torch.ones(1, 1)).sum() * factor).backward()
+            optimizer.zero_grad()
+            optimizer.step()
+    assert [(one.step, one.rule) for one in of_kind(events, Alarm)] == [(10, "nonfinite")]
+
+
+def test_a_pass_of_another_model_does_not_hide_that_a_loss_scaler_finds_its_factor():
+    assert alarms_beside("between", is_scaled=True) == []
+
+
+def test_a_loss_that_reaches_other_parameters_than_those_before_is_checked():
+    heads = nn.ModuleList(nn.Linear(4, 1) for _ in range(2))
+    optimizer, events = torch.optim.SGD(heads.parameters(), lr=0.0), []
+    with Monitor(heads, optimizer, sinks=[events.append], strict=True):
+        for step in range(20):
+            optimizer.zero_grad()
+            (heads[step % 2](torch.ones(1, 4)).sum() * (math.nan if step == 15 else 1)).backward()
+            optimizer.zero_grad()
+            optimizer.step()
+    assert [(one.step, one.feature) for one in of_kind(events, Alarm)] == [(15, "loss")]
+
+
+def test_norms_of_two_parts_of_a_model_with_as_many_parameters_are_compared_apart():
+    """A norm that is unusual for the first part would be a small one of the second part."""
+    parts = nn.ModuleList(nn.Linear(4, 1) for _ in range(2))
+    optimizer, events = torch.optim.SGD(parts.parameters(), lr=0.0), []
+    with Monitor(parts, optimizer, sinks=[events.append], strict=True):
+        for step in range(120):
+            optimizer.zero_grad()
+            parts[0](torch.randn(8, 4)).square().mean().backward()
+            (parts[1](torch.randn(8, 4)).square().mean() * 1e6).backward()
+            if step == 110:
+                parts[0].weight.grad[0, 0] = 1e4
+            for part in parts:
+                nn.utils.clip_grad_norm_(part.parameters(), 1.0)
+            optimizer.step()
+    assert [(one.step, one.feature) for one in of_kind(events, Alarm)] == [(110, "norm before clipping")]

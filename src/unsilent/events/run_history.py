@@ -205,7 +205,10 @@ class RunHistory:
     def _what_was_not_judged(self) -> Iterator[str]:
         ranks = self.ranks
         if ranks and all(one.ended and not one.ended.longest_wait for one in ranks):
-            yield "no step was read, so that only values that are not finite and the norm of clipped gradients were checked"
+            yield (
+                "no step was read, so that only losses that are not finite and norms of gradients that clip_grad_norm_ computes "
+                "were checked"
+            )
         if unjudged := self.unjudged_text:
             yield unjudged
         elif any(one.summaries for one in ranks) and not any(one.has_judged for one in ranks):

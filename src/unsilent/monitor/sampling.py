@@ -248,8 +248,8 @@ class SamplingControl:
         if self.reads_all:
             return self.intervals.longest, "at the start"
         return 0, (
-            "a loss that is not finite, and the norm of gradients that are clipped, are noticed in every step; how often tensors "
-            "are read, and when rules begin to judge them, follows from the length of steps"
+            "a loss that is not finite, and the norm of gradients that clip_grad_norm_ computes, are noticed in every step; how "
+            "often tensors are read, and when rules begin to judge them, follows from the length of steps"
         )
 
     def may_begin(self) -> bool:
@@ -305,7 +305,7 @@ class SamplingControl:
             reason = (
                 f"one step in {agreed.rows} is read{parts}; rules that learn from {LEARNT} values judge from about step "
                 f"{step + agreed.rows * LEARNT:,} on; in the steps between, only a loss that is not finite and the norm of "
-                "clipped gradients are noticed"
+                "gradients that clip_grad_norm_ computes are noticed"
             )
             if not self._has_warned and step >= FIRST_STEPS:
                 self._has_warned = True

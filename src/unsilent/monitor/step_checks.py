@@ -1,4 +1,4 @@
-"""What is checked in every step at once, whatever the sampling: the loss, and the norm of gradients that a program clips.
+"""What is checked in every step at once, whatever the sampling: the loss, and the norm that `clip_grad_norm_` computes.
 
 Both are numbers that the training computes itself, so that a check costs some microseconds. The loss is checked for being finite.
 The norm is compared with those of the last steps, as `RobustZ` compares a series, upwards alone: it is read after the backward
@@ -20,6 +20,9 @@ from unsilent.detectors.series import CLIPPED_NORM, LOSS, NUMBER, Series
 from unsilent.monitor.rule_streams import Finding
 from unsilent.monitor.signals.host_copy import HostCopy
 
+Checked = tuple[int, ...]
+"""What a number is of: `LOSSES`, or gradients that are clipped together (the first one's parameter by ``id``, their number)."""
+LOSSES: Checked = ()
 REFRESH = 10
 """Norms after which median, spread and limit are computed anew."""
 
@@ -41,29 +44,29 @@ class StepChecks:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._finds_infinite = any(isinstance(rule, Nonfinite) for rule in rules)
         self._robust = next((rule for rule in rules if isinstance(rule, RobustZ)), None)
-        self._norms: dict[int, NormSeries] = {}
-        self._on_the_way: deque[tuple[int, int, bool, HostCopy]] = deque()
-        self._is_bad: set[int] = set()
+        self._norms: dict[Checked, NormSeries] = {}
+        self._on_the_way: deque[tuple[int, Checked, bool, HostCopy]] = deque()
+        self._last_bad: dict[Checked, int] = {}
         self.checks_norms = self._finds_infinite or self._robust is not None
         self.found: list[tuple[int, Finding]] = []
 
     def add_loss(self, step: int, loss: Tensor, is_scaled: bool) -> None:
         """The loss of a step; one that a loss scaler has multiplied may be infinite by that alone."""
         if loss.is_cuda:
-            self._add_later(step, 0, loss, is_scaled)
+            self._add_later(step, LOSSES, loss, is_scaled)
             return
         value = loss.item()
-        if value - value or self._is_bad:  # not finite, now or before
-            self._check(step, 0, value, is_scaled)
+        if value - value or self._last_bad:  # not finite, now or before
+            self._check(step, LOSSES, value, is_scaled)
 
-    def add_norm(self, step: int, count: int, norm: Tensor, is_scaled: bool) -> None:
-        """The norm of so many gradients together; after a loss scaler it may be infinite or NaN in steps that it leaves out."""
+    def add_norm(self, step: int, of: Checked, norm: Tensor, is_scaled: bool) -> None:
+        """The norm of some gradients together; after a loss scaler it may be infinite or NaN in steps that it leaves out."""
         if norm.is_cuda:
-            self._add_later(step, count, norm, is_scaled)
+            self._add_later(step, of, norm, is_scaled)
             return
         value = norm.item()
-        if (series := self._norms.get(count)) is None or not 0 < value <= series.highest or self._is_bad:
-            self._check(step, count, value, is_scaled)
+        if (series := self._norms.get(of)) is None or not 0 < value <= series.highest or self._last_bad:
+            self._check(step, of, value, is_scaled)
         else:
             series.add(value)
 
@@ -72,32 +75,33 @@ class StepChecks:
         result, self.found = self.found, []
         return result
 
-    def _add_later(self, step: int, count: int, tensor: Tensor, is_scaled: bool) -> None:
+    def _add_later(self, step: int, of: Checked, tensor: Tensor, is_scaled: bool) -> None:
         """A number on a device: it is looked at once it has arrived, for nobody waits."""
-        self._on_the_way.append((step, count, is_scaled, HostCopy(tensor.detach())))
+        self._on_the_way.append((step, of, is_scaled, HostCopy(tensor.detach())))
         while self._on_the_way and self._on_the_way[0][3].has_arrived:
-            step, count, is_scaled, copy = self._on_the_way.popleft()
-            self._check(step, count, float(copy.read()), is_scaled)
+            step, of, is_scaled, copy = self._on_the_way.popleft()
+            self._check(step, of, float(copy.read()), is_scaled)
 
-    def _check(self, step: int, count: int, value: float, is_scaled: bool) -> None:
-        """Look at a number closely; ``count``: of how many gradients it is the norm, 0: it is the loss."""
+    def _check(self, step: int, of: Checked, value: float, is_scaled: bool) -> None:
+        """Look at a number closely."""
         if not math.isfinite(value):
-            if self._finds_infinite and not (is_scaled and (count or math.isinf(value))):
-                if count not in self._is_bad:
-                    self._find(step, Nonfinite.name, count, value, math.nan, math.inf)
-                self._is_bad.add(count)
+            if self._finds_infinite and not (is_scaled and (of or math.isinf(value))):
+                if of not in self._last_bad:
+                    self._find(step, Nonfinite.name, of, value, math.nan, math.inf)
+                self._last_bad[of] = step
             return
-        self._is_bad.discard(count)
-        if not count or self._robust is None:
+        if step > self._last_bad.get(of, step) + 1:  # a step may have several losses, the bad one last
+            del self._last_bad[of]
+        if of == LOSSES or self._robust is None:
             return
-        series = self._norms.setdefault(count, NormSeries(self._robust))
+        series = self._norms.setdefault(of, NormSeries(self._robust))
         if value <= series.highest:
             series.add(value)
         elif series.add_high() == 1:
-            self._find(step, self._robust.name, count, value, series.usual, series.score(value))
+            self._find(step, self._robust.name, of, value, series.usual, series.score(value))
 
-    def _find(self, step: int, rule: str, count: int, value: float, baseline: float, score: float) -> None:
-        series = Series(CLIPPED_NORM if count else LOSS, "", NUMBER)
+    def _find(self, step: int, rule: str, of: Checked, value: float, baseline: float, score: float) -> None:
+        series = Series(LOSS if of == LOSSES else CLIPPED_NORM, "", NUMBER)
         self.found.append((step, Finding(rule, -1, series, ALARM, score, value, baseline)))
 
 

@@ -102,7 +102,7 @@ class SignalCollector:
         self.next_read, self.reads_all = 0, True
         self.seconds = {"gradients": 0.0, "values": 0.0, "state": 0.0, "checks": 0.0}
         self._checks = checks
-        self._clipped: dict[int, bool] = {}
+        self._first_clipped: list[Tensor] = []
         self._on_error, self._on_end, self._is_timed = on_error, on_end, False
         self._then_before_step, self._then_after_step = before_step, after_step
         self._ends, self._is_single = StepEnds(len(optimizers)), len(optimizers) == 1
@@ -115,10 +115,14 @@ class SignalCollector:
         self._scale: Tensor | None = None
         self._arrived: list[tuple[Sequence[int], Tensor]] = []
         self._gradients_before: list[tuple[int, int] | None] = []
+        self._loss_and_scaled: tuple[Tensor | None, bool] = None, False
         self._has_stepped = self._was_scaled = self._has_gradient = False
         self._row = SignalRow(0)
         self._next_row: SignalRow | None = None
         self._parameters: list[TrainedParameter] = []
+        self._written: Tensor | None = None
+        self._version_before: tuple[int, int] | None = None
+        self._is_one_enough = True
         self._groups = {id(optimizer): OptimizerTurns() for optimizer in optimizers}
         self._places: dict[str, tuple[OptimizerTurns, int]] = {}
         self._optimizers = optimizers
@@ -208,9 +212,12 @@ class SignalCollector:
             if not self._is_single:
                 self._ends.begin_pass()
                 self._scale = None if scale is None else scale.detach().to(torch.float64, copy=True)
-            self._was_scaled = scale is not None
-            if self._checks is not None and len(tensors) == 1 and tensors[0].numel() == 1:
-                self._checks.add_loss(self.step, tensors[0], self._was_scaled)
+            loss = tensors[0].detach() if len(tensors) == 1 and tensors[0].numel() == 1 else None
+            self._loss_and_scaled, self._has_gradient = (loss, scale is not None), False
+            if self._written is not None:
+                self._version_before = _version(self._written.grad)
+            else:
+                self._gradients_before = [_version(one.parameter.grad) for one in self._parameters]
             if begun:
                 self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
             return
@@ -227,6 +234,18 @@ class SignalCollector:
         if self.is_off:
             return
         if self.step < self.next_read:
+            begun = time.perf_counter() if self.step % TIMED == TIMED - 1 else 0.0
+            (loss, is_scaled), self._loss_and_scaled = self._loss_and_scaled, (None, False)
+            if (
+                self._has_gradient
+                or (self._written is not None and _version(self._written.grad) != self._version_before)
+                or self._has_written_another()
+            ):
+                self._was_scaled = is_scaled
+                if self._checks is not None and loss is not None:
+                    self._checks.add_loss(self.step, loss, is_scaled)
+            if begun:
+                self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
             if self._is_single:
                 self._ends.has_pass = True
             else:
@@ -239,7 +258,7 @@ class SignalCollector:
             return
         with self.timed("gradients"):
             arrived, self._arrived = self._arrived, []
-            is_own = self._has_gradient or self._has_new_gradient()
+            is_own = self._has_gradient or self._first_written() is not None
             self._ends.end_pass(is_own)
             if not is_own:
                 return
@@ -258,14 +277,26 @@ class SignalCollector:
         if self._checks is None or self.is_off:
             return
         begun = time.perf_counter() if self.step % TIMED == TIMED - 1 else 0.0  # the first ones are slow
-        count = len(gradients)
-        if count not in self._clipped:
-            self._clipped[count] = count > 0 and any(one.parameter.grad is gradients[0] for one in self._parameters)
-        if self._clipped[count]:
-            local = norm if type(norm) is Tensor else getattr(norm, "_local_tensor", norm)
-            self._checks.add_norm(self.step, count, local, self._was_scaled)
+        if gradients:
+            first: Tensor | None
+            for first in self._first_clipped:
+                if first.grad is gradients[0]:
+                    break
+            else:
+                first = self._find_first_clipped(gradients[0])
+            if first is not None:
+                local = norm if type(norm) is Tensor else getattr(norm, "_local_tensor", norm)
+                self._checks.add_norm(self.step, (id(first), len(gradients)), local, self._was_scaled)
         if begun:
             self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
+
+    def _find_first_clipped(self, gradient: Tensor) -> Tensor | None:
+        """The parameter with the first gradient of those that are clipped; None: the gradients are of another model."""
+        for one in self._parameters:
+            if one.parameter.grad is gradient:
+                self._first_clipped.append(one.parameter)
+                return one.parameter
+        return None
 
     def after_scaler_update(self) -> None:
         """A loss scaler ends the step. If it has left the update out, nothing that was read but the loss means anything."""
@@ -411,10 +442,26 @@ class SignalCollector:
             values = norms_and_largest([local_tensor(gradient) for _, gradient in read])
             self._put(_pairs([slot for slot, _ in read]), values)
 
-    def _has_new_gradient(self) -> bool:
-        """Whether the backward pass has written to a gradient of any parameter, for it may reach any few of them."""
-        before = zip(self._parameters, self._gradients_before, strict=False)
-        return any(_version(one.parameter.grad) != version for one, version in before)
+    def _first_written(self) -> Tensor | None:
+        """The first parameter whose gradient the backward pass has written to; it may reach any few of all."""
+        for one, version in zip(self._parameters, self._gradients_before, strict=False):
+            if _version(one.parameter.grad) != version:
+                return one.parameter
+        return None
+
+    def _has_written_another(self) -> bool:
+        """Whether the pass of a step that is not read has written to a gradient, if not to that of the one that is looked at.
+
+        One parameter is looked at as long as each pass reaches it. The first pass that does not is one of another model, or
+        reaches other parameters: it counts as the former, and from then on all parameters are looked at.
+        """
+        if self._written is not None:
+            self._written, self._is_one_enough = None, False
+            return False
+        written = self._first_written()
+        if self._is_one_enough:
+            self._written = written
+        return written is not None
 
     # -- hooks of optimizers -------------------------------------------------------------------------------------
 
@@ -430,6 +477,8 @@ class SignalCollector:
             bind_to_this_thread(self)
         if self.step >= self.next_read:
             self._read_before_step(optimizer)
+        else:
+            self._has_gradient = True  # during a backward pass: it is one of this model
         if self._then_before_step is not None:
             self._then_before_step(optimizer)
 
