@@ -358,3 +358,30 @@ def test_a_state_that_has_a_tensor_for_a_few_parameters_has_their_names(tmp_path
         with Checkpoint(tmp_path / file) as checkpoint:
             assert {"optimizer/fc.bias/step", "optimizer/fc.bias/exp_avg"} <= set(checkpoint.tensors), file
     assert "optimizer/fc.bias/exp_avg" in hashes_in_memory(state)
+
+
+LISTS_OF_MODULES = {
+    "state dict": lambda weights: weights,
+    "beside an optimizer": lambda weights: {"model": weights, "optimizer": two_parameters({})["opt"]},
+    "nested": lambda weights: {"model": {"param_groups": [weights], "state": {"a": weights}}},
+    "under one prefix": lambda weights: {f"net.{name}": weight for name, weight in weights.items()},
+}
+
+
+@pytest.mark.parametrize("container", LISTS_OF_MODULES)
+def test_a_model_whose_modules_have_names_of_an_optimizer_is_a_model(container, tmp_path):
+    net = nn.ModuleDict({"state": nn.ModuleList([nn.Linear(2, 2)]), "param_groups": nn.ModuleList([nn.LayerNorm(2)])})
+    state = LISTS_OF_MODULES[container](net.state_dict())
+    torch.save(state, tmp_path / "c.pt")
+    names = tensors_of(tmp_path / "c.pt")
+    assert names
+    assert all(name.startswith("model/") for name in names)
+    assert set(hashes_in_memory(state)) == set(names)
+
+
+def test_an_optimizer_without_settings_or_with_tensors_in_its_groups_is_one(tmp_path):
+    for number, settings in enumerate(({}, {"lr": torch.tensor(0.1)}, {"buffer": torch.zeros(2, 3)})):
+        state = two_parameters({0: {"exp_avg": torch.ones(2, 3)}}, ({**settings, "params": [0, 1]},))
+        torch.save(state, tmp_path / f"{number}.pt")
+        assert "optimizer/fc.weight/exp_avg" in tensors_of(tmp_path / f"{number}.pt")
+        assert set(hashes_in_memory(state)) == set(tensors_of(tmp_path / f"{number}.pt"))

@@ -39,8 +39,8 @@ def hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
     found = [
         (path, value) for path, value in leaves_in(state, key_text=key_text) if isinstance(value, (Tensor, int, float))
     ]
-    names = unique_names([path for path, _ in found], [not isinstance(value, Tensor) for _, value in found])
     shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for _, value in found]
+    names = unique_names([path for path, _ in found], shapes)
     named = zip(with_parameter_names(names, shapes, [value for _, value in found]), found, strict=True)
     return {name: _hash(name, value) for name, (_, value) in named if isinstance(value, Tensor)}
 

@@ -97,15 +97,15 @@ def _printable(name: str) -> str:
     ]
 
 
-def sections_and_rests(paths: Sequence[Sequence[str]]) -> list[tuple[str, tuple[str, ...]]]:
+def sections_and_rests(paths: Sequence[Sequence[str]], is_array: Sequence[bool]) -> list[tuple[str, tuple[str, ...]]]:
     """The section of every value of a checkpoint, and the keys that name it there.
 
     An optimizer is known by its structure, under any key; the others by their own keys.
     """
-    split = undotted(paths, is_section_key)
+    split = undotted(paths, is_array, is_section_key)
     return [
         section_and_rest(path) if keys is None else ("optimizer", keys)
-        for path, keys in zip(split, optimizer_keys(split), strict=True)
+        for path, keys in zip(split, optimizer_keys(split, is_array), strict=True)
     ]
 
 
@@ -114,16 +114,21 @@ def is_section_key(key: str) -> bool:
     return key.lower() in _MODEL or any(pattern.search(key) for _, pattern in _SECTION_OF)
 
 
-def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
+def unique_names(paths: Sequence[Sequence[str]], shapes: Sequence[Shape | None]) -> list[str]:
     """A name for every value, none twice: where two would have the same, the later ones keep all of their keys.
 
     Values with the same keys, as only damaged files have them, are numbered: ``model/w``, ``model/w'1``, ``model/w'2``.
+
+    Args:
+        paths: The keys that lead to each value.
+        shapes: Shape of each tensor; None for what is no tensor.
     """
     result: list[str] = []
     taken: set[str] = set()
     used: Counter[str] = Counter()
-    for path, number, (section, rest) in zip(paths, numbers, sections_and_rests(paths), strict=True):
-        name = _name(section, rest, number)
+    sections = sections_and_rests(paths, [bool(shape) for shape in shapes])
+    for path, shape, (section, rest) in zip(paths, shapes, sections, strict=True):
+        name = _name(section, rest, shape is None)
         if name in taken:
             name = free_name(_printable("/".join((name.partition("/")[0], *path))), taken, used)
         taken.add(name)

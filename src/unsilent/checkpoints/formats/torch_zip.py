@@ -64,9 +64,9 @@ def with_names(values: Sequence[ArchiveValue], in_order: bool = True) -> list[St
         values: All values of the checkpoint.
         in_order: Whether the model's are in its order, so that an optimizer's numbers can be replaced by its parameters' names.
     """
-    names: Sequence[str] = unique_names([value.path for value in values], [not value.is_tensor for value in values])
+    shapes = [value.stored.shape if value.is_tensor else None for value in values]
+    names: Sequence[str] = unique_names([value.path for value in values], shapes)
     if in_order:
-        shapes = [value.stored.shape if value.is_tensor else None for value in values]
         names = with_parameter_names(names, shapes, [value.stored.value for value in values])
     return [replace(value.stored, name=name) for name, value in _without_numbering(zip(names, values, strict=True))]
 
