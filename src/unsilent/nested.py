@@ -18,14 +18,14 @@ def parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
     return enumerate(value) if isinstance(value, (list, tuple)) else None
 
 
-def leaves_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """All that is not a container, in order."""
+def leaves_in(value: Any, path: Path = (), key_text: Callable[[Any], str] = str) -> Iterator[tuple[Path, Any]]:
+    """All that is not a container, in order, each with its keys as text."""
     parts = None if isinstance(value, Tensor) else parts_of(value)
     if parts is None:
         yield path, value
     else:
         for key, part in parts:
-            yield from leaves_in(part, (*path, str(key)))
+            yield from leaves_in(part, (*path, key_text(key)), key_text)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

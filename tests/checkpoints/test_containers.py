@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -10,9 +12,12 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 from conftest import in_process
+from unsilent import verified_save
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.comparing import SAME, compare
 from unsilent.checkpoints.drawing import corruptible
+from unsilent.checkpoints.formats import torch_zip
+from unsilent.checkpoints.formats.known import Format
 from unsilent.checkpoints.memory_hashes import hashes_in_memory
 
 pytestmark = [
@@ -246,3 +251,137 @@ def test_another_code_of_torchscript_is_a_difference(tmp_path):
         torch.jit.script(model).save(str(tmp_path / f"{name}.pt"))
     with Checkpoint(tmp_path / "net.pt") as one, Checkpoint(tmp_path / "doubled.pt") as two:
         assert {d.name for d in compare(one, two) if d.status != SAME} == {"other/code and constants"}
+
+
+def values_of(path):
+    """The values of every tensor by its name."""
+    with Checkpoint(path) as checkpoint:
+        return {
+            name: torch.frombuffer(bytearray(b"".join(checkpoint.content(t))), dtype=torch.float32).tolist()
+            for name, t in checkpoint.tensors.items()
+            if is_tensor(t)
+        }
+
+
+def two_parameters(state, groups=({"lr": 0.1, "params": [0, 1]},), key="opt"):
+    """A model of two parameters, and an optimizer with this state."""
+    model = {"fc.weight": torch.full((2, 3), 1.0), "fc.bias": torch.full((3,), 2.0)}
+    return {"model": model, key: {"state": state, "param_groups": list(groups)}}
+
+
+LIKE_NUMBERS = [
+    ("0", "00"), ("00", "0"), ("0", "\u0660"), (0, "0"), ("0", "00", "000"), (0, "fc.weight"), ("fc.weight", 0),
+    ("0", "optimizer/0"), (("a", "b"), "a.b"), ("a.b", ("a", "b")), (0, 1.5, None, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", LIKE_NUMBERS)
+def test_no_tensor_is_hidden_by_another_of_its_name(keys, tmp_path):
+    moments = {key: torch.full((2, 3), 3.0 + n) for n, key in enumerate(keys)}
+    state = two_parameters({key: {"exp_avg": moment} for key, moment in moments.items()})
+    torch.save(state, tmp_path / "c.pt")
+    torch.save(state, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    for file in ("c.pt", "legacy.pt"):
+        listed = [value for name, value in values_of(tmp_path / file).items() if name.startswith("optimizer/")]
+        assert sorted(listed) == sorted(moment.flatten().tolist() for moment in moments.values())
+    assert set(hashes_in_memory(state)) == set(tensors_of(tmp_path / "c.pt"))
+    verified_save(state, tmp_path / "verified.pt")
+    for key, moment in moments.items():
+        moment[1, 2] = float("nan")
+        torch.save(state, tmp_path / "changed.pt")
+        assert len(differing(tmp_path / "c.pt", tmp_path / "changed.pt")) == 1, key
+        moment[1, 2] = moment[0, 0]
+
+
+def test_a_format_that_gives_two_tensors_one_name_hides_none(tmp_path, monkeypatch):
+    torch.save(
+        {"a": torch.full((2,), 1.0), "b": torch.full((2,), 2.0), "model/w'1": torch.full((2,), 3.0)}, tmp_path / "c.pt"
+    )
+
+    def alike(files):
+        return [
+            replace(t, name="model/w'1" if t.stored_as.startswith("model") else "model/w")
+            for t in torch_zip.tensors(files)
+        ]
+
+    monkeypatch.setattr(
+        "unsilent.checkpoints.checkpoint.format_of", lambda files: Format(torch_zip.NAME, torch_zip.matches, alike)
+    )
+    assert sorted(values_of(tmp_path / "c.pt").values()) == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+
+
+def of_frozen(net):
+    for parameter in net[0].parameters():
+        parameter.requires_grad_(False)
+    return torch.optim.AdamW([p for p in net.parameters() if p.requires_grad])
+
+
+UNKNOWN_ORDER = {
+    "the first layer is frozen": of_frozen,
+    "the last parameters are left out": lambda net: torch.optim.AdamW(list(net.parameters())[:4]),
+    "two groups": lambda net: torch.optim.AdamW(
+        [{"params": net[2].parameters(), "weight_decay": 0.1}, {"params": net[:2].parameters()}]
+    ),
+    "another parameter": lambda net: torch.optim.AdamW([*net.parameters(), nn.Parameter(torch.ones(2, 2))]),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN_ORDER)
+def test_numbers_stay_where_the_file_does_not_say_whose_they_are(case, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = UNKNOWN_ORDER[case](net)
+    net(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    state = {"model": net.state_dict(), "opt": optimizer.state_dict()}
+    torch.save(state, tmp_path / "c.pt")
+    saved_by_dcp(state, tmp_path / "dcp")
+    expected = set(state_of(optimizer)) | {f"model/{name}" for name in net.state_dict()}
+    for file in ("c.pt", "dcp"):
+        assert set(tensors_of(tmp_path / file)) == expected, file
+    assert set(hashes_in_memory(state)) == expected
+
+
+@pytest.mark.parametrize("order", [("ema", "model"), ("model", "ema")])
+def test_a_moving_average_beside_the_model_is_not_taken_for_its_parameters(order, tmp_path):
+    state = two_parameters({0: {"exp_avg": torch.ones(2, 3)}})
+    state["ema"] = dict(state["model"])
+    torch.save({**{key: state[key] for key in order}, "opt": state["opt"]}, tmp_path / "c.pt")
+    assert "optimizer/fc.weight/exp_avg" in tensors_of(tmp_path / "c.pt")
+
+
+def test_a_state_that_has_a_tensor_for_a_few_parameters_has_their_names(tmp_path):
+    state = two_parameters({1: {"step": 3, "exp_avg": torch.ones(3)}})
+    torch.save(state, tmp_path / "c.pt")
+    saved_by_dcp(state, tmp_path / "dcp")
+    for file in ("c.pt", "dcp"):
+        with Checkpoint(tmp_path / file) as checkpoint:
+            assert {"optimizer/fc.bias/step", "optimizer/fc.bias/exp_avg"} <= set(checkpoint.tensors), file
+    assert "optimizer/fc.bias/exp_avg" in hashes_in_memory(state)
+
+
+LISTS_OF_MODULES = {
+    "state dict": lambda weights: weights,
+    "beside an optimizer": lambda weights: {"model": weights, "optimizer": two_parameters({})["opt"]},
+    "nested": lambda weights: {"model": {"param_groups": [weights], "state": {"a": weights}}},
+    "under one prefix": lambda weights: {f"net.{name}": weight for name, weight in weights.items()},
+}
+
+
+@pytest.mark.parametrize("container", LISTS_OF_MODULES)
+def test_a_model_whose_modules_have_names_of_an_optimizer_is_a_model(container, tmp_path):
+    net = nn.ModuleDict({"state": nn.ModuleList([nn.Linear(2, 2)]), "param_groups": nn.ModuleList([nn.LayerNorm(2)])})
+    state = LISTS_OF_MODULES[container](net.state_dict())
+    torch.save(state, tmp_path / "c.pt")
+    names = tensors_of(tmp_path / "c.pt")
+    assert names
+    assert all(name.startswith("model/") for name in names)
+    assert set(hashes_in_memory(state)) == set(names)
+
+
+def test_an_optimizer_without_settings_or_with_tensors_in_its_groups_is_one(tmp_path):
+    for number, settings in enumerate(({}, {"lr": torch.tensor(0.1)}, {"buffer": torch.zeros(2, 3)})):
+        state = two_parameters({0: {"exp_avg": torch.ones(2, 3)}}, ({**settings, "params": [0, 1]},))
+        torch.save(state, tmp_path / f"{number}.pt")
+        assert "optimizer/fc.weight/exp_avg" in tensors_of(tmp_path / f"{number}.pt")
+        assert set(hashes_in_memory(state)) == set(tensors_of(tmp_path / f"{number}.pt"))

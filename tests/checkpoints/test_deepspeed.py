@@ -215,7 +215,8 @@ class TestReading:
         folder = save(tmp_path / "step", deepspeed)
         state = values()
         moments = {i: {key: state[key][name] for key in STATES[1:]} for i, name in enumerate(NAMES)}
-        torch.save({"model": state["fp32"], "optimizer": {"state": moments}}, tmp_path / "file.pt")
+        optimizer = {"state": moments, "param_groups": [{"params": list(range(len(NAMES)))}]}
+        torch.save({"model": state["fp32"], "optimizer": optimizer}, tmp_path / "file.pt")
         with Checkpoint(folder) as zero, Checkpoint(tmp_path / "file.pt") as plain:
             assert set(plain.tensors) <= set(zero.tensors)
 

@@ -22,7 +22,7 @@ from unsilent.checkpoints.crc32 import crc_change
 from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
 from unsilent.checkpoints.editing import apply_edit, undo_edit
 from unsilent.checkpoints.hashes import hash_elements
-from unsilent.checkpoints.names import MOST_CHARACTERS, SECTIONS, logical_name, optimizer_names, unique_names
+from unsilent.checkpoints.names import MOST_CHARACTERS, SECTIONS, logical_name, unique_names, with_parameter_names
 from unsilent.faults.codecs import CODECS
 from unsilent.faults.models import fault_model
 from unsilent.faults.record import Fault
@@ -225,7 +225,7 @@ KEYS = st.lists(
 
 @given(paths=st.lists(KEYS, max_size=12), numbers=st.randoms(use_true_random=False))
 def test_every_value_has_a_name_of_its_own(paths, numbers):
-    names = unique_names(paths, [numbers.random() < 0.3 for _ in paths])
+    names = unique_names(paths, [numbers.choice([None, (), (2,)]) for _ in paths])
     assert len(set(names)) == len(names) == len(paths)
     for name in names:
         assert name == escape_unprintable(name)
@@ -239,7 +239,7 @@ def test_wrappers_do_not_change_a_name(path):
 
 
 def test_long_names_are_cut_and_stay_apart():
-    names = unique_names([("x" * 5000, "a"), ("x" * 5000, "b"), ("y",)], [False] * 3)
+    names = unique_names([("x" * 5000, "a"), ("x" * 5000, "b"), ("y",)], [(1,)] * 3)
     assert len(set(names)) == 3
     assert max(map(len, names)) < MOST_CHARACTERS + 5
 
@@ -247,13 +247,16 @@ def test_long_names_are_cut_and_stay_apart():
 @given(count=st.integers(0, 6), draw=st.randoms(use_true_random=False))
 def test_optimizer_names_are_one_to_one(count, draw):
     names = [f"model/p{n}" for n in range(count)] + [f"optimizer/{n}/{s}" for n in range(count) for s in ("m", "step")]
-    shapes = {name: (3, 3) if not name.endswith("step") else () for name in names}
+    names += [f"optimizer/param_groups/0/params/{n}" for n in range(count)]
+    shapes = [(3, 3) if not name.endswith("step") else () for name in names[: 3 * count]] + [None] * count
+    numbers = [None] * 3 * count + list(range(count))
     if count and draw.random() < 0.3:
-        shapes[f"optimizer/{draw.randrange(count)}/m"] = (4,)
-        assert optimizer_names(names, shapes) == {}
+        shapes[names.index(f"optimizer/{draw.randrange(count)}/m")] = (4,)
+        assert with_parameter_names(names, shapes, numbers) == names
     else:
-        renamed = optimizer_names(names, shapes)
-        assert len(set(renamed.values())) == len(renamed) == 2 * count
+        renamed = with_parameter_names(names, shapes, numbers)
+        assert len(set(renamed)) == len(names)
+        assert len(set(renamed) - set(names)) == 2 * count
 
 
 # The same fault in a file and in memory.

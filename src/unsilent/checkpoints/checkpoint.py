@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import gc
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +17,7 @@ from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.content import content_parts
 from unsilent.checkpoints.excess import without_excess
 from unsilent.checkpoints.formats.known import format_of
+from unsilent.checkpoints.names import free_name
 from unsilent.checkpoints.stored_tensors import Block, Ints, Patch, StoredTensor, bytes_from_words, words_from_bytes
 from unsilent.closing import Closing
 from unsilent.errors import UsageError, unknown_name_error
@@ -48,9 +51,8 @@ class Checkpoint(Closing):
             known = format_of(self.files)
             self.format = known.name
             with _without_collections():
-                self.tensors: Mapping[str, StoredTensor] = MappingProxyType(
-                    {t.name: t for t in without_excess(known.tensors(self.files), self.files)}
-                )
+                listed = without_excess(known.tensors(self.files), self.files)
+                self.tensors: Mapping[str, StoredTensor] = MappingProxyType(_by_name(listed))
             self.unread_files = self.files.unused()
         except BaseException:
             self.files.close()
@@ -146,6 +148,16 @@ class Checkpoint(Closing):
         """The bytes of the elements of a packed block."""
         assert block.packing is not None
         return block.packing.unpack(self.files.read(block.file, block.offset, block.packed_size))
+
+
+def _by_name(tensors: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
+    """All tensors, each under a name of its own, so that none hides another whatever its format calls it."""
+    result: dict[str, StoredTensor] = {}
+    used: Counter[str] = Counter()
+    for tensor in tensors:
+        name = free_name(tensor.name, result, used)
+        result[name] = tensor if name == tensor.name else replace(tensor, name=name)
+    return result
 
 
 @contextlib.contextmanager

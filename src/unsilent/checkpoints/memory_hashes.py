@@ -8,8 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from unsilent.checkpoints.formats.torch_pickle import key_text
 from unsilent.checkpoints.hashes import TensorHash, hash_elements
-from unsilent.checkpoints.names import optimizer_names, unique_names
+from unsilent.checkpoints.names import unique_names, with_parameter_names
 from unsilent.errors import UsageError
 from unsilent.nested import leaves_in, map_tensors, tensors_in
 from unsilent.sites.memory import content_of, dtype_name
@@ -35,11 +36,13 @@ def hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
 
     Raises ``UsageError`` for a tensor that cannot be compared with a file.
     """
-    found = [(path, value) for path, value in leaves_in(state) if isinstance(value, (Tensor, int, float))]
-    names = unique_names([path for path, _ in found], [not isinstance(value, Tensor) for _, value in found])
-    tensors = {name: value for name, (_, value) in zip(names, found, strict=True) if isinstance(value, Tensor)}
-    renamed = optimizer_names(names, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    return {renamed.get(name, name): _hash(name, tensor) for name, tensor in tensors.items()}
+    found = [
+        (path, value) for path, value in leaves_in(state, key_text=key_text) if isinstance(value, (Tensor, int, float))
+    ]
+    shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for _, value in found]
+    names = unique_names([path for path, _ in found], shapes)
+    named = zip(with_parameter_names(names, shapes, [value for _, value in found]), found, strict=True)
+    return {name: _hash(name, value) for name, (_, value) in named if isinstance(value, Tensor)}
 
 
 def _hash(name: str, tensor: Tensor) -> TensorHash:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 
 from unsilent.checkpoints.optimizer_keys import optimizer_keys, undotted
+from unsilent.checkpoints.stored_tensors import Shape
 from unsilent.printable import escape_unprintable
 
 SECTIONS = ("model", "optimizer", "scheduler", "rng", "other")
@@ -29,7 +30,10 @@ BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of names of a state dict that are no parameters, so no optimizer counts them."""
 MOST_CHARACTERS = 300
 """Of a name."""
-_INDEX = re.compile(r"\d{1,9}")
+_PARAMETER = re.compile(r"model/[^/]+")
+"""A name of a state dict; tensors under further keys, as a moving average of the weights, are none of the model's."""
+_NUMBERED = re.compile(r"optimizer/(0|[1-9][0-9]{0,8})/([^/]+)")
+"""State of a parameter that an optimizer numbers: a number as torch writes it, as ``00`` is another key."""
 _MODULE_VALUES = {"_parameters", "_buffers"}
 """Where an `nn.Module` that was pickled as a whole has its tensors; its modules are in ``_modules``."""
 
@@ -93,15 +97,15 @@ def _printable(name: str) -> str:
     ]
 
 
-def sections_and_rests(paths: Sequence[Sequence[str]]) -> list[tuple[str, tuple[str, ...]]]:
+def sections_and_rests(paths: Sequence[Sequence[str]], is_array: Sequence[bool]) -> list[tuple[str, tuple[str, ...]]]:
     """The section of every value of a checkpoint, and the keys that name it there.
 
     An optimizer is known by its structure, under any key; the others by their own keys.
     """
-    split = undotted(paths, is_section_key)
+    split = undotted(paths, is_array, is_section_key)
     return [
         section_and_rest(path) if keys is None else ("optimizer", keys)
-        for path, keys in zip(split, optimizer_keys(split), strict=True)
+        for path, keys in zip(split, optimizer_keys(split, is_array), strict=True)
     ]
 
 
@@ -110,47 +114,76 @@ def is_section_key(key: str) -> bool:
     return key.lower() in _MODEL or any(pattern.search(key) for _, pattern in _SECTION_OF)
 
 
-def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
+def unique_names(paths: Sequence[Sequence[str]], shapes: Sequence[Shape | None]) -> list[str]:
     """A name for every value, none twice: where two would have the same, the later ones keep all of their keys.
 
     Values with the same keys, as only damaged files have them, are numbered: ``model/w``, ``model/w'1``, ``model/w'2``.
+
+    Args:
+        paths: The keys that lead to each value.
+        shapes: Shape of each tensor; None for what is no tensor.
     """
-    result, taken = [], set()
+    result: list[str] = []
+    taken: set[str] = set()
     used: Counter[str] = Counter()
-    for path, number, (section, rest) in zip(paths, numbers, sections_and_rests(paths), strict=True):
-        name = _name(section, rest, number)
+    sections = sections_and_rests(paths, [bool(shape) for shape in shapes])
+    for path, shape, (section, rest) in zip(paths, shapes, sections, strict=True):
+        name = _name(section, rest, shape is None)
         if name in taken:
-            name = whole = _printable("/".join((name.partition("/")[0], *path)))
-            while name in taken:
-                used[whole] += 1
-                name = f"{whole}'{used[whole]}"
+            name = free_name(_printable("/".join((name.partition("/")[0], *path))), taken, used)
         taken.add(name)
         result.append(name)
     return result
 
 
-def optimizer_names(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """New names of an optimizer's state that its file numbers: ``optimizer/0/exp_avg`` -> ``optimizer/fc.weight/exp_avg``.
-
-    An optimizer numbers the parameters it was given, in most scripts all of the model's in its order. The numbers are replaced
-    only where that fits: as many parameters as numbers, and every state of more than one element has its parameter's shape.
+def free_name(name: str, taken: Container[str], used: Counter[str]) -> str:
+    """The name, with a number behind it if it is taken.
 
     Args:
-        names: All names of the checkpoint, the model's in its order.
-        shapes: Shape of each.
+        name: What it would be.
+        taken: The names before.
+        used: The last number behind each name, which this counts on.
     """
-    parameters = [n for n in names if n.startswith("model/") and not n.endswith(BUFFERS) and n in shapes]
-    numbered = [
-        n for n in names if n.startswith("optimizer/") and _INDEX.fullmatch(n.split("/")[1]) and n.count("/") == 2
-    ]
-    indices = {int(n.split("/")[1]) for n in numbered}
-    if not indices or max(indices) >= len(parameters):
-        return {}
-    result = {}
-    for name in numbered:
-        _, index, state = name.split("/")
-        parameter = parameters[int(index)]
-        if shapes[name] not in ((), (1,), shapes[parameter]):
-            return {}
-        result[name] = f"optimizer/{parameter.removeprefix('model/')}/{state}"
+    result = name
+    while result in taken:
+        used[name] += 1
+        result = f"{name}'{used[name]}"
     return result
+
+
+def with_parameter_names(
+    names: Sequence[str], shapes: Sequence[Shape | None], numbers: Sequence[object]
+) -> Sequence[str]:
+    """The names, with parameters in place of an optimizer's numbers: ``optimizer/0/exp_avg`` -> ``optimizer/fc.weight/exp_avg``.
+
+    Only where the order is certain: one group holds the numbers of exactly as many parameters as the model has, one after the
+    other. With a frozen parameter, or several groups, the file does not say which number is which parameter's. Every tensor
+    of more than one element must have its parameter's shape, and no new name may be another's.
+
+    Args:
+        names: All names of the checkpoint, none twice, the model's in its order.
+        shapes: Shape of each tensor; None for what is no tensor.
+        numbers: The value of each number; anything for what is none.
+    """
+    parameters = [
+        (name, shape)
+        for name, shape in zip(names, shapes, strict=True)
+        if _PARAMETER.fullmatch(name) and shape is not None and not name.endswith(BUFFERS)
+    ]
+    given = [
+        (name, number)
+        for name, number in zip(names, numbers, strict=True)
+        if name.startswith("optimizer/") and "/params/" in name
+    ]
+    if given != [(f"optimizer/param_groups/0/params/{place}", place) for place in range(len(parameters))]:
+        return names
+    result = list(names)
+    for place, shape in enumerate(shapes):
+        numbered = _NUMBERED.fullmatch(names[place])
+        if numbered is None:
+            continue
+        index = int(numbered[1])
+        if index >= len(parameters) or shape not in (None, (), (1,), parameters[index][1]):
+            return names
+        result[place] = f"optimizer/{parameters[index][0].removeprefix('model/')}/{numbered[2]}"
+    return result if len(set(result)) == len(result) else names

@@ -4,6 +4,8 @@ A state dict of an optimizer is a mapping with ``state`` and ``param_groups``, u
 it (``flatten_optimizer_state_dict``): then one mapping has the keys ``state.fc.weight.exp_avg`` and
 ``param_groups.fc.weight.lr``, and a whole training that was flattened has them as ``optim.state.fc.weight.exp_avg``, next to
 ``model.fc.weight``.
+
+A group of an optimizer lists its ``params``, or holds numbers alone: a model may have modules of these names.
 """
 
 from __future__ import annotations
@@ -15,18 +17,27 @@ Keys = tuple[str, ...]
 _STATE, _GROUPS = "state", "param_groups"
 
 
-def undotted(paths: Sequence[Sequence[str]], is_section_key: Callable[[str], bool]) -> list[Keys]:
+def undotted(
+    paths: Sequence[Sequence[str]], is_array: Sequence[bool], is_section_key: Callable[[str], bool]
+) -> list[Keys]:
     """Paths with the keys that a flattened optimizer would have had before, where there is one; else as they are.
 
     Args:
         paths: The keys that lead to every value of a checkpoint.
+        is_array: Whether each value is a tensor with axes, which no flattened group holds.
         is_section_key: Whether a key says what the values below it are.
     """
     heads: dict[Keys, set[str]] = {}
-    for path in paths:
+    of_models: set[tuple[Keys, str]] = set()
+    for path, array in zip(paths, is_array, strict=True):
         for at, key in enumerate(path):
             if _GROUPS in key and (parts := _split(key, _GROUPS)) is not None:
                 heads.setdefault(tuple(path[:at]), set()).add(parts[0])
+                if array:
+                    of_models.add((tuple(path[:at]), parts[0]))
+    for above, head in of_models:
+        heads[above].discard(head)
+    heads = {above: known for above, known in heads.items() if known}
     if not heads:
         return list(map(tuple, paths))
     depths = sorted({len(above) for above in heads})
@@ -59,15 +70,24 @@ def _undotted(
     return path
 
 
-def optimizer_keys(paths: Sequence[Keys]) -> list[Keys | None]:
+def optimizer_keys(paths: Sequence[Keys], is_array: Sequence[bool]) -> list[Keys | None]:
     """The keys that name each value in its optimizer, as ``optimizer.state_dict()["state"]`` has them; None: it is in none.
 
     Where there are several optimizers, the keys in which the paths to them differ come first.
 
-    >>> optimizer_keys([("fc.weight",), ("opt", "state", "0", "exp_avg"), ("opt", "param_groups", "0", "lr")])
-    [None, ('0', 'exp_avg'), ('param_groups', '0', 'lr')]
+    >>> optimizer_keys([("fc.weight",), ("opt", "state", "0", "m"), ("opt", "param_groups", "0", "lr")], [True, True, False])
+    [None, ('0', 'm'), ('param_groups', '0', 'lr')]
     """
-    places = {path[: path.index(_GROUPS)] for path in paths if _GROUPS in path[:-2]}
+    places, of_models, with_params = set[Keys](), set[Keys](), set[Keys]()
+    for path, array in zip(paths, is_array, strict=True):
+        if _GROUPS in path[:-2]:
+            place = path[: path.index(_GROUPS)]
+            places.add(place)
+            if path[len(place) + 2] == "params" and not array:
+                with_params.add(place)
+            elif array:
+                of_models.add(place)
+    places -= of_models - with_params
     if not places:
         return [None] * len(paths)
     shared = sum(1 for _ in itertools.takewhile(lambda keys: len(set(keys)) == 1, zip(*places, strict=False)))

@@ -23,7 +23,7 @@ from unsilent.checkpoints.formats.dcp_metadata import (
     is_safetensors,
     read_metadata,
 )
-from unsilent.checkpoints.formats.torch_zip import ArchiveValue, read_archive, with_names, with_optimizer_names
+from unsilent.checkpoints.formats.torch_zip import ArchiveValue, read_archive, with_names
 from unsilent.checkpoints.stored_tensors import Block, StoredTensor
 from unsilent.errors import UsageError
 
@@ -55,7 +55,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
         for value in read_archive(files, place.file, place.offset, place.length)[1]:
             stored_as = "/".join((name, *value.path))
             result.append(value._replace(path=(*path, *value.path), stored=replace(value.stored, stored_as=stored_as)))
-    return with_optimizer_names(with_names(result))
+    return with_names(result)
 
 
 def _tensor(files: CheckpointFiles, name: str, record: TensorRecord, metadata: Metadata) -> StoredTensor:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats import zero_partitions
 from unsilent.checkpoints.formats.torch_pickle import key_text, size_values
-from unsilent.checkpoints.formats.torch_zip import ArchiveValue, read_archive, with_names, with_optimizer_names
+from unsilent.checkpoints.formats.torch_zip import ArchiveValue, read_archive, with_names
 from unsilent.checkpoints.formats.zero_partitions import Flat, Layout, Parameter
 from unsilent.checkpoints.stored_tensors import Shape, StoredTensor
 from unsilent.errors import UsageError
@@ -87,7 +87,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
                     value = value._replace(path=path)
                 result.append(value)
     result += [ArchiveValue(parameter.path, True, parameter.stored) for parameter in parameters]
-    return with_names(result) if optimizer else with_optimizer_names(with_names(result))
+    return with_names(result, in_order=not optimizer)
 
 
 def _is_state(name: str) -> bool:

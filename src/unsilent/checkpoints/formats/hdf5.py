@@ -72,7 +72,7 @@ def range_tensors(
     if after is None:
         raise UsageError(f"{files.shown(file)} has no HDF5 data where they are expected; it is damaged")
     found = datasets(files, file, begin + after, size - after)
-    names = unique_names([_naming_path(dataset.path) for dataset in found], [False] * len(found))
+    names = unique_names([_naming_path(dataset.path) for dataset in found], [dataset.shape for dataset in found])
     return [_tensor(name, dataset, file, checksums) for name, dataset in zip(names, found, strict=True)]
 
 

@@ -112,7 +112,7 @@ def _of_file(files: CheckpointFiles, file: str) -> list[StoredTensor]:
         "".join(parts).encode("utf-8")  # half of a surrogate pair is no text
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{where} is no safetensors file: its header is damaged ({ascii(str(error))[:60]})") from None
-    names = unique_names([(name,) for name in parts], [False] * len(parts))
+    names = unique_names([(name,) for name in parts], [part.shape for part in parts.values()])
     _check_places(files, file, 8 + length, dict(zip(names, parts.values(), strict=True)))
     return [
         _stored(file, name, stored_as, 8 + length, part)

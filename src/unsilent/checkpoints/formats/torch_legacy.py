@@ -13,7 +13,7 @@ from typing import Any
 
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
 from unsilent.checkpoints.formats.torch_pickle import STORAGE_DTYPES, Leaf, PickledTensor, leaves
-from unsilent.checkpoints.formats.torch_zip import ArchiveValue, number, with_names, with_optimizer_names
+from unsilent.checkpoints.formats.torch_zip import ArchiveValue, number, with_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, StoredTensor
 from unsilent.errors import UsageError
 from unsilent.pickle_values import MAGIC, Call, Mapped, Name, Persistent, PickleDamaged, read_pickle
@@ -62,7 +62,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
             values.append(ArchiveValue(path, True, _tensor(name, leaf, places, where)))
         else:
             values.append(ArchiveValue(path, False, _number(name, leaf)))
-    return with_optimizer_names(with_names(values))
+    return with_names(values)
 
 
 def _number(name: str, leaf: Leaf) -> StoredTensor:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
 from unsilent.checkpoints.formats.torch_pickle import KeyPath, Leaf, PickledObject, PickledTensor, leaves
-from unsilent.checkpoints.names import optimizer_names, unique_names
+from unsilent.checkpoints.names import unique_names, with_parameter_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, OBJECT, Block, StoredTensor
 from unsilent.checkpoints.zip_directory import STORED, ZipDirectory, ZipEntry
 from unsilent.errors import UsageError
@@ -38,7 +38,7 @@ def matches(files: CheckpointFiles) -> bool:
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     """All tensors and numbers of the file."""
-    return with_optimizer_names(with_names(read_archive(files, "")[1]))
+    return with_names(read_archive(files, "")[1])
 
 
 class ArchiveValue(NamedTuple):
@@ -55,26 +55,32 @@ class ArchiveValue(NamedTuple):
     stored: StoredTensor
 
 
-def with_names(values: Sequence[ArchiveValue]) -> list[StoredTensor]:
+def with_names(values: Sequence[ArchiveValue], in_order: bool = True) -> list[StoredTensor]:
     """The values with the names that their keys give them in every format.
 
     The parameters of an optimizer's groups are left out where they are numbered one after the other, as torch does.
+
+    Args:
+        values: All values of the checkpoint.
+        in_order: Whether the model's are in its order, so that an optimizer's numbers can be replaced by its parameters' names.
     """
-    values = list(_without_numbering(values))
-    names = unique_names([value.path for value in values], [not value.is_tensor for value in values])
-    return [replace(value.stored, name=name) for name, value in zip(names, values, strict=True)]
+    shapes = [value.stored.shape if value.is_tensor else None for value in values]
+    names: Sequence[str] = unique_names([value.path for value in values], shapes)
+    if in_order:
+        names = with_parameter_names(names, shapes, [value.stored.value for value in values])
+    return [replace(value.stored, name=name) for name, value in _without_numbering(zip(names, values, strict=True))]
 
 
-def _without_numbering(values: Sequence[ArchiveValue]) -> Iterator[ArchiveValue]:
+def _without_numbering(named: Iterable[tuple[str, ArchiveValue]]) -> Iterator[tuple[str, ArchiveValue]]:
     expected: Counter[KeyPath] = Counter()
-    for value in values:
+    for name, value in named:
         above = value.path[:-3]
         is_numbering = value.path[-2:-1] == ("params",) and above[-1:] == ("param_groups",)
         if is_numbering and value.stored.value == expected[above] and not value.is_tensor:
             expected[above] += 1
         else:
             expected[above] = -1 if is_numbering else expected[above]
-            yield value
+            yield name, value
 
 
 def read_archive(
@@ -156,16 +162,6 @@ def _checked_records(archive: ZipDirectory, folder: str, where: str) -> dict[str
             f"{where} has no version from {_VERSIONS[0]} to {_VERSIONS[-1]} that torch reads; it is damaged"
         )
     return records
-
-
-def with_optimizer_names(values: list[StoredTensor]) -> list[StoredTensor]:
-    """The values, with the names of parameters in place of an optimizer's numbers where they are certain."""
-    if any("/params/" in value.name and value.section == "optimizer" for value in values):
-        return values  # an optimizer that numbers its parameters in another order
-    new = optimizer_names([value.name for value in values], {value.name: value.shape for value in values})
-    taken = {value.name for value in values}
-    new = {old: name for old, name in new.items() if name not in taken}
-    return [replace(value, name=new[value.name]) if value.name in new else value for value in values]
 
 
 def number(name: str, stored_as: str, leaf: Leaf, pickle: ZipEntry | None) -> StoredTensor:

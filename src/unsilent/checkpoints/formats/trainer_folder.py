@@ -42,7 +42,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
         if keys is not None and not (safe and keys == ()):  # transformers loads safetensors where both are there
             values += (value._replace(path=(*keys, *value.path)) for value in read_archive(files, name)[1])
     result: dict[str, StoredTensor] = {}
-    for tensor in (*safe, *with_names(values)):
+    for tensor in (*safe, *with_names(values, in_order=False)):
         if tensor.name in result:
             raise UsageError(f"{files.root} has {tensor.name!r} in two files; give one file")
         result[tensor.name] = tensor
