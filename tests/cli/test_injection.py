@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from unsilent.cli.file_sorts import sort_of_file
+from unsilent.cli.progress import make_observer
 from unsilent.cli.replay_injection import COMMAND
 from unsilent.errors import UsageError
 
@@ -38,7 +39,9 @@ def files(tmp_path, monkeypatch):
 
 
 def test_a_file_is_replayed_and_its_log_written(files, capsys):
-    assert COMMAND.call(file=files, data="images.npz", steps=1, batch_size=8, images=30, plain=True) == 0
+    with make_observer(quiet=False, plain=True) as observer:
+        asked = {"data": "images.npz", "steps": 1, "batch_size": 8, "images": 30, "plain": True}
+        assert COMMAND.call(file=files, observer=observer, **asked) == 0
     out, err = capsys.readouterr()
     lines = [line.partition(", loss")[0] for line in out.splitlines()]
     twin = lines.index("without the fault: Epoch: 0/80, step: 0/49")

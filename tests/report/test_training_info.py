@@ -238,11 +238,11 @@ def test_every_class_is_told():
 def test_the_headline_counts_harm_and_latent_harm():
     assert headline(result()) == (
         "20 % [12, 30] of 100 faulty training runs of train-toy were harmful, 15 % [8, 24] silently (no error raised); "
-        "26 % [17, 36] ended different from the fault-free run"
+        "26 % [17, 36] ended different from the fault-free run by more than noise"
     )
     assert headline(CORNERS["all masked"]) == (
         "Of 40 faulty training runs of train-toy none were harmful (upper limit 8.9 %), and none ended different from the "
-        "fault-free run"
+        "fault-free run by more than noise"
     )
     assert "none of them silently" in headline(CORNERS["all nan"])
 
