@@ -132,7 +132,7 @@ def _user_modules() -> dict[str, Path]:
     result = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py"):
+        if not isinstance(file, str) or not file.endswith(".py") or file.startswith(_INSTALLED):
             continue
         path = Path(file).resolve()
         if path.is_file() and not str(path).startswith(_INSTALLED):

@@ -38,7 +38,7 @@ def sort_of_file(path: Path) -> str:
         return "store"
     if is_card(path):
         return "card"
-    return "checkpoint" if path.suffix.lower() in CHECKPOINT_ENDINGS or path.is_dir() else ""
+    return "checkpoint" if path.suffix.lower() in CHECKPOINT_ENDINGS and path.is_file() else ""
 
 
 def refuse_other_files(path: Path, verbs: Mapping[str, str]) -> None:
