@@ -102,16 +102,16 @@ def test_the_name_of_the_users_file_does_not_count(tmp_path):
 
 def test_the_same_content_under_other_names_is_the_same_campaign(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(WEIGHED)
+    Path("weighed_once.py").write_text(WEIGHED)
     probe = {"__name__": "probe"}
     exec(TINY, probe)
     torch.save(probe["Tiny"]().state_dict(), "w.pt")
     torch.save(torch.randn(6, 6, generator=torch.Generator().manual_seed(0)), "x.pt")
-    ask = ("pvf", "mine.py:weighed", "--trials", 3, "--quiet", "--store", "s.sqlite")
+    ask = ("pvf", "weighed_once.py:weighed", "--trials", 3, "--quiet", "--store", "s.sqlite")
     done = in_process(*ask, "--weights", "w.pt", "--data", "x.pt")
     assert done.returncode == 0, done.stderr
     Path("sub").mkdir()
-    for name, copy in (("mine.py", "sub/theirs.py"), ("w.pt", "sub/renamed.pt"), ("x.pt", "sub/inputs.pt")):
+    for name, copy in (("weighed_once.py", "sub/theirs.py"), ("w.pt", "sub/renamed.pt"), ("x.pt", "sub/inputs.pt")):
         shutil.copy(name, copy)
     names = ("--weights", "sub/renamed.pt", "--data", "sub/inputs.pt")
     again = in_process("replay", "s.sqlite", "first/x1/0", "--workload", "sub/theirs.py:weighed", *names)
