@@ -28,7 +28,7 @@ def sort_of_file(path: Path) -> str:
     from unsilent.studies.campaign_kinds import find_kind_of_store
     from unsilent.studies.pvf.card import is_card
 
-    if has_events(path):
+    if has_events(path) and not (path.is_dir() and not any(path.glob("*.jsonl"))):
         return "events"
     if not path.exists():
         return ""
