@@ -30,11 +30,11 @@ class CampaignResult(Shown):
     @property
     @abstractmethod
     def kind(self) -> Kind[Any, Any, Any]:
-        """Of the campaign."""
+        """The kind of the campaign."""
 
     @names_arguments
     def report(self, *args: Any, **options: Any) -> Report:
-        """What is shown of the result; ``options``: fields of the kind's ``report_options``, as ``fit_per_bit`` of `pvf`."""
+        """The report of the result; ``options``: fields of the kind's ``report_options``, as ``fit_per_bit`` of `pvf`."""
         return self.kind.report(self, *args, **options)
 
     def to_frame(self) -> DataFrame:

@@ -10,7 +10,7 @@ from unsilent.errors import UsageError
 CHECKPOINT_ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".keras", ".npz")
 NOUNS = {
     "store": "the store of a campaign", "card": "a card", "events": "events of a monitored training",
-    "injection": "a published injection", "checkpoint": "a checkpoint",
+    "injection": "a published injection by its name", "checkpoint": "a checkpoint by its name",
 }  # fmt: skip
 
 STORE_WANTED = {

@@ -12,7 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import typer
 
@@ -20,9 +20,6 @@ from unsilent.cli.signals import end_silently_on_interrupt, interrupt_on_ending,
 from unsilent.error_origin import unexpected_error
 from unsilent.errors import InternalError, Interrupted, StoreError, UnsilentError, UsageError, UserCodeError
 from unsilent.printable import escape_unprintable
-
-if TYPE_CHECKING:
-    from unsilent.command import Command
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -45,13 +42,12 @@ def _version(show: bool) -> None:
 
 
 class App(NamedTuple):
-    """What is run: a typer application by its whole name, its words, those of a user's script, and the command if it is one."""
+    """What is run: a typer application by its whole name, its words, and those of a user's script."""
 
     name: str
     app: typer.Typer
     words: Sequence[str]
     script: tuple[str, ...] = ()
-    command: Command | None = None
 
 
 def root(
@@ -74,7 +70,7 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         return App(f"unsilent {first}".strip(), make_overview_app(first, root), arguments[1 if first else 0 :])
     command, words = load_command(name), list(arguments[len(name.split()) :])
     own, script = command.split_script(words) if command.split_script else (words, ())
-    return App(f"unsilent {name}", make_command_app(command, own), own, script, command)
+    return App(f"unsilent {name}", make_command_app(command, own), own, script)
 
 
 def main(arguments: list[str] | None = None) -> None:

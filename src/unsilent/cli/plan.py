@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
-from unsilent.command import MEASURE, Command
+from unsilent.command import MEASURE, Command, DisplayOptions
 from unsilent.errors import UsageError
 from unsilent.options import Asked
 from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
@@ -26,14 +26,13 @@ ENDINGS = (".json", ".toml")
 def plan(asked: Asked) -> int:
     """Plan, print the report and write the page."""
     from unsilent.cli.paths import report_path, writable_page
-    from unsilent.cli.progress import make_observer
     from unsilent.cli.report_output import show_report
     from unsilent.studies.campaign_kinds import kind_of_store
     from unsilent.studies.plan.report import report
     from unsilent.studies.plan.study import make_plan, protected_list
     from unsilent.studies.pvf.kind import PVF
 
-    options, shown = asked[PlanOptions], asked[PlanOutputOptions]
+    options, shown, display = asked[PlanOptions], asked[PlanOutputOptions], asked[DisplayOptions]
     check_output(shown.output, options)
     for store in filter(None, (options.store, options.truth)):
         refuse_other_files(store, STORE_WANTED)
@@ -42,12 +41,11 @@ def plan(asked: Asked) -> int:
     page = report_path(options.store, shown.page or options.store.with_suffix(".plan.html"))
     page_path = writable_page(page, shown.page)
     command = asked.command_line("plan", PlanOptions)
-    with make_observer(quiet=shown.quiet, plain=shown.plain or shown.as_json) as observer:
-        result = make_plan(options, command, observer)
+    result = make_plan(options, command, asked.observer)
     if shown.output is not None:
         write_list(protected_list(result), shown.output)
     files = {"List": shown.output, "Validation store": result.validation_store}
-    show_report(report(result), page_path, shown.as_json, shown.plain, files)
+    show_report(report(result), page_path, display.as_json, display.plain, files)
     return 0
 
 
@@ -86,5 +84,6 @@ def toml_text(values: Mapping[str, Any]) -> str:
 
 
 COMMAND = Command(
-    "plan", MEASURE, HELP, "unsilent plan STORE.sqlite --budget 5%", (PlanOptions, PlanOutputOptions), plan
-)
+    "plan", MEASURE, HELP, "unsilent plan STORE.sqlite --budget 5%", (PlanOptions, PlanOutputOptions, DisplayOptions), plan,
+    is_long=True,
+)  # fmt: skip

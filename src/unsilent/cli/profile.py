@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.command import WATCH, Command
+from unsilent.command import WATCH, Command, DisplayOptions
 from unsilent.errors import UsageError
 from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option
 
@@ -47,8 +47,6 @@ class ProfileOptions:
         Path | None,
         Option("Where to write the profile.", OUTPUT_PANEL, default_text="WORKLOAD.profile", short_flag="o"),
     ] = None
-    as_json: Annotated[bool, Option("Print one JSON object on stdout, and nothing else.", OUTPUT_PANEL, "json")] = False
-    plain: Annotated[bool, Option("Print without colours and boxes, for pipes and logs.", OUTPUT_PANEL)] = False
 
 
 def profile(options: Asked) -> int:
@@ -84,7 +82,7 @@ def profile(options: Asked) -> int:
         "threshold_samples": made.samples, "layers": made.layer_names, "detector_bytes": made.detector.nbytes,
         "model": made.model, "profile": str(path),
     }  # fmt: skip
-    if asked.as_json:
+    if options[DisplayOptions].as_json:
         seconds = {"seconds": time.perf_counter() - start[0], "cpu_seconds": time.process_time() - start[1]}
         head = {"schema": "unsilent/profile/1", "command": "profile", "seed": asked.seed, **seconds}
         print(json.dumps({**head, "results": [values]}, indent=2))
@@ -99,4 +97,4 @@ def profile(options: Asked) -> int:
     return 0
 
 
-COMMAND = Command("profile", WATCH, HELP, "unsilent profile digits-cnn", (ProfileOptions,), profile)
+COMMAND = Command("profile", WATCH, HELP, "unsilent profile digits-cnn", (ProfileOptions, DisplayOptions), profile)

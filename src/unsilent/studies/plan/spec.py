@@ -112,6 +112,3 @@ class PlanOutputOptions:
         "Write the list of protected parameters to this file, .json or .toml.", OUTPUT_PANEL, short_flag="o")] = None  # fmt: skip
     page: Annotated[Path | None, Option(
         "Where to write the HTML page.", OUTPUT_PANEL, default_text="STORE.plan.html")] = None  # fmt: skip
-    as_json: Annotated[bool, Option("Print one JSON object on stdout, and nothing else.", OUTPUT_PANEL, "json")] = False
-    plain: Annotated[bool, Option("Print without colours and boxes, for pipes and logs.", OUTPUT_PANEL)] = False
-    quiet: Annotated[bool, Option("Do not show progress.", OUTPUT_PANEL)] = False
