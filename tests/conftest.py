@@ -288,11 +288,14 @@ def inline_campaigns() -> Iterator[None]:
     from unsilent.campaigns import code, executors
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.replicas import runner
+    from unsilent.workloads.user import user_module_name
 
     def here(spec: Any, *, observer: Any = None, worker_settings: Any = None, **rest: Any) -> InlineExecutor:
         return InlineExecutor(spec, None, observer, worker_settings)
 
-    before, modules = set(sys.modules), code._user_modules
+    # A workload that a test loaded by itself stays in this process, and would have been loaded anew in another one.
+    before = {name for name in sys.modules if not name.startswith(user_module_name(Path()))}
+    modules = code._user_modules
 
     def loaded_since() -> dict[str, Path]:
         return {name: path for name, path in modules().items() if name not in before}

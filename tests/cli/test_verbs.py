@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import command, in_process, unsilent_cli
+from unsilent.workloads.user import find_user_object
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,14 @@ def test_every_trial_replays_the_same(campaign):
     )
     assert told["same"] is True
     assert told["stored"] == told["again"]
+
+
+def test_a_trial_replays_in_a_process_that_has_loaded_the_workload(campaign, monkeypatch):
+    folder, _ = campaign
+    monkeypatch.chdir(folder)
+    find_user_object("tiny.py:make")
+    done = in_process("replay", "s.sqlite", "first/x1/0", "--workload", "tiny.py:make")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_row_that_was_changed_replays_differently(campaign, tmp_path):
