@@ -37,10 +37,11 @@ READING_SHARE = 0.25
 """Of the budget, what reading may take however much of it is taken by what is checked in every step."""
 KEPT = 0.8
 """Of the budget, what reading every step may take where now not every step is read: so that this does not change all the time."""
-READING_UNSEEN, CHECKS_UNSEEN = 1.15, 2.5
-"""What the monitor costs a training, in multiples of the time that its functions measure: in steps that are read, and in others.
-The rest is how torch comes to these functions, and that the training finds less of its own in the caches of the processor
-afterwards. By ``benchmarks.monitor_cost`` for short steps, which compares whole steps with and without a monitor."""
+READING_UNSEEN = 1.15
+"""What a step that is read costs a training, in multiples of the time that the monitor's functions measure. The rest is how torch
+comes to these functions, and that the training finds less of its own in the caches of the processor afterwards. By
+``benchmarks.monitor_cost`` for short steps, which compares whole steps with and without a monitor: checks in other steps cost no
+more than their functions measure."""
 TOLERANCE = 0.25
 """An interval changes when it is that much too short, or could be that much shorter."""
 
@@ -146,7 +147,7 @@ class CostMeter:
     def _parts(self) -> list[float]:
         """Seconds so far, in the order of `Costs`."""
         read = [self._read["gradients"], self._read["values"], self._read["state"], self.fixed]
-        return [*(READING_UNSEEN * one for one in read), CHECKS_UNSEEN * self._read["checks"]]
+        return [*(READING_UNSEEN * one for one in read), self._read["checks"]]
 
     def seconds(self) -> float:
         """That the monitor has cost so far."""

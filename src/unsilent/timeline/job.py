@@ -1,0 +1,122 @@
+"""A recorded job: the operations of all ranks as arrays, and the dependencies between them.
+
+Readers make it, of whatever trace. An operation begins once all operations that it depends on have ended, and takes its duration.
+Operations with the same collective number wait for each other: none of them ends before the last one has begun.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMPUTE, COLLECTIVE, COPY, HOST = range(4)
+KINDS = ("compute", "collective", "copy", "host")
+"""What an operation does: computes (on a device, or on the host where it trains there), takes part in a collective or a message
+between two ranks, copies memory, or keeps the host busy."""
+
+OTHER, LOADER, FORWARD, BACKWARD, OPTIMIZER = range(5)
+PHASES = ("other", "loader", "forward", "backward", "optimizer")
+"""Parts of a step."""
+
+CHAIN, LAUNCH, WAIT, PIPELINE = range(4)
+EDGE_KINDS = ("chain", "launch", "wait", "pipeline")
+"""Why an operation waits for another one: it follows in the same thread or stream; it was launched by it; its thread or stream
+waited for it; or it needs what it computed or sent."""
+
+
+class Lane(NamedTuple):
+    """A thread or a stream of a device, which runs one operation at a time.
+
+    Attributes:
+        rank: It belongs to.
+        name: For people, like ``thread 123`` or ``stream 7``.
+        is_device: Whether it is a stream of a device.
+    """
+
+    rank: int
+    name: str
+    is_device: bool
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of all ranks, arrays with n elements each, ordered by rank and start.
+
+    Attributes:
+        rank: Rank, int32.
+        lane: Index in `Job.lanes`, int32. Operations of a lane do not overlap.
+        name: Index in ``names``, int32.
+        kind: One of `KINDS`, int8.
+        phase: One of `PHASES`, int8.
+        step: Index in `Job.steps`, int32; -1: of none.
+        start: Seconds since the job's begin, float64.
+        duration: Seconds, float64.
+        collective: Number of the collective or message, int32; -1: of none.
+        size: Bytes of a collective's payload on this rank, int64; -1: unknown.
+        names: Of operations.
+    """
+
+    rank: NDArray[np.int32]
+    lane: NDArray[np.int32]
+    name: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    phase: NDArray[np.int8]
+    step: NDArray[np.int32]
+    start: NDArray[np.float64]
+    duration: NDArray[np.float64]
+    collective: NDArray[np.int32]
+    size: NDArray[np.int64]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def end(self) -> NDArray[np.float64]:
+        """Seconds since the job's begin, float64[n]."""
+        return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Dependencies, arrays with m elements each: operation ``target`` begins once ``source`` has ended.
+
+    Attributes:
+        source, target: Indices of operations, int32.
+        kind: One of `EDGE_KINDS`, int8.
+    """
+
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    kind: NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was recorded of a job.
+
+    Attributes:
+        operations: Of all ranks.
+        edges: Their dependencies.
+        lanes: Threads and streams.
+        steps: Number of each complete step, as the trace counts.
+        stages: Pipeline stage by rank; empty where there is no pipeline.
+        world_size: Ranks of the job, of which some may not have been recorded.
+        notes: What a reader should know about the trace, one sentence each.
+    """
+
+    operations: Operations
+    edges: Edges
+    lanes: tuple[Lane, ...]
+    steps: tuple[int, ...]
+    stages: dict[int, int] = field(default_factory=dict)
+    world_size: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that were recorded."""
+        return tuple(int(rank) for rank in np.unique(self.operations.rank))
