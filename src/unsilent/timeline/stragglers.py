@@ -1,0 +1,110 @@
+"""Which rank holds the others back, and in which phase: by when it launches collectives, not by how long its phases last.
+
+A collective makes the ends of a backward pass equal on all ranks, and its wait stands on those that are not late. So a step is
+divided at moments that no other rank delays: its begin, the first operations of the forward and the backward pass, the launches of
+its first and its last collective, and the first operation of the optimizer. A rank whose part takes longer than the median of the
+other ranks', by more than the noise floor, is named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from unsilent.timeline.job import BACKWARD, FORWARD, LAUNCH, OPTIMIZER, Job
+from unsilent.timeline.step_split import Floats, step_bounds
+
+PARTS = ("loader", "forward", "early backward", "late backward", "optimizer")
+"""Parts of a step in which a rank may be late; the backward pass is divided at the launch of its first collective."""
+CONFIDENCE = 0.999
+"""Of the limits of all ranks and parts together."""
+LEAST_SHARE = 0.005
+"""Of a step; differences below it are no cause that anybody looks for, and clocks of processes differ by as much."""
+LEAST_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Excess:
+    """How much longer a part of a step takes on a rank than on the others.
+
+    Attributes:
+        rank, part: Where; a part is one of `PARTS`.
+        seconds: Median over steps of the difference from the median of the other ranks.
+        floor: Half of the interval of that median, at `CONFIDENCE` for all ranks and parts together; at least `LEAST_SHARE` of
+            a step. An excess below it is not separable from noise.
+        steps: How many were compared.
+    """
+
+    rank: int
+    part: str
+    seconds: float
+    floor: float
+    steps: int
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether the rank is late in this part, beyond noise."""
+        return self.seconds > self.floor
+
+
+def part_seconds(job: Job) -> Floats:
+    """Seconds of each part, float64[ranks, steps, parts]; NaN where a rank has no such moment in a step."""
+    operations = job.operations
+    is_launch = np.zeros(len(operations), bool)
+    launches = job.edges.kind == LAUNCH
+    is_launch[job.edges.source[launches & (operations.collective[job.edges.target] >= 0)]] = True
+    if not is_launch.any():
+        is_launch = operations.collective >= 0
+    result = np.full((len(job.ranks), len(job.steps), len(PARTS)), np.nan)
+    for number, rank in enumerate(job.ranks):
+        of_rank = (operations.rank == rank) & (operations.step >= 0)
+        begin, end = step_bounds(job, rank)
+        forward = _first(job, of_rank & (operations.phase == FORWARD))
+        backward = _first(job, of_rank & (operations.phase == BACKWARD))
+        optimizer = _first(job, of_rank & (operations.phase == OPTIMIZER))
+        of_backward = of_rank & is_launch & (operations.start >= backward[operations.step])
+        of_backward &= ~(operations.start >= optimizer[operations.step])
+        first, last = _first(job, of_backward), -_first(job, of_backward, -1)
+        last = np.where(np.isfinite(last), last, np.nan)
+        moments = (begin, forward, backward, first, last)
+        for part, (one, other) in enumerate(zip(moments, moments[1:], strict=False)):
+            result[number, :, part] = other - one
+        result[number, :, len(PARTS) - 1] = end - optimizer
+    return result
+
+
+def _first(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
+    """The earliest start of some operations in each step (``sign`` -1: minus the latest), float64[steps]; NaN where none is."""
+    result = np.full(len(job.steps), np.inf)
+    np.minimum.at(result, job.operations.step[which], sign * job.operations.start[which])
+    return np.where(np.isfinite(result), result, np.nan)
+
+
+def excesses(job: Job) -> list[Excess]:
+    """How late every rank is in every part, the largest first; empty where ranks or steps are too few to compare."""
+    seconds = part_seconds(job)
+    count = len(job.ranks)
+    if count < 2 or len(job.steps) < LEAST_STEPS:
+        return []
+    begins_ends = [step_bounds(job, rank) for rank in job.ranks]
+    least = LEAST_SHARE * float(np.nanmedian([end - begin for begin, end in begins_ends]))
+    result = []
+    for number, rank in enumerate(job.ranks):
+        others = np.delete(seconds, number, 0)
+        for part, name in enumerate(PARTS):
+            differences = seconds[number, :, part] - np.median(others[:, :, part], 0)
+            differences = differences[np.isfinite(differences)]
+            if len(differences) >= LEAST_STEPS:
+                floor = max(least, _half_width(differences, 1 - (1 - CONFIDENCE) / (count * len(PARTS))))
+                result.append(Excess(rank, name, float(np.median(differences)), floor, len(differences)))
+    return sorted(result, key=lambda one: -one.seconds / one.floor)
+
+
+def _half_width(values: Floats, confidence: float) -> float:
+    """Of the interval of the median of a sample of numbers that may hold outliers."""
+    spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
+    quantile = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1))
+    return quantile * 1.2533 * spread / len(values) ** 0.5
