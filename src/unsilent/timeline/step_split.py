@@ -1,7 +1,7 @@
 """Where the time of each step went on every rank: computing, transferring, waiting for a late rank, or nothing of these.
 
-At each moment of a step the first of these that applies counts: something computes on the rank; a collective is transferred, as all
-its ranks have entered it; the rank waits in a collective for one that has not; the host keeps it busy or idle.
+At each moment of a step the first of these that applies counts: something computes on the rank; a collective is transferred, as
+all its ranks have entered it; the rank waits in a collective for one that has not; the host keeps it busy or idle.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Which rank holds the others back, and in which phase: by when it launches collectives, not by how long its phases last.
 
 A collective makes the ends of a backward pass equal on all ranks, and its wait stands on those that are not late. So a step is
-divided at moments that no other rank delays: its begin, the first operations of the forward and the backward pass, the launches of
-its first and its last collective, and the first operation of the optimizer. A rank whose part takes longer than the median of the
-other ranks', by more than the noise floor, is named.
+divided at moments that no other rank delays: its begin, the first operations of the forward and the backward pass, the launches
+of its first and its last collective, and the first operation of the optimizer. A rank whose part takes longer than the median of
+the other ranks', by more than the noise floor, is named.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ def part_seconds(job: Job) -> Floats:
         first, last = _first(job, of_backward), -_first(job, of_backward, -1)
         last = np.where(np.isfinite(last), last, np.nan)
         moments = (begin, forward, backward, first, last)
-        for part, (one, other) in enumerate(zip(moments, moments[1:], strict=False)):
+        for part, (one, other) in enumerate(pairwise(moments)):
             result[number, :, part] = other - one
         result[number, :, len(PARTS) - 1] = end - optimizer
     return result
@@ -107,4 +108,5 @@ def _half_width(values: Floats, confidence: float) -> float:
     """Of the interval of the median of a sample of numbers that may hold outliers."""
     spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
     quantile = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1))
-    return quantile * 1.2533 * spread / len(values) ** 0.5
+    result: float = quantile * 1.2533 * spread / len(values) ** 0.5
+    return result
