@@ -1,0 +1,125 @@
+"""A training under DDP as its gradients see it: when each is ready, in which bucket it travels, and when the step can go on.
+
+The time of a step follows from recorded times that no other rank delays (up to the backward pass, gradients becoming ready, what
+follows the last collective) and from what collectives cost. Buckets, their costs and delays of ranks can be replaced. Buckets
+travel one after the other, as they share a link; each begins once the last rank has it ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.timeline.step_split import Floats
+
+MIB = 2**20
+DEFAULT_CAPS = (MIB, 25 * MIB)
+"""Bytes of DDP's buckets where nothing is said: of the first one, and of the others."""
+Cost = Callable[[Floats], Floats]
+"""Seconds that a collective of so many bytes takes, float64[...] -> float64[...]."""
+
+
+def assign_buckets(sizes: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
+    """The buckets of gradients with these sizes, in the order in which they are ready, as DDP fills them.
+
+    A bucket is closed once it holds its cap or more; no gradient is divided. The last cap is that of all further buckets.
+
+    Args:
+        sizes: Bytes of each gradient.
+        caps: Bytes of each bucket.
+
+    Returns: indices of gradients by bucket.
+    """
+    result: list[list[int]] = []
+    bucket, size = list[int](), 0
+    for index, one in enumerate(sizes):
+        bucket.append(index)
+        size += one
+        if size >= caps[min(len(result), len(caps) - 1)]:
+            result.append(bucket)
+            bucket, size = [], 0
+    return [*result, bucket] if bucket else result
+
+
+@dataclass(frozen=True)
+class DdpSteps:
+    """Recorded steps of a training under DDP.
+
+    Attributes:
+        sizes: Bytes of each gradient, in the order in which they are ready, int64[gradients].
+        before: Seconds from a step's begin to that of its backward pass, float64[ranks, steps].
+        ready: Seconds from there until each gradient is ready, float64[ranks, steps, gradients].
+        backward: Seconds from there to the backward pass's end without waiting, float64[ranks, steps].
+        after: Seconds from when all is computed and reduced to the step's end, float64[ranks, steps].
+        skew: Seconds by which ranks begin the first step late, float64[ranks].
+    """
+
+    sizes: NDArray[np.int64]
+    before: Floats
+    ready: Floats
+    backward: Floats
+    after: Floats
+    skew: Floats
+
+    def step_seconds(self, buckets: Sequence[Sequence[int]], cost: Cost, size_factor: float = 1.0) -> Floats:
+        """Predicted seconds of each step, float64[steps]: how far the last rank's end moves from step to step.
+
+        Args:
+            buckets: Indices of gradients by bucket, see `assign_buckets`.
+            cost: Of a collective.
+            size_factor: Bytes that are sent for a byte of gradients (0.5: 16 bits for 32).
+        """
+        steps = self.before.shape[1]
+        seconds = cost(size_factor * np.array([float(self.sizes[list(bucket)].sum()) for bucket in buckets]))
+        filled = np.stack([self.ready[:, :, list(bucket)].max(2) for bucket in buckets], 2)
+        clock, result = self.skew.astype(float), np.empty(steps)
+        for step in range(steps):
+            begin = clock + self.before[:, step]
+            entered = (begin[:, None] + filled[:, step]).max(0)
+            link = -np.inf
+            for bucket in range(len(buckets)):
+                link = max(link, entered[bucket]) + seconds[bucket]
+            end = np.maximum(begin + self.backward[:, step], link) + self.after[:, step]
+            result[step] = end.max() - clock.max()
+            clock = end
+        return result
+
+    def delayed(self, rank: int, seconds: float) -> DdpSteps:
+        """The same with a rank (a row) whose forward pass takes longer in every step; negative: shorter."""
+        before = self.before.copy()
+        before[rank] = np.maximum(before[rank] + seconds, 0)
+        return replace(self, before=before)
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """What a collective costs: seconds in any case and for each byte, fitted to sizes from ``smallest`` to ``largest`` bytes."""
+
+    latency: float
+    per_byte: float
+    smallest: float
+    largest: float
+
+    def __call__(self, size: Floats) -> Floats:
+        """Seconds of collectives of these sizes."""
+        return self.latency + self.per_byte * size
+
+    def covers(self, size: Floats) -> bool:
+        """Whether all sizes are within those that it was fitted to."""
+        return bool(len(size) == 0 or (size.min() >= self.smallest and size.max() <= self.largest))
+
+
+def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
+    """The line through the median time of each size, none of its numbers negative; of one size alone all of it is by the byte."""
+    distinct = np.unique(sizes)
+    medians = np.array([np.median(seconds[sizes == one]) for one in distinct])
+    if len(distinct) == 1:
+        return LinkCost(0.0, float(medians[0] / distinct[0]), float(distinct[0]), float(distinct[0]))
+    from scipy.optimize import nnls
+
+    weights = 1 / medians.clip(1e-9)  # relative errors count, so that small sizes do
+    (latency, per_byte), _ = nnls(np.stack([weights, distinct * weights], 1), np.ones(len(distinct)))
+    return LinkCost(float(latency), float(per_byte), float(distinct[0]), float(distinct[-1]))

@@ -1,0 +1,116 @@
+"""The settings of DDP with which a recorded training's steps would be shortest by prediction: buckets and gradient precision.
+
+All sizes of buckets that make a difference are tried, then sizes of single buckets, as far as they shorten a step. Why
+neighbouring buckets stay apart is said by dPRO's condition for fusing tensors: two buckets are better one if the first's transfer
+ends later than the second is filled, plus what the larger one takes longer (MLSys 2022, https://arxiv.org/abs/2205.02473).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.timeline.ddp_model import DEFAULT_CAPS, MIB, Cost, DdpSteps, assign_buckets
+from unsilent.timeline.step_split import Floats
+
+PRECISIONS = {"fp32": 1.0, "bf16": 0.5}
+"""Of the gradients that are sent: bytes for a byte of a gradient of 32 bits."""
+MOST_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class DdpSettings:
+    """Settings and what they lead to.
+
+    Attributes:
+        caps: MiB of each bucket, the last one for all further ones; empty: DDP's default.
+        precision: One of `PRECISIONS`.
+        seconds: Predicted, float64[steps].
+    """
+
+    caps: tuple[int, ...]
+    precision: str
+    seconds: Floats
+
+    @property
+    def mean(self) -> float:
+        """Predicted seconds of a step."""
+        return float(self.seconds.mean())
+
+    @property
+    def arguments(self) -> str:
+        """What to pass to ``DistributedDataParallel``; empty: nothing."""
+        if not self.caps:
+            return ""
+        return f"bucket_cap_mb={self.caps[0]}" if len(self.caps) == 1 else f"bucket_cap_mb_list={list(self.caps)}"
+
+
+def predict(recorded: DdpSteps, cost: Cost, caps: Sequence[int] = (), precision: str = "fp32") -> DdpSettings:
+    """The prediction for buckets of so many MiB (empty: DDP's default)."""
+    limits = [MIB * cap for cap in caps] or list(DEFAULT_CAPS)
+    buckets = assign_buckets(recorded.sizes.tolist(), limits)
+    return DdpSettings(tuple(caps), precision, recorded.step_seconds(buckets, cost, PRECISIONS[precision]))
+
+
+def optimise(recorded: DdpSteps, cost: Cost, precisions: Sequence[str] = tuple(PRECISIONS)) -> list[DdpSettings]:
+    """The best settings for each precision, the fastest first; among equals those with the fewest numbers."""
+    result = []
+    for precision in precisions:
+        tried = [
+            predict(recorded, cost, caps, precision) for caps in [(), *((cap,) for cap in _different_caps(recorded))]
+        ]
+        best = min(tried, key=lambda one: (round(one.mean, 9), len(one.caps)))
+        result.append(_improved(recorded, cost, best))
+    return sorted(result, key=lambda one: one.mean)
+
+
+def _different_caps(recorded: DdpSteps) -> Iterator[int]:
+    """MiB of buckets that lead to different ones."""
+    seen = set()
+    sizes = recorded.sizes.tolist()
+    for cap in range(1, sum(sizes) // MIB + 2):
+        buckets = tuple(map(tuple, assign_buckets(sizes, [cap * MIB])))
+        if buckets not in seen:
+            seen.add(buckets)
+            yield cap
+
+
+def _improved(recorded: DdpSteps, cost: Cost, best: DdpSettings) -> DdpSettings:
+    """Settings with single buckets made larger or smaller, as long as that shortens steps by a thousandth."""
+    for _ in range(MOST_ROUNDS):
+        buckets = assign_buckets(recorded.sizes.tolist(), [MIB * cap for cap in best.caps] or list(DEFAULT_CAPS))
+        filled = [int(recorded.sizes[bucket].sum()) for bucket in buckets]
+        caps = [max(1, size // MIB) for size in filled]
+        candidates = [
+            (*caps[:place], max(1, cap + change), *caps[place + 1 :])
+            for place, cap in enumerate(caps)
+            for change in sorted({-cap // 2, -1, 1, cap})
+        ]
+        tried = [predict(recorded, cost, one, best.precision) for one in candidates]
+        better = min(tried, key=lambda one: one.mean, default=best)
+        if better.mean > best.mean * 0.999:
+            return best
+        best = better
+    return best
+
+
+def reasons(recorded: DdpSteps, cost: Cost, settings: DdpSettings) -> list[str]:
+    """Why each pair of neighbouring buckets stays two: one sentence each, of medians over the steps of the slowest rank."""
+    limits = [MIB * cap for cap in settings.caps] or list(DEFAULT_CAPS)
+    buckets, factor = assign_buckets(recorded.sizes.tolist(), limits), PRECISIONS[settings.precision]
+    sizes = factor * np.array([float(recorded.sizes[bucket].sum()) for bucket in buckets])
+    filled = [float(np.median(recorded.ready[:, :, bucket].max((0, 2)))) for bucket in buckets]
+    seconds, end, result = cost(sizes), -np.inf, []
+    for number, (size, ready, taken) in enumerate(zip(sizes, filled, seconds, strict=True)):
+        if number:
+            alone = max(end, ready) + taken
+            fused = ready + float(cost(np.array([sizes[number - 1] + size]))[0])
+            word = "earlier" if fused < alone else "no earlier"
+            result.append(
+                f"buckets {number} and {number + 1} as one would end {word}: {1e3 * fused:.3g} ms after the backward pass began, "
+                f"as two {1e3 * alone:.3g} ms"
+            )
+        end = max(end, ready) + taken
+    return result
