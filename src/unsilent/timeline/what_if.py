@@ -1,0 +1,136 @@
+"""What a job's steps would take if something were different: each question is a text, answered by a replay of every recorded step.
+
+Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` or ``rank:R=0.9`` (a rank that is
+delayed in each step, or computes in so much of the time), ``network=infinite`` (collectives take no time once all ranks are
+there), ``straggler=none`` (every operation takes the mean of the same one on other ranks).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES, Job
+from unsilent.timeline.replay import Replay, same_place
+from unsilent.timeline.step_split import Floats
+
+FORMS = ("scale:GLOB=FACTOR", "rank:R=+20ms", "rank:R=0.9", "network=infinite", "straggler=none")
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+LARGEST_FACTOR = 1e3
+_DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different in a replay: seconds of each operation, and before it, float64[n] both."""
+
+    text: str
+    durations: Floats
+    gaps: Floats
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What steps would take.
+
+    Attributes:
+        text: The question.
+        recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
+    """
+
+    text: str
+    recorded: Floats
+    predicted: Floats
+
+    @property
+    def ratios(self) -> Floats:
+        """Predicted time of each step, in multiples of the recorded one, float64[steps]."""
+        return self.predicted / self.recorded
+
+
+def answer(replay: Replay, questions: Sequence[str]) -> list[Answer]:
+    """An answer to each question; raises ``UsageError`` for one that names nothing."""
+    changes = [parse_change(text, replay) for text in questions]
+    recorded = replay.step_seconds(*replay.run(replay.durations, replay.gaps))
+    return [Answer(one.text, recorded, replay.step_seconds(*replay.run(one.durations, one.gaps))) for one in changes]
+
+
+def parse_change(text: str, replay: Replay) -> Change:
+    """What a question asks to change; raises ``UsageError`` where it names nothing of the job."""
+    what, _, value = text.partition("=")
+    if not value:
+        raise UsageError(f"--what-if {text[:60]!r} asks for nothing; expected one of {', '.join(FORMS)}")
+    word, _, name = what.partition(":")
+    durations, gaps = replay.durations.copy(), replay.gaps.copy()
+    if word == "scale":
+        durations[_named(name, replay.job)] *= _factor(value, text)
+    elif word == "rank":
+        _change_rank(replay, _rank(name, replay.job), value, text, durations, gaps)
+    elif text == "network=infinite":
+        durations[replay.job.operations.kind == COLLECTIVE] = 0
+    elif text == "straggler=none":
+        durations = alike(replay)
+    else:
+        raise unknown_name_error("what-if", what, [form.partition("=")[0] for form in FORMS])
+    return Change(text, durations, gaps)
+
+
+def alike(replay: Replay) -> Floats:
+    """Seconds of each operation where it takes the mean of the same one of all ranks of a pipeline stage and all steps."""
+    job = replay.job
+    of = np.array([job.stages.get(int(rank), 0) for rank in job.operations.rank], np.int32)
+    same = same_place(job.operations, of)
+    return np.asarray((np.bincount(same, replay.durations) / np.bincount(same))[same])
+
+
+def _named(name: str, job: Job) -> np.ndarray:
+    """The operations of a kind, of a phase, or with names that match a glob, bool[n]."""
+    operations = job.operations
+    if name in KINDS:
+        return np.asarray(operations.kind == KINDS.index(name))
+    if name in PHASES:
+        return np.asarray((operations.phase == PHASES.index(name)) & (operations.kind == COMPUTE))
+    matching = [number for number, one in enumerate(operations.names) if fnmatch.fnmatchcase(one, name)]
+    if not matching:
+        raise unknown_name_error("operation", name, [*KINDS, *PHASES, *operations.names])
+    return np.isin(operations.name, matching)
+
+
+def _rank(name: str, job: Job) -> int:
+    if not name.isascii() or not name.isdigit() or int(name[:9]) not in job.ranks:
+        raise UsageError(f"--what-if names rank {name[:20]!r}; the trace has ranks {job.ranks[0]} to {job.ranks[-1]}")
+    return int(name[:9])
+
+
+def _factor(value: str, text: str) -> float:
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = -1.0
+    if not 0 <= factor <= LARGEST_FACTOR:
+        raise UsageError(f"--what-if {text[:60]!r}: expected a factor from 0 to {LARGEST_FACTOR:g} after =")
+    return factor
+
+
+def _change_rank(replay: Replay, rank: int, value: str, text: str, durations: Floats, gaps: Floats) -> None:
+    """Delay the first operation of a rank's steps, or scale what it computes."""
+    operations = replay.job.operations
+    of_rank = operations.rank == rank
+    if delay := _DELAY.fullmatch(value):
+        sign, number, unit = delay.groups()
+        seconds = float(f"{sign}{number}") * UNITS[unit]
+        firsts = [np.flatnonzero(of_rank & (operations.step == step)) for step in range(len(replay.job.steps))]
+        first = np.array([one[np.argmin(operations.start[one])] for one in firsts if len(one)])
+        gaps[first] += seconds
+        if seconds < 0:  # what the gap does not hold is taken from the operation
+            durations[first] = np.maximum(durations[first] + np.minimum(gaps[first], 0), 0)
+            gaps[first] = np.maximum(gaps[first], 0)
+        return
+    if value[0] in "+-":
+        raise UsageError(f"--what-if {text[:60]!r}: expected a delay like +20ms after =, with the unit s, ms or us")
+    durations[of_rank & (operations.kind == COMPUTE)] *= _factor(value, text)
