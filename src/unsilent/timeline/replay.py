@@ -1,0 +1,271 @@
+"""Replays a job: when each operation starts and ends, given its duration and the gap before it.
+
+An operation starts a gap after the latest end of those that it depends on, or after the begin of its step where it depends on
+none. A member of a collective ends its own transfer time after the latest start of the members. The order is found once; a replay
+then goes through it level by level, with all operations of a level, and all variants that are asked for, in one go.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.printable import escape_unprintable
+from unsilent.timeline.job import Job, Operations
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+class _Level(NamedTuple):
+    """Operations that can start once those of earlier levels have ended; indices count in the order of the replay.
+
+    Attributes:
+        first, alone, last: Those from ``first`` to ``last`` start; those before ``alone`` are in no collective.
+        sources: What they depend on, together; empty in the first level.
+        source_begins: Where in ``sources`` those of each operation begin.
+        members: Members of the collectives of which the last member starts in this level.
+        member_begins: Where in ``members`` those of each collective begin.
+        which: Number of the collective of each member, in this level.
+    """
+
+    first: int
+    alone: int
+    last: int
+    sources: Indices
+    source_begins: Indices
+    members: Indices
+    member_begins: Indices
+    which: Indices
+
+
+class Replay:
+    """Makes replays of one job.
+
+    Attributes:
+        job: It.
+        durations: As recorded, seconds, float64[n]; of a member of a collective its transfer time, from the latest start of the
+            members to its own end.
+        gaps: As recorded, seconds, float64[n]: from when an operation could have started to when it did.
+
+    Raises:
+        UsageError: there are no operations, or some wait for each other.
+    """
+
+    def __init__(self, job: Job) -> None:
+        operations = job.operations
+        if not len(operations):
+            raise UsageError("the trace has no operations of complete steps; expected at least one step of all ranks")
+        self.job = job
+        self._release = _step_begins(job)
+        self._by_step, self._steps = _bounds(operations.step)
+        _, collectives = np.unique(operations.collective, return_inverse=True)
+        self.durations = operations.duration.astype(np.float64)
+        is_member = operations.collective >= 0
+        latest_start = np.full(collectives.max() + 1, -np.inf)
+        np.maximum.at(latest_start, collectives[is_member], operations.start[is_member])
+        self.durations[is_member] = (operations.end - latest_start[collectives])[is_member]
+        latest = latest_end(job, np.ones(len(job.edges.source), bool))
+        self.gaps = operations.start - np.where(np.isneginf(latest), self._release, latest)
+        self._order, self._levels = _levels(job)
+        self._position = np.empty_like(self._order)
+        self._position[self._order] = np.arange(len(self._order))
+
+    def run(self, durations: Floats, gaps: Floats) -> tuple[Floats, Floats]:
+        """Start and end of each operation, seconds since the job's begin.
+
+        Args:
+            durations: Seconds, float64[n], or float64[n, k] for k replays at once; of a member of a collective its transfer time.
+            gaps: Seconds, float64[n], the same in all replays.
+
+        Returns:
+            Two arrays of the shape of ``durations``.
+        """
+        lasting = durations.reshape(len(self._order), -1)[self._order]
+        waiting = gaps[self._order, None]
+        start, end = np.empty_like(lasting), np.empty_like(lasting)
+        start[:] = self._release[self._order, None]
+        for one in self._levels:
+            begun, alone = slice(one.first, one.last), slice(one.first, one.alone)
+            if len(one.sources):
+                start[begun] = np.maximum.reduceat(end.take(one.sources, 0), one.source_begins, 0)
+            start[begun] += waiting[begun]
+            np.add(start[alone], lasting[alone], out=end[alone])
+            if len(one.members):
+                latest = np.maximum.reduceat(start.take(one.members, 0), one.member_begins, 0)
+                end[one.members] = latest.take(one.which, 0) + lasting.take(one.members, 0)
+        return start[self._position].reshape(durations.shape), end[self._position].reshape(durations.shape)
+
+    def step_seconds(self, start: Floats, end: Floats) -> Floats:
+        """From the first start to the last end of each step: float64[steps], or float64[steps, k] of k replays."""
+        first = np.minimum.reduceat(start.take(self._by_step, 0), self._steps, 0)
+        return np.asarray(np.maximum.reduceat(end.take(self._by_step, 0), self._steps, 0) - first)
+
+
+def latest_end(job: Job, used: NDArray[np.bool_]) -> Floats:
+    """When the last of those ended that each operation depends on, as recorded; -inf where there is none.
+
+    ``used``: which of the edges count, bool[m].
+    """
+    result = np.full(len(job.operations), -np.inf)
+    np.maximum.at(result, job.edges.target[used], job.operations.end[job.edges.source[used]])
+    return result
+
+
+def unexplained_gaps(job: Job, left_out: tuple[int, ...] = ()) -> Floats:
+    """Seconds before each operation in which, by the dependencies, it could have run; float64[n].
+
+    They count from the begin of its step. ``left_out``: kinds of edges that are ignored, which makes no gap smaller.
+    """
+    latest = latest_end(job, ~np.isin(job.edges.kind, left_out))
+    return np.asarray(np.maximum(job.operations.start - np.maximum(latest, _step_begins(job)), 0.0))
+
+
+def leave_one_step_out(replay: Replay) -> Floats:
+    """Error of each step's time where it is predicted from the other steps: predicted / recorded - 1; NaN with one step.
+
+    Each operation takes the mean of the durations and of the gaps that the same one has in the other steps: the same is what is
+    in the same place among those of its name in its lane and step. What occurs in one step alone keeps its own.
+    """
+    operations = replay.job.operations
+    recorded = replay.step_seconds(operations.start, operations.end)
+    if len(recorded) < 2:
+        return np.full(len(recorded), np.nan)
+    same = same_place(operations, operations.lane)
+    counts = np.bincount(same)[same]
+
+    def of_others(values: Floats) -> Floats:
+        sums = np.bincount(same, values)[same]
+        return np.where(counts > 1, (sums - values) / np.maximum(counts - 1, 1), values)
+
+    predicted = replay.step_seconds(*replay.run(of_others(replay.durations), of_others(replay.gaps)))
+    return np.asarray(predicted / recorded - 1)
+
+
+def same_place(operations: Operations, of: NDArray[np.int32]) -> Indices:
+    """A number for each operation that it shares with the same one of other steps, and of other lanes with the same ``of``."""
+    order = np.lexsort((operations.start, operations.step, operations.name, operations.lane))
+    keys = np.stack([operations.lane, operations.name, operations.step])[:, order]
+    begins = np.concatenate([[0], np.flatnonzero(np.any(keys[:, 1:] != keys[:, :-1], axis=0)) + 1])
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+    numbers = np.zeros(len(order), np.int64)
+    for values in (of, operations.name, place):
+        numbers = np.unique(numbers * (int(values.max()) + 1) + values, return_inverse=True)[1]
+    return numbers
+
+
+def _step_begins(job: Job) -> Floats:
+    """When the step of each operation began, float64[n]; 0 for those of none."""
+    operations = job.operations
+    begins = np.full(int(operations.step.max()) + 2, np.inf)
+    np.minimum.at(begins, operations.step, operations.start)
+    begins[-1] = 0.0  # where those of no step wrote
+    return begins[operations.step]
+
+
+def _bounds(step: NDArray[np.int32]) -> tuple[Indices, Indices]:
+    """Operations of steps in the order of steps, and where those of each step begin."""
+    order = np.argsort(step, kind="stable")
+    order = order[np.searchsorted(step[order], 0) :]
+    return order, np.flatnonzero(np.diff(step[order], prepend=-1))
+
+
+# -- order ---------------------------------------------------------------------------------------------------------------
+
+
+def _levels(job: Job) -> tuple[Indices, list[_Level]]:
+    """The order of the replay, and its levels."""
+    operations, n = job.operations, len(job.operations)
+    by_source = np.argsort(job.edges.source, kind="stable")
+    targets, out_begins = job.edges.target[by_source].astype(np.int64), _begins(job.edges.source, n)
+    waits_for = np.bincount(job.edges.target, minlength=n)
+    members_of, member_begins, collective = _collectives(operations)
+    unstarted = np.diff(member_begins)
+    started: list[Indices] = []
+    completed: list[Indices] = []
+    alones: list[int] = []
+    ready = np.flatnonzero(waits_for == 0)
+    stamp = np.empty(n, np.int64)
+    while len(ready):
+        is_member = collective[ready] >= 0
+        alone, joining = ready[~is_member], ready[is_member]
+        begun = collective[joining]
+        np.subtract.at(unstarted, begun, 1)
+        full = _distinct(begun[unstarted[begun] == 0], stamp)
+        started.append(np.concatenate([alone, joining]))
+        alones.append(len(alone))
+        completed.append(full)
+        ended = np.concatenate([alone, members_of[_ranges(member_begins, full)]])
+        following = targets[_ranges(out_begins, ended)]
+        np.subtract.at(waits_for, following, 1)
+        ready = _distinct(following[waits_for[following] == 0], stamp)
+    order = np.concatenate(started) if started else np.zeros(0, np.int64)
+    if len(order) < n or np.any(unstarted):
+        raise _cycle(job, waits_for, unstarted, collective)
+    return order, _with_positions(job, order, started, alones, completed, members_of, member_begins)
+
+
+def _with_positions(
+    job: Job, order: Indices, started: list[Indices], alones: list[int], completed: list[Indices], members_of: Indices,
+    member_begins: Indices,
+) -> list[_Level]:  # fmt: skip
+    """The levels, with operations counted in the order of the replay."""
+    n = len(order)
+    position = np.empty(n, np.int64)
+    position[order] = np.arange(n)
+    at = position[job.edges.target]
+    sources = position[job.edges.source[np.argsort(at, kind="stable")]]
+    source_begins = _begins(at, n)
+    levels, first = [], 0
+    for ops, alone, full in zip(started, alones, completed, strict=True):
+        last = first + len(ops)
+        low, high = source_begins[first], source_begins[last]
+        sizes = member_begins[full + 1] - member_begins[full]
+        levels.append(_Level(
+            first, first + alone, last, sources[low:high], source_begins[first:last] - low,
+            position[members_of[_ranges(member_begins, full)]], np.cumsum(sizes) - sizes, np.repeat(np.arange(len(full)), sizes),
+        ))  # fmt: skip
+        first = last
+    return levels
+
+
+def _collectives(operations: Operations) -> tuple[Indices, Indices, Indices]:
+    """Members in the order of collectives, where those of each begin, and the collective of each operation, -1: none."""
+    is_member = operations.collective >= 0
+    members = np.flatnonzero(is_member)
+    numbers, of = np.unique(operations.collective[members], return_inverse=True)
+    collective = np.full(len(operations), -1, np.int64)
+    collective[members] = of
+    return members[np.argsort(of, kind="stable")], _begins(of, len(numbers)), collective
+
+
+def _begins(keys: NDArray[np.signedinteger], count: int) -> Indices:
+    """Where those of each key from 0 to ``count`` begin among sorted ``keys``; and, last, how many there are."""
+    return np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=count))])
+
+
+def _ranges(begins: Indices, of: Indices) -> Indices:
+    """All indices from ``begins[i]`` to ``begins[i + 1]``, for each i of ``of``."""
+    sizes = begins[of + 1] - begins[of]
+    return np.repeat(begins[of] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+
+
+def _distinct(values: Indices, stamp: Indices) -> Indices:
+    """Each value once; ``stamp`` is space for as many numbers as there are values to be."""
+    number = np.arange(len(values))
+    stamp[values] = number
+    return np.asarray(values[stamp[values] == number])
+
+
+def _cycle(job: Job, waits_for: Indices, unstarted: Indices, collective: Indices) -> UsageError:
+    stuck = (waits_for > 0) | (np.append(unstarted, 0)[collective] > 0)  # -1 finds the 0
+    first = int(np.flatnonzero(stuck)[0])
+    name = escape_unprintable(job.operations.names[job.operations.name[first]])[:60]
+    return UsageError(
+        f"{int(stuck.sum()):,} operations wait for each other, such as {name} of rank {job.operations.rank[first]}; expected "
+        "dependencies without a cycle; check that the trace is complete"
+    )
