@@ -1,4 +1,4 @@
-"""What a job's steps would take if something were different: each question is a text, answered by a replay of every recorded step.
+"""What the steps of a job would take if something were different: each question is a text, answered by a replay of every step.
 
 Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` or ``rank:R=0.9`` (a rank that is
 delayed in each step, or computes in so much of the time), ``network=infinite`` (collectives take no time once all ranks are
