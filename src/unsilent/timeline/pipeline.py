@@ -1,0 +1,228 @@
+"""Dependencies of one step of a job with data and pipeline parallelism, from which operations there are and their order.
+
+On each worker: computations follow each other, and so do messages of a kind; a computation waits for what it receives, and sends
+what it made; a receive is posted once the worker's thread comes to it; after the last computation gradients are reduced, clipped
+and applied. Between workers: a send and its receive wait for each other, and so do all ranks of a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.timeline.job import (
+    BACKWARD,
+    CHAIN,
+    COLLECTIVE,
+    COMPUTE,
+    FORWARD,
+    HOST,
+    LAUNCH,
+    OPTIMIZER,
+    OTHER,
+    PIPELINE,
+)  # fmt: skip
+
+ALONE, STEP = "", "step"
+WITHIN, ACROSS = "one data-parallel rank", "one stage"
+
+
+class OperationType(NamedTuple):
+    """What the operations of a name are: kind and phase as in `Operations`, lane as in `LANES`.
+
+    ``waits``: which operations of one step with this name and number wait for each other; of messages, see `_pair_messages`.
+    """
+
+    name: str
+    kind: int
+    phase: int
+    lane: int = 0
+    waits: str = ALONE
+
+
+LANES = ("compute", "forward send", "forward receive", "backward send", "backward receive", "data parallel")
+TYPES = (
+    OperationType("forward-compute", COMPUTE, FORWARD),
+    OperationType("backward-compute", COMPUTE, BACKWARD),
+    OperationType("forward-send", COLLECTIVE, FORWARD, 1),
+    OperationType("forward-recv", COLLECTIVE, FORWARD, 2),
+    OperationType("backward-send", COLLECTIVE, BACKWARD, 3),
+    OperationType("backward-recv", COLLECTIVE, BACKWARD, 4),
+    OperationType("params-all-gather", COLLECTIVE, OTHER, 5, ACROSS),
+    OperationType("grads-reduce-scatter", COLLECTIVE, OTHER, 5, ACROSS),
+    OperationType("gc", HOST, OTHER),
+    OperationType("layernorm-grads-all-reduce", COLLECTIVE, OTHER),
+    OperationType("embedding-grads-all-reduce", COLLECTIVE, OTHER, 0, WITHIN),
+    OperationType("separate-grads-all-reduce", COLLECTIVE, OTHER, 0, ACROSS),
+    OperationType("optimizer-clip-main-grad", COLLECTIVE, OPTIMIZER, 0, STEP),
+    OperationType("optimizer", COMPUTE, OPTIMIZER),
+)  # fmt: skip
+"""Reductions over ranks of tensor parallelism (layernorm) have one recorded rank, so that they wait for nobody."""
+(FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, FORWARD_RECEIVE, BACKWARD_SEND, BACKWARD_RECEIVE, GATHER, SCATTER,
+ GC, LAYERNORM, EMBEDDING, SEPARATE, CLIP, OPTIMIZE) = range(len(TYPES))  # fmt: skip
+CLOCK_ERROR = 5e-5
+"""Seconds by which times that should be equal may differ."""
+
+Edge = tuple[int, int, int]
+
+
+class Pattern(NamedTuple):
+    """The operations that each data-parallel rank runs in each step; arrays with m elements.
+
+    Attributes:
+        stage, type: Of each operation, int64.
+        number: Among those of its worker and type, as recorded.
+        chunk, model_chunk: Part of the model on the worker, and in the model; -1: none.
+        start, end: Usual seconds since the step's begin, float64.
+    """
+
+    stage: NDArray[np.int64]
+    type: NDArray[np.int64]
+    number: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    model_chunk: NDArray[np.int64]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+
+
+def dependencies(pattern: Pattern) -> tuple[list[Edge], list[list[int]]]:
+    """Edges (source, target, kind) within a pattern, and pairs of a send and its receive.
+
+    Raises:
+        UsageError: messages do not match what is computed.
+    """
+    edges: list[Edge] = []
+    messages: dict[tuple[int, int], list[int]] = {}
+    overlapped = bool(np.any(pattern.type == SEPARATE))
+    last_chunk = int(pattern.model_chunk.max())
+    for stage in range(int(pattern.stage.max()) + 1):
+        worker = _Worker(pattern, stage)
+        edges += worker.chains()
+        edges += worker.gathers_and_scatters(overlapped)
+        edges += worker.after_last_computation(overlapped)
+        for kind in (FORWARD_SEND, FORWARD_RECEIVE, BACKWARD_SEND, BACKWARD_RECEIVE):
+            outer = 0 if kind in (FORWARD_RECEIVE, BACKWARD_SEND) else last_chunk
+            matched = worker.matched_messages(kind, outer)
+            edges += worker.message_edges(kind, matched)
+            messages[stage, kind] = [message for message, one in matched if pattern.model_chunk[one] != outer]
+    return edges, _pair_messages(messages, int(pattern.stage.max()) + 1)
+
+
+def _pair_messages(messages: dict[tuple[int, int], list[int]], stages: int) -> list[list[int]]:
+    """The k-th message that a stage sends is the k-th that the next one receives; backward, that the one before receives."""
+    pairs = []
+    for send, receive, to in ((FORWARD_SEND, FORWARD_RECEIVE, 1), (BACKWARD_SEND, BACKWARD_RECEIVE, -1)):
+        for stage in range(stages):
+            peer = (stage + to) % stages
+            sent, received = messages[stage, send], messages[peer, receive]
+            if len(sent) != len(received):
+                raise UsageError(
+                    f"stage {stage} sends {len(sent):,} messages ({TYPES[send].name}) and stage {peer} receives "
+                    f"{len(received):,}; expected as many; check that the trace is complete"
+                )
+            pairs += [list(pair) for pair in zip(sent, received, strict=True)]
+    return pairs
+
+
+class _Worker:
+    """Operations of one stage, in the order of their starts."""
+
+    def __init__(self, pattern: Pattern, stage: int) -> None:
+        self.pattern, self.stage = pattern, stage
+        own = np.flatnonzero(pattern.stage == stage)
+        own = own[np.lexsort((pattern.type[own], pattern.number[own], pattern.start[own]))]
+        self._by_type = [own[pattern.type[own] == kind].tolist() for kind in range(len(TYPES))]
+        computes = (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        self.computations: list[int] = own[np.isin(pattern.type[own], computes)].tolist()
+        self.data_parallel: list[int] = own[np.isin(pattern.type[own], (GATHER, SCATTER))].tolist()
+        if not self.computations:
+            raise UsageError(
+                f"stage {stage} computes nothing; expected {TYPES[0].name} and {TYPES[1].name} of each stage"
+            )
+
+    def of(self, kind: int) -> list[int]:
+        """Its operations of a type."""
+        operations: list[int] = self._by_type[kind]
+        return operations
+
+    def chains(self) -> Iterator[Edge]:
+        """What runs one after the other."""
+        kinds = (FORWARD_SEND, FORWARD_RECEIVE, BACKWARD_SEND, BACKWARD_RECEIVE)
+        for lane in (self.computations, self.data_parallel, *map(self.of, kinds)):
+            yield from ((a, b, CHAIN) for a, b in pairwise(lane))
+
+    def gathers_and_scatters(self, overlapped: bool) -> Iterator[Edge]:
+        """A part of the model computes once its parameters are there; its gradients are scattered once they are computed."""
+        chunk, end = self.pattern.chunk, self.pattern.end
+        last_gather = {int(chunk[gather]): gather for gather in self.of(GATHER)}
+        for part, gather in last_gather.items():
+            yield from ((gather, first, PIPELINE) for first in self._of_chunk(FORWARD_COMPUTE, part)[:1])
+        if overlapped:
+            first_scatter = {int(chunk[scatter]): scatter for scatter in reversed(self.of(SCATTER))}
+            for part, scatter in first_scatter.items():
+                computed = sorted(self._of_chunk(BACKWARD_COMPUTE, part), key=lambda one: end[one])
+                yield from ((last, scatter, PIPELINE) for last in computed[-1:])
+
+    def _of_chunk(self, kind: int, chunk: int) -> list[int]:
+        return [one for one in self.of(kind) if self.pattern.chunk[one] == chunk]
+
+    def after_last_computation(self, overlapped: bool) -> Iterator[Edge]:
+        """Reductions of gradients, and the update: what of it was recorded, one after the other."""
+        last = max(self.computations, key=lambda one: self.pattern.end[one])
+        scatters = self.of(SCATTER)
+        parts = (self.of(GC), self.of(LAYERNORM), self.of(EMBEDDING), [] if overlapped else scatters, self.of(SEPARATE),
+                 self.of(CLIP), self.of(OPTIMIZE))  # fmt: skip
+        chain = [last, *(one for part in parts for one in part)]
+        yield from ((a, b, CHAIN) for a, b in pairwise(chain))
+        if overlapped and scatters:
+            after = [one for one in chain[1:] if one not in self.of(GC)]
+            yield from ((scatters[-1], one, CHAIN) for one in after[:1])
+
+    def matched_messages(self, kind: int, outer: int) -> list[tuple[int, int]]:
+        """Messages of a type with the computation that each feeds or comes from.
+
+        Some recorders list messages that never were sent: before the first or after the last computation, and those of the part
+        ``outer`` of the model, which has nobody to receive from or to send to.
+        """
+        start, end = self.pattern.start, self.pattern.end
+        is_receive = kind in (FORWARD_RECEIVE, BACKWARD_RECEIVE)
+        computed = self.of(FORWARD_COMPUTE if kind in (FORWARD_SEND, FORWARD_RECEIVE) else BACKWARD_COMPUTE)
+        messages = self.of(kind)
+        if computed and is_receive:
+            latest = max(start[one] for one in computed) + CLOCK_ERROR
+            messages = [one for one in messages if start[one] <= latest]
+        elif computed:
+            earliest = min(end[one] for one in computed) - CLOCK_ERROR
+            messages = [one for one in messages if end[one] >= earliest]
+        inner = [one for one in computed if self.pattern.model_chunk[one] != outer]
+        if len(messages) == len(inner):
+            computed = inner
+        elif len(messages) == len(computed) - 1:  # the first one to receive, or the last one to send, has no partner
+            computed = computed[1:] if is_receive else computed[:-1]
+        if len(messages) != len(computed):
+            raise UsageError(
+                f"stage {self.stage} has {len(messages):,} operations {TYPES[kind].name}; expected {len(inner):,}, or "
+                f"{len(computed):,} with those of the outer parts of the model; check that the trace is complete"
+            )
+        return list(zip(messages, computed, strict=True))
+
+    def message_edges(self, kind: int, matched: Sequence[tuple[int, int]]) -> Iterator[Edge]:
+        """What is computed is sent; what is received is computed with; a receive is posted between computations.
+
+        Posted: once the last computation before the one that it feeds had ended which usually had when it started.
+        """
+        if kind in (FORWARD_SEND, BACKWARD_SEND):
+            yield from ((computation, message, PIPELINE) for message, computation in matched)
+            return
+        ends = np.maximum.accumulate(self.pattern.end[self.computations])
+        place = {one: at for at, one in enumerate(self.computations)}
+        ended = np.searchsorted(ends, self.pattern.start[[m for m, _ in matched]] + CLOCK_ERROR, "right")
+        for (message, computation), before in zip(matched, ended.tolist(), strict=True):
+            yield message, computation, PIPELINE
+            if before := min(before, place[computation]):
+                yield self.computations[before - 1], message, LAUNCH

@@ -1,0 +1,185 @@
+"""The report of ``unsilent timeline``: slowdown, ranks, stages and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from unsilent.printable import escape_unprintable
+from unsilent.report.estimates import machine_table, measured
+from unsilent.report.model import Column, Report, Section, Table
+from unsilent.report.text import count_text, duration_text, interval_text, listed
+from unsilent.timeline.job import EDGE_KINDS
+from unsilent.timeline.slowdown import Removal, Slowdown
+
+METHOD = (
+    "The job is replayed: each operation starts once all that it depends on has ended, and takes its time; a collective ends on "
+    "a rank its transfer time after its last member began. In the straggler-free replay each computation takes the mean of its "
+    "kind, and each communication the median. The slowdown is the mean step time with recorded durations over the mean "
+    "straggler-free one; both replays leave out gaps before operations that no dependency explains. Slowdown by a group: in the "
+    "straggler-free replay, only the group takes what it took; by a rank: the smaller one of its data-parallel rank's and its "
+    "stage's."
+)
+TERMINAL_ROWS = 10
+STEP_KEYS = ("step", "recorded", "without_gaps", "straggler_free", "prediction_error")
+
+
+def slowdown_report(result: Slowdown, source: str = "") -> Report:
+    """What is shown of a slowdown; ``source``: the name of the trace."""
+    slowdown, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
+    return Report(
+        "unsilent/timeline/1", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),
+        machine_table(measured({}, {"slowdown": slowdown, "slowdown_with_gaps": kept}, "step"), ("measure", "")),
+        numbers=(
+            ("slowdown", interval_text(slowdown), f"{_quantiles(result)} in single steps"),
+            ("slowdown, gaps kept", interval_text(kept), "with recorded gaps in both replays"),
+            ("step time", duration_text(result.recorded.mean()), f"recorded, mean of {count_text(len(result.recorded), 'step')}"),
+            ("slowest workers (M_W)", _share(result.slow_workers), _ranks(result.slow_workers)),
+            *((("last stage (M_S)", _share(last), f"{count_text(len(last.ranks), 'rank')}"),) if last else ()),
+            ("unexplained gaps", f"{100 * result.unexplained_share:.2g} %", "of the time of all ranks"),
+        ),
+        findings=tuple(_findings(result)),
+        sections=tuple(_sections(result)),
+        facts=tuple(_facts(result)),
+        notes=(
+            *map(escape_unprintable, result.job.notes),
+            "intervals count steps as independent of each other",
+            "slowdown_with_gaps keeps the gaps before operations; where they are waits that were not recorded, it is too small",
+            "M_W and M_S: above 100 %, steps become faster than straggler-free ones; below 0 %, slower than they were",
+        ),
+        method=METHOD,
+        further_json={"results": {"slowdown": _json(result)}},
+    )  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _facts(result: Slowdown) -> Iterator[tuple[str, str]]:
+    job, errors = result.job, np.abs(result.prediction_errors)
+    steps = count_text(len(result.recorded), "step")
+    yield "trace", f"{len(job.operations):,} operations of {count_text(len(job.ranks), 'rank')} in {steps}"
+    yield "world size", f"{job.world_size:,}"
+    left = result.without_gaps.mean() / result.recorded.mean()
+    yield "replay without gaps", f"{100 * left:.3g} % of the recorded step time"
+    if np.isfinite(errors).all():
+        yield (
+            "steps predicted from the other steps",
+            f"off by {_percent(errors.mean())} on average, {_percent(errors.max())} at most",
+        )
+
+
+def _headline(result: Slowdown) -> str:
+    slowdown = result.slowdown.estimate or 0.0
+    return (
+        f"By replay, a step takes {slowdown:.3g} times as long as without stragglers: "
+        f"{duration_text(result.without_gaps.mean())} instead of {duration_text(result.straggler_free.mean())}."
+    )
+
+
+def _findings(result: Slowdown) -> Iterator[str]:
+    removals = [(_ranks(result.slow_workers), "M_W", result.slow_workers)]
+    removals += [("the last stage", "M_S", result.last_stage)] if result.last_stage else []
+    for name, symbol, removal in removals:
+        if removal.share is not None:
+            seconds, share = duration_text(removal.seconds), _percent(removal.share)
+            yield f"with {name} at straggler-free durations, a step takes {seconds}: {share} of the slowdown is gone ({symbol})"
+    first = result.classes[0]
+    yield f"operations with the largest slowdown of their own: `{first.name}`, {first.slowdown:.3g}"
+
+
+def _ranks(removal: Removal) -> str:
+    return f"rank{'s' if len(removal.ranks) > 1 else ''} {listed(map(str, removal.ranks))}"
+
+
+def _share(removal: Removal) -> str:
+    return "–" if removal.share is None else _percent(removal.share)
+
+
+def _quantiles(result: Slowdown) -> str:
+    low, high = np.quantile(result.without_gaps / result.straggler_free, (0.05, 0.95))
+    return f"{low:.3g} to {high:.3g} (5 and 95 %)"
+
+
+def _sections(result: Slowdown) -> Iterator[Section]:
+    slowdown = Column("slowdown", "number", digits=".4g", of=lambda one: one.slowdown)
+    worker_heads = (
+        Column("rank", of=lambda one: str(one.rank)), slowdown, Column("data-parallel rank", of=lambda one: str(one.data_rank)),
+        *([Column("stage", of=lambda one: str(one.stage))] if result.stages else []),
+    )  # fmt: skip
+    yield Section(
+        "Workers", "Ranks by the slowdown that they cause alone.",
+        (Table.of(result.workers, worker_heads, "workers", terminal_rows=TERMINAL_ROWS, sortable=True),),
+    )  # fmt: skip
+    heads = (
+        Column.text("group", lambda one: one.name), slowdown, Column.count("operations", lambda one: one.operations, 1),
+        Column.percent("unexplained gaps", lambda one: one.unexplained_share, digits=".2g"),
+    )  # fmt: skip
+    parts = (("operations", result.classes), ("stages", result.stages), ("data-parallel ranks", result.data_ranks))
+    yield Section(
+        "Operations and stages", "Slowdown where only this group takes what it took, and gaps that no dependency explains.",
+        tuple(Table.of(rows, heads, title, terminal_rows=TERMINAL_ROWS, sortable=True) for title, rows in parts if rows),
+    )  # fmt: skip
+    yield Section(
+        "Dependencies",
+        "Gaps that no dependency explains, where one kind of dependencies is ignored.",
+        (_dependencies(result),),
+    )
+    yield Section("Steps", "Each step; the prediction is made from the other steps.", (_steps(result),))
+
+
+def _dependencies(result: Slowdown) -> Table:
+    counts = np.bincount(result.job.edges.kind, minlength=len(EDGE_KINDS)).tolist()
+    rows = [("none", sum(counts), result.unexplained_share)]
+    rows += [(kind, counts[EDGE_KINDS.index(kind)], share) for kind, share in result.unexplained_without.items()]
+    heads = (
+        Column.text("ignored", lambda row: row[0]), Column.count("dependencies", lambda row: row[1]),
+        Column.percent("unexplained gaps", lambda row: row[2], digits=".2g"),
+    )  # fmt: skip
+    return Table.of(rows, heads, "unexplained gaps if dependencies are ignored", terminal_rows=0)
+
+
+def _steps(result: Slowdown) -> Table:
+    def seconds(name: str, at: int) -> Column:
+        return Column(name, "number", digits=duration_text, of=lambda row: row[at])
+
+    heads = (
+        Column("step", of=lambda row: str(row[0])), seconds("recorded", 1), seconds("replayed without gaps", 2),
+        seconds("straggler-free", 3), Column("slowdown", "number", digits=".4g", of=lambda row: row[2] / row[3]),
+        Column.percent("error of prediction", lambda row: row[4], digits="+.2g"),
+    )  # fmt: skip
+    return Table.of(_step_rows(result), heads, "steps", terminal_rows=0, sortable=True)
+
+
+def _step_rows(result: Slowdown) -> Iterator[tuple[int, float, float, float, float | None]]:
+    """Number, recorded, replayed and straggler-free seconds, and error of the prediction of each step."""
+    columns = (result.recorded, result.without_gaps, result.straggler_free, result.prediction_errors)
+    for step, recorded, replayed, free, error in zip(result.job.steps, *(one.tolist() for one in columns), strict=True):
+        yield step, recorded, replayed, free, error if np.isfinite(error) else None
+
+
+def _json(result: Slowdown) -> dict[str, Any]:
+    """The field ``slowdown`` of ``results``."""
+    interval, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
+    groups = {
+        "classes": result.classes,
+        "stages": result.stages,
+        "data_ranks": result.data_ranks,
+        "workers": result.workers,
+    }
+
+    def number(value: float) -> float | None:
+        return float(value) if np.isfinite(value) else None
+
+    return {
+        "estimate": interval.estimate, "low": number(interval.low), "high": number(interval.high),
+        "confidence": interval.confidence, "n": interval.n, "unit": "step", "method": interval.method,
+        "with_gaps": {"estimate": kept.estimate, "low": number(kept.low), "high": number(kept.high)},
+        "slow_workers": vars(result.slow_workers), "last_stage": last and vars(last),
+        **{name: [dict(vars(one)) for one in rows] for name, rows in groups.items()},
+        "unexplained_share": result.unexplained_share, "unexplained_share_without": result.unexplained_without,
+        "steps": [dict(zip(STEP_KEYS, row, strict=True)) for row in _step_rows(result)],
+    }  # fmt: skip

@@ -1,0 +1,257 @@
+"""How much longer a job's steps take because some of its operations are slow, and which ranks, stages and operations these are.
+
+As Lin et al. define it (Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025): in the
+straggler-free replay each computation takes the mean of its kind, each communication the median; the slowdown is the step time
+with recorded durations over that one, both without the gaps that no dependency explains. The slowdown by a group of operations is
+that of the straggler-free replay in which these alone take what they took.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.interval import Interval, known_value
+from unsilent.printable import escape_unprintable
+from unsilent.report.shown import Shown
+from unsilent.timeline.job import COLLECTIVE, EDGE_KINDS, KINDS, PHASES, Job
+from unsilent.timeline.replay import Floats, Indices, Replay, leave_one_step_out, same_place, unexplained_gaps
+
+if TYPE_CHECKING:
+    from unsilent.report.model import Report
+
+CONFIDENCE = 0.95
+CLOCK_FAULT = -0.01
+"""Seconds: a transfer time or gap below it is a fault of the clocks, and counts as 0."""
+SLOW_SHARE = 3
+"""Percent of the workers, and at least one, that count as few slow workers."""
+MOST_CLASSES = 24
+"""With more names than this, operations are put together by phase and kind."""
+MOST_VALUES = 2**23
+"""Of one array of replays that are made at once."""
+
+
+@dataclass(frozen=True)
+class GroupSlowdown:
+    """Slowdown by a group of operations.
+
+    Attributes:
+        name: Of the group.
+        slowdown: Step time over the straggler-free one where only this group takes what it took.
+        operations: Number of them.
+        unexplained_share: Gaps before them that no dependency explains, as a share of the time of all ranks.
+    """
+
+    name: str
+    slowdown: float
+    operations: int
+    unexplained_share: float
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A rank, its place in the job, and its slowdown; that is the smaller one of its data-parallel rank's and its stage's."""
+
+    rank: int
+    data_rank: int
+    stage: int | None
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is left of a slowdown where some ranks take the straggler-free durations.
+
+    Attributes:
+        ranks: Those ranks.
+        seconds: Mean step time then.
+        share: Of the difference to the straggler-free step time that is gone then; None where there is no difference.
+    """
+
+    ranks: tuple[int, ...]
+    seconds: float
+    share: float | None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Slowdown(Shown):
+    """Slowdown of a job, and what causes it.
+
+    Attributes:
+        job: What was recorded.
+        recorded: Seconds of each step, float64[steps], as the next three.
+        without_gaps: Of the replay with the recorded durations.
+        straggler_free: Of the straggler-free replay.
+        prediction_errors: Predicted from the other steps over recorded, minus 1; NaN with one step.
+        slowdown: Mean of ``without_gaps`` over mean of ``straggler_free``, with an interval over steps.
+        slowdown_with_gaps: The same of two replays with the recorded gaps.
+        classes, stages, data_ranks: Slowdown by operations of a name or kind, of a stage, of a data-parallel rank; the largest
+            first. Without stages a data-parallel rank is a rank.
+        workers: Ranks, the largest slowdown first.
+        slow_workers: What the slowest few workers explain (M_W).
+        last_stage: What the last stage explains (M_S); None without stages.
+        unexplained_without: Gaps that no dependency explains if a kind of dependencies is ignored, as a share of the time of all
+            ranks.
+    """
+
+    job: Job
+    recorded: Floats
+    without_gaps: Floats
+    straggler_free: Floats
+    prediction_errors: Floats
+    slowdown: Interval
+    slowdown_with_gaps: Interval
+    classes: tuple[GroupSlowdown, ...]
+    stages: tuple[GroupSlowdown, ...]
+    data_ranks: tuple[GroupSlowdown, ...]
+    workers: tuple[Worker, ...]
+    slow_workers: Removal
+    last_stage: Removal | None
+    unexplained_without: dict[str, float]
+
+    @property
+    def unexplained_share(self) -> float:
+        """Gaps that no dependency explains, as a share of the time of all ranks."""
+        return math.fsum(one.unexplained_share for one in self.classes)
+
+    def report(self, source: str = "") -> Report:
+        """What is shown of it; ``source``: the name of the trace."""
+        from unsilent.timeline.report import slowdown_report
+
+        return slowdown_report(self, source)
+
+
+def measure_slowdown(job: Job) -> Slowdown:
+    """The slowdown of a job; raises ``UsageError`` where its operations take no time or wait for each other."""
+    analysis = _Analysis(job)
+    replay, operations = analysis.replay, job.operations
+    gaps = np.where(replay.gaps <= CLOCK_FAULT, 0.0, replay.gaps)
+    kept = replay.step_seconds(*replay.run(np.stack([analysis.own, analysis.free], axis=1), gaps))
+    ranks, place = np.unique(operations.rank, return_inverse=True)
+    stage_of, data_rank_of = _grid(job, ranks)
+    stage_names = [f"stage {at}" for at in range(stage_of.max() + 1)] if job.stages else []
+    stages = analysis.groups(stage_names, stage_of[place])
+    data_ranks = analysis.groups(
+        [f"data-parallel rank {at}" for at in range(data_rank_of.max() + 1)], data_rank_of[place]
+    )
+    workers = []
+    for rank, stage, data_rank in zip(ranks.tolist(), stage_of.tolist(), data_rank_of.tolist(), strict=True):
+        slowed = data_ranks[data_rank].slowdown
+        slowed = min(slowed, stages[stage].slowdown) if stages else slowed
+        workers.append(Worker(rank, data_rank, stage if stages else None, slowed))
+    workers.sort(key=lambda one: (-one.slowdown, one.rank))
+    few = [one.rank for one in workers[: math.ceil(len(workers) * SLOW_SHARE / 100)]]
+    last = [one.rank for one in workers if one.stage == len(stages) - 1]
+    kinds = np.unique(job.edges.kind).tolist()
+    return Slowdown(
+        job, analysis.recorded, analysis.without_gaps, analysis.straggler_free, leave_one_step_out(replay),
+        _ratio(analysis.without_gaps, analysis.straggler_free), _ratio(kept[:, 0], kept[:, 1]),
+        _largest_first(analysis.groups(*_classes(job))), _largest_first(stages), _largest_first(data_ranks), tuple(workers),
+        analysis.removal(few), analysis.removal(sorted(last)) if stages else None,
+        {EDGE_KINDS[kind]: float(analysis.unexplained((kind,)).sum()) for kind in kinds},
+    )  # fmt: skip
+
+
+class _Analysis:
+    """Replays of a job without gaps."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.replay = job, Replay(job)
+        self.own = np.where(self.replay.durations <= CLOCK_FAULT, 0.0, self.replay.durations)
+        self.free = _straggler_free(job, self.own)
+        self.recorded = self.replay.step_seconds(job.operations.start, job.operations.end)
+        self.without_gaps, self.straggler_free = self._seconds([self.own, self.free])
+        if self.straggler_free.mean() <= 0:
+            raise UsageError("the operations of the trace take no time; expected durations in seconds")
+
+    def _seconds(self, durations: Iterable[Floats]) -> list[Floats]:
+        """Step times with each of ``durations``, of which a few are replayed at once."""
+        n = len(self.own)
+        left, gaps, seconds = iter(durations), np.zeros(n), []
+        while part := list(islice(left, max(1, MOST_VALUES // n))):
+            seconds += list(self.replay.step_seconds(*self.replay.run(np.stack(part, axis=1), gaps)).T)
+        return seconds
+
+    def unexplained(self, left_out: tuple[int, ...] = ()) -> Floats:
+        """The gap before each operation of a step as a share of the time of all ranks; float64[n]."""
+        gaps = unexplained_gaps(self.job, left_out) * (self.job.operations.step >= 0)
+        return np.asarray(gaps / (self.recorded.sum() * len(self.job.ranks)))
+
+    def groups(self, names: Sequence[str], of: Indices) -> list[GroupSlowdown]:
+        """Of each name; ``of``: index of the name of each operation, int64[n]."""
+        if not names:
+            return []
+        seconds = self._seconds(np.where(of == at, self.own, self.free) for at in range(len(names)))
+        slowed = [float(one.mean() / self.straggler_free.mean()) for one in seconds]
+        counts, shares = np.bincount(of, minlength=len(names)), np.bincount(of, self.unexplained(), len(names))
+        return [GroupSlowdown(*one) for one in zip(names, slowed, counts.tolist(), shares.tolist(), strict=True)]
+
+    def removal(self, ranks: Sequence[int]) -> Removal:
+        """What is left where these ranks take straggler-free durations."""
+        [seconds] = self._seconds([np.where(np.isin(self.job.operations.rank, ranks), self.free, self.own)])
+        usual, least = float(self.without_gaps.mean()), float(self.straggler_free.mean())
+        is_none = abs(usual - least) <= 1e-9 * least
+        return Removal(
+            tuple(ranks), float(seconds.mean()), None if is_none else (usual - float(seconds.mean())) / (usual - least)
+        )
+
+
+def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
+    return tuple(sorted(groups, key=lambda one: -one.slowdown))
+
+
+def _straggler_free(job: Job, own: Floats) -> Floats:
+    """The mean duration of computations of a kind, the median of communication.
+
+    With stages, which are meant to take the same time, a kind is a name; else it is a name and its place in the step.
+    """
+    operations = job.operations
+    alike = operations.name if job.stages else same_place(operations, np.zeros(len(operations), np.int32))
+    order = np.argsort(alike, kind="stable")
+    result = np.empty_like(own)
+    for members in np.split(order, np.flatnonzero(np.diff(alike[order])) + 1):
+        is_communication = operations.kind[members[0]] == COLLECTIVE
+        result[members] = np.median(own[members]) if is_communication else np.mean(own[members])
+    return result
+
+
+def _classes(job: Job) -> tuple[list[str], Indices]:
+    """Names of the classes of operations, and the class of each; a send and its receive are one class."""
+    operations = job.operations
+    names: Sequence[str] = operations.names
+    of = operations.name.astype(np.int64)
+    if len(np.unique(of)) > MOST_CLASSES:
+        names = [f"{phase} {kind}" for phase in PHASES for kind in KINDS]
+        of = operations.phase.astype(np.int64) * len(KINDS) + operations.kind
+    classes = [escape_unprintable(re.sub(r"-(send|recv)$", "-message", name)) for name in names]
+    present, of_class = np.unique(np.array(classes)[of], return_inverse=True)
+    return present.tolist(), of_class
+
+
+def _grid(job: Job, ranks: NDArray[np.int32]) -> tuple[Indices, Indices]:
+    """Stage and data-parallel rank of each rank; without stages all are in one, and each rank is a data-parallel one."""
+    stages = np.array([job.stages.get(rank, 0) for rank in ranks.tolist()])
+    data_ranks = np.zeros(len(ranks), np.int64)
+    for stage in np.unique(stages):
+        data_ranks[stages == stage] = np.arange((stages == stage).sum())
+    return stages, data_ranks
+
+
+def _ratio(slow: Floats, fast: Floats) -> Interval:
+    """Mean over mean of step times, with the t interval over steps of the ratio's linearisation; none with one step."""
+    estimate, n = float(slow.mean() / fast.mean()), len(slow)
+    if n < 2:
+        return known_value(estimate, n)
+    from scipy.special import stdtrit
+
+    error = float((slow - estimate * fast).std(ddof=1) / math.sqrt(n) / fast.mean())
+    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error
+    return Interval(estimate, max(0.0, estimate - half), estimate + half, CONFIDENCE, n, "t over steps, ratio of means")

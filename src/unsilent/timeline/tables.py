@@ -1,0 +1,285 @@
+"""Reads operation tables of jobs with data and pipeline parallelism, in the format of StragglerAnalysis, as a `Job`.
+
+A row is one operation of one worker: what it did (`TYPES`), in which step, when and for how long. The table has no dependencies;
+`unsilent.timeline.pipeline` adds those that hold for such jobs. All steps, and all data-parallel ranks of a step, run the same
+operations: a step where they do not is left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.plainfiles import open_plain, read_plain
+from unsilent.printable import escape_unprintable
+from unsilent.report.text import count_text, listed
+from unsilent.timeline.job import Edges, Job, Lane, Operations
+from unsilent.timeline.pipeline import ACROSS, ALONE, LANES, STEP, TYPES, Pattern, dependencies
+
+COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
+"""That a table needs. In ``mc`` and ``gmc``, the part of the model on the worker and in the model, -1 and null are none."""
+MOST_ROWS = 50_000_000
+MOST_BYTES = 2**33
+"""Of the table in memory, as its file states."""
+MOST_METADATA_BYTES = 2**12
+LARGEST_NUMBER = 2**31 - 1
+MISSING_EXTRA = "needs an optional package; install it with: pip install 'unsilent[timeline]'"
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class _Rows(NamedTuple):
+    """Columns of a table, n elements each; ``type``: index in `TYPES`, -1: unknown."""
+
+    data_rank: Integers
+    stage: Integers
+    rank: Integers
+    step: Integers
+    type: Integers
+    start: Floats
+    duration: Floats
+    number: Integers
+    chunk: Integers
+    model_chunk: Integers
+
+    def of(self, which: NDArray[Any]) -> _Rows:
+        """Those rows."""
+        return _Rows(*(column[which] for column in self))
+
+
+def read_operation_table(path: str | Path) -> Job:
+    """The job of a Parquet file; metadata beside it (``meta-X.yaml`` for ``trace-X.parquet``) say how large the job was.
+
+    Raises:
+        UsageError: it is no such table, ranks are missing or are two workers, or no step is complete.
+    """
+    path = Path(path)
+    rows, names = _read_columns(path)
+    notes = []
+    if (rows.type < 0).any():
+        others = listed((name for name in names if name not in {one.name for one in TYPES}), 4)
+        notes.append(f"{count_text(int((rows.type < 0).sum()), 'operation')} of unknown types left out: {others}")
+        rows = rows.of(rows.type >= 0)
+    ranks = _worker_ranks(rows, path)
+    rows, note = _complete_steps(rows, ranks.shape, path)
+    world_size = _world_size(path) or ranks.size
+    if world_size > ranks.size:
+        notes.append(f"{ranks.size:,} of {world_size:,} ranks were recorded, one of each data-parallel rank and stage")
+    return _job(rows, ranks, world_size, [*notes, *note])
+
+
+# -- columns -------------------------------------------------------------------------------------------------------------
+
+
+def _read_columns(path: Path) -> tuple[_Rows, list[str]]:
+    """All rows, and the names of operations, fit to be shown."""
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UsageError(f"an operation table {MISSING_EXTRA}") from None
+    with open_plain(path) as file:
+        try:
+            source = parquet.ParquetFile(file)
+            count = source.metadata.num_rows
+            size = sum(source.metadata.row_group(at).total_byte_size for at in range(source.metadata.num_row_groups))
+            if missing := [name for name in COLUMNS if name not in source.schema_arrow.names]:
+                raise UsageError(f"{path} lacks {', '.join(missing)}; expected a table with {', '.join(COLUMNS)}")
+            if not 0 < count <= MOST_ROWS or size > MOST_BYTES:
+                raise UsageError(
+                    f"{path} has {count:,} rows and {size >> 20:,} MiB; expected 1 to {MOST_ROWS:,} rows and at most "
+                    f"{MOST_BYTES >> 20:,} MiB; give fewer steps"
+                )
+            table = source.read(columns=list(COLUMNS))
+            encoded = table["optype"].cast(arrow.string()).dictionary_encode().combine_chunks()
+            names = [str(name) for name in encoded.dictionary.to_pylist()]
+            types = encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)
+        except UsageError:
+            raise
+        except Exception as error:  # a damaged file can raise anything
+            reason = escape_unprintable(" ".join(str(error).split()))[:120]
+            raise UsageError(f"{path} cannot be read as Parquet ({reason}); expected an operation table") from None
+    known = {one.name: at for at, one in enumerate(TYPES)}
+    index = np.array([*(known.get(name, -1) for name in names), -1], np.int64)
+    of = {name: _numbers(table[name], name, path) for name in COLUMNS if name != "optype"}
+    whole = {name: values.astype(np.int64) for name, values in of.items()}
+    return _Rows(
+        whole["dp_rank"], whole["stage"], whole["rank"], whole["step"], index[types], of["start_ts"], of["duration"],
+        whole["seq_id"], whole["mc"], whole["gmc"],
+    ), [escape_unprintable(name)[:40] for name in names]  # fmt: skip
+
+
+def _numbers(column: Any, name: str, path: Path) -> Floats:
+    """A column as float64, which has all whole numbers up to `LARGEST_NUMBER`; raises ``UsageError`` for wrong values."""
+    import pyarrow as arrow
+
+    try:
+        values = column.cast(arrow.float64(), safe=False).to_numpy()
+    except arrow.ArrowException:
+        raise UsageError(f"{path}: {name} is {column.type!s:.60}; expected numbers") from None
+    least = -1.0 if name in ("mc", "gmc") else -np.inf if name == "start_ts" else 0.0
+    values = np.where(np.isnan(values), -1.0, values) if least == -1 else values
+    with np.errstate(invalid="ignore"):
+        wrong = ~(np.isfinite(values) & (values >= least) & (np.abs(values) <= LARGEST_NUMBER))
+        if name not in ("start_ts", "duration"):
+            wrong |= values != np.floor(values)
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        kind = "seconds" if name in ("start_ts", "duration") else "a whole number"
+        limit = "" if least == -np.inf else f" of {least:.0f} or more"
+        raise UsageError(f"{path}: {name} of row {at + 1:,} is {values[at]:g}; expected {kind}{limit}")
+    return np.asarray(values, np.float64)
+
+
+# -- which ranks and steps -----------------------------------------------------------------------------------------------
+
+
+def _worker_ranks(rows: _Rows, path: Path) -> Integers:
+    """The rank of each data-parallel rank and stage, int64[data-parallel ranks, stages]."""
+    workers = np.unique(np.stack([rows.data_rank, rows.stage, rows.rank], axis=1), axis=0)
+    shape = tuple(workers[:, :2].max(axis=0) + 1) if len(workers) else (0, 0)
+    for what, seen in (("rank", workers[:, 2:]), ("pair of dp_rank and stage", workers[:, :2])):
+        values, counts = np.unique(seen, axis=0, return_counts=True)
+        if (counts > 1).any():
+            twice = ", ".join(map(str, values[counts > 1][0]))
+            raise UsageError(f"{path}: {what} {twice} is two workers; expected one rank for each dp_rank and stage")
+    if len(workers) != shape[0] * shape[1] or not len(workers):
+        raise UsageError(
+            f"{path} has operations of {len(workers):,} workers; expected {shape[0]:,} dp_rank x {shape[1]:,} stage, as their "
+            "largest numbers say; check that the trace is complete"
+        )
+    return workers[:, 2].reshape(shape)
+
+
+def _complete_steps(rows: _Rows, shape: tuple[int, ...], path: Path) -> tuple[_Rows, list[str]]:
+    """Rows of the steps in which all data-parallel ranks run the same operations, in one order; and what was left out.
+
+    The order is by step, data-parallel rank, stage, type and number: all ``(step, dp_rank)`` have the same operations in it.
+    """
+    steps, step = np.unique(rows.step, return_inverse=True)
+    numbers = int(rows.number.max()) + 1
+    if len(steps) * shape[0] * shape[1] * len(TYPES) * numbers >= 2**62:
+        raise UsageError(f"{path} has steps, ranks or seq_id that are too large; expected numbers that count from 0")
+    unit = step * shape[0] + rows.data_rank
+    key = (rows.stage * len(TYPES) + rows.type) * numbers + rows.number
+    order = np.lexsort((key, unit))
+    unit, key = unit[order], key[order]
+    sizes = np.bincount(unit, minlength=len(steps) * shape[0])
+    usual = np.bincount(sizes[sizes > 0]).argmax()
+    ends = np.cumsum(sizes)
+    candidates = np.flatnonzero(sizes == usual)
+    keys = key[(ends - sizes)[candidates][:, None] + np.arange(usual)]
+    patterns, of, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    most = int(counts.argmax())
+    if bool(np.any(np.diff(patterns[most]) == 0)):
+        raise UsageError(f"{path} has operations twice; expected one row for each rank, step, optype and seq_id")
+    is_usual = np.zeros(len(sizes), bool)
+    is_usual[candidates] = of.reshape(-1) == most
+    complete: NDArray[np.bool_] = np.all(is_usual.reshape(len(steps), shape[0]), axis=1)
+    left_out = steps[~complete]
+    note = (
+        f"{len(left_out):,} of {count_text(len(steps), 'step')} left out, in which a rank lacks or repeats operations"
+    )
+    if not complete.any():
+        raise UsageError(f"{path}: {note}; expected a step in which all data-parallel ranks have the same operations")
+    notes = [f"{note}: {listed(map(str, left_out))}"] if len(left_out) else []
+    return rows.of(order[complete[unit // shape[0]]]), notes
+
+
+def _world_size(path: Path) -> int:
+    """Ranks of the job, by the metadata beside a table; 0 where there are none."""
+    beside = path.with_name(path.stem.replace("trace", "meta", 1) + ".yaml")
+    if beside == path or not beside.exists():
+        return 0
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError(f"the metadata of an operation table {MISSING_EXTRA}") from None
+    content = read_plain(beside, MOST_METADATA_BYTES)
+    try:
+        size = yaml.safe_load(content)["world_size"]
+        if type(size) is int and 0 < size <= LARGEST_NUMBER:
+            return size
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise UsageError(
+        f"{beside} does not say how large the job was; expected a line like world_size: 64, or no such file"
+    )
+
+
+# -- job -----------------------------------------------------------------------------------------------------------------
+
+
+def _job(rows: _Rows, ranks: Integers, world_size: int, notes: list[str]) -> Job:
+    """The job of rows in the order of `_complete_steps`."""
+    steps, step = np.unique(rows.step, return_inverse=True)
+    start, relative, note = _one_clock(rows, step)
+    data_ranks, stages = ranks.shape
+    units = len(steps) * data_ranks
+    first = rows.of(np.arange(len(step) // units))
+    pattern = Pattern(
+        first.stage, first.type, first.number, first.chunk, first.model_chunk,
+        *(np.median(times.reshape(units, -1), axis=0) for times in (relative, relative + rows.duration)),
+    )  # fmt: skip
+    edges, pairs = dependencies(pattern)
+    of_worker = rows.data_rank * stages + rows.stage
+    rank = ranks.reshape(-1)[of_worker]
+    order = np.lexsort((start, rank))
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    source, target, kind = np.array(edges, np.int64).reshape(-1, 3).T
+    every_unit = np.arange(units)[:, None] * len(first.step)
+    kind_of, phase_of, lane_of = (
+        np.array([getattr(one, name) for one in TYPES])[rows.type[order]] for name in ("kind", "phase", "lane")
+    )
+    worker_place = np.argsort(np.argsort(ranks, axis=None))
+    operations = Operations(
+        rank[order].astype(np.int32), (worker_place[of_worker[order]] * len(LANES) + lane_of).astype(np.int32),
+        rows.type[order].astype(np.int32), kind_of.astype(np.int8), phase_of.astype(np.int8), step[order].astype(np.int32),
+        start[order], rows.duration[order], _collectives(pattern, pairs, len(steps), data_ranks)[order],
+        np.full(len(order), -1, np.int64), tuple(one.name for one in TYPES),
+    )  # fmt: skip
+    lanes = tuple(Lane(int(one), name, True) for one in np.sort(ranks, axis=None) for name in LANES)
+    stage_of = {int(one): stage for stage in range(stages) for one in ranks[:, stage]}
+    sources, targets = (position[(every_unit + ends).reshape(-1)].astype(np.int32) for ends in (source, target))
+    job_edges = Edges(sources, targets, np.tile(kind, units).astype(np.int8))
+    return Job(operations, job_edges, lanes, tuple(map(int, steps)), stage_of, world_size, (*notes, *note))
+
+
+def _one_clock(rows: _Rows, step: Integers) -> tuple[Floats, Floats, list[str]]:
+    """Starts since the job's begin, starts since the step's begin, and a note where steps were laid one after the other."""
+    count = int(step.max()) + 1
+    begins, ends = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(begins, step, rows.start)
+    np.maximum.at(ends, step, rows.start + rows.duration)
+    relative = rows.start - begins[step]
+    if np.all(begins[1:] >= ends[:-1]):
+        return rows.start - begins[0], relative, []
+    lengths = ends - begins
+    laid = np.cumsum(lengths) - lengths
+    return (
+        laid[step] + relative,
+        relative,
+        ["the table's clock begins anew with each step; the time between steps is not known"],
+    )
+
+
+def _collectives(pattern: Pattern, pairs: list[list[int]], steps: int, data_ranks: int) -> NDArray[np.int32]:
+    """The number of each operation's collective or message, -1: it waits for no other rank; int32[n]."""
+    waits = np.array([one.waits for one in TYPES])[pattern.type]
+    own_stage = np.where(waits == ACROSS, pattern.stage, 0)
+    key = np.stack([np.zeros_like(pattern.type), own_stage, pattern.type, pattern.number])
+    for at, pair in enumerate(pairs):
+        key[:, pair] = np.array([1, at, 0, 0])[:, None]
+    group = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
+    is_pair = key[0] == 1
+    of_step = ((waits == ACROSS) | (waits == STEP)) & ~is_pair
+    unit = np.arange(steps * data_ranks)[:, None]
+    scope = np.where(of_step, unit // data_ranks, steps + unit)
+    numbers = np.unique(scope * (int(group.max()) + 1) + group, return_inverse=True)[1].reshape(scope.shape)
+    return np.where((waits == ALONE) & ~is_pair, -1, numbers).reshape(-1).astype(np.int32)

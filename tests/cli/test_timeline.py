@@ -1,0 +1,74 @@
+"""``unsilent timeline``: what it prints, its JSON and page, and bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from timeline.pipelines import Pipeline
+from unsilent.cli.main import run
+
+
+def slow_worker(data_rank, stage, direction, micro_batch, step):
+    return (2 if (data_rank, stage) == (1, 0) else 1) * (1.0 if direction == "forward" else 2.0)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return Pipeline(stages=3, seconds=slow_worker).write(tmp_path / "trace-x.parquet")
+
+
+def answer(capsys, *words):
+    code = run([str(word) for word in words])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    return out
+
+
+def test_the_slow_rank_is_named(trace, capsys):
+    out = " ".join(answer(capsys, "timeline", trace).split())
+    assert "By replay, a step takes 1." in out
+    assert "with rank 1 at straggler-free durations, a step takes" in out
+    assert "workers rank slowdown" in out
+
+
+def test_json_has_the_slowdown_in_its_results(trace, capsys):
+    result = json.loads(answer(capsys, "timeline", trace, "--json"))
+    assert result["schema"] == "unsilent/timeline/1"
+    slowdown = result["results"]["slowdown"]
+    assert slowdown["low"] <= slowdown["estimate"] <= slowdown["high"]
+    assert slowdown["workers"][0] == {
+        "rank": 1,
+        "data_rank": 1,
+        "stage": 0,
+        "slowdown": slowdown["workers"][0]["slowdown"],
+    }
+    assert [step["step"] for step in slowdown["steps"]] == [0, 1, 2]
+
+
+def test_one_step_has_no_interval(tmp_path, capsys):
+    trace = Pipeline(steps=1, seconds=slow_worker).write(tmp_path / "trace-x.parquet")
+    assert "nan" not in answer(capsys, "timeline", trace).lower()
+    slowdown = json.loads(answer(capsys, "timeline", trace, "--json"))["results"]["slowdown"]
+    assert (slowdown["low"], slowdown["high"], slowdown["steps"][0]["prediction_error"]) == (None, None, None)
+
+
+def test_plain_output_and_the_page(trace, capsys, tmp_path):
+    out = answer(capsys, "timeline", trace, "--plain", "-o", tmp_path / "t.html")
+    assert "slowdown_with_gaps" in out
+    assert "Timeline of trace-x.parquet" in (tmp_path / "t.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "no trace was named"), (["missing.parquet"], "cannot read missing.parquet"), (["x.txt"], "no traces of a known sort"),
+     (["a.parquet", "b.parquet"], "no traces of a known sort"), (["bad.parquet"], "cannot be read as Parquet")],
+)  # fmt: skip
+def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    assert run(["timeline", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
