@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.command import EXPLAIN, Command
-from unsilent.options import Asked, Option
+from unsilent.options import OUTPUT_PANEL, Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report
@@ -27,15 +27,24 @@ class TimelineOptions:
     traces: Annotated[tuple[Path, ...], Option(
         "Traces of one job: an operation table (.parquet), with its metadata beside it (meta-X.yaml for trace-X.parquet).", "",
         metavar="TRACE", missing_error=NO_TRACES, is_repeatable=True)] = ()  # fmt: skip
+    what_if: Annotated[tuple[str, ...], Option(
+        "Predict steps if something were different: scale:GLOB=FACTOR, rank:R=+20ms, rank:R=0.9, network=infinite or "
+        "straggler=none; repeat the option for more questions.", "", is_repeatable=True)] = ()  # fmt: skip
+    perfetto: Annotated[Path | None, Option(
+        "Write recorded and replayed steps to this zip, which Perfetto opens.", OUTPUT_PANEL)] = None  # fmt: skip
 
 
 def timeline(asked: Asked) -> Report:
-    """Measure the slowdown."""
+    """Find out what a job's time went to."""
+    from unsilent.timeline.diagnosis import diagnose
     from unsilent.timeline.load import load_job
-    from unsilent.timeline.slowdown import measure_slowdown
+    from unsilent.timeline.perfetto import write_runs
 
-    traces = asked[TimelineOptions].traces
-    return measure_slowdown(load_job(traces)).report(traces[0].name)
+    options = asked[TimelineOptions]
+    result = diagnose(load_job(options.traces), options.what_if)
+    if options.perfetto is not None:
+        write_runs(options.perfetto, result.job, result.path)
+    return result.report(options.traces[0].name)
 
 
 COMMAND = Command(

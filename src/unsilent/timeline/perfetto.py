@@ -17,7 +17,9 @@ import numpy as np
 
 from unsilent.errors import UsageError
 from unsilent.plainfiles import replace_file
+from unsilent.timeline.critical_path import Link
 from unsilent.timeline.job import KINDS, PHASES, Job
+from unsilent.timeline.replay import Replay
 from unsilent.timeline.step_split import Floats
 
 MANIFEST = "perfetto_manifest.json"
@@ -51,6 +53,15 @@ def write_perfetto(path: Path, job: Job, runs: Mapping[str, Run], critical: Coll
         replace_file(path, buffer.getvalue())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another name") from None
+
+
+def write_runs(path: Path, job: Job, critical: Collection[Link]) -> None:
+    """Write an archive of a job as recorded, and of its replay without the gaps that no dependency explains."""
+    replay = Replay(job)
+    start, end = replay.run(np.maximum(replay.durations, 0), np.zeros(len(replay.gaps)))
+    operations = job.operations
+    runs = {"recorded": (operations.start, operations.duration), "replayed without gaps": (start, end - start)}
+    write_perfetto(path, job, runs, {link.operation for link in critical})
 
 
 def manifest(files: Collection[tuple[str, int, str]]) -> dict[str, Any]:

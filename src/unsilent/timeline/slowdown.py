@@ -153,7 +153,7 @@ def measure_slowdown(job: Job) -> Slowdown:
     kinds = np.unique(job.edges.kind).tolist()
     return Slowdown(
         job, analysis.recorded, analysis.without_gaps, analysis.straggler_free, leave_one_step_out(replay),
-        _ratio(analysis.without_gaps, analysis.straggler_free), _ratio(kept[:, 0], kept[:, 1]),
+        mean_ratio(analysis.without_gaps, analysis.straggler_free), mean_ratio(kept[:, 0], kept[:, 1]),
         _largest_first(analysis.groups(*_classes(job))), _largest_first(stages), _largest_first(data_ranks), tuple(workers),
         analysis.removal(few), analysis.removal(sorted(last)) if stages else None,
         {EDGE_KINDS[kind]: float(analysis.unexplained((kind,)).sum()) for kind in kinds},
@@ -166,7 +166,7 @@ class _Analysis:
     def __init__(self, job: Job) -> None:
         self.job, self.replay = job, Replay(job)
         self.own = np.where(self.replay.durations <= CLOCK_FAULT, 0.0, self.replay.durations)
-        self.free = _straggler_free(job, self.own)
+        self.free = straggler_free_durations(job, self.own)
         self.recorded = self.replay.step_seconds(job.operations.start, job.operations.end)
         self.without_gaps, self.straggler_free = self._seconds([self.own, self.free])
         if self.straggler_free.mean() <= 0:
@@ -208,8 +208,8 @@ def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
     return tuple(sorted(groups, key=lambda one: -one.slowdown))
 
 
-def _straggler_free(job: Job, own: Floats) -> Floats:
-    """The mean duration of computations of a kind, the median of communication.
+def straggler_free_durations(job: Job, own: Floats) -> Floats:
+    """The mean duration of computations of a kind, the median of communication; seconds, float64[n].
 
     With stages, which are meant to take the same time, a kind is a name; else it is a name and its place in the step.
     """
@@ -245,7 +245,7 @@ def _grid(job: Job, ranks: NDArray[np.int32]) -> tuple[Indices, Indices]:
     return stages, data_ranks
 
 
-def _ratio(slow: Floats, fast: Floats) -> Interval:
+def mean_ratio(slow: Floats, fast: Floats) -> Interval:
     """Mean over mean of step times, with the t interval over steps of the ratio's linearisation; none with one step."""
     estimate, n = float(slow.mean() / fast.mean()), len(slow)
     if n < 2:

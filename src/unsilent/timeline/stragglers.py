@@ -85,11 +85,14 @@ def _first(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
 
 
 def excesses(job: Job) -> list[Excess]:
-    """How late every rank is in every part, the largest first; empty where ranks or steps are too few to compare."""
-    seconds = part_seconds(job)
+    """How late every rank is in every part, the clearest first.
+
+    Empty where ranks or steps are too few to compare, and where ranks are stages of a pipeline, whose parts are not alike.
+    """
     count = len(job.ranks)
-    if count < 2 or len(job.steps) < LEAST_STEPS:
+    if count < 2 or len(job.steps) < LEAST_STEPS or len(set(job.stages.values())) > 1:
         return []
+    seconds = part_seconds(job)
     begins_ends = [step_bounds(job, rank) for rank in job.ranks]
     least = LEAST_SHARE * float(np.nanmedian([end - begin for begin, end in begins_ends]))
     result = []

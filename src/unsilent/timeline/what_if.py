@@ -2,7 +2,9 @@
 
 Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` or ``rank:R=0.9`` (a rank that is
 delayed in each step, or computes in so much of the time), ``network=infinite`` (collectives take no time once all ranks are
-there), ``straggler=none`` (every operation takes the mean of the same one on other ranks).
+there), ``straggler=none`` (every operation takes its straggler-free duration, see `slowdown`).
+
+Gaps before operations stay as recorded; in an operation table they hold waits that it does not explain, and are left out.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES, Job
-from unsilent.timeline.replay import Replay, same_place
+from unsilent.interval import Interval
+from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES, PIPELINE, Job
+from unsilent.timeline.replay import Replay
+from unsilent.timeline.slowdown import mean_ratio, straggler_free_durations
 from unsilent.timeline.step_split import Floats
 
 FORMS = ("scale:GLOB=FACTOR", "rank:R=+20ms", "rank:R=0.9", "network=infinite", "straggler=none")
@@ -53,11 +57,22 @@ class Answer:
         return self.predicted / self.recorded
 
 
+def answer_interval(one: Answer) -> Interval:
+    """Predicted time of a step in multiples of the recorded one, with an interval over steps."""
+    return mean_ratio(one.predicted, one.recorded)
+
+
 def answer(replay: Replay, questions: Sequence[str]) -> list[Answer]:
     """An answer to each question; raises ``UsageError`` for one that names nothing."""
     changes = [parse_change(text, replay) for text in questions]
-    recorded = replay.step_seconds(*replay.run(replay.durations, replay.gaps))
+    recorded = replay.step_seconds(*replay.run(replay.durations, kept_gaps(replay)))
     return [Answer(one.text, recorded, replay.step_seconds(*replay.run(one.durations, one.gaps))) for one in changes]
+
+
+def kept_gaps(replay: Replay) -> Floats:
+    """Seconds before each operation that no change shortens, float64[n]."""
+    is_table = (replay.job.edges.kind == PIPELINE).any()
+    return np.zeros_like(replay.gaps) if is_table else replay.gaps.copy()
 
 
 def parse_change(text: str, replay: Replay) -> Change:
@@ -66,7 +81,7 @@ def parse_change(text: str, replay: Replay) -> Change:
     if not value:
         raise UsageError(f"--what-if {text[:60]!r} asks for nothing; expected one of {', '.join(FORMS)}")
     word, _, name = what.partition(":")
-    durations, gaps = replay.durations.copy(), replay.gaps.copy()
+    durations, gaps = replay.durations.copy(), kept_gaps(replay)
     if word == "scale":
         durations[_named(name, replay.job)] *= _factor(value, text)
     elif word == "rank":
@@ -74,18 +89,10 @@ def parse_change(text: str, replay: Replay) -> Change:
     elif text == "network=infinite":
         durations[replay.job.operations.kind == COLLECTIVE] = 0
     elif text == "straggler=none":
-        durations = alike(replay)
+        durations = straggler_free_durations(replay.job, replay.durations)
     else:
         raise unknown_name_error("what-if", what, [form.partition("=")[0] for form in FORMS])
     return Change(text, durations, gaps)
-
-
-def alike(replay: Replay) -> Floats:
-    """Seconds of each operation where it takes the mean of the same one of all ranks of a pipeline stage and all steps."""
-    job = replay.job
-    of = np.array([job.stages.get(int(rank), 0) for rank in job.operations.rank], np.int32)
-    same = same_place(job.operations, of)
-    return np.asarray((np.bincount(same, replay.durations) / np.bincount(same))[same])
 
 
 def _named(name: str, job: Job) -> np.ndarray:

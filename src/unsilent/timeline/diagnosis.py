@@ -1,0 +1,210 @@
+"""All that is found out of a recorded job, and what is shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from unsilent.report.estimates import machine_table, measured
+from unsilent.report.model import Column, Plot, Report, Section, Table
+from unsilent.report.shown import Shown
+from unsilent.report.text import duration_text, escape_unprintable
+from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
+from unsilent.timeline.critical_path import Link, critical_path
+from unsilent.timeline.job import COLLECTIVE, KINDS, Job
+from unsilent.timeline.replay import Replay
+from unsilent.timeline.slowdown import Slowdown, measure_slowdown
+from unsilent.timeline.step_split import StepSplit, split_steps
+from unsilent.timeline.stragglers import Excess, excesses
+from unsilent.timeline.what_if import Answer, answer, answer_interval
+
+MOST_BARS = 4000
+"""Of the figure of a step; with more operations, the longest are drawn."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Timeline(Shown):
+    """What a recorded job's time went to.
+
+    Attributes:
+        job: What was recorded, on one clock.
+        slowdown: By stragglers, by replay.
+        split: Seconds of each rank's steps by what they went to.
+        excesses: How late each rank is in each part of a step, the clearest first; empty where ranks cannot be compared.
+        step: Index of the step with the median time.
+        path: Its critical path.
+        answers: To what-ifs.
+    """
+
+    job: Job
+    slowdown: Slowdown
+    split: StepSplit
+    excesses: list[Excess]
+    step: int
+    path: list[Link]
+    answers: list[Answer]
+
+    def report(self, source: str = "") -> Report:
+        """What is shown of it; ``source``: the name of the traces."""
+        base = self.slowdown.report(source)
+        return replace(
+            base,
+            headline=" ".join([*_lateness(self.excesses), base.headline]),
+            estimates=_estimates(self),
+            findings=(*_split_findings(self.split), *_answer_findings(self.answers), *base.findings),
+            sections=(*_sections(self), *base.sections),
+            further_json={"results": {**base.further_json["results"], **_json(self)}},
+        )
+
+
+def diagnose(job: Job, questions: Sequence[str] = ()) -> Timeline:
+    """What a job's time went to, and answers to what-ifs; raises ``UsageError`` for a question that names nothing."""
+    slowdown = measure_slowdown(job)
+    step = int(np.argsort(slowdown.recorded, kind="stable")[(len(slowdown.recorded) - 1) // 2])
+    answers = answer(Replay(job), questions) if questions else []
+    return Timeline(job, slowdown, split_steps(job), excesses(job), step, critical_path(job, step), answers)
+
+
+def _lateness(found: Sequence[Excess]) -> Iterator[str]:
+    """One sentence on late ranks, where they were compared."""
+    if not found:
+        return
+    first = found[0]
+    if first.is_separable:
+        yield (
+            f"Rank {first.rank} takes {duration_text(first.seconds)} longer than the others in its {first.part} "
+            f"(noise floor {duration_text(first.floor)})."
+        )
+    else:
+        yield f"No rank is late by more than the noise floor, {duration_text(max(one.floor for one in found))} at most."
+
+
+def _split_findings(split: StepSplit) -> Iterator[str]:
+    whole = np.nansum(split.end - split.begin)
+    parts = [("computing", split.compute), ("in exposed transfers", split.transfer), ("waiting for late ranks", split.waiting),
+             ("in gaps of the host", split.gap)]  # fmt: skip
+    yield "of the time of all ranks, " + ", ".join(
+        f"{100 * np.nansum(part) / whole:.3g} % {name}" for name, part in parts
+    )
+
+
+def _answer_findings(answers: Sequence[Answer]) -> Iterator[str]:
+    for one in answers:
+        yield (
+            f"{escape_unprintable(one.text)}: a step would take {duration_text(float(one.predicted.mean()))} instead of "
+            f"{duration_text(float(one.recorded.mean()))}, by replay"
+        )
+
+
+def _estimates(result: Timeline) -> Table:
+    values = {"slowdown": result.slowdown.slowdown, "slowdown_with_gaps": result.slowdown.slowdown_with_gaps}
+    values |= {one.text: answer_interval(one) for one in result.answers}
+    return machine_table(measured({}, values, "step"), ("measure", ""))
+
+
+def _sections(result: Timeline) -> Iterator[Section]:
+    yield Section(
+        "One step", f"Step {result.job.steps[result.step]}, of median length; operations on the critical path are framed.",
+        (Plot("step", "Operations of a step, by rank and time", step_figure(result)), _path_table(result)),
+    )  # fmt: skip
+    yield Section("Where the time went", "Mean seconds of a step, by rank.", (_split_table(result.split),))
+    if result.excesses:
+        heads = (
+            Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", lambda one: one.part),
+            Column("longer than others", "number", digits=duration_text, of=lambda one: one.seconds),
+            Column("noise floor", "number", digits=duration_text, of=lambda one: one.floor),
+            Column("separable", of=lambda one: "yes" if one.is_separable else "no"),
+        )  # fmt: skip
+        rows = sorted(result.excesses, key=lambda one: (-one.is_separable, -one.seconds))
+        yield Section(
+            "Late ranks", "How much longer a part of a step takes than on the median of the other ranks, median over steps.",
+            (Table.of(rows, heads, "lateness", is_emphasised=lambda one: one.is_separable, terminal_rows=5),),
+        )  # fmt: skip
+
+
+def _split_table(split: StepSplit) -> Table:
+    def seconds(name: str, values: Any) -> Column:
+        return Column(name, "number", digits=duration_text, of=lambda row: float(np.nanmean(values[row])))
+
+    def awaited(row: int) -> str:
+        waited = np.nansum(split.waiting_for[row], 1)
+        return f"rank {split.ranks[int(waited.argmax())]}" if waited.max(initial=0) > 0 else "–"
+
+    heads = (
+        Column("rank", of=lambda row: str(split.ranks[row])), seconds("step", split.end - split.begin),
+        seconds("compute", split.compute), seconds("exposed transfer", split.transfer), seconds("waiting", split.waiting),
+        seconds("host gap", split.gap), Column.text("last to come", awaited),
+    )  # fmt: skip
+    return Table.of(range(len(split.ranks)), heads, "parts of a step", terminal_rows=10)
+
+
+def _path_table(result: Timeline) -> Table:
+    operations, totals = result.job.operations, dict[tuple[int, str], list[float]]()
+    for link in result.path:
+        key = (int(operations.rank[link.operation]), operations.names[operations.name[link.operation]])
+        total = totals.setdefault(key, [0, 0.0, 0.0])
+        total[0] += 1
+        total[1] += link.seconds
+        total[2] += link.gap
+    heads = (
+        Column("rank", of=lambda row: str(row[0][0])), Column.text("operation", lambda row: escape_unprintable(row[0][1])),
+        Column.count("times", lambda row: row[1][0]), Column("seconds", "number", digits=duration_text, of=lambda row: row[1][1]),
+        Column("gaps before", "number", digits=duration_text, of=lambda row: row[1][2]),
+    )  # fmt: skip
+    rows = sorted(totals.items(), key=lambda row: -row[1][1])
+    return Table.of(rows, heads, "critical path", terminal_rows=8, sortable=True)
+
+
+def step_figure(result: Timeline) -> Figure:
+    """Operations of the median step as bars, ranks as rows, those on the critical path framed."""
+    operations, critical = result.job.operations, {link.operation for link in result.path}
+    shown = np.flatnonzero(operations.step == result.step)
+    if len(shown) > MOST_BARS:
+        shown = np.sort(shown[np.argsort(-operations.duration[shown])[:MOST_BARS]])
+    begin = float(operations.start[shown].min())
+    rows = {rank: number for number, rank in enumerate(result.job.ranks)}
+    traces = []
+    for kind, name in enumerate(KINDS):
+        of_kind = shown[operations.kind[shown] == kind]
+        if not len(of_kind):
+            continue
+        below = 0.22 if kind == COLLECTIVE else -0.22  # collectives run beside computation
+        texts = [
+            f"{label(operations.names[operations.name[one]], 60)}<br>rank {operations.rank[one]}, "
+            f"{duration_text(float(operations.duration[one]))}"
+            for one in of_kind
+        ]
+        frames = [1.5 if one in critical else 0 for one in of_kind.tolist()]
+        traces.append({
+            "type": "bar", "orientation": "h", "name": name, "hoverinfo": "text", "hovertext": texts, "width": 0.4,
+            "base": (1e3 * (operations.start[of_kind] - begin)).tolist(), "x": (1e3 * operations.duration[of_kind]).tolist(),
+            "y": [rows[int(rank)] + below for rank in operations.rank[of_kind]],
+            "marker": {"color": SERIES_COLOURS[kind], "line": {"color": INK, "width": frames}},
+        })  # fmt: skip
+    axis = {
+        "tickvals": list(rows.values()),
+        "ticktext": [f"rank {rank}" for rank in rows],
+        "range": [len(rows) - 0.4, -0.6],
+    }
+    return figure(
+        traces, 120 + 44 * len(rows), xaxis={"title": {"text": "ms since the step began"}}, yaxis=axis, barmode="overlay",
+        showlegend=True,
+    )  # fmt: skip
+
+
+def _json(result: Timeline) -> dict[str, Any]:
+    split, answers = result.split, result.answers
+    means = {name: np.nanmean(getattr(split, name), 1).tolist() for name in ("compute", "transfer", "waiting", "gap")}
+    return {
+        "ranks": [
+            {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
+        ],
+        "late": [{**vars(one), "is_separable": one.is_separable} for one in result.excesses],
+        "what_if": [
+            {"text": one.text, "recorded": one.recorded.tolist(), "predicted": one.predicted.tolist()}
+            for one in answers
+        ],
+    }
