@@ -1,7 +1,7 @@
 """Compares the clock of each rank with that of rank 0 by messages to and fro, over sockets of its own.
 
-Nothing of the job's process groups is used: their sequence numbers and the flight recorder stay as they are without a recording, and
-a rank that does not come costs the others a wait of seconds, never the job. The clock is that of the profiler, Unix time.
+Nothing of the job's process groups is used: their sequence numbers and the flight recorder stay as they are without a recording,
+and a rank that does not come costs the others a wait of seconds, never the job. The clock is that of the profiler, Unix time.
 """
 
 from __future__ import annotations

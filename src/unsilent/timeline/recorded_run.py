@@ -74,10 +74,8 @@ class RecordedRun:
             return "no step of an optimizer of torch.optim was seen; nothing was recorded"
         if not recorder.recorded:
             ended = count_text(recorder.ended, "step")
-            return (
-                f"the program ended after {ended}, and recording begins after {self._warmup}; nothing was recorded; give a smaller "
-                "--warmup"
-            )
+            problem = f"the program ended after {ended}, and recording begins after {self._warmup}"
+            return f"{problem}; nothing was recorded; give a smaller --warmup"
         if recorder.recorded < self._steps:
             return f"the program ended after {recorder.recorded} of {asked} to record; these are in {self._folder}"
         return "" if recorder.rank else f"{asked} recorded in {self._folder}; {recorder.cost_text()}"
