@@ -16,10 +16,10 @@ import torch
 from unsilent.cli.scripts import split_at_script
 from unsilent.cli.timeline_record import OPTION_CLASSES
 from unsilent.errors import UsageError
+from unsilent.launch.program import Program
 from unsilent.timeline import capture
-from unsilent.timeline.anchors import best_exchange
 from unsilent.timeline.capture import Recorder
-from unsilent.timeline.recorded_run import check_folder
+from unsilent.timeline.recorded_run import RecordedRun, check_folder
 
 
 def fresh(base):
@@ -126,6 +126,23 @@ def test_a_profiler_of_the_script_is_left_alone(tmp_path):
     assert "a profiler of its own" in lines[0]
 
 
+def test_a_profiler_that_the_script_starts_meanwhile_gets_its_trace(tmp_path):
+    """Two at once abort the process."""
+    lines = []
+    recorder = Recorder(tmp_path, 3, 3, lines.append)
+    recorder.start()
+    try:
+        trained(4)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+            trained(2)
+    finally:
+        recorder.stop()
+    assert any(event.name.startswith("Optimizer.step#") for event in own.events())
+    assert len(lines) == 1
+    assert "a profiler of its own" in lines[0]
+    assert os.listdir(tmp_path) == []
+
+
 def test_without_clocks_the_recording_goes_on(tmp_path, monkeypatch):
     def unreachable(*_):
         raise OSError("rank 0 is far")
@@ -137,11 +154,6 @@ def test_without_clocks_the_recording_goes_on(tmp_path, monkeypatch):
     assert lines == ["the clock of rank 1 was not compared with that of rank 0: OSError: rank 0 is far"]
     assert not recorder.has_failed
     assert read(tmp_path, 1)["unsilent_clock"] == []
-
-
-def test_the_fastest_exchange_counts():
-    exchanges = [(0, 1000, 9000), (20_000, 20_700, 21_000), (30_000, 39_000, 40_000)]
-    assert best_exchange(exchanges) == pytest.approx((20_500e-9, -200e-9, 500e-9))
 
 
 def test_a_recording_is_not_overwritten(tmp_path):
@@ -158,6 +170,12 @@ def test_a_recording_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize("words", [["-oD"], ["-o", "D"], ["--output=D", "--steps", "3"]])
 def test_arguments_of_the_script_begin_after_it(words):
     assert split_at_script(OPTION_CLASSES, [*words, "train.py", "-o", "x"]) == ([*words, "train.py"], ("-o", "x"))
+
+
+def test_a_script_that_is_not_there_is_named_and_nothing_else_said(tmp_path, capsys):
+    with pytest.raises(UsageError, match="does not exist"):
+        RecordedRun(Program(str(tmp_path / "no.py")), tmp_path / "traces", 3, 3).run()
+    assert capsys.readouterr().err == ""
 
 
 RANKS = """

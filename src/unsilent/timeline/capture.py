@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.autograd.profiler import profile as AnyProfile
 from torch.optim import Optimizer
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
@@ -62,6 +63,7 @@ class Recorder:
         self._last: float | None = None
         self._times: tuple[list[float], list[float]] = ([], [])  # of steps that are not recorded, and of those that are
         self._plain_hook: Any = None
+        self._plain_prepare: Any = None
         self.ended, self.recorded, self.has_failed = 0, 0, False
         self.rank, self._world_size = int(os.environ.get("RANK", "0")), 1
 
@@ -85,10 +87,20 @@ class Recorder:
             return counted
 
         Optimizer.profile_hook_step = staticmethod(hook_step)  # type: ignore[method-assign, assignment]
+        prepare: Any = AnyProfile._prepare_trace
+        self._plain_prepare = prepare
+
+        def prepare_trace(other: AnyProfile) -> Any:
+            if self._profiler is not None and os.getpid() == self._process:
+                self._try(_refuse_own_profiler)  # two at once abort the process
+            return prepare(other)
+
+        AnyProfile._prepare_trace = prepare_trace  # type: ignore[method-assign]
 
     def stop(self) -> None:
         """Leave torch as it was; write what was recorded so far, where the program ended early."""
         Optimizer.profile_hook_step = self._plain_hook  # type: ignore[method-assign]
+        AnyProfile._prepare_trace = self._plain_prepare  # type: ignore[method-assign]
         if self._profiler is not None:
             self._try(lambda: self._finish(compare=False))  # other ranks may not be there any more
 
@@ -98,7 +110,7 @@ class Recorder:
         if len(plain) < FEWEST_TIMED:
             return "too few other steps were timed to say what recording cost"
         with_it, without = statistics.median(recorded), statistics.median(plain)
-        more = f"{100 * abs(with_it / without - 1):.2g} % {'more' if with_it >= without else 'less'}"
+        more = f"{100 * (with_it / without - 1):.2g} % more" if with_it > without else "no more"
         return (
             f"a recorded step took {1e3 * with_it:.3g} ms, the {count_text(len(plain), 'other')} that were timed "
             f"{1e3 * without:.3g} ms (medians): {more}"
@@ -138,7 +150,7 @@ class Recorder:
 
     def _begin(self) -> None:
         if torch._C._autograd._profiler_enabled():
-            raise RuntimeError("the script runs a profiler of its own; leave it out")
+            _refuse_own_profiler()
         self.rank, self._world_size = group_place() or (self.rank, 1)
         self._compare("begin")
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
@@ -210,6 +222,10 @@ class Recorder:
                 with contextlib.suppress(Exception):
                     profiler.stop()
             self._say(f"cannot record: {kind_and_line(error)}; the program goes on without it")
+
+
+def _refuse_own_profiler() -> None:
+    raise RuntimeError("the script runs a profiler of its own, and only one can run")
 
 
 def group_place() -> tuple[int, int] | None:

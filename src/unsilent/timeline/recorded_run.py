@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import UsageError, kind_and_line
-from unsilent.launch.program import InterruptAtExit, Program, exit_code
+from unsilent.launch.program import InterruptAtExit, Program, ProgramNotFound, exit_code
 from unsilent.launch.standard_error import StandardError
 from unsilent.launch.torch_import import AfterTorchImport
 from unsilent.printable import escape_unprintable
@@ -43,7 +43,8 @@ class RecordedRun:
             error = raised
         waiting.remove()
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
-        if os.getpid() == self._process:  # a child that the program has forked ends here as well
+        # A child that the program has forked ends here as well.
+        if os.getpid() == self._process and not isinstance(error, ProgramNotFound):
             self._stop()
         return exit_code(error)
 
