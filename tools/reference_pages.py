@@ -217,7 +217,7 @@ def exit_codes() -> Iterator[str]:
     yield "trial that ends otherwise, `noise` whose control runs differ, `status` of a"
     yield "store that cannot be read, `watch` of a rank that is lost or (`--once`, `--json`) with an alarm, and a defect of"
     yield "Unsilent (`internal error of unsilent`)."
-    yield "`run` ends with the exit code of the script that it runs, unless the monitor stopped it. In your own script:"
+    yield "`run` and `timeline record` end with the exit code of the script that they run, unless the monitor stopped it. In your own script:"
     yield "`sys.exit(stop.exit_code)` after a `GuardStop` or a `MonitorStop`.\n"
     yield "An error is one line on stderr that begins with `unsilent: error:` and says what was found, what was expected,"
     yield "and what to do. In Python it is one of these:\n"

@@ -69,10 +69,11 @@ def _answer(store: Store, key: str, ranks: int) -> None:
     with socket.create_server((host, 0), backlog=ranks) as server:
         store.set(key, f"{host} {server.getsockname()[1]}")
         for _ in range(ranks):
+            deadline = time.monotonic() + WAIT_SECONDS
             server.settimeout(WAIT_SECONDS)
             connection, _ = server.accept()
             with connection:
                 connection.settimeout(WAIT_SECONDS)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                while connection.recv(1):
+                while connection.recv(1) and time.monotonic() < deadline:
                     connection.sendall(_TIME.pack(time.time_ns()))
