@@ -94,11 +94,11 @@ def test_streams_wait_for_streams_and_threads_only_where_they_synchronise():
     rows = [
         (MAIN, 0.0, 0.1, -1),  # 0
         (STREAM, 0.2, 1.0, -1),  # 1
-        (SIDE, 1.1, 2.0, 0),  # 2: begins after a first operation; a first one has no gap before it
+        (SIDE, 1.1, 2.0, 0),  # 2: waited for the main stream
         (MAIN, 2.1, 2.2, -1),  # 3: a plain operation
         (STREAM, 2.1, 3.0, -1),  # 4: waited for the side stream
     ]
-    assert made(rows)[0][WAIT] == [(2, 4)]
+    assert made(rows)[0][WAIT] == [(1, 2), (2, 4)]
     rows.append((MAIN, 2.5, 3.2, -1))
     _, whole = made(rows, [(0, 1)])
     named = replace(whole, name=np.array([0, 0, 1, 0, 0, 2], np.int32), names=(*whole.names, "cudaDeviceSynchronize"))
@@ -120,6 +120,13 @@ def test_cutting_a_wait_keeps_the_order_by_start():
     assert launches.tolist() == [[2, 0]]
     alone, _ = cut_waits(replace(named, lane=np.zeros(3, np.int32)), LANES, NO_LAUNCHES)
     assert alone.start.tolist() == whole.start.tolist()
+
+
+def test_the_first_operation_of_a_thread_waited_for_what_ended_before():
+    """As that of the backward pass's thread on a GPU."""
+    lanes = (Lane(0, "thread 1", False), Lane(0, "thread 9", False))
+    rows = [(0, 0.0, 1.0, -1), (0, 1.0, 2.0, -1), (1, 2.1, 3.0, -1), (0, 3.2, 4.0, -1)]
+    assert made(rows, lanes=lanes)[0][WAIT] == [(1, 2), (2, 3)]
 
 
 def test_ranks_do_not_wait_for_each_other_but_by_collectives():
@@ -159,4 +166,4 @@ def test_edges_cost_linear_time():
     arrays["kind"] = (lane == GLOO_A).astype(np.int8)
     edges = make_edges(replace(whole, **arrays), LANES, NO_LAUNCHES)
     assert (edges.kind == CHAIN).sum() == 4 * (count - 1)
-    assert (edges.kind == WAIT).sum() == 3 * (count - 1)
+    assert (edges.kind == WAIT).sum() == 3 * count - 2

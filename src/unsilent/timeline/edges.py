@@ -106,11 +106,11 @@ def _wait_edges(
 
 
 def _last_in_gaps(operations: Operations, own: Indices, sources: Indices) -> tuple[Indices, Indices]:
-    """For each gap between operations of a lane, the source (of another lane) that ended last in it, and what follows the gap."""
+    """For each gap before an operation of a lane, the source (of another lane) that ended last in it, and the operation."""
     ends = operations.end[sources]
     after = np.searchsorted(operations.start[own], ends)
-    is_in_gap = (after > 0) & (after < len(own))
-    is_in_gap[is_in_gap] = operations.end[own[after[is_in_gap] - 1]] <= ends[is_in_gap]
+    begins = np.append(-np.inf, operations.end[own])[after]
+    is_in_gap = (after < len(own)) & (begins <= ends)
     sources, after = sources[is_in_gap], after[is_in_gap]
     is_last = np.append(after[1:] != after[:-1], True)[: len(after)]
     return sources[is_last], own[after[is_last]]
