@@ -17,7 +17,8 @@ import torch
 
 from conftest import command
 from unsilent.cli.main import run
-from unsilent.cli.run import split_arguments
+from unsilent.cli.run import OPTION_CLASSES
+from unsilent.cli.scripts import split_at_script
 from unsilent.errors import UsageError
 from unsilent.launch import attach
 from unsilent.monitor.actions import MonitorStop
@@ -314,7 +315,7 @@ def test_an_interrupt_shows_as_in_python(script, fake, monkeypatch):
 )
 def test_all_that_follows_the_script_is_its_own(words, count):
     split = words.split()
-    assert split_arguments(split) == (split[:count], tuple(split[count:]))
+    assert split_at_script(OPTION_CLASSES, split) == (split[:count], tuple(split[count:]))
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

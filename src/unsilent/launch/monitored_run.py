@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import kind_and_line
-from unsilent.launch.program import InterruptAtExit, Program, ProgramNotFound, show_uncaught
+from unsilent.launch.program import InterruptAtExit, Program, exit_code
 from unsilent.launch.run_summary import RunSummary, StderrHandler
 from unsilent.launch.standard_error import StandardError
 from unsilent.launch.switches import ResolvedSettings
@@ -103,12 +103,6 @@ class MonitoredRun:
         )
 
     def _exit_code(self, error: BaseException | None) -> Any:
-        if error is None:
-            return 0
-        if isinstance(error, ProgramNotFound):
-            raise error
-        if isinstance(error, SystemExit):
-            return error.code
         if self._automatic is not None:
             from unsilent.monitor.actions import MonitorStop
 
@@ -117,7 +111,7 @@ class MonitoredRun:
             if isinstance(error, MonitorStop):
                 self._print(str(error))
                 return error.exit_code
-        return show_uncaught(error)
+        return exit_code(error)
 
     def _print(self, text: str) -> None:
         self._stderr.print_line(f"unsilent: {escape_unprintable(text)}")

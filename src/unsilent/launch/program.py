@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any
 
 from unsilent.errors import UsageError
 
@@ -78,6 +79,19 @@ class Program:
         sys.argv = [self.name, *self.arguments]
         if not sys.flags.safe_path:
             sys.path[0] = folder
+
+
+def exit_code(error: BaseException | None) -> Any:
+    """What `sys.exit` takes after a program ended with this error, which is shown where nobody caught it.
+
+    Raises:
+        ProgramNotFound: there was no program.
+    """
+    if error is None:
+        return 0
+    if isinstance(error, ProgramNotFound):
+        raise error
+    return error.code if isinstance(error, SystemExit) else show_uncaught(error)
 
 
 def show_uncaught(error: BaseException) -> int:

@@ -1,4 +1,4 @@
-"""Confidence interval for a share of events: that of Clopper & Pearson (1934).
+"""Confidence intervals for a share of events, that of Clopper & Pearson (1934), and for a median.
 
 Quantiles are SciPy's; ``scipy.special`` is used because it loads ten times faster than ``scipy.stats`` and is what that calls.
 
@@ -9,8 +9,11 @@ bound above 0; no data gives estimate None and [0, 1]; swapping right and wrong 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from scipy.special import betaincinv, ndtri
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betainc, betaincinv, ndtri
 
 from unsilent.interval import Interval as Interval
 
@@ -25,6 +28,21 @@ def clopper_pearson(events: float, n: float, confidence: float = 0.95) -> Interv
     high = 1.0 if events == n else float(betaincinv(events + 1, n - events, 1 - tail))
     # Against rounding, limits are never inside the estimate.
     return Interval(share, min(low, share), max(high, share), confidence, int(n), "Clopper-Pearson")
+
+
+def median_interval(values: Sequence[float] | NDArray[np.float64], confidence: float = 0.95) -> Interval:
+    """The median of one or more independent values; limits are order statistics, infinite where there are too few values.
+
+    They hold for every distribution.
+    """
+    check_confidence(confidence)
+    x = np.sort(np.asarray(values, np.float64))
+    n, k = len(x), np.arange(len(x) // 2 + 1)
+    below = betainc(n - k, k + 1, 0.5)  # of n fair coins, k heads or fewer
+    outside = int((2 * below <= (1 - confidence) * (1 + 1e-12)).sum()) - 1
+    low, high = (-math.inf, math.inf) if outside < 0 else (float(x[outside]), float(x[-1 - outside]))
+    middle = (float(x[(n - 1) // 2]) + float(x[n // 2])) / 2
+    return Interval(middle, low, high, confidence, n, "order statistics")
 
 
 def check_confidence(confidence: float) -> None:

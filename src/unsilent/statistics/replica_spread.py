@@ -15,7 +15,7 @@ greater of the upper ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
-from unsilent.statistics.intervals import Interval, check_confidence, clopper_pearson
+from unsilent.statistics.intervals import Interval, check_confidence, clopper_pearson, median_interval
 
 MIN_REPLICAS = 3
 """Replicas without which there is no interval: leaving one out must leave a pair."""
@@ -193,19 +193,9 @@ def median_first_differing_step(steps: Sequence[int | None], confidence: float =
     Limits are order statistics, so they hold for every distribution; too few replicas leave them at 0 and infinity. Not for
     the steps of all pairs, which share replicas.
     """
-    check_confidence(confidence)
     check_replica_count(len(steps))
-    x = np.sort([math.inf if step is None else float(step) for step in steps])
-    below = _binomial_half(len(x))
-    outside = max((k for k in range(len(x) // 2 + 1) if 2 * below(k) <= (1 - confidence) * (1 + 1e-12)), default=-1)
-    low, high = (0.0, math.inf) if outside < 0 else (float(x[outside]), float(x[-1 - outside]))
-    middle = (float(x[(len(x) - 1) // 2]), float(x[len(x) // 2]))
-    return Interval(sum(middle) / 2, low, high, confidence, len(x), "order statistics")
-
-
-def _binomial_half(n: int) -> Callable[[int], float]:
-    """P(X <= k) of n fair coins."""
-    return lambda k: sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+    interval = median_interval([math.inf if step is None else float(step) for step in steps], confidence)
+    return replace(interval, low=max(0.0, interval.low))
 
 
 def check_replica_count(count: int) -> None:

@@ -1,0 +1,63 @@
+"""Commands that run a script of the user's: which one, and where its own arguments begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from unsilent.errors import UsageError
+from unsilent.options import EXECUTION_PANEL, Asked, Option, options_of
+
+if TYPE_CHECKING:
+    from unsilent.launch.program import Program
+
+
+@dataclass(frozen=True)
+class ScriptOptions:
+    """What is run."""
+
+    script: Annotated[
+        str | None, Option("The script. All that follows it are its own arguments.", "", is_argument=True)
+    ] = None
+    module: Annotated[
+        str | None,
+        Option(
+            "Run this module, as python -m does. All that follows it are its own arguments.",
+            EXECUTION_PANEL,
+            short_flag="m",
+        ),
+    ] = None
+
+
+def asked_program(asked: Asked, command: str) -> Program:
+    """The program that is asked for; raises ``UsageError`` where there is none."""
+    from unsilent.launch.program import Program
+
+    options = asked[ScriptOptions]
+    name = options.script or options.module
+    if name is None:
+        raise UsageError(
+            f"no script was given; expected unsilent {command} [OPTIONS] SCRIPT ARGUMENTS, or -m MODULE ARGUMENTS"
+        )
+    return Program(name, asked.script, is_module=options.script is None)
+
+
+def split_at_script(option_classes: Sequence[type], arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Arguments of a command with these options up to the script or module, and those that follow it."""
+    switches = {asking.flag for asking in options_of(*option_classes).values() if asking.is_boolean} | {"-h", "--help"}
+    at = 0
+    while at < len(arguments):
+        word = arguments[at]
+        if word == "--" and at + 1 < len(arguments):  # the script is next, whatever its name
+            return [*arguments[: at + 2]], tuple(arguments[at + 2 :])
+        is_value_next = word.startswith("-") and word not in switches and "=" not in word and not _has_value(word)
+        at += 2 if is_value_next else 1
+        if not word.startswith("-") or word.startswith("-m") or word.partition("=")[0] == "--module":
+            break
+    return [*arguments[:at]], tuple(arguments[at:])
+
+
+def _has_value(word: str) -> bool:
+    """Whether a word is a short option with its value, as ``-mNAME``."""
+    return not word.startswith("--") and len(word) > len("-m")

@@ -1,0 +1,58 @@
+"""``unsilent timeline record SCRIPT``: records some steps of a training script with the profiler, without changing it.
+
+Exit codes: those of the script; 2 where there is no such script or the folder cannot take a recording.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
+from unsilent.cli.signals import end_as_python_does
+from unsilent.command import EXPLAIN, Command
+from unsilent.errors import UsageError
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
+
+HELP = """Record some steps of a training script with the profiler, without changing it.
+
+Start it under torchrun, once in each rank: torchrun ... -m unsilent timeline record -o DIR SCRIPT ARGUMENTS.
+"""
+LEAST_WARMUP = 2
+MOST_STEPS = 10_000
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What is recorded, and where."""
+
+    output: Annotated[Path | None, Option("Folder for the traces.", OUTPUT_PANEL, short_flag="o", metavar="DIR")] = None
+    steps: Annotated[int, Option("Steps to record; a step ends with that of the optimizer.", EXECUTION_PANEL)] = 10
+    warmup: Annotated[int, Option("Steps before them.", EXECUTION_PANEL)] = 5
+
+    def __post_init__(self) -> None:
+        check_count("--steps", self.steps, 1, MOST_STEPS)
+        check_count("--warmup", self.warmup, LEAST_WARMUP)
+
+
+OPTION_CLASSES = (ScriptOptions, RecordOptions)
+
+
+def record(asked: Asked) -> int:
+    """Run a script or module; ends by ``SystemExit`` with its exit code, and never returns."""
+    from unsilent.timeline.recorded_run import RecordedRun
+
+    program, options = asked_program(asked, "timeline record"), asked[RecordOptions]
+    if options.output is None:
+        raise UsageError("no folder for the traces was given; add -o DIR")
+    end_as_python_does()
+    sys.exit(RecordedRun(program, options.output, options.steps, options.warmup).run())
+
+
+COMMAND = Command(
+    "timeline record", EXPLAIN, HELP, "torchrun --nproc-per-node 2 -m unsilent timeline record -o traces train.py",
+    OPTION_CLASSES, record, split_script=partial(split_at_script, OPTION_CLASSES),
+)  # fmt: skip

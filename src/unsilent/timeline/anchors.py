@@ -1,0 +1,79 @@
+"""Compares the clock of each rank with that of rank 0 by messages to and fro, over sockets of its own.
+
+Nothing of the job's process groups is used: their sequence numbers and the flight recorder stay as they are without a recording,
+and a rank that does not come costs the others a wait of seconds, never the job. The clock is that of the profiler, Unix time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+MESSAGES = 300
+WAIT_SECONDS = 10.0
+_TIME = struct.Struct("<q")
+
+
+def measure_offset(store: Store, label: str, rank: int, world_size: int) -> tuple[float, float, float]:
+    """Unix seconds, offset of this rank's clock (its time less that of rank 0) and the bound of its error, all in seconds.
+
+    The fastest of `MESSAGES` exchanges counts; half its round trip bounds the error. All ranks call it with the same label, once.
+
+    Raises:
+        OSError: rank 0 cannot be reached, or other ranks do not come.
+        RuntimeError: rank 0 does not say where it listens.
+    """
+    key = f"unsilent_clock/{label}"
+    if rank == 0:
+        _answer(store, key, world_size - 1)
+        return time.time_ns() * 1e-9, 0.0, 0.0
+    store.wait([key], timedelta(seconds=WAIT_SECONDS))
+    host, _, port = store.get(key).decode().rpartition(" ")
+    # Ranks are answered one after the other.
+    with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS * 2) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return best_exchange([_exchange(connection) for _ in range(MESSAGES)])
+
+
+def best_exchange(exchanges: list[tuple[int, int, int]]) -> tuple[float, float, float]:
+    """Seconds, offset and bound of the fastest exchange.
+
+    Args:
+        exchanges: When each was sent on this clock, answered on that of rank 0, and received on this clock, nanoseconds.
+    """
+    sent, answered, received = min(exchanges, key=lambda times: times[2] - times[0])
+    middle = (sent + received) / 2
+    return middle * 1e-9, (sent - answered + received - answered) / 2 * 1e-9, (received - sent) / 2 * 1e-9
+
+
+def _exchange(connection: socket.socket) -> tuple[int, int, int]:
+    sent = time.time_ns()
+    connection.sendall(b".")
+    answer = connection.recv(_TIME.size, socket.MSG_WAITALL)
+    received = time.time_ns()
+    if len(answer) < _TIME.size:
+        raise ConnectionError("rank 0 ended the comparison of clocks")
+    return sent, _TIME.unpack(answer)[0], received
+
+
+def _answer(store: Store, key: str, ranks: int) -> None:
+    """Answer all messages of so many ranks."""
+    host = socket.gethostbyname(os.environ.get("MASTER_ADDR", "localhost"))  # that of rank 0, where all ranks reach it
+    with socket.create_server((host, 0), backlog=ranks) as server:
+        store.set(key, f"{host} {server.getsockname()[1]}")
+        for _ in range(ranks):
+            deadline = time.monotonic() + WAIT_SECONDS
+            server.settimeout(WAIT_SECONDS)
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(WAIT_SECONDS)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while connection.recv(1) and time.monotonic() < deadline:
+                    connection.sendall(_TIME.pack(time.time_ns()))

@@ -1,0 +1,245 @@
+"""Records some steps of what a program trains with the profiler, without a change of the program.
+
+A step ends when the optimizer that stepped first has stepped. The step before the first recorded one runs under the profiler as
+well, so that its start costs no recorded step. An error in recording is said once, and the program goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import shutil
+import statistics
+import time
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.autograd.profiler import profile as AnyProfile
+from torch.optim import Optimizer
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from unsilent.errors import kind_and_line
+from unsilent.report.text import count_text
+from unsilent.timeline.anchors import measure_offset
+
+CLOCK_KEY = "unsilent_clock"
+"""In a trace: list of Unix seconds, offset of the rank's clock (its time less that of rank 0) and bound of the offset's error."""
+UNSETTLED = 2
+"""First steps, which take longer than others whether they are recorded or not."""
+FEWEST_TIMED = 3
+
+
+class Recorder:
+    """Writes the trace of one rank, once.
+
+    Args:
+        folder: Where it is written.
+        steps: To record.
+        warmup: Steps before them, at least `UNSETTLED`.
+        say: Shows a line to the user.
+
+    Attributes:
+        ended: Optimizer steps so far.
+        recorded: Of these, those in the trace.
+        has_failed: Whether an error ended the recording.
+        rank: Of this process in the job.
+    """
+
+    def __init__(self, folder: Path, steps: int, warmup: int, say: Callable[[str], None]) -> None:
+        self._folder, self._steps, self._warmup, self._say = folder, steps, warmup, say
+        self._process = os.getpid()
+        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._depth = 0  # of calls of the step of a class in that of its subclass
+        self._profiler: profile | None = None
+        self._anchors: list[tuple[float, float, float]] = []
+        self._can_compare = True
+        self._last: float | None = None
+        self._times: tuple[list[float], list[float]] = ([], [])  # of steps that are not recorded, and of those that are
+        self._plain_hook: Any = None
+        self._plain_prepare: Any = None
+        self.ended, self.recorded, self.has_failed = 0, 0, False
+        self.rank, self._world_size = int(os.environ.get("RANK", "0")), 1
+
+    def start(self) -> None:
+        """Count the steps of all classes of optimizers that are used from now on."""
+        plain, self._plain_hook = Optimizer.profile_hook_step, Optimizer.__dict__["profile_hook_step"]
+
+        def hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+            with_hooks = plain(step)
+
+            @wraps(step)
+            def counted(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
+                self._depth += 1
+                try:
+                    result = with_hooks(optimizer, *args, **named)
+                finally:
+                    self._depth -= 1
+                self._after(optimizer)
+                return result
+
+            return counted
+
+        Optimizer.profile_hook_step = staticmethod(hook_step)  # type: ignore[method-assign, assignment]
+        prepare: Any = AnyProfile._prepare_trace
+        self._plain_prepare = prepare
+
+        def prepare_trace(other: AnyProfile) -> Any:
+            if self._profiler is not None and os.getpid() == self._process:
+                self._try(_refuse_own_profiler)  # two at once abort the process
+            return prepare(other)
+
+        AnyProfile._prepare_trace = prepare_trace  # type: ignore[method-assign]
+
+    def stop(self) -> None:
+        """Leave torch as it was; write what was recorded so far, where the program ended early."""
+        Optimizer.profile_hook_step = self._plain_hook  # type: ignore[method-assign]
+        AnyProfile._prepare_trace = self._plain_prepare  # type: ignore[method-assign]
+        if self._profiler is not None:
+            self._try(lambda: self._finish(compare=False))  # other ranks may not be there any more
+
+    def cost_text(self) -> str:
+        """What a recorded step took longer than others."""
+        plain, recorded = self._times
+        if len(plain) < FEWEST_TIMED:
+            return "too few other steps were timed to say what recording cost"
+        with_it, without = statistics.median(recorded), statistics.median(plain)
+        more = f"{100 * (with_it / without - 1):.2g} % more" if with_it > without else "no more"
+        return (
+            f"a recorded step took {1e3 * with_it:.3g} ms, the {count_text(len(plain), 'other')} that were timed "
+            f"{1e3 * without:.3g} ms (medians): {more}"
+        )
+
+    def _after(self, optimizer: Optimizer) -> None:
+        """A step of an optimizer has ended."""
+        if self._depth or self.has_failed or os.getpid() != self._process:
+            return
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is optimizer:
+            self._try(self._count)
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        is_recorded = self._profiler is not None and self.ended >= self._warmup
+        self.ended += 1
+        self.recorded += is_recorded
+        if (
+            self._last is not None
+            and self.ended > UNSETTLED
+            and len(self._times[is_recorded]) < self._steps + self._warmup
+        ):
+            self._times[is_recorded].append(now - self._last)
+        if self.ended == self._warmup - 1:
+            self._begin()
+        elif self.recorded == self._steps and self._profiler is not None:
+            self._finish()
+        elif self._profiler is not None:
+            self._profiler.step()
+        else:
+            self._last = now
+            return
+        # The start and the end of the profiler belong to no step, and the step in which it warms up is not like others.
+        self._last = time.perf_counter() if self.ended != self._warmup - 1 else None
+
+    def _begin(self) -> None:
+        if torch._C._autograd._profiler_enabled():
+            _refuse_own_profiler()
+        self.rank, self._world_size = group_place() or (self.rank, 1)
+        self._compare("begin")
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+
+        def action(step: int) -> ProfilerAction:
+            return ProfilerAction.RECORD if step >= self._warmup else ProfilerAction.WARMUP
+
+        profiler = profile(activities=activities, schedule=action, record_shapes=True)
+        profiler.step_num = self.ended  # `ProfilerStep#k` is the step with k others before it
+        profiler.start()
+        self._profiler = profiler
+
+    def _finish(self, compare: bool = True) -> None:
+        profiler, self._profiler = self._profiler, None
+        assert profiler is not None
+        profiler.stop()
+        flight = self._flight_record()
+        if not self.recorded:
+            return
+        if compare:
+            self._compare("end")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if flight:
+            (self._folder / flight_name(self.rank)).write_bytes(flight)
+        self._write(profiler)
+
+    def _write(self, profiler: profile) -> None:
+        """Write the trace with the anchors as its first key; a reader sees all of it or nothing."""
+        target = self._folder / trace_name(self.rank)
+        plain, packed = target.with_suffix(".tmp.json"), target.with_suffix(".tmp")
+        try:
+            profiler.export_chrome_trace(str(plain))
+            with open(plain, "rb") as exported, gzip.open(packed, "wb", compresslevel=4) as file:
+                space, brace, rest = exported.read(64).partition(b"{")
+                if space.strip() or not brace:
+                    raise RuntimeError("the profiler wrote no JSON object")
+                file.write(f'{{"{CLOCK_KEY}": {json.dumps(self._anchors)},'.encode() + rest)
+                shutil.copyfileobj(exported, file)
+            os.replace(packed, target)
+        finally:
+            plain.unlink(missing_ok=True)
+            packed.unlink(missing_ok=True)
+
+    def _compare(self, label: str) -> None:
+        """Measure the offset of this rank's clock; without it, the trace says less."""
+        if not self._can_compare or self._world_size == 1:
+            return
+        try:
+            store = distributed.distributed_c10d._get_default_store()
+            self._anchors.append(measure_offset(store, label, self.rank, self._world_size))
+        except Exception as error:
+            self._can_compare = False
+            self._say(f"the clock of rank {self.rank} was not compared with that of rank 0: {kind_and_line(error)}")
+
+    def _flight_record(self) -> bytes:
+        """What the flight recorder holds of collectives; empty where this build of torch has none."""
+        try:
+            dump = torch._C._distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
+        except Exception:
+            return b""
+        return dump if isinstance(dump, bytes) else str(dump).encode()
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            profiler, self._profiler, self.has_failed = self._profiler, None, True
+            if profiler is not None:
+                with contextlib.suppress(Exception):
+                    profiler.stop()
+            self._say(f"cannot record: {kind_and_line(error)}; the program goes on without it")
+
+
+def _refuse_own_profiler() -> None:
+    raise RuntimeError("the script runs a profiler of its own, and only one can run")
+
+
+def group_place() -> tuple[int, int] | None:
+    """Rank of this process and number of ranks in the default process group; None where there is none."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def trace_name(rank: int) -> str:
+    """Name of the trace of a rank."""
+    return f"trace-rank{rank}.json.gz"
+
+
+def flight_name(rank: int) -> str:
+    """Name of the flight recorder's dump of a rank."""
+    return f"flight-rank{rank}.json"

@@ -1,0 +1,116 @@
+"""Dependencies of recorded operations, as threads and streams show them.
+
+An operation follows the one before it in its lane, and what launched it. Where it begins after a gap in its lane, it may have
+waited: a thread for another one (as those of gloo, whose collectives nothing else waits for visibly), a synchronising call for
+streams of the device, and a stream for other streams. What ended in that gap, last in its lane, counts as what was waited for.
+No edge contradicts the recording: its source had ended when its target began.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.timeline.job import CHAIN, COLLECTIVE, LAUNCH, WAIT, Edges, Lane, Operations
+
+Indices = NDArray[np.int32]
+_SYNCHRONISES = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize")
+
+
+def make_edges(operations: Operations, lanes: Sequence[Lane], launches: Indices) -> Edges:
+    """Dependencies within each rank.
+
+    Args:
+        operations: Of all ranks; those that wait for a device cut by `cut_waits`.
+        lanes: Their threads and streams.
+        launches: What launched what: pairs of indices, int32[k, 2].
+    """
+    order = np.lexsort((operations.end, operations.start, operations.lane)).astype(np.int32)
+    bounds = np.searchsorted(operations.lane[order], np.arange(len(lanes) + 1))
+    by_lane = [order[begin:end] for begin, end in pairwise(bounds)]
+    previous = np.full(len(operations), -1, np.int32)
+    for own in by_lane:
+        previous[own[1:]] = own[:-1]
+    followers = np.flatnonzero(previous >= 0).astype(np.int32)
+    parts = [(CHAIN, (previous[followers], followers)), (LAUNCH, _launch_edges(operations, launches, previous))]
+    parts += [(WAIT, pair) for pair in _wait_edges(operations, lanes, by_lane)]
+    return Edges(
+        np.concatenate([source for _, (source, _) in parts]),
+        np.concatenate([target for _, (_, target) in parts]),
+        np.concatenate([np.full(len(source), kind, np.int8) for kind, (source, _) in parts]),
+    )
+
+
+def cut_waits(operations: Operations, lanes: Sequence[Lane], launches: Indices) -> tuple[Operations, Indices]:
+    """Operations and launches, where a call that waits for a device begins when the last operation ended that it waited for.
+
+    Its wait becomes a gap that an edge explains, in place of a duration that no faster device would shorten.
+    """
+    start, is_device = operations.start.copy(), _is_device(operations, lanes)
+    calls = _synchronises(operations) & ~is_device
+    for rank in np.unique(operations.rank[calls]):
+        own = np.flatnonzero(calls & (operations.rank == rank))
+        ends = np.sort(operations.end[is_device & (operations.rank == rank)])
+        ended = np.searchsorted(ends, operations.end[own], side="right")
+        last = np.append(-np.inf, ends)[ended]
+        start[own] = np.clip(last, start[own], operations.end[own])
+    order = np.lexsort((start, operations.rank))
+    position = np.empty(len(order), np.int32)
+    position[order] = np.arange(len(order))
+    arrays = {one.name: getattr(operations, one.name)[order] for one in fields(operations) if one.name != "names"}
+    arrays |= {"start": start[order], "duration": (operations.end - start)[order]}
+    return replace(operations, **arrays), position[launches]
+
+
+def _is_device(operations: Operations, lanes: Sequence[Lane]) -> NDArray[np.bool_]:
+    return np.array([lane.is_device for lane in lanes], bool)[operations.lane]
+
+
+def _synchronises(operations: Operations) -> NDArray[np.bool_]:
+    return np.array([bool(_SYNCHRONISES.search(name)) for name in operations.names], bool)[operations.name]
+
+
+def _launch_edges(operations: Operations, launches: Indices, previous: Indices) -> tuple[Indices, Indices]:
+    """Edges from what launched; where that was still running, from what came before it in its thread."""
+    source, target = launches[:, 0], launches[:, 1]
+    is_running = operations.end[source] > operations.start[target]
+    source = np.where(is_running, previous[source], source)
+    is_right = (source >= 0) & (operations.end[source] <= operations.start[target])
+    return source[is_right], target[is_right]
+
+
+def _wait_edges(
+    operations: Operations, lanes: Sequence[Lane], by_lane: Sequence[Indices]
+) -> Iterator[tuple[Indices, Indices]]:
+    """Edges to operations after a gap in their lane, from what ended in it, by lane of the target and of the source."""
+    is_collective, calls = operations.kind == COLLECTIVE, _synchronises(operations)
+    carries_out = [not lane.is_device and is_collective[own].all() for lane, own in zip(lanes, by_lane, strict=True)]
+    by_rank: dict[int, list[int]] = {}
+    for number, lane in enumerate(lanes):
+        by_rank.setdefault(lane.rank, []).append(number)
+    for number, (lane, own) in enumerate(zip(lanes, by_lane, strict=True)):
+        if not len(own) or carries_out[number]:
+            continue  # a thread of gloo takes up what was launched
+        for other in by_rank[lane.rank]:
+            sources = by_lane[other]
+            if other == number or not len(sources) or (lane.is_device and not lanes[other].is_device):
+                continue
+            source, target = _last_in_gaps(operations, own, sources)
+            is_wait = calls[target] if lanes[other].is_device and not lane.is_device else np.ones(len(target), bool)
+            yield source[is_wait], target[is_wait]
+
+
+def _last_in_gaps(operations: Operations, own: Indices, sources: Indices) -> tuple[Indices, Indices]:
+    """For each gap before an operation of a lane, the source (of another lane) that ended last in it, and the operation."""
+    ends = operations.end[sources]
+    after = np.searchsorted(operations.start[own], ends)
+    begins = np.append(-np.inf, operations.end[own])[after]
+    is_in_gap = (after < len(own)) & (begins <= ends)
+    sources, after = sources[is_in_gap], after[is_in_gap]
+    is_last = np.append(after[1:] != after[:-1], True)[: len(after)]
+    return sources[is_last], own[after[is_last]]
