@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from unsilent.statistics import clopper_pearson
+from unsilent.statistics.intervals import median_interval
 
 COUNTS = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 CONFIDENCE = st.sampled_from([0.8, 0.9, 0.95, 0.99])
@@ -87,3 +90,15 @@ def test_no_trials():
 def test_nonsense_is_refused(call):
     with pytest.raises(ValueError):
         call()
+
+
+@pytest.mark.parametrize("n", [1, 5, 6, 17, 60, 301])
+def test_limits_of_a_median_are_the_innermost_order_statistics_that_cover(n):
+    """Between the k-th smallest and the k-th largest value lies the median unless fewer than k of n fair coins show one side."""
+    values = np.random.default_rng(n).permutation(n).astype(float)
+    interval = median_interval(values)
+    missed = [2 * float(binom.cdf(k - 1, n, 0.5)) for k in range(1, n // 2 + 1)]
+    k = sum(chance <= 0.05 for chance in missed)
+    expected = (k - 1, n - k) if k else (-np.inf, np.inf)
+    assert (interval.low, interval.high) == expected
+    assert (interval.estimate, interval.n) == ((n - 1) / 2, n)

@@ -117,6 +117,35 @@ def test_an_error_in_recording_is_said_once_and_the_training_goes_on(tmp_path, m
     assert not torch.autograd._profiler_enabled()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_a_compiled_step_is_counted_and_recording_is_not_compiled(tmp_path):
+    from torch._dynamo.utils import counters
+
+    def compiled(make):
+        model = torch.nn.Linear(4, 2)
+        optimizer = make(model.parameters(), lr=0.1)
+        step = torch.compile(lambda: optimizer.step(), backend="eager")
+        for _ in range(12):
+            model(torch.ones(3, 4)).square().mean().backward()
+            step()
+            optimizer.zero_grad()
+        return counters["frames"]["total"]
+
+    counters.clear()
+    alone = compiled(fresh(torch.optim.SGD))
+    lines = []
+    recorder = Recorder(tmp_path, 3, 3, lines.append)
+    recorder.start()
+    try:
+        both = compiled(fresh(torch.optim.SGD))
+    finally:
+        recorder.stop()
+    assert (recorder.recorded, recorder.ended, lines) == (3, 12, [])
+    assert both - alone <= alone  # what the script compiles, again
+    assert marks(read(tmp_path)) == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"]
+
+
 def test_a_profiler_of_the_script_is_left_alone(tmp_path):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         recorder, lines = recording(tmp_path, 12)

@@ -72,7 +72,7 @@ class Recorder:
         plain, self._plain_hook = Optimizer.profile_hook_step, Optimizer.__dict__["profile_hook_step"]
 
         def hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
-            with_hooks = plain(step)
+            with_hooks, after = plain(step), torch.compiler.disable(self._after)  # where the script compiles its step
 
             @wraps(step)
             def counted(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
@@ -81,7 +81,7 @@ class Recorder:
                     result = with_hooks(optimizer, *args, **named)
                 finally:
                     self._depth -= 1
-                self._after(optimizer)
+                after(optimizer)
                 return result
 
             return counted
@@ -207,11 +207,14 @@ class Recorder:
 
     def _flight_record(self) -> bytes:
         """What the flight recorder holds of collectives; empty where this build of torch has none."""
-        try:
-            dump = torch._C._distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
-        except Exception:
-            return b""
-        return dump if isinstance(dump, bytes) else str(dump).encode()
+        names = ["_dump_nccl_trace_json"] * torch.cuda.is_available() + [
+            "_dump_fr_trace_json"
+        ]  # gloo has the second one
+        with contextlib.suppress(Exception):  # they are no public interface
+            c10d = torch._C._distributed_c10d
+            dump = next(getattr(c10d, name) for name in names if hasattr(c10d, name))()
+            return dump if isinstance(dump, bytes) else str(dump).encode()
+        return b""
 
     def _try(self, action: Callable[[], None]) -> None:
         try:
