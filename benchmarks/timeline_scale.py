@@ -20,7 +20,6 @@ import pyarrow.parquet as parquet
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from timeline.pipelines import Pipeline
-
 from unsilent.timeline.slowdown import measure_slowdown
 from unsilent.timeline.tables import read_operation_table
 
@@ -33,7 +32,8 @@ def write_table(path: Path, data_ranks: int, stages: int, micro_batches: int, st
     data_rank = np.repeat(np.arange(units) % data_ranks, n)
     factor = np.random.default_rng(0).uniform(1.0, 1.1, units).repeat(n)
     columns |= {
-        "dp_rank": data_rank, "rank": columns["stage"] * data_ranks + data_rank, "step": np.repeat(np.arange(units) // data_ranks, n),
+        "dp_rank": data_rank, "rank": columns["stage"] * data_ranks + data_rank,
+        "step": np.repeat(np.arange(units) // data_ranks, n),
         "start_ts": columns["start_ts"] * factor, "duration": columns["duration"] * factor,
     }  # fmt: skip
     names = sorted({row["optype"] for row in rows})
@@ -61,8 +61,8 @@ def main() -> None:
             slowdown = measure_slowdown(job).slowdown.estimate
             seconds.append(time.process_time() - begun)
             print(
-                f"{len(job.ranks)} ranks, {steps} steps, {sizes[-1]:,} operations: {seconds[-1]:.2f} CPU s, of which {read:.2f} s "
-                f"read it; slowdown {slowdown:.3f}"
+                f"{len(job.ranks)} ranks, {steps} steps, {sizes[-1]:,} operations: {seconds[-1]:.2f} CPU s, of which "
+                f"{read:.2f} s read it; slowdown {slowdown:.3f}"
             )
     if len(sizes) > 1:
         print(f"slope of the logarithms: {np.polyfit(np.log(sizes), np.log(seconds), 1)[0]:.3f}")
