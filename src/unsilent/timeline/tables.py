@@ -8,48 +8,18 @@ operations: a step where they do not is left out.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
-from unsilent.plainfiles import open_plain, read_plain
-from unsilent.printable import escape_unprintable
+from unsilent.plainfiles import read_plain
 from unsilent.report.text import count_text, listed
 from unsilent.timeline.job import Edges, Job, Lane, Operations
 from unsilent.timeline.pipeline import ACROSS, ALONE, LANES, STEP, TYPES, Pattern, dependencies
+from unsilent.timeline.table_columns import LARGEST_NUMBER, MISSING_EXTRA, Floats, Integers, Rows, read_rows
 
-COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
-"""That a table needs. In ``mc`` and ``gmc``, the part of the model on the worker and in the model, -1 and null are none."""
-MOST_ROWS = 50_000_000
-MOST_BYTES = 2**33
-"""Of the table in memory, as its file states."""
 MOST_METADATA_BYTES = 2**12
-LARGEST_NUMBER = 2**31 - 1
-MISSING_EXTRA = "needs an optional package; install it with: pip install 'unsilent[timeline]'"
-
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
-class _Rows(NamedTuple):
-    """Columns of a table, n elements each; ``type``: index in `TYPES`, -1: unknown."""
-
-    data_rank: Integers
-    stage: Integers
-    rank: Integers
-    step: Integers
-    type: Integers
-    start: Floats
-    duration: Floats
-    number: Integers
-    chunk: Integers
-    model_chunk: Integers
-
-    def of(self, which: NDArray[Any]) -> _Rows:
-        """Those rows."""
-        return _Rows(*(column[which] for column in self))
 
 
 def read_operation_table(path: str | Path) -> Job:
@@ -59,7 +29,7 @@ def read_operation_table(path: str | Path) -> Job:
         UsageError: it is no such table, ranks are missing or are two workers, or no step is complete.
     """
     path = Path(path)
-    rows, names = _read_columns(path)
+    rows, names = read_rows(path)
     notes = []
     if (rows.type < 0).any():
         others = listed((name for name in names if name not in {one.name for one in TYPES}), 4)
@@ -73,73 +43,10 @@ def read_operation_table(path: str | Path) -> Job:
     return _job(rows, ranks, world_size, [*notes, *note])
 
 
-# -- columns -------------------------------------------------------------------------------------------------------------
-
-
-def _read_columns(path: Path) -> tuple[_Rows, list[str]]:
-    """All rows, and the names of operations, fit to be shown."""
-    try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise UsageError(f"an operation table {MISSING_EXTRA}") from None
-    with open_plain(path) as file:
-        try:
-            source = parquet.ParquetFile(file)
-            count = source.metadata.num_rows
-            size = sum(source.metadata.row_group(at).total_byte_size for at in range(source.metadata.num_row_groups))
-            if missing := [name for name in COLUMNS if name not in source.schema_arrow.names]:
-                raise UsageError(f"{path} lacks {', '.join(missing)}; expected a table with {', '.join(COLUMNS)}")
-            if not 0 < count <= MOST_ROWS or size > MOST_BYTES:
-                raise UsageError(
-                    f"{path} has {count:,} rows and {size >> 20:,} MiB; expected 1 to {MOST_ROWS:,} rows and at most "
-                    f"{MOST_BYTES >> 20:,} MiB; give fewer steps"
-                )
-            table = source.read(columns=list(COLUMNS))
-            encoded = table["optype"].cast(arrow.string()).dictionary_encode().combine_chunks()
-            names = [str(name) for name in encoded.dictionary.to_pylist()]
-            types = encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)
-        except UsageError:
-            raise
-        except Exception as error:  # a damaged file can raise anything
-            reason = escape_unprintable(" ".join(str(error).split()))[:120]
-            raise UsageError(f"{path} cannot be read as Parquet ({reason}); expected an operation table") from None
-    known = {one.name: at for at, one in enumerate(TYPES)}
-    index = np.array([*(known.get(name, -1) for name in names), -1], np.int64)
-    of = {name: _numbers(table[name], name, path) for name in COLUMNS if name != "optype"}
-    whole = {name: values.astype(np.int64) for name, values in of.items()}
-    return _Rows(
-        whole["dp_rank"], whole["stage"], whole["rank"], whole["step"], index[types], of["start_ts"], of["duration"],
-        whole["seq_id"], whole["mc"], whole["gmc"],
-    ), [escape_unprintable(name)[:40] for name in names]  # fmt: skip
-
-
-def _numbers(column: Any, name: str, path: Path) -> Floats:
-    """A column as float64, which has all whole numbers up to `LARGEST_NUMBER`; raises ``UsageError`` for wrong values."""
-    import pyarrow as arrow
-
-    try:
-        values = column.cast(arrow.float64(), safe=False).to_numpy()
-    except arrow.ArrowException:
-        raise UsageError(f"{path}: {name} is {column.type!s:.60}; expected numbers") from None
-    least = -1.0 if name in ("mc", "gmc") else -np.inf if name == "start_ts" else 0.0
-    values = np.where(np.isnan(values), -1.0, values) if least == -1 else values
-    with np.errstate(invalid="ignore"):
-        wrong = ~(np.isfinite(values) & (values >= least) & (np.abs(values) <= LARGEST_NUMBER))
-        if name not in ("start_ts", "duration"):
-            wrong |= values != np.floor(values)
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        kind = "seconds" if name in ("start_ts", "duration") else "a whole number"
-        limit = "" if least == -np.inf else f" of {least:.0f} or more"
-        raise UsageError(f"{path}: {name} of row {at + 1:,} is {values[at]:g}; expected {kind}{limit}")
-    return np.asarray(values, np.float64)
-
-
 # -- which ranks and steps -----------------------------------------------------------------------------------------------
 
 
-def _worker_ranks(rows: _Rows, path: Path) -> Integers:
+def _worker_ranks(rows: Rows, path: Path) -> Integers:
     """The rank of each data-parallel rank and stage, int64[data-parallel ranks, stages]."""
     workers = np.unique(np.stack([rows.data_rank, rows.stage, rows.rank], axis=1), axis=0)
     shape = tuple(workers[:, :2].max(axis=0) + 1) if len(workers) else (0, 0)
@@ -156,7 +63,7 @@ def _worker_ranks(rows: _Rows, path: Path) -> Integers:
     return workers[:, 2].reshape(shape)
 
 
-def _complete_steps(rows: _Rows, shape: tuple[int, ...], path: Path) -> tuple[_Rows, list[str]]:
+def _complete_steps(rows: Rows, shape: tuple[int, ...], path: Path) -> tuple[Rows, list[str]]:
     """Rows of the steps in which all data-parallel ranks run the same operations, in one order; and what was left out.
 
     The order is by step, data-parallel rank, stage, type and number: all ``(step, dp_rank)`` have the same operations in it.
@@ -215,7 +122,7 @@ def _world_size(path: Path) -> int:
 # -- job -----------------------------------------------------------------------------------------------------------------
 
 
-def _job(rows: _Rows, ranks: Integers, world_size: int, notes: list[str]) -> Job:
+def _job(rows: Rows, ranks: Integers, world_size: int, notes: list[str]) -> Job:
     """The job of rows in the order of `_complete_steps`."""
     steps, step = np.unique(rows.step, return_inverse=True)
     start, relative, note = _one_clock(rows, step)
@@ -251,7 +158,7 @@ def _job(rows: _Rows, ranks: Integers, world_size: int, notes: list[str]) -> Job
     return Job(operations, job_edges, lanes, tuple(map(int, steps)), stage_of, world_size, (*notes, *note))
 
 
-def _one_clock(rows: _Rows, step: Integers) -> tuple[Floats, Floats, list[str]]:
+def _one_clock(rows: Rows, step: Integers) -> tuple[Floats, Floats, list[str]]:
     """Starts since the job's begin, starts since the step's begin, and a note where steps were laid one after the other."""
     count = int(step.max()) + 1
     begins, ends = np.full(count, np.inf), np.full(count, -np.inf)
