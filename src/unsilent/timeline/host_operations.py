@@ -1,0 +1,105 @@
+"""Operations of a thread that follow each other, made of its nested events."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.timeline.job import BACKWARD, FORWARD, LOADER, OPTIMIZER, OTHER
+
+LEAST_GAP = 20.0
+"""Microseconds between operations that become an operation of their own."""
+_ANNOTATED = (
+    ("enumerate(DataLoader)", LOADER), ("DistributedDataParallel.forward", FORWARD), ("Optimizer.", OPTIMIZER),
+)  # fmt: skip
+_BACKWARD = ("autograd::engine::evaluate_function", "torch.distributed.ddp.reducer", "torch::distributed::reducer")
+Floats = NDArray[np.float64]
+
+
+class Flat(NamedTuple):
+    """Operations of a thread in order; they do not overlap.
+
+    Attributes:
+        start, end: Microseconds, float64.
+        event: Of the outermost event that it is part of, or of what is cut out; -1: time between events. int64.
+        outer: Of the outermost event, in any case but the last. int64.
+    """
+
+    start: Floats
+    end: Floats
+    event: NDArray[np.int64]
+    outer: NDArray[np.int64]
+
+
+def flatten(start: Floats, end: Floats, is_cut: NDArray[np.bool_], elsewhere: Floats, boundaries: Floats) -> Flat:
+    """Operations of nested events: the outermost ones, with some of the events in them cut out.
+
+    The time between two of them is an operation too where nothing ended ``elsewhere`` meanwhile: then the thread waited for no
+    other one.
+
+    Args:
+        start, end: Of events, microseconds.
+        is_cut: Events that become operations of their own.
+        elsewhere: When operations of other threads ended, in order.
+        boundaries: Times that no operation between events spans; before the first and after the last one there are none.
+    """
+    order = np.lexsort((-end, start))
+    start, end, is_cut = start[order], end[order], is_cut[order]
+    latest = np.maximum.accumulate(end)
+    is_outer = np.append(True, start[1:] >= latest[:-1])[: len(start)]
+    group = np.cumsum(is_outer) - 1
+    first = np.flatnonzero(is_outer)
+    last = np.append(first[1:], len(start))[: len(first)] - 1
+    outer_start, outer_end = start[first], latest[last]
+    cut = np.flatnonzero(is_cut)
+    cut = cut[np.append(start[cut[1:]] >= end[cut[:-1]], True)[: len(cut)]]  # the innermost ones
+    # Between the begin of an outermost event or the end of a cut one, and what comes next, lies the rest of the event.
+    begins, ends = np.append(outer_start, end[cut]), np.append(outer_end, start[cut])
+    parts = np.append(first, first[group[cut]])
+    by_begin, by_end = np.argsort(begins, kind="stable"), np.argsort(ends, kind="stable")
+    rest = Flat(begins[by_begin], ends[by_end], order[parts[by_begin]], order[parts[by_begin]])
+    between = _between(outer_start, outer_end, elsewhere, np.sort(boundaries))
+    flats = (rest, Flat(start[cut], end[cut], order[cut], order[first[group[cut]]]), between)
+    joined = [np.concatenate(column) for column in zip(*flats, strict=True)]
+    is_long = joined[1] > joined[0]
+    sequence = np.flatnonzero(is_long)[np.lexsort((joined[1][is_long], joined[0][is_long]))]
+    return Flat(*(column[sequence] for column in joined))
+
+
+def _between(outer_start: Floats, outer_end: Floats, elsewhere: Floats, boundaries: Floats) -> Flat:
+    """Times between outermost events in which the thread waited for no other one."""
+    begun, ended = (np.searchsorted(times, boundaries, "right") for times in (outer_start, outer_end))
+    outside = boundaries[begun == ended]
+    starts, ends = np.sort(np.append(outer_start, outside)), np.sort(np.append(outer_end, outside))
+    start, end = ends[:-1], starts[1:]
+    is_own = np.searchsorted(elsewhere, start, "right") == np.searchsorted(elsewhere, end, "right")
+    if len(boundaries):
+        is_own &= (start >= boundaries[0]) & (end <= boundaries[-1]) & (end - start >= LEAST_GAP)
+    kept = np.flatnonzero(is_own & (len(boundaries) > 0))
+    nothing = np.full(len(kept), -1, np.int64)
+    return Flat(start[kept], end[kept], nothing, nothing)
+
+
+def annotated_phase(name: str) -> int:
+    """Phase of what happens within an annotation."""
+    return next((phase for prefix, phase in _ANNOTATED if name.startswith(prefix)), OTHER)
+
+
+def is_backward(name: str) -> bool:
+    """Whether an outermost operation belongs to a backward pass."""
+    return name.startswith(_BACKWARD)
+
+
+def phases(times: Floats, start: Floats, end: Floats, phase: NDArray[np.int8]) -> NDArray[np.int8]:
+    """The phase at each time, of annotations with start and end; later ones count where several hold."""
+    result = np.full(len(times), OTHER, np.int8)
+    for number in (FORWARD, LOADER, OPTIMIZER, BACKWARD):
+        own = np.flatnonzero(phase == number)
+        own = own[np.argsort(start[own])]
+        if len(own):
+            before = np.searchsorted(start[own], times, "right") - 1
+            is_in = (before >= 0) & (np.maximum.accumulate(end[own])[before] > times)
+            result[is_in] = number
+    return result

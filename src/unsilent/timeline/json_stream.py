@@ -1,0 +1,282 @@
+"""The events of a Chrome trace, JSON or gzipped JSON, one chunk at a time: memory does not grow with the file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from unsilent.errors import UsageError
+from unsilent.plainfiles import open_plain
+from unsilent.printable import escape_unprintable
+
+CHUNK = 2**22
+"""Bytes that are read at a time."""
+MOST_VALUE = 2**26
+"""Bytes of one event, or of one of the other values of a trace."""
+_BOUNDARIES = 64
+"""Ends of objects, counted from the end of a chunk, that are tried as the end of an event."""
+_EVENTS = "traceEvents"
+
+
+@dataclass(slots=True)
+class Arguments:
+    """Arguments of an event that are of use, as they stand in the file; those of collectives are NCCL's."""
+
+    correlation: Any = None
+    input_dims: Any = None
+    input_type: Any = None
+    collective: Any = None
+    elements: Any = None
+    dtype: Any = None
+    group: Any = None
+    group_ranks: Any = None
+    sequence: Any = None
+    communication: Any = None
+
+
+ARGUMENT_NAMES = {
+    "correlation": "correlation", "input_dims": "Input Dims", "input_type": "Input type", "collective": "Collective name",
+    "elements": "In msg nelems", "dtype": "dtype", "group": "Process Group Name", "group_ranks": "Process Group Ranks",
+    "sequence": "Seq", "communication": "Comms Id",
+}  # fmt: skip
+
+
+EVENT_NAMES = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
+
+
+@dataclass(slots=True)
+class Event:
+    """An event as it stands in the file: nothing of it has been checked."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = None
+    args: Arguments = field(default_factory=Arguments)
+
+
+@cache
+def _fast_decoder() -> Callable[[bytes], list[Event]] | None:
+    """Decodes a list of events where msgspec is installed; it raises ``ValueError`` or ``RecursionError``."""
+    try:
+        import msgspec
+    except ImportError:
+        return None
+    raw = ("input_dims", "input_type")  # left as bytes, as few of them are looked at
+    arguments = msgspec.defstruct(
+        "Arguments",
+        [(name, msgspec.Raw if name in raw else Any, None) for name in ARGUMENT_NAMES],
+        rename=ARGUMENT_NAMES,
+        frozen=True,
+        gc=False,
+    )
+    members = [(name, Any, None) for name in EVENT_NAMES]
+    event = msgspec.defstruct("Event", [*members, ("args", arguments, arguments())], gc=False)
+    return cast("Callable[[bytes], list[Event]]", msgspec.json.Decoder(list[event]).decode)  # type: ignore[valid-type]
+
+
+def plain(value: Any) -> Any:
+    """The value of an argument; None where it is damaged."""
+    if value is None or isinstance(value, (str, int, float, list, dict)):
+        return value
+    try:
+        return json.loads(bytes(value))
+    except (ValueError, RecursionError):
+        return None
+
+
+class TraceFile:
+    """A trace.
+
+    Args:
+        path: Of the file.
+
+    Attributes:
+        name: Of the file, for messages.
+        fields: Values of the trace besides its events, as far as `chunks` has come.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = escape_unprintable(path.name)
+        self.fields: dict[str, Any] = {}
+        self._path = path
+        self._file: BinaryIO
+        self._buffer = b""
+        self._is_at_end = False
+        self._count = 0
+
+    def chunks(self) -> Iterator[list[Event]]:
+        """All events, some thousands at a time. Raises ``UsageError`` for what is no trace."""
+        with open_plain(self._path) as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            self._file = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_packed else file
+            if self._next() == b"[":
+                yield from self._events()
+            else:
+                yield from self._object()
+            if self._next():
+                raise self._error("something follows its end")
+
+    def _object(self) -> Iterator[list[Event]]:
+        self._take(b"{")
+        has_events = False
+        while self._next() != b"}":
+            key = self._value()
+            self._take(b":")
+            if key == _EVENTS and not has_events:
+                yield from self._events()
+                has_events = True
+            elif not isinstance(key, str) or key in self.fields or key == _EVENTS:
+                raise self._error("a key is no text, or there twice")
+            else:
+                self.fields[key] = self._value()
+            if self._next() != b"}":
+                self._take(b",")
+        self._take(b"}")
+        if not has_events:
+            raise self._error(f"it has no {_EVENTS}")
+
+    def _events(self) -> Iterator[list[Event]]:
+        self._take(b"[")
+        while self._next() != b"]":
+            events = self._fast_chunk() or self._slow_chunk()
+            self._count += len(events)
+            yield events
+        self._take(b"]")
+
+    def _fast_chunk(self) -> list[Event]:
+        """Events up to the last end of one in the buffer, which stays before the next one; empty where that fails.
+
+        What decodes as a list of objects ends where an object ends, so a wrong guess of an end is noticed.
+        """
+        decode, end = _fast_decoder(), len(self._buffer)
+        if decode is None:
+            return []
+        for _ in range(_BOUNDARIES):
+            end = self._buffer.rfind(b"},", 0, end)
+            if end < 0:
+                return []
+            if self._buffer[end + 2 : end + 66].lstrip()[:1] == b"{":
+                try:
+                    events = decode(b"[%b}]" % self._buffer[:end])
+                except (ValueError, RecursionError):
+                    return []
+                self._buffer = self._buffer[end + 2 :]
+                return events
+        return []
+
+    def _slow_chunk(self) -> list[Event]:
+        """Events by the standard library's decoder, which reads text that msgspec refuses; empty where more must be read.
+
+        An event is whole where a comma or the end of the list follows it.
+        """
+        events: list[Event] = []
+        text, begin = self._buffer.decode("utf-8", "surrogateescape"), 0
+        while text.startswith("{", begin):
+            try:
+                value, end = _decode(text, begin)
+            except json.JSONDecodeError:
+                break
+            except (ValueError, RecursionError):
+                raise self._damaged() from None
+            end = _after_blanks(text, end)
+            if text[end : end + 1] not in (",", "]", ""):
+                raise self._damaged()
+            if end == len(text):
+                break
+            events.append(_event(value))
+            begin = _after_blanks(text, end + 1) if text[end] == "," else end
+        if not events and not text.startswith("{", begin):
+            raise self._damaged()
+        self._buffer = text[begin:].encode("utf-8", "surrogateescape")
+        if not events:
+            self._grow()
+        return events
+
+    def _value(self) -> Any:
+        """The JSON value that is next, taken from the buffer."""
+        while True:
+            self._next()
+            text = self._buffer.decode("utf-8", "surrogateescape")
+            try:
+                value, end = _decode(text, 0)
+                if end < len(text) or self._is_at_end:
+                    self._buffer = text[end:].encode("utf-8", "surrogateescape")
+                    return value
+            except json.JSONDecodeError:
+                pass
+            except (ValueError, RecursionError):
+                raise self._damaged() from None
+            self._grow()
+
+    def _grow(self) -> None:
+        """Double the buffer, so that a long value is not tried too often."""
+        if len(self._buffer) > MOST_VALUE:
+            raise self._error(f"it has a value of more than {MOST_VALUE >> 20} MiB, or text that is no JSON")
+        wanted = 2 * len(self._buffer)
+        if not self._more():
+            raise self._damaged() if self._buffer.strip() else self._cut_off()
+        while len(self._buffer) < wanted and self._more():
+            pass
+
+    def _next(self) -> bytes:
+        """The next character that is no blank, left in the buffer; empty at the end of the file."""
+        self._buffer = self._buffer.lstrip()
+        while not self._buffer and self._more():
+            self._buffer = self._buffer.lstrip()
+        return self._buffer[:1]
+
+    def _take(self, character: bytes) -> None:
+        found = self._next()
+        if found != character:
+            raise self._damaged() if found else self._cut_off()
+        self._buffer = self._buffer[1:]
+
+    def _more(self) -> bool:
+        """Read a chunk; False at the end of the file."""
+        try:
+            part = self._file.read(CHUNK)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise self._cut_off() if isinstance(error, EOFError) else self._error("its gzip is damaged") from None
+        except OSError as error:
+            raise UsageError(f"cannot read {self.name}: {error.strerror or error}") from None
+        self._buffer += part
+        self._is_at_end = not part
+        return bool(part)
+
+    def _cut_off(self) -> UsageError:
+        return self._error("it is cut off")
+
+    def _damaged(self) -> UsageError:
+        return self._error("it is cut off or damaged")
+
+    def _error(self, problem: str) -> UsageError:
+        where = f" after {self._count:,} events" if self._count else ""
+        return UsageError(
+            f"{self.name} is no whole trace of the profiler: {problem}{where}; expected what export_chrome_trace writes"
+        )
+
+
+_decode = json.JSONDecoder().raw_decode
+
+
+def _after_blanks(text: str, at: int) -> int:
+    while text[at : at + 1].isspace():
+        at += 1
+    return at
+
+
+def _event(value: dict[str, Any]) -> Event:
+    found = value.get("args")
+    arguments = {own: found.get(name) for own, name in ARGUMENT_NAMES.items()} if isinstance(found, dict) else {}
+    return Event(**{own: value.get(own) for own in EVENT_NAMES}, args=Arguments(**arguments))

@@ -1,0 +1,186 @@
+"""Reads the profiler's traces of a job's ranks: the operations of all threads and streams."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.printable import escape_unprintable
+from unsilent.report.text import count_text
+from unsilent.timeline.job import COLLECTIVE, Lane, Operations
+from unsilent.timeline.matching import Taken, match_collectives
+from unsilent.timeline.rank_operations import Gradients, RankOperations, find_steps, rank_operations
+from unsilent.timeline.rank_trace import Numbering, RankTrace, make_names, read_rank_trace
+
+_LONGEST_APART = 3600
+"""Seconds between traces of one job, whose clocks may differ."""
+_MOST_FILES = 4096
+_TRACE = re.compile(r"\.json(\.gz)?$")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the profiler recorded of a job, each rank on its own clock.
+
+    Attributes:
+        operations: Of all ranks; seconds count from the first one's begin.
+        lanes: Threads and streams.
+        steps: Number of each complete step.
+        launches: What launched what: pairs of indices of operations, int32[k, 2].
+        world_size: Ranks of the job, of which some may not have been recorded.
+        anchors: By rank, rows of seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
+        gradients: When each parameter's gradient was ready, by rank.
+        notes: What a reader should know, one sentence each.
+    """
+
+    operations: Operations
+    lanes: tuple[Lane, ...]
+    steps: tuple[int, ...]
+    launches: NDArray[np.int32]
+    world_size: int
+    anchors: dict[int, NDArray[np.float64]]
+    gradients: dict[int, Gradients]
+    notes: tuple[str, ...]
+
+
+def read_traces(paths: Sequence[str | Path]) -> Recording:
+    """The recording in these files, or in folders of them. Raises ``UsageError``."""
+    files = list(_files(paths))
+    names = make_names()
+    read = (read_rank_trace(file, names, is_only=len(files) == 1) for file in files)
+    traces = sorted((one for one in read if one is not None), key=lambda one: one.rank)
+    if not traces:
+        raise UsageError("no trace of the profiler was found; give .json or .json.gz files, or a folder of them")
+    notes = [note for one in traces for note in one.notes]
+    world_size = _check_same_job(traces, notes)
+    steps = _complete_steps(traces, names.shown, notes)
+    origin = min(_begin(one) for one in traces)
+    ranks = [rank_operations(one, names, steps, (origin - one.base) / 1000) for one in traces]
+    return _assemble(traces, ranks, names, steps, world_size, origin, notes)
+
+
+def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
+    for path in map(Path, paths):
+        if not path.is_dir():
+            yield path
+            continue
+        try:
+            found = sorted(one for one in path.iterdir() if _TRACE.search(one.name))
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        if not found or len(found) > _MOST_FILES:
+            raise UsageError(
+                f"{path} has {count_text(len(found), 'trace')} (.json, .json.gz); expected 1 to {_MOST_FILES:,}"
+            )
+        yield from found
+
+
+def _begin(trace: RankTrace) -> int:
+    """Unix nanoseconds of the first event."""
+    return trace.base + int(1000 * float(trace.start.min(initial=np.inf if len(trace.start) else 0.0)))
+
+
+def _check_same_job(traces: Sequence[RankTrace], notes: list[str]) -> int:
+    """The number of ranks; raises ``UsageError`` where the traces cannot be of one job."""
+    first = traces[0]
+    for one, following in pairwise(traces):
+        if one.rank == following.rank:
+            raise UsageError(
+                f"{one.name} and {following.name} are both of rank {one.rank}; give one trace of each rank"
+            )
+    for one in traces:
+        if (one.world_size, one.distributed.get("backend")) != (first.world_size, first.distributed.get("backend")):
+            raise UsageError(
+                f"{first.name} and {one.name} are of different jobs: {_job_text(first)}, {_job_text(one)}; give traces of one job"
+            )
+        if abs(_begin(one) - _begin(first)) > _LONGEST_APART * 1e9:
+            raise UsageError(f"{first.name} and {one.name} begin more than an hour apart; give traces of one run")
+    last = traces[-1].rank
+    if first.world_size and last >= first.world_size:
+        raise UsageError(
+            f"{traces[-1].name} is of rank {last}, but the job has {count_text(first.world_size, 'rank')}; give traces of one job"
+        )
+    world_size = first.world_size or last + 1
+    if len(traces) < world_size:
+        notes.append(f"traces of {len(traces):,} of {count_text(world_size, 'rank')} were read")
+    return world_size
+
+
+def _job_text(trace: RankTrace) -> str:
+    backend = escape_unprintable(str(trace.distributed.get("backend", "no backend"))[:20])
+    return f"{count_text(trace.world_size, 'rank')} over {backend}"
+
+
+def _complete_steps(traces: Sequence[RankTrace], names: Sequence[str], notes: list[str]) -> tuple[int, ...]:
+    """Numbers of the steps that all traces hold."""
+    found = [find_steps(one, names) for one in traces]
+    common = set(found[0]).intersection(*found)
+    if not common:
+        empty = next((one.name for one, steps in zip(traces, found, strict=True) if not steps), None)
+        problem = f"{empty} has no complete step" if empty else "the traces have no step in common"
+        raise UsageError(
+            f"{problem} (ProfilerStep#…); record some with step() of the profiler, or unsilent timeline record"
+        )
+    if left := len(set().union(*found)) - len(common):
+        notes.append(f"{count_text(left, 'step')} that not all traces hold {'was' if left == 1 else 'were'} left out")
+    return tuple(sorted(common))
+
+
+def _assemble(
+    traces: Sequence[RankTrace],
+    ranks: Sequence[RankOperations],
+    names: Numbering[str],
+    steps: tuple[int, ...],
+    world_size: int,
+    origin: int,
+    notes: list[str],
+) -> Recording:
+    lanes: list[Lane] = []
+    parts, launches, taken = [], [np.empty((0, 2), np.int32)], list[Taken]()
+    before = 0
+    for one in ranks:
+        columns = dict(one.columns)
+        columns["lane"] = columns["lane"] + np.int32(len(lanes))
+        parts.append(columns)
+        lanes += one.lanes
+        launches.append(one.launches + np.int32(before))
+        taken += [row._replace(operation=row.operation + before) for row in one.taken]
+        before += len(columns["start"])
+        notes += one.notes
+    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    groups = {group: known for rank in ranks for group, known in rank.groups.items()}
+    members = {
+        group: [one.rank for one, rank in zip(traces, ranks, strict=True)
+                if (one.rank in known if known is not None else not group or group in rank.groups)]
+        for group, known in groups.items()
+    }  # fmt: skip
+    matching = match_collectives(taken, members)
+    collective = np.full(before, -1, np.int32)
+    collective[list(matching.numbers)] = list(matching.numbers.values())
+    if messages := int(((arrays["kind"] == COLLECTIVE) & (arrays["step"] >= 0)).sum()) - sum(
+        row.step >= 0 for row in taken
+    ):
+        notes.append(f"{count_text(messages, 'message')} between two ranks were not matched")
+    arrays["collective"] = collective
+    operations = Operations(
+        names=tuple(names.shown), **{one.name: arrays[one.name] for one in fields(Operations) if one.name != "names"}
+    )
+    anchors = {one.rank: one.anchors - np.array([origin * 1e-9, 0.0, 0.0]) for one in traces if len(one.anchors)}
+    gradients = {one.rank: rank.gradients for one, rank in zip(traces, ranks, strict=True)}
+    return Recording(
+        operations,
+        tuple(lanes),
+        steps,
+        np.concatenate(launches),
+        world_size,
+        anchors,
+        gradients,
+        (*notes, *matching.notes),
+    )

@@ -1,0 +1,123 @@
+"""Which collectives of different ranks are one: by number where the trace numbers them, else by their order."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+from unsilent.report.text import count_text
+
+_SHOWN = 3
+
+
+class Taken(NamedTuple):
+    """A collective as one rank took part in it.
+
+    Attributes:
+        operation: Index of the operation.
+        rank: Took part.
+        group: Of ranks.
+        step: In which it was launched; -1: in none.
+        name: What it does.
+        size: Bytes on this rank; -1: unknown.
+        sequence: Number within the group as the trace says; None: it does not.
+        communication: Number of the communication as the trace says; None: it does not.
+    """
+
+    operation: int
+    rank: int
+    group: str
+    step: int
+    name: str
+    size: int
+    sequence: int | None = None
+    communication: int | None = None
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """What must be equal on all ranks."""
+        return self.name, self.size
+
+
+class Matching(NamedTuple):
+    """Numbers of collectives by operation, and what a reader should know."""
+
+    numbers: dict[int, int]
+    notes: tuple[str, ...]
+
+
+def match_collectives(taken: Sequence[Taken], members: Mapping[str, Sequence[int]]) -> Matching:
+    """Number the collectives.
+
+    Args:
+        taken: On all ranks, each rank's in order.
+        members: Recorded ranks of each group.
+    """
+    by_group: dict[str, dict[int, list[Taken]]] = {}
+    for one in taken:
+        by_group.setdefault(one.group, {}).setdefault(one.rank, []).append(one)
+    numbers: dict[int, int] = {}
+    notes, count = [], 0
+    for group, ranks in by_group.items():
+        lists = {rank: ranks.get(rank, []) for rank in members[group]}
+        matched = _by_number(lists) or _by_order(lists)
+        for together in matched:
+            numbers.update((one.operation, count) for one in together)
+            count += 1
+        notes += _unmatched(group, lists, matched, numbers)
+    return Matching(numbers, tuple(notes))
+
+
+def _by_number(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
+    """By the numbers of the trace, where these can be believed; else nothing.
+
+    They were seen twice, missing, and counted over all groups of a process.
+    """
+    for attribute in ("communication", "sequence"):
+        rows = {rank: {getattr(one, attribute): one for one in own} for rank, own in lists.items()}
+        if any(None in row or len(row) != len(lists[rank]) or not row for rank, row in rows.items()):
+            continue
+        if attribute == "sequence" and any(max(row) - min(row) + 1 != len(row) for row in rows.values()):
+            continue
+        first, *others = rows.values()
+        common = [key for key in first if all(key in row for row in others)]
+        if common and all(row[key].kind == first[key].kind for row in others for key in common):
+            return [[row[key] for row in rows.values()] for key in common]
+    return []
+
+
+def _by_order(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
+    """The k-th of each step on all ranks, as far as these are equal in name and size."""
+    steps: dict[int, dict[int, list[Taken]]] = defaultdict(lambda: {rank: [] for rank in lists})
+    for rank, own in lists.items():
+        for one in own:
+            steps[one.step][rank].append(one)
+    matched = []
+    for step, ranks in steps.items():
+        if step < 0 and len({tuple(one.kind for one in own) for own in ranks.values()}) > 1:
+            continue  # ranks may have begun to record at different collectives
+        for together in zip(*ranks.values(), strict=False):
+            if len({one.kind for one in together}) > 1:
+                break
+            matched.append(list(together))
+    return matched
+
+
+def _unmatched(
+    group: str, lists: Mapping[int, list[Taken]], matched: Sequence[object], numbers: Mapping[int, Hashable]
+) -> list[str]:
+    """What has no partner on other ranks, in at most one sentence."""
+    left = [one for own in lists.values() for one in own if one.operation not in numbers]
+    in_steps = [one for one in left if one.step >= 0]
+    if not in_steps:
+        return []
+    kinds = Counter(f"{one.name} of {count_text(one.size, 'byte') if one.size >= 0 else 'unknown size'} on rank {one.rank}"
+                    for one in in_steps)  # fmt: skip
+    more = f" and {len(kinds) - _SHOWN} other kinds" if len(kinds) > _SHOWN else ""
+    shown = ", ".join(f"{text} ({number:,})" for text, number in kinds.most_common(_SHOWN))
+    where = f" of group {group}" if group else ""
+    return [
+        f"{count_text(len(in_steps), 'collective')}{where} in complete steps differ between ranks and were not matched: "
+        f"{shown}{more}; {len(matched):,} were matched"
+    ]

@@ -1,0 +1,294 @@
+"""The operations of one rank, made of the events of its trace."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.timeline.host_operations import Flat, annotated_phase, flatten, is_backward, phases
+from unsilent.timeline.job import BACKWARD, COLLECTIVE, COMPUTE, COPY, HOST, OTHER, Lane
+from unsilent.timeline.json_stream import Arguments
+from unsilent.timeline.matching import Taken
+from unsilent.timeline.rank_trace import (
+    ANNOTATION,
+    CPU_OP,
+    GRADIENT,
+    KERNEL,
+    MEMORY,
+    RUNTIME,
+    Numbering,
+    RankTrace,
+    payload_bytes,
+)
+
+BETWEEN = "(between operations)"
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
+_LAUNCH, _GLOO = re.compile(r"c10d::_?(\w+?)_*$"), re.compile(r"gloo:(\w+)")
+_SYNCHRONISES = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize")
+_NCCL = re.compile(r"(nccl|rccl)(Dev)?Kernel", re.IGNORECASE)
+_MESSAGE = re.compile(r"send|recv", re.IGNORECASE)
+_RANKS = re.compile(r"\[(\d{1,7}(, ?\d{1,7})*)\]")
+_LONGEST_GROUP = 4096
+
+
+class Gradients(NamedTuple):
+    """When gradients of a rank were ready, in this order.
+
+    Attributes:
+        step: Index in the steps of the recording, int32.
+        ready: Seconds since the recording's begin, float64.
+        size: Bytes; -1: unknown, int64.
+    """
+
+    step: NDArray[np.int32]
+    ready: NDArray[np.float64]
+    size: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RankOperations:
+    """What a rank did.
+
+    Attributes:
+        columns: Arrays of `unsilent.timeline.job.Operations` by name, but ``collective``.
+        lanes: Threads and streams.
+        launches: What launched what: pairs of indices, int32[k, 2].
+        taken: Collectives that it took part in, without messages between two ranks.
+        groups: Ranks of each group that it names; None: unknown.
+        gradients: When they were ready.
+        notes: What a reader should know.
+    """
+
+    columns: dict[str, NDArray[Any]]
+    lanes: list[Lane]
+    launches: NDArray[np.int32]
+    taken: list[Taken]
+    groups: dict[str, frozenset[int] | None]
+    gradients: Gradients
+    notes: tuple[str, ...]
+
+
+def find_steps(trace: RankTrace, names: Sequence[str]) -> dict[int, int]:
+    """Event of each step by its number."""
+    found: dict[int, int] = {}
+    numbers = {number: int(match[1]) for number, name in enumerate(names) if (match := _STEP.match(name))}
+    for event in np.flatnonzero((trace.category == ANNOTATION) & np.isin(trace.event_name, list(numbers))):
+        found.setdefault(numbers[int(trace.event_name[event])], int(event))
+    return found
+
+
+def rank_operations(trace: RankTrace, names: Numbering[Any], steps: Sequence[int], origin: float) -> RankOperations:
+    """The operations of a rank.
+
+    Args:
+        trace: Of the rank.
+        names: Of events, to which some are added.
+        steps: Numbers of steps that count.
+        origin: Microseconds on the trace's clock at which the recording begins.
+    """
+    return _Rank(trace, names, steps, origin).result()
+
+
+class _Rank:
+    """Collects operations, each with the event that it is made of."""
+
+    def __init__(self, trace: RankTrace, names: Numbering[Any], steps: Sequence[int], origin: float) -> None:
+        self._trace, self._names, self._origin = trace, names, origin
+        found = find_steps(trace, names.shown)
+        events = np.array([found[one] for one in steps])
+        self._step_start, self._step_end = trace.start[events], trace.end[events]
+        self._step_thread = int(trace.thread[events[0]])
+        is_device = (trace.category == KERNEL) | (trace.category == MEMORY)
+        self._device = np.flatnonzero(is_device)
+        self._gloo = np.flatnonzero((trace.category == ANNOTATION) & self._is_named(_GLOO))
+        self._parts: list[dict[str, NDArray[Any]]] = []
+        self._lanes: list[Lane] = []
+        self._notes: list[str] = []
+
+    def result(self) -> RankOperations:
+        pairs = self._launched_events()
+        self._add_host(pairs)
+        self._add_lanes(self._gloo, is_device=False)
+        self._add_lanes(self._device, is_device=True)
+        columns = {key: np.concatenate([part[key] for part in self._parts]) for key in self._parts[0]}
+        event = columns["cut"]
+        position = np.full(len(self._trace.start) + 1, -1, np.int64)
+        position[event[event >= 0]] = np.flatnonzero(event >= 0)
+        launches = position[pairs]
+        launches = launches[(launches >= 0).all(axis=1)]
+        for key in ("step", "phase"):  # what was launched belongs to the step that launched it
+            columns[key][launches[:, 1]] = columns[key][launches[:, 0]]
+        order = np.lexsort((columns["duration"], columns["start"]))
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        columns = {key: column[order] for key, column in columns.items()}
+        taken, groups = self._collectives(columns)
+        del columns["cut"]
+        return RankOperations(
+            columns, self._lanes, place[launches], taken, groups, self._gradients(), tuple(self._notes)
+        )  # fmt: skip
+
+    def _is_named(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        return np.array([bool(pattern.match(name)) for name in self._names.shown], bool)[self._trace.event_name]
+
+    def _launched_events(self) -> NDArray[np.int64]:
+        """Pairs of events: what launched, what was launched."""
+        trace = self._trace
+        runtime = np.flatnonzero((trace.category == RUNTIME) & (trace.correlation >= 0))
+        runtime = runtime[np.argsort(trace.correlation[runtime], kind="stable")]
+        keys = trace.correlation[runtime]
+        place = np.searchsorted(keys, trace.correlation[self._device])
+        is_known = place < len(keys)
+        is_known[is_known] = keys[place[is_known]] == trace.correlation[self._device[is_known]]
+        pairs = [np.stack((runtime[place[is_known]], self._device[is_known]), axis=1)]
+        pairs.append(np.array(self._gloo_launches(), np.int64).reshape(-1, 2))
+        return np.concatenate(pairs)
+
+    def _gloo_launches(self) -> list[tuple[int, int]]:
+        """Collectives of a sort are carried out in the order of their launches."""
+        trace, names = self._trace, self._names.shown
+        launched: dict[str, list[list[int]]] = defaultdict(lambda: [[], []])
+        calls = np.flatnonzero((trace.category == CPU_OP) & self._is_named(_LAUNCH))
+        for events, pattern, side in ((calls, _LAUNCH, 0), (self._gloo, _GLOO, 1)):
+            for event in events[np.argsort(trace.start[events], kind="stable")]:
+                match = pattern.match(names[trace.event_name[event]])
+                assert match
+                launched[match[1].replace("_", "")][side].append(int(event))
+        pairs: list[tuple[int, int]] = []
+        for sort, (calls_of_it, carried_out) in launched.items():
+            if not carried_out:
+                continue
+            early = len(carried_out) - len(calls_of_it)
+            if early > 0:  # launched before the recording began
+                carried_out = carried_out[early:]
+            own = list(zip(calls_of_it, carried_out, strict=False))
+            right = [(call, event) for call, event in own if trace.start[call] <= trace.start[event]]
+            if early or len(right) < len(own):
+                self._notes.append(
+                    f"rank {trace.rank}: the launch of {len(right):,} of {len(carried_out) + max(early, 0):,} collectives "
+                    f"named gloo:{sort} was found"
+                )
+            pairs += right
+        return pairs
+
+    def _add_host(self, pairs: NDArray[np.int64]) -> None:
+        trace = self._trace
+        is_host = (trace.category == CPU_OP) | (trace.category == RUNTIME)
+        is_cut = np.zeros(len(trace.start), bool)
+        is_cut[pairs[:, 0]] = True
+        is_cut |= (trace.category == RUNTIME) & self._is_named(_SYNCHRONISES)
+        marks = np.flatnonzero((trace.category == ANNOTATION) & ~self._is_named(_GLOO))
+        mark_phase = np.array([annotated_phase(name) for name in self._names.shown], np.int8)[trace.event_name[marks]]
+        threads = np.unique(np.append(trace.thread[is_host], self._step_thread))
+        others = [np.flatnonzero(is_host & (trace.thread == one)) for one in threads]
+        for thread, own in zip(threads, others, strict=True):
+            elsewhere = np.sort(
+                np.concatenate([trace.end[one] for t, one in zip(threads, others, strict=True) if t != thread]
+                               + [trace.end[self._gloo]])
+            )  # fmt: skip
+            here = trace.thread[marks] == thread
+            boundaries = np.empty(0)
+            if thread == self._step_thread:
+                phased = marks[here & (mark_phase != OTHER)]
+                times = (self._step_start, self._step_end, trace.start[phased], trace.end[phased])
+                boundaries = np.unique(np.concatenate(times))
+            flat = flatten(trace.start[own], trace.end[own], is_cut[own], elsewhere, boundaries)
+            self._add_thread(int(thread), own, flat, is_cut, marks[here], mark_phase[here])
+
+    def _add_thread(
+        self, thread: int, own: NDArray[np.int64], flat: Flat, is_cut: NDArray[np.bool_], marks: NDArray[np.int64],
+        mark_phase: NDArray[np.int8],
+    ) -> None:  # fmt: skip
+        trace = self._trace
+        event = np.where(flat.event >= 0, np.append(own, -1)[flat.event], -1)
+        outer = np.where(flat.outer >= 0, np.append(own, -1)[flat.outer], -1)
+        name = np.where(event >= 0, np.append(trace.event_name, 0)[event], self._names[BETWEEN])
+        backward = np.array([is_backward(one) for one in self._names.shown], bool)
+        phase = phases(flat.start, trace.start[marks], trace.end[marks], mark_phase)
+        phase[(outer >= 0) & backward[np.append(trace.event_name, 0)[outer]]] = BACKWARD
+        between = np.flatnonzero((outer < 0) & (phase == OTHER))
+        between = between[(between > 0) & (between < len(phase) - 1)]
+        phase[between[(phase[between - 1] == BACKWARD) & (phase[between + 1] == BACKWARD)]] = BACKWARD
+        cut = np.where((event >= 0) & is_cut[event], event, -1)
+        works = COMPUTE if not len(self._device) else HOST
+        kind = np.where((cut >= 0) | (event < 0), HOST, works)
+        self._add(f"thread {trace.threads[thread]}", False, flat.start, flat.end, name, kind, phase, cut, None)
+
+    def _add_lanes(self, events: NDArray[np.int64], is_device: bool) -> None:
+        """Operations of streams, or of threads that carry out collectives; each is an event."""
+        trace = self._trace
+        is_nccl = self._is_named(_NCCL)
+        for lane in np.unique(trace.thread[events]):
+            own = events[trace.thread[events] == lane]
+            own = own[np.lexsort((trace.end[own], trace.start[own]))]
+            latest = np.maximum.accumulate(trace.end[own])
+            start = np.maximum(
+                trace.start[own], np.append(-np.inf, latest[:-1])
+            )  # events may overlap by a rounded microsecond
+            kind = np.full(len(own), COLLECTIVE)
+            if is_device:
+                kind = np.where(trace.category[own] == MEMORY, COPY, np.where(is_nccl[own], COLLECTIVE, COMPUTE))
+            name = trace.event_name[own].copy()
+            size = np.full(len(own), -1, np.int64)
+            for at in np.flatnonzero(kind == COLLECTIVE):
+                arguments = trace.details.get(int(own[at]), Arguments())
+                size[at] = payload_bytes(arguments)
+                if is_device and isinstance(arguments.collective, str):
+                    name[at] = self._names[f"nccl:{arguments.collective}"]
+            shown = f"{'stream' if is_device else 'gloo thread'} {trace.threads[lane]}"
+            phase = np.full(len(own), OTHER)
+            self._add(shown, is_device, start, np.maximum(latest, start), name, kind, phase, own, size)
+
+    def _add(
+        self, lane: str, is_device: bool, start: NDArray[np.float64], end: NDArray[np.float64], name: NDArray[Any],
+        kind: NDArray[Any], phase: NDArray[Any], cut: NDArray[np.int64], size: NDArray[np.int64] | None,
+    ) -> None:  # fmt: skip
+        count = len(start)
+        self._lanes.append(Lane(self._trace.rank, lane, is_device))
+        self._parts.append({
+            "rank": np.full(count, self._trace.rank, np.int32),
+            "lane": np.full(count, len(self._lanes) - 1, np.int32),
+            "name": name.astype(np.int32), "kind": kind.astype(np.int8), "phase": phase.astype(np.int8),
+            "step": self._step_of(start), "start": (start - self._origin) * 1e-6, "duration": (end - start) * 1e-6,
+            "size": np.full(count, -1, np.int64) if size is None else size, "cut": cut,
+        })  # fmt: skip
+
+    def _step_of(self, times: NDArray[np.float64]) -> NDArray[np.int32]:
+        order = np.argsort(self._step_start)
+        before = np.searchsorted(self._step_start[order], times, "right") - 1
+        found = order[before]
+        return np.where((before >= 0) & (times < self._step_end[found]), found, -1).astype(np.int32)
+
+    def _collectives(self, columns: dict[str, NDArray[Any]]) -> tuple[list[Taken], dict[str, frozenset[int] | None]]:
+        taken: list[Taken] = []
+        groups: dict[str, frozenset[int] | None] = {}
+        for at in np.flatnonzero(columns["kind"] == COLLECTIVE):
+            name = self._names.shown[columns["name"][at]]
+            if _MESSAGE.search(name):
+                continue
+            arguments = self._trace.details.get(int(columns["cut"][at]), Arguments())
+            group = f"{arguments.group} {arguments.group_ranks}"[:_LONGEST_GROUP] if arguments.group is not None else ""
+            match = _RANKS.fullmatch(arguments.group_ranks) if isinstance(arguments.group_ranks, str) else None
+            groups[group] = frozenset(map(int, match[1].split(","))) if match else None
+            numbers = (one if type(one) is int else None for one in (arguments.sequence, arguments.communication))
+            taken.append(
+                Taken(
+                    int(at), self._trace.rank, group, int(columns["step"][at]), name, int(columns["size"][at]), *numbers
+                )
+            )
+        return taken, groups
+
+    def _gradients(self) -> Gradients:
+        trace = self._trace
+        own = np.flatnonzero((trace.category == CPU_OP) & self._is_named(re.compile(f"{GRADIENT}$")))
+        own = own[np.argsort(trace.end[own], kind="stable")]
+        sizes = [payload_bytes(trace.details.get(int(one), Arguments())) for one in own]
+        return Gradients(
+            self._step_of(trace.start[own]), (trace.end[own] - self._origin) * 1e-6, np.array(sizes, np.int64)
+        )

@@ -1,0 +1,230 @@
+"""The events of one rank's trace that are of use, as arrays."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.printable import escape_unprintable
+from unsilent.timeline.json_stream import Arguments, Event, TraceFile, plain
+
+CPU_OP, ANNOTATION, RUNTIME, KERNEL, MEMORY = range(5)
+_CATEGORIES = {
+    "cpu_op": CPU_OP, "user_annotation": ANNOTATION, "cuda_runtime": RUNTIME, "cuda_driver": RUNTIME, "hip_runtime": RUNTIME,
+    "kernel": KERNEL, "gpu_memcpy": MEMORY, "gpu_memset": MEMORY,
+}  # fmt: skip
+MOST_EVENTS, MOST_NAMES, MOST_RANKS = 2**25, 2**20, 2**20
+_LONGEST_NAME = 200
+_MOST_TIME = 1e17
+"""Microseconds: 3,000 years."""
+GRADIENT = "torch::autograd::AccumulateGrad"
+_HAS_DETAILS = re.compile(rf"gloo:|{GRADIENT}$")
+_RANK = re.compile(r"rank\D?(\d{1,7})(?!\d)", re.IGNORECASE)
+_BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "long int": 8, "long": 8, "int": 4, "short int": 2, "short": 2,
+    "unsigned char": 1, "signed char": 1, "char": 1, "byte": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+T = TypeVar("T")
+
+
+class Numbering(dict[T, int]):
+    """Numbers what it is asked for in the order of its first use; ``shown``: the text of each."""
+
+    def __init__(self, text: Callable[[T], str]) -> None:
+        super().__init__()
+        self._text = text
+        self.shown: list[str] = []
+
+    def __missing__(self, key: T) -> int:
+        text = self._text(key)
+        if len(self) >= MOST_NAMES:
+            raise ValueError("too many names")
+        self[key] = len(self)
+        self.shown.append(text)
+        return self[key]
+
+
+def make_names() -> Numbering[Any]:
+    """Names of events, numbered; anything but text raises ``TypeError``."""
+
+    def text(name: Any) -> str:
+        if not isinstance(name, str):
+            raise TypeError
+        return escape_unprintable(name[:_LONGEST_NAME])
+
+    return Numbering(text)
+
+
+@dataclass
+class RankTrace:
+    """What a trace says of its rank. Arrays have an element for each event.
+
+    Attributes:
+        name: Of the file.
+        rank, world_size: Of the job; a world size of 0 is unknown.
+        distributed: What the trace says of the job.
+        base: Unix nanoseconds that times count from.
+        anchors: Rows of Unix seconds, offset and bound of the rank's clock, float64[k, 3].
+        start, duration: Microseconds, float64.
+        event_name: Numbers of names, int32.
+        category: One of `CPU_OP` …, int8.
+        thread: Index in ``threads``, int32.
+        correlation: Number that a launch shares with what it launched; -1: none, int64.
+        details: Arguments of collectives and gradients, by event.
+        threads: Names of threads and streams.
+        notes: What a reader should know.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    distributed: dict[str, Any]
+    base: int
+    anchors: NDArray[np.float64]
+    start: NDArray[np.float64]
+    duration: NDArray[np.float64]
+    event_name: NDArray[np.int32]
+    category: NDArray[np.int8]
+    thread: NDArray[np.int32]
+    correlation: NDArray[np.int64]
+    details: dict[int, Arguments]
+    threads: list[str]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def end(self) -> NDArray[np.float64]:
+        """Microseconds."""
+        return self.start + self.duration
+
+
+def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTrace | None:
+    """A trace of one rank; None for a dump of the flight recorder.
+
+    Args:
+        path: Of the file.
+        names: Of events, numbered over all ranks.
+        is_only: Whether it may have no rank, as no other trace is read.
+
+    Raises:
+        UsageError: it is no trace.
+    """
+    trace = TraceFile(path)
+    threads: Numbering[Any] = Numbering(lambda key: escape_unprintable(str(key[1])[:40]))
+    parts, details, count = [_columns([], names, threads)], dict[int, Arguments](), 0
+    try:
+        for chunk in trace.chunks():
+            events = [one for one in chunk if one.ph == "X" and type(one.cat) is str and one.cat in _CATEGORIES]
+            parts.append(_columns(events, names, threads))
+            for number, event in enumerate(events, count):
+                if event.args.collective is not None or _HAS_DETAILS.match(event.name):
+                    details[number] = event.args
+            count += len(events)
+            if count > MOST_EVENTS:
+                raise UsageError(
+                    f"{trace.name} has more than {MOST_EVENTS:,} events that are of use; record fewer steps"
+                )
+    except UsageError:
+        if {"pg_status", "entries"} <= trace.fields.keys():
+            return None
+        raise
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(
+            f"{trace.name} has an event whose name, time or thread is damaged, among the first {count + 2**16:,}; record it again"
+        ) from None
+    start, duration, event_name, category, thread, correlation = map(np.concatenate, zip(*parts, strict=True))
+    notes: list[str] = []
+    distributed = trace.fields.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    rank = _rank(trace, distributed, is_only, notes)
+    base, anchors = trace.fields.get("baseTimeNanoseconds", 0), _anchors(trace)
+    if not _is_count(base, 2**63):
+        raise UsageError(f"{trace.name}: its baseTimeNanoseconds is no time; record it again")
+    world_size = distributed.get("world_size", 0)
+    if not _is_count(world_size, MOST_RANKS):
+        raise UsageError(f"{trace.name}: its distributedInfo names no possible number of ranks; record it again")
+    return RankTrace(
+        trace.name, rank, world_size, distributed, base, anchors, start, duration, event_name, category, thread, correlation,
+        details, threads.shown, notes,
+    )  # fmt: skip
+
+
+def _columns(events: Sequence[Event], names: Numbering[Any], threads: Numbering[Any]) -> tuple[NDArray[Any], ...]:
+    """The arrays of some events. Raises ``TypeError``, ``ValueError`` or ``OverflowError`` where one is damaged."""
+    start, duration = (np.array([getattr(one, key) for one in events], float) for key in ("ts", "dur"))
+    if not ((np.abs(start) < _MOST_TIME) & (duration >= 0) & (duration < _MOST_TIME)).all():
+        raise ValueError
+    correlations = [one.args.correlation for one in events]
+    return (
+        start, duration,
+        np.array([names[one.name] for one in events], np.int32),
+        np.array([_CATEGORIES[one.cat] for one in events], np.int8),
+        np.array([threads[one.pid, one.tid] for one in events], np.int32),
+        np.array([one if type(one) is int and 0 <= one < 2**62 else -1 for one in correlations], np.int64),
+    )  # fmt: skip
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
+
+
+def _rank(trace: TraceFile, distributed: dict[str, Any], is_only: bool, notes: list[str]) -> int:
+    rank: Any = distributed.get("rank")
+    if _is_count(rank, MOST_RANKS):
+        return int(rank)
+    if match := _RANK.search(trace.name):
+        notes.append(f"{trace.name} does not say its rank; {int(match[1])} was taken from its name")
+        return int(match[1])
+    if is_only:
+        notes.append(f"{trace.name} says neither its rank nor the number of ranks; it was read as rank 0")
+        return 0
+    raise UsageError(
+        f"{trace.name} does not say its rank; expected distributedInfo in it or rankN in its name; rename it"
+    )
+
+
+def _anchors(trace: TraceFile) -> NDArray[np.float64]:
+    """Rows of Unix seconds, offset and bound in seconds."""
+    try:
+        rows = np.array(trace.fields.get("unsilent_clock") or np.empty((0, 3)), float)
+        if rows.ndim == 2 and rows.shape[1] == 3 and np.isfinite(rows).all() and (np.abs(rows) < _MOST_TIME).all():
+            return rows
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise UsageError(
+        f"{trace.name}: its unsilent_clock is damaged; expected rows of seconds, offset and bound; record it again"
+    )
+
+
+def payload_bytes(arguments: Arguments) -> int:
+    """Bytes of the tensors that an event names; -1 where it does not say."""
+    if type(arguments.elements) is int and isinstance(arguments.dtype, str):
+        return _bounded(arguments.elements * _bytes(arguments.dtype))
+    types, dimensions = plain(arguments.input_type), plain(arguments.input_dims)
+    if not isinstance(types, list) or not isinstance(dimensions, list) or len(types) != len(dimensions):
+        return -1
+    pairs = [(kind, size) for kind, size in zip(types, dimensions, strict=True) if isinstance(size, list) and size]
+    total = 0
+    for kind, size in pairs:
+        if not isinstance(kind, str) or len(size) > 64 or not all(_is_count(one, 2**40) for one in size):
+            return -1
+        part = _bounded(math.prod(size) * _bytes(kind))
+        if part < 0:
+            return -1
+        total += part
+    return _bounded(total) if pairs else -1
+
+
+def _bytes(dtype: str) -> int:
+    return _BYTES.get(dtype.removeprefix("c10::").lower(), -1)
+
+
+def _bounded(count: int) -> int:
+    return count if 0 <= count < 2**62 else -1
