@@ -28,6 +28,10 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.slow_network import SlowNetwork
+from unsilent.timeline.ddp_model import MIB, assign_buckets
+from unsilent.timeline.ddp_traces import ddp_job
+from unsilent.timeline.kineto import read_traces
+from unsilent.timeline.load import job_of_recording
 
 LAYERS, WIDTH = 12, 181  # 128 KiB each
 SLEEP = {50: 0.018, 200: 0.006}
@@ -146,16 +150,18 @@ def measure(rate, options):
 
 def predictions(traces, base, rate):
     """Ratio of the step time of each other configuration to that of the recorded base, as predicted from its traces."""
-    from unsilent.timeline.ddp_model import MIB
-    from unsilent.timeline.ddp_traces import read_ddp_job
+    recording = read_traces(traces)
+    job = ddp_job(recording, job_of_recording(recording))
 
-    job = read_ddp_job(traces)
-    own = job.predict(caps=[round(float(base.split()[1]) * MIB)]).mean()
-    result = {f"cap {cap:g}": job.predict(caps=[round(cap * MIB)]).mean() / own for cap in CAPS}
-    computed = 2 * LAYERS * SLEEP[rate]
+    def seconds(cap, steps=job.steps):
+        return steps.step_seconds(assign_buckets(steps.sizes.tolist(), [round(cap * MIB)]), job.cost).mean()
+
+    cap = float(base.split()[1])
+    own, computed = seconds(cap), 2 * LAYERS * SLEEP[rate]
+    result = {f"cap {other:g}": seconds(other) / own for other in CAPS}
     for delay in DELAYS:
-        delayed = job.predict(caps=[round(float(base.split()[1]) * MIB)], delays={1: delay * computed})
-        result[f"{base} delay {delay:g}"] = delayed.mean() / own
+        result[f"{base} delay {delay:g}"] = seconds(cap, job.delayed({1: delay * computed})) / own
+    print(f"{rate} Mbit/s, {base}: model {own:.4f} s, recorded {job.recorded.mean():.4f} s, {job.cost}", file=sys.stderr)
     return result
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
-from unsilent.report.text import duration_text, escape_unprintable
+from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
 from unsilent.timeline.critical_path import Link, critical_path
 from unsilent.timeline.job import COLLECTIVE, KINDS, Job
@@ -75,11 +76,11 @@ def _lateness(found: Sequence[Excess]) -> Iterator[str]:
     first = found[0]
     if first.is_separable:
         yield (
-            f"Rank {first.rank} takes {duration_text(first.seconds)} longer than the others in its {first.part} "
-            f"(noise floor {duration_text(first.floor)})."
+            f"Rank {first.rank} takes {time_text(first.seconds)} longer than the others in its {first.part} "
+            f"(noise floor {time_text(first.floor)})."
         )
     else:
-        yield f"No rank is late by more than the noise floor, {duration_text(max(one.floor for one in found))} at most."
+        yield f"No rank is late by more than the noise floor, {time_text(max(one.floor for one in found))} at most."
 
 
 def _split_findings(split: StepSplit) -> Iterator[str]:
@@ -94,8 +95,8 @@ def _split_findings(split: StepSplit) -> Iterator[str]:
 def _answer_findings(answers: Sequence[Answer]) -> Iterator[str]:
     for one in answers:
         yield (
-            f"{escape_unprintable(one.text)}: a step would take {duration_text(float(one.predicted.mean()))} instead of "
-            f"{duration_text(float(one.recorded.mean()))}, by replay"
+            f"{escape_unprintable(one.text)}: a step would take {time_text(float(one.predicted.mean()))} instead of "
+            f"{time_text(float(one.recorded.mean()))}, by replay"
         )
 
 
@@ -114,8 +115,8 @@ def _sections(result: Timeline) -> Iterator[Section]:
     if result.excesses:
         heads = (
             Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", lambda one: one.part),
-            Column("longer than others", "number", digits=duration_text, of=lambda one: one.seconds),
-            Column("noise floor", "number", digits=duration_text, of=lambda one: one.floor),
+            Column("longer than others", "number", digits=time_text, of=lambda one: one.seconds),
+            Column("noise floor", "number", digits=time_text, of=lambda one: one.floor),
             Column("separable", of=lambda one: "yes" if one.is_separable else "no"),
         )  # fmt: skip
         rows = sorted(result.excesses, key=lambda one: (-one.is_separable, -one.seconds))
@@ -127,7 +128,7 @@ def _sections(result: Timeline) -> Iterator[Section]:
 
 def _split_table(split: StepSplit) -> Table:
     def seconds(name: str, values: Any) -> Column:
-        return Column(name, "number", digits=duration_text, of=lambda row: float(np.nanmean(values[row])))
+        return Column(name, "number", digits=time_text, of=lambda row: float(np.nanmean(values[row])))
 
     def awaited(row: int) -> str:
         waited = np.nansum(split.waiting_for[row], 1)
@@ -151,8 +152,8 @@ def _path_table(result: Timeline) -> Table:
         total[2] += link.gap
     heads = (
         Column("rank", of=lambda row: str(row[0][0])), Column.text("operation", lambda row: escape_unprintable(row[0][1])),
-        Column.count("times", lambda row: row[1][0]), Column("seconds", "number", digits=duration_text, of=lambda row: row[1][1]),
-        Column("gaps before", "number", digits=duration_text, of=lambda row: row[1][2]),
+        Column.count("times", lambda row: row[1][0]), Column("seconds", "number", digits=time_text, of=lambda row: row[1][1]),
+        Column("gaps before", "number", digits=time_text, of=lambda row: row[1][2]),
     )  # fmt: skip
     rows = sorted(totals.items(), key=lambda row: -row[1][1])
     return Table.of(rows, heads, "critical path", terminal_rows=8, sortable=True)
@@ -174,7 +175,7 @@ def step_figure(result: Timeline) -> Figure:
         below = 0.22 if kind == COLLECTIVE else -0.22  # collectives run beside computation
         texts = [
             f"{label(operations.names[operations.name[one]], 60)}<br>rank {operations.rank[one]}, "
-            f"{duration_text(float(operations.duration[one]))}"
+            f"{time_text(float(operations.duration[one]))}"
             for one in of_kind
         ]
         frames = [1.5 if one in critical else 0 for one in of_kind.tolist()]

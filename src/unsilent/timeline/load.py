@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from unsilent.errors import UsageError
 from unsilent.timeline.job import Job
+
+if TYPE_CHECKING:
+    from unsilent.timeline.kineto import Recording
 
 
 def load_job(paths: Sequence[str | Path]) -> Job:
-    """The job of these traces; raises ``UsageError`` for traces of no known sort."""
+    """The job of these traces, on one clock; raises ``UsageError`` for what cannot be read."""
     if [Path(path).suffix for path in paths] == [".parquet"]:
         from unsilent.timeline.tables import read_operation_table
 
         return read_operation_table(paths[0])
-    names = ", ".join(str(path) for path in paths[:3])
-    raise UsageError(f"{names}: no traces of a known sort; expected one operation table (.parquet)")
+    from unsilent.timeline.kineto import read_traces
+
+    return job_of_recording(read_traces(paths))
+
+
+def job_of_recording(recording: Recording) -> Job:
+    """Recorded ranks on one clock, with what their operations waited for."""
+    from unsilent.timeline.clocks import align_clocks
+    from unsilent.timeline.edges import cut_waits, make_edges
+
+    clocks = align_clocks(recording.operations, recording.anchors)
+    operations = replace(recording.operations, start=clocks.start)
+    operations, launches = cut_waits(operations, recording.lanes, recording.launches)
+    edges = make_edges(operations, recording.lanes, launches)
+    notes = (*recording.notes, *clocks.notes)
+    return Job(operations, edges, recording.lanes, recording.steps, {}, recording.world_size, notes)

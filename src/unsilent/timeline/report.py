@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.placement.report import time_text
 from unsilent.printable import escape_unprintable
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table
-from unsilent.report.text import count_text, duration_text, interval_text, listed
+from unsilent.report.text import count_text, interval_text, listed
 from unsilent.timeline.job import EDGE_KINDS
 from unsilent.timeline.slowdown import Removal, Slowdown
 
@@ -35,7 +36,7 @@ def slowdown_report(result: Slowdown, source: str = "") -> Report:
         numbers=(
             ("slowdown", interval_text(slowdown), f"{_quantiles(result)} in single steps"),
             ("slowdown, gaps kept", interval_text(kept), "with recorded gaps in both replays"),
-            ("step time", duration_text(result.recorded.mean()), f"recorded, mean of {count_text(len(result.recorded), 'step')}"),
+            ("step time", time_text(result.recorded.mean()), f"recorded, mean of {count_text(len(result.recorded), 'step')}"),
             ("slowest workers (M_W)", _share(result.slow_workers), _ranks(result.slow_workers)),
             *((("last stage (M_S)", _share(last), f"{count_text(len(last.ranks), 'rank')}"),) if last else ()),
             ("unexplained gaps", f"{100 * result.unexplained_share:.2g} %", "of the time of all ranks"),
@@ -76,7 +77,7 @@ def _headline(result: Slowdown) -> str:
     slowdown = result.slowdown.estimate or 0.0
     return (
         f"By replay, a step takes {slowdown:.3g} times as long as without stragglers: "
-        f"{duration_text(result.without_gaps.mean())} instead of {duration_text(result.straggler_free.mean())}."
+        f"{time_text(result.without_gaps.mean())} instead of {time_text(result.straggler_free.mean())}."
     )
 
 
@@ -85,7 +86,7 @@ def _findings(result: Slowdown) -> Iterator[str]:
     removals += [("the last stage", "M_S", result.last_stage)] if result.last_stage else []
     for name, symbol, removal in removals:
         if removal.share is not None:
-            seconds, share = duration_text(removal.seconds), _percent(removal.share)
+            seconds, share = time_text(removal.seconds), _percent(removal.share)
             yield f"with {name} at straggler-free durations, a step takes {seconds}: {share} of the slowdown is gone ({symbol})"
     first = result.classes[0]
     yield f"operations with the largest slowdown of their own: `{first.name}`, {first.slowdown:.3g}"
@@ -144,7 +145,7 @@ def _dependencies(result: Slowdown) -> Table:
 
 def _steps(result: Slowdown) -> Table:
     def seconds(name: str, at: int) -> Column:
-        return Column(name, "number", digits=duration_text, of=lambda row: row[at])
+        return Column(name, "number", digits=time_text, of=lambda row: row[at])
 
     heads = (
         Column("step", of=lambda row: str(row[0])), seconds("recorded", 1), seconds("replayed without gaps", 2),

@@ -65,7 +65,10 @@ def part_seconds(job: Job) -> Floats:
         begin, end = step_bounds(job, rank)
         forward = _first(job, of_rank & (operations.phase == FORWARD))
         backward = _first(job, of_rank & (operations.phase == BACKWARD))
-        optimizer = _first(job, of_rank & (operations.phase == OPTIMIZER))
+        # gradients may be set to zero at the begin of a step, which is the optimizer's as well
+        last_backward = -_first(job, of_rank & (operations.phase == BACKWARD), -1)
+        is_after = operations.start >= last_backward[operations.step]
+        optimizer = _first(job, of_rank & (operations.phase == OPTIMIZER) & is_after)
         of_backward = of_rank & is_launch & (operations.start >= backward[operations.step])
         of_backward &= ~(operations.start >= optimizer[operations.step])
         first, last = _first(job, of_backward), -_first(job, of_backward, -1)

@@ -1,0 +1,150 @@
+"""A training under DDP from its profiler traces: what `ddp_model` needs, and predictions for other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.timeline.ddp_model import Cost, DdpSteps, LinkCost, fit_link_cost
+from unsilent.timeline.job import BACKWARD, COLLECTIVE, LOADER, Job
+from unsilent.timeline.kineto import Recording
+from unsilent.timeline.step_split import Floats, latest_entries, step_bounds
+
+REDUCES = "all_?reduce"
+
+
+@dataclass(frozen=True)
+class DdpJob:
+    """Recorded steps of a training under DDP.
+
+    Attributes:
+        steps: What does not depend on buckets.
+        buckets: Gradients of each recorded bucket, by their bytes; indices in the order in which they are ready.
+        cost: Of a collective, fitted to those of the trace.
+        recorded: Seconds of each step, float64[steps].
+    """
+
+    steps: DdpSteps
+    buckets: list[list[int]]
+    cost: LinkCost
+    recorded: Floats
+
+    def replayed(self) -> Floats:
+        """Seconds of each step with the recorded buckets, by the model, float64[steps]."""
+        return self.steps.step_seconds(self.buckets, self.cost)
+
+    def delayed(self, delays: Mapping[int, float]) -> DdpSteps:
+        """Steps in which ranks (rows) take longer, each by some seconds."""
+        result = self.steps
+        for rank, seconds in delays.items():
+            result = result.delayed(rank, seconds)
+        return result
+
+
+def ddp_job(recording: Recording, job: Job, cost: Cost | None = None) -> DdpJob:
+    """The training under DDP of a recording, whose ``job`` is on one clock.
+
+    Raises:
+        UsageError: gradients, a backward pass or all-reduces are missing, or ranks do not have the same ones.
+    """
+    ranks, count = job.ranks, len(job.steps)
+    gradients = {rank: recording.gradients.get(rank) for rank in ranks}
+    counts = {
+        tuple(np.bincount(one.step[one.step >= 0], minlength=count).tolist()) if one is not None else ()
+        for one in gradients.values()
+    }
+    each = set(next(iter(counts))) if len(counts) == 1 else set()
+    if len(each) != 1 or not max(each):
+        raise UsageError(
+            "the traces do not show the same gradients in every step and rank (AccumulateGrad); record a training under DDP on CPU"
+        )
+    gradient_count = int(max(each))
+    shape = (len(ranks), count, gradient_count)
+    times, sizes = np.empty(shape), np.empty(shape, np.int64)
+    for row, rank in enumerate(ranks):
+        one = gradients[rank]
+        assert one is not None
+        order = np.lexsort((one.ready, one.step))
+        order = order[one.step[order] >= 0]
+        times[row], sizes[row] = one.ready[order].reshape(shape[1:]), one.size[order].reshape(shape[1:])
+    if (sizes != sizes[0, 0]).any() or (sizes < 0).any():
+        raise UsageError("gradients become ready in another order in some steps, or their sizes are unknown; see record_shapes")
+    return _from_times(recording, job, times, sizes[0, 0], cost)
+
+
+def _from_times(recording: Recording, job: Job, times: Floats, sizes: np.ndarray, cost: Cost | None) -> DdpJob:
+    ranks = job.ranks
+    recorded, seen = recording.operations, job.operations
+    begins, ends = (np.array(part) for part in zip(*(step_bounds(job, rank) for rank in ranks), strict=True))
+    shift = np.array([_shift(recorded.start, recorded.rank, seen.start, seen.rank, rank) for rank in ranks])
+    times = times + shift[:, None, None]
+    backward, last = np.full(begins.shape, np.inf), np.full(begins.shape, -np.inf)
+    of_step = seen.step >= 0
+    rows = np.searchsorted(ranks, seen.rank)
+    computing = of_step & (seen.phase == BACKWARD) & (seen.kind != COLLECTIVE)
+    np.minimum.at(backward, (rows[computing], seen.step[computing]), seen.start[computing])
+    reducing = of_step & (seen.kind == COLLECTIVE) & (seen.collective >= 0) & (seen.phase != LOADER)
+    if not reducing.any() or not np.isfinite(backward).all():
+        raise UsageError("the traces show no collectives in backward passes; record a training under DDP")
+    np.maximum.at(last, (rows[reducing], seen.step[reducing]), seen.end[reducing])
+    end = np.maximum(times.max(2), backward)
+    steps = DdpSteps(
+        sizes, backward - begins, times - backward[:, :, None], end - backward, ends - np.maximum(last, end),
+        begins[:, 0] - begins[:, 0].min(),
+    )  # fmt: skip
+    transfers = _transfers(job, reducing)
+    fitted = cost or fit_link_cost(*transfers)
+    return DdpJob(steps, _recorded_buckets(job, reducing, sizes), fitted, _periods(begins, ends))
+
+
+def _periods(begins: Floats, ends: Floats) -> Floats:
+    """How far the last rank moves from step to step, float64[steps]."""
+    return np.asarray(ends.max(0) - np.append(begins[:, :1].max(0), ends.max(0)[:-1]))
+
+
+def _shift(before: Floats, before_rank: np.ndarray, after: Floats, after_rank: np.ndarray, rank: int) -> float:
+    """By how much a rank's clock was moved, at its first operation."""
+    return float(after[after_rank == rank].min() - before[before_rank == rank].min())
+
+
+def _transfers(job: Job, which: np.ndarray) -> tuple[Floats, Floats]:
+    """Bytes and seconds of each collective once its last rank had entered it, and the one before it had ended."""
+    operations, (entered, _) = job.operations, latest_entries(job)
+    numbers = operations.collective[which]
+    ended, size = np.full(len(entered), -np.inf), np.zeros(len(entered))
+    np.maximum.at(ended, numbers, operations.end[which])
+    np.maximum.at(size, numbers, operations.size[which])
+    own = np.unique(numbers)
+    own = own[np.argsort(ended[own], kind="stable")]
+    before = np.append(-np.inf, np.maximum.accumulate(ended[own])[:-1])  # gloo has two at once on one link
+    seconds = ended[own] - np.maximum(entered[own], before)
+    is_known = (size[own] > 0) & (seconds > 0)
+    if not is_known.any():
+        raise UsageError("the traces do not say how large collectives are; record with record_shapes=True")
+    return size[own][is_known], seconds[is_known]
+
+
+def _recorded_buckets(job: Job, which: np.ndarray, sizes: np.ndarray) -> list[list[int]]:
+    """Gradients of the collectives of the first rank's first step, in their order, as far as bytes tell."""
+    operations = job.operations
+    own = np.flatnonzero(which & (operations.step == 0) & (operations.rank == job.ranks[0]))
+    result: list[list[int]] = []
+    left = list(range(len(sizes)))
+    for one in own[np.argsort(operations.start[own], kind="stable")]:
+        bucket, filled = list[int](), 0
+        while left and filled < operations.size[one]:
+            bucket.append(left.pop(0))
+            filled += int(sizes[bucket[-1]])
+        if bucket:
+            result.append(bucket)
+    if left:
+        result = [*result[:-1], [*result[-1], *left]] if result else [left]
+    return result
+
+
+def caps_of(buckets: Sequence[Sequence[int]], sizes: np.ndarray) -> list[int]:
+    """Bytes of buckets."""
+    return [int(sizes[list(bucket)].sum()) for bucket in buckets]
