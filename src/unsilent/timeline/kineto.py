@@ -164,10 +164,10 @@ def _assemble(
     matching = match_collectives(taken, members)
     collective = np.full(before, -1, np.int32)
     collective[list(matching.numbers)] = list(matching.numbers.values())
-    if messages := int(((arrays["kind"] == COLLECTIVE) & (arrays["step"] >= 0)).sum()) - sum(
-        row.step >= 0 for row in taken
-    ):
-        notes.append(f"{count_text(messages, 'message')} between two ranks were not matched")
+    is_collective = (arrays["kind"] == COLLECTIVE) & (arrays["step"] >= 0)
+    if messages := int(is_collective.sum()) - sum(row.step >= 0 for row in taken):
+        verb = "was" if messages == 1 else "were"
+        notes.append(f"{count_text(messages, 'message')} between two ranks {verb} not matched")
     arrays["collective"] = collective
     operations = Operations(
         names=tuple(names.shown), **{one.name: arrays[one.name] for one in fields(Operations) if one.name != "names"}

@@ -1,0 +1,94 @@
+"""Traces as the profiler writes them, made by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+DATA = Path(__file__).parent / "timeline" / "data"
+STORED = tuple(DATA / f"ddp-rank{rank}of2.json.gz" for rank in (0, 1))
+"""Three steps of a model of three linear layers and a batch norm under DDP over gloo, with an all-reduce after each step."""
+BASE = 1_790_000_000_000_000_000
+
+
+def event(name, ts, dur, cat="cpu_op", tid=1, pid=1, **args):
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def gloo(name, ts, dur, size=16, tid=2):
+    return event(
+        f"gloo:{name}", ts, dur, "user_annotation", tid, **{"Input type": ["float"], "Input Dims": [[size // 4]]}
+    )
+
+
+def cpu_step(step, ts, sizes=(16, 64)):
+    """A step of 1,000 µs that launches two all-reduces and waits for them."""
+    first, second = sizes
+    return [
+        event(f"ProfilerStep#{step}", ts, 1000, "user_annotation"),
+        event("enumerate(DataLoader)#It.__next__", ts + 10, 40, "user_annotation"),
+        event("aten::stack", ts + 20, 20),
+        event("DistributedDataParallel.forward", ts + 60, 140, "user_annotation"),
+        event("aten::linear", ts + 70, 100),
+        event("aten::addmm", ts + 80, 50),
+        event("autograd::engine::evaluate_function: AddmmBackward0", ts + 210, 90),
+        event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", ts + 310, 60),
+        event(
+            "torch::autograd::AccumulateGrad", ts + 320, 10, **{"Input type": ["float"], "Input Dims": [[first // 4]]}
+        ),
+        event("c10d::allreduce_", ts + 340, 20),
+        event("c10d::allreduce_", ts + 380, 20),
+        gloo("all_reduce", ts + 370, 230, first),
+        gloo("all_reduce", ts + 410, 290, second, tid=3),
+        event("torch.distributed.ddp.reducer::copy_bucket_to_grad", ts + 710, 20),
+        event("Optimizer.step#SGD.step", ts + 740, 160, "user_annotation"),
+        event("aten::add_", ts + 800, 90),
+    ]
+
+
+def gpu_step(step, ts, **collective):
+    """A step of 1,000 µs with two kernels, a copy, and an all-reduce on a stream of its own."""
+    arguments = {"Collective name": "allreduce", "In msg nelems": 8, "dtype": "BFloat16", "Process Group Name": "0",
+                 "Process Group Ranks": "[0, 1]", "Group size": 2} | collective  # fmt: skip
+    number = 10 * step
+    return [
+        event(f"ProfilerStep#{step}", ts, 1000, "user_annotation"),
+        event("DistributedDataParallel.forward", ts + 10, 90, "user_annotation"),
+        event("aten::linear", ts + 20, 60),
+        event("cudaLaunchKernel", ts + 40, 10, "cuda_runtime", correlation=number),
+        event("sgemm", ts + 100, 200, "kernel", 7, 0, correlation=number),
+        event("autograd::engine::evaluate_function: X", ts + 110, 100, tid=5),
+        event("cudaLaunchKernel", ts + 130, 10, "cuda_runtime", tid=5, correlation=number + 1),
+        event("sgemm_back", ts + 300, 200, "kernel", 7, 0, correlation=number + 1),
+        event("cudaLaunchKernelExC", ts + 160, 10, "cuda_runtime", tid=5, correlation=number + 2),
+        event("ncclDevKernel_AllReduce(x)", ts + 500, 300, "kernel", 20, 0, correlation=number + 2, **arguments),
+        event("aten::to", ts + 800, 180),
+        event("cudaMemcpyAsync", ts + 810, 10, "cuda_runtime", correlation=number + 3),
+        event("Memcpy DtoH", ts + 850, 20, "gpu_memcpy", 7, 0, correlation=number + 3),
+        event("cudaStreamSynchronize", ts + 830, 60, "cuda_runtime"),
+    ]
+
+
+def trace(events, rank=0, world_size=2, **fields):
+    whole = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": world_size}, **fields}
+    return {**whole, "traceEvents": events, "baseTimeNanoseconds": BASE}
+
+
+def write(path, content):
+    text = json.dumps(content).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def cpu_job(folder, steps=(3, 4), ranks=2):
+    """Traces of all ranks; a later rank is 100 µs late."""
+    return [
+        write(
+            folder / f"trace{rank}.json",
+            trace(
+                [one for at, step in enumerate(steps) for one in cpu_step(step, 1000 * at + 100 * rank)], rank, ranks
+            ),
+        )
+        for rank in range(ranks)
+    ]
