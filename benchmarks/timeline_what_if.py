@@ -142,7 +142,9 @@ def measure(rate, options):
             if any(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children):
                 raise SystemExit("a rank failed; see above")
             measured = json.loads((folder / "measured.json").read_text())
-            predicted = {base: predictions(sorted(folder.glob(f"{base.replace(' ', '-')}-rank*")), base, rate) for base in BASES}
+            predicted = {
+                base: predictions(sorted(folder.glob(f"{base.replace(' ', '-')}-rank*")), base, rate) for base in BASES
+            }
     finally:
         network.close()
     return measured, predicted
@@ -161,7 +163,9 @@ def predictions(traces, base, rate):
     result = {f"cap {other:g}": seconds(other) / own for other in CAPS}
     for delay in DELAYS:
         result[f"{base} delay {delay:g}"] = seconds(cap, job.delayed({1: delay * computed})) / own
-    print(f"{rate} Mbit/s, {base}: model {own:.4f} s, recorded {job.recorded.mean():.4f} s, {job.cost}", file=sys.stderr)
+    print(
+        f"{rate} Mbit/s, {base}: model {own:.4f} s, recorded {job.recorded.mean():.4f} s, {job.cost}", file=sys.stderr
+    )
     return result
 
 
@@ -173,7 +177,10 @@ def cells(raw):
                 if other == base:
                     continue
                 one, two = np.array(measured[base]), np.array(measured[other])
-                errors = [1.2533 * 1.4826 * np.median(abs(x - np.median(x))) / len(x) ** 0.5 / np.median(x) for x in (one, two)]
+                errors = [
+                    1.2533 * 1.4826 * np.median(abs(x - np.median(x))) / len(x) ** 0.5 / np.median(x)
+                    for x in (one, two)
+                ]
                 truth = float(np.median(two) / np.median(one))
                 yield rate, base, other, truth, ratio, 2 * float(np.hypot(*errors)) * truth
 

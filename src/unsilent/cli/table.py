@@ -23,6 +23,7 @@ COMMANDS = {
     "placement": "unsilent.cli.placement:COMMAND",
     "placement measure": "unsilent.cli.placement:MEASURE_COMMAND",
     "timeline": "unsilent.cli.timeline:COMMAND",
+    "timeline optimise": "unsilent.cli.timeline_optimise:COMMAND",
     "timeline record": "unsilent.cli.timeline_record:COMMAND",
     "checkpoint inspect": "unsilent.cli.checkpoint:INSPECT",
     "checkpoint diff": "unsilent.cli.checkpoint:DIFF",

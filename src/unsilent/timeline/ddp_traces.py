@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from unsilent.errors import UsageError
-from unsilent.timeline.ddp_model import Cost, DdpSteps, LinkCost, fit_link_cost
+from unsilent.timeline.ddp_model import DdpSteps, LinkCost, fit_link_cost
 from unsilent.timeline.job import BACKWARD, COLLECTIVE, LOADER, Job
 from unsilent.timeline.kineto import Recording
 from unsilent.timeline.step_split import Floats, latest_entries, step_bounds
-
-REDUCES = "all_?reduce"
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class DdpJob:
         return result
 
 
-def ddp_job(recording: Recording, job: Job, cost: Cost | None = None) -> DdpJob:
+def ddp_job(recording: Recording, job: Job, cost: LinkCost | None = None) -> DdpJob:
     """The training under DDP of a recording, whose ``job`` is on one clock.
 
     Raises:
@@ -59,7 +57,7 @@ def ddp_job(recording: Recording, job: Job, cost: Cost | None = None) -> DdpJob:
     each = set(next(iter(counts))) if len(counts) == 1 else set()
     if len(each) != 1 or not max(each):
         raise UsageError(
-            "the traces do not show the same gradients in every step and rank (AccumulateGrad); record a training under DDP on CPU"
+            "the traces do not show the same gradients in every step and rank (AccumulateGrad); record a training under DDP"
         )
     gradient_count = int(max(each))
     shape = (len(ranks), count, gradient_count)
@@ -71,11 +69,13 @@ def ddp_job(recording: Recording, job: Job, cost: Cost | None = None) -> DdpJob:
         order = order[one.step[order] >= 0]
         times[row], sizes[row] = one.ready[order].reshape(shape[1:]), one.size[order].reshape(shape[1:])
     if (sizes != sizes[0, 0]).any() or (sizes < 0).any():
-        raise UsageError("gradients become ready in another order in some steps, or their sizes are unknown; see record_shapes")
+        raise UsageError(
+            "gradients become ready in another order in some steps, or their sizes are unknown; see record_shapes"
+        )
     return _from_times(recording, job, times, sizes[0, 0], cost)
 
 
-def _from_times(recording: Recording, job: Job, times: Floats, sizes: np.ndarray, cost: Cost | None) -> DdpJob:
+def _from_times(recording: Recording, job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | None) -> DdpJob:
     ranks = job.ranks
     recorded, seen = recording.operations, job.operations
     begins, ends = (np.array(part) for part in zip(*(step_bounds(job, rank) for rank in ranks), strict=True))
@@ -143,8 +143,3 @@ def _recorded_buckets(job: Job, which: np.ndarray, sizes: np.ndarray) -> list[li
     if left:
         result = [*result[:-1], [*result[-1], *left]] if result else [left]
     return result
-
-
-def caps_of(buckets: Sequence[Sequence[int]], sizes: np.ndarray) -> list[int]:
-    """Bytes of buckets."""
-    return [int(sizes[list(bucket)].sum()) for bucket in buckets]

@@ -54,6 +54,13 @@ def predict(recorded: DdpSteps, cost: Cost, caps: Sequence[int] = (), precision:
     return DdpSettings(tuple(caps), precision, recorded.step_seconds(buckets, cost, PRECISIONS[precision]))
 
 
+def bucket_sizes(recorded: DdpSteps, settings: DdpSettings) -> Floats:
+    """Bytes of each bucket as it is sent, float64[buckets]."""
+    limits = [MIB * cap for cap in settings.caps] or list(DEFAULT_CAPS)
+    buckets = assign_buckets(recorded.sizes.tolist(), limits)
+    return PRECISIONS[settings.precision] * np.array([float(recorded.sizes[bucket].sum()) for bucket in buckets])
+
+
 def optimise(recorded: DdpSteps, cost: Cost, precisions: Sequence[str] = tuple(PRECISIONS)) -> list[DdpSettings]:
     """The best settings for each precision, the fastest first; among equals those with the fewest numbers."""
     result = []
@@ -99,8 +106,7 @@ def _improved(recorded: DdpSteps, cost: Cost, best: DdpSettings) -> DdpSettings:
 def reasons(recorded: DdpSteps, cost: Cost, settings: DdpSettings) -> list[str]:
     """Why each pair of neighbouring buckets stays two: one sentence each, of medians over the steps of the slowest rank."""
     limits = [MIB * cap for cap in settings.caps] or list(DEFAULT_CAPS)
-    buckets, factor = assign_buckets(recorded.sizes.tolist(), limits), PRECISIONS[settings.precision]
-    sizes = factor * np.array([float(recorded.sizes[bucket].sum()) for bucket in buckets])
+    buckets, sizes = assign_buckets(recorded.sizes.tolist(), limits), bucket_sizes(recorded, settings)
     filled = [float(np.median(recorded.ready[:, :, bucket].max((0, 2)))) for bucket in buckets]
     seconds, end, result = cost(sizes), -np.inf, []
     for number, (size, ready, taken) in enumerate(zip(sizes, filled, seconds, strict=True)):

@@ -1,0 +1,50 @@
+"""``unsilent timeline optimise PATH…``: buckets and gradient precision for a recorded training under DDP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from unsilent.command import EXPLAIN, Command
+from unsilent.options import Asked, Option
+
+if TYPE_CHECKING:
+    from unsilent.report.model import Report
+
+NO_TRACES = "no trace was named; give the folder of unsilent timeline record"
+HELP = """Find the buckets and the gradient precision with which a recorded training under DDP would be fastest.
+
+Ends in the setting to pass to DistributedDataParallel, and its predicted gain over the default beside the noise floor.
+"""
+
+
+@dataclass(frozen=True)
+class OptimiseOptions:
+    """What is read."""
+
+    traces: Annotated[tuple[Path, ...], Option(
+        "Traces of the ranks, or their folder.", "", metavar="TRACE", missing_error=NO_TRACES,
+        is_repeatable=True)] = ()  # fmt: skip
+    system: Annotated[str | None, Option(
+        "What collectives cost: measurements of unsilent placement measure -o (.json), a TOML file or a preset.", "",
+        default_text="fitted to the traces")] = None  # fmt: skip
+
+
+def find(asked: Asked) -> Report:
+    """The best settings by prediction."""
+    from unsilent.timeline.ddp_traces import ddp_job
+    from unsilent.timeline.kineto import read_traces
+    from unsilent.timeline.link_costs import link_cost_of_system
+    from unsilent.timeline.load import job_of_recording
+    from unsilent.timeline.optimise_report import find_settings
+
+    options = asked[OptimiseOptions]
+    cost = link_cost_of_system(options.system) if options.system else None
+    recording = read_traces(options.traces)
+    return find_settings(ddp_job(recording, job_of_recording(recording), cost)).report(options.traces[0].name)
+
+
+COMMAND = Command(
+    "timeline optimise", EXPLAIN, HELP, "unsilent timeline optimise traces", (OptimiseOptions,), find, has_report=True
+)
