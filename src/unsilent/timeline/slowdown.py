@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -211,10 +212,16 @@ def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
 def _straggler_free(job: Job, own: Floats) -> Floats:
     """The mean duration of computations of a kind, the median of communication.
 
-    With stages, which are meant to take the same time, a kind is a name; else it is a name and its place in the step.
+    With stages, which are meant to take the same time, a kind is a name; else it is a name in the same lane of each rank, and its
+    place in the step.
     """
     operations = job.operations
-    alike = operations.name if job.stages else same_place(operations, np.zeros(len(operations), np.int32))
+    seen: Counter[int] = Counter()
+    lane_of_rank = []
+    for lane in job.lanes:
+        lane_of_rank.append(seen[lane.rank])
+        seen[lane.rank] += 1
+    alike = operations.name if job.stages else same_place(operations, np.array(lane_of_rank, np.int32)[operations.lane])
     order = np.argsort(alike, kind="stable")
     result = np.empty_like(own)
     for members in np.split(order, np.flatnonzero(np.diff(alike[order])) + 1):
