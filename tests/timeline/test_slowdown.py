@@ -122,9 +122,13 @@ def test_a_worker_far_behind_in_its_clock_gets_no_negative_transfer(tmp_path):
     assert measure_slowdown(job).straggler_free.tolist() == [0.5]
 
 
-def test_a_job_that_takes_no_time_is_one_line():
-    with pytest.raises(UsageError, match="take no time"):
-        measure_slowdown(make_job([0, 0], [0, 0]))
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [([0, 0], "a step take no time"), ([0, 1], "a step take no time"), ([-1, -1], "no complete step")],
+)
+def test_a_job_without_a_step_that_takes_time_is_one_line(step, message):
+    with pytest.raises(UsageError, match=message):
+        measure_slowdown(make_job([0, 0], [0, step[1]], step=step))
 
 
 def test_many_replays_at_once_are_cut_into_parts(tmp_path, monkeypatch):

@@ -182,6 +182,12 @@ BAD = {
     "huge stage": (first(stage=2**40), "stage of row 1 is 1.09951e+12"),
     "large stage": (first(stage=2**30, rank=77), "operations of 5 workers; expected 2 dp_rank x 1,073,741,825 stage"),
     "large step": (first(step=2**30), None),
+    "many steps": (
+        lambda rows: [{**row, "step": at} for at, row in enumerate(rows)], "expected operations of each rank in each step",
+    ),
+    "many workers": (
+        lambda rows: [{**rows[0], "dp_rank": at, "rank": at} for at in range(2**14 + 1)], "workers; expected 16,384 at most",
+    ),
     "large seq_id": (each(seq_id=2**31 - 1, step=1), "operations twice"),
     "text": (each(start_ts="soon"), "start_ts is string; expected numbers"),
     "nested": (each(start_ts=[1.0]), "start_ts is list"),

@@ -168,10 +168,12 @@ class _Analysis:
         self.job, self.replay = job, Replay(job)
         self.own = np.where(self.replay.durations <= CLOCK_FAULT, 0.0, self.replay.durations)
         self.free = _straggler_free(job, self.own)
+        if not (job.operations.step >= 0).any():
+            raise UsageError("the trace has no complete step; expected one at least")
         self.recorded = self.replay.step_seconds(job.operations.start, job.operations.end)
         self.without_gaps, self.straggler_free = self._seconds([self.own, self.free])
-        if self.straggler_free.mean() <= 0:
-            raise UsageError("the operations of the trace take no time; expected durations in seconds")
+        if min(self.recorded.min(), self.straggler_free.min()) <= 0:
+            raise UsageError("the operations of a step take no time; expected durations in seconds")
 
     def _seconds(self, durations: Iterable[Floats]) -> list[Floats]:
         """Step times with each of ``durations``, of which a few are replayed at once."""
@@ -199,10 +201,9 @@ class _Analysis:
         """What is left where these ranks take straggler-free durations."""
         [seconds] = self._seconds([np.where(np.isin(self.job.operations.rank, ranks), self.free, self.own)])
         usual, least = float(self.without_gaps.mean()), float(self.straggler_free.mean())
-        is_none = abs(usual - least) <= 1e-9 * least
-        return Removal(
-            tuple(ranks), float(seconds.mean()), None if is_none else (usual - float(seconds.mean())) / (usual - least)
-        )
+        left = float(seconds.mean())
+        share = (usual - left) / (usual - least) if abs(usual - least) > 1e-9 * least else None
+        return Removal(tuple(ranks), left, share)
 
 
 def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
