@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -62,8 +64,8 @@ def test_plain_output_and_the_page(trace, capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "no trace was named"), (["missing.parquet"], "cannot read missing.parquet"), (["x.txt"], "no traces of a known sort"),
-     (["a.parquet", "b.parquet"], "no traces of a known sort"), (["bad.parquet"], "cannot be read as Parquet")],
+    [([], "no trace was named"), (["missing.parquet"], "cannot read missing.parquet"), (["x.txt"], "cannot read x.txt"),
+     (["a.parquet", "b.parquet"], "expected one operation table"), (["bad.parquet"], "cannot be read as Parquet")],
 )  # fmt: skip
 def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -72,3 +74,29 @@ def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+TRACES = Path(__file__).parents[1] / "timeline" / "data"
+
+
+def test_traces_of_the_profiler(capsys, tmp_path):
+    words = ("--what-if", "rank:1=+5ms", "--perfetto", tmp_path / "job.zip")
+    out = " ".join(answer(capsys, "timeline", TRACES, *words).split())
+    assert "of the time of all ranks" in out
+    assert "rank:1=+5ms: a step would take" in out
+    assert zipfile.is_zipfile(tmp_path / "job.zip")
+    results = json.loads(answer(capsys, "timeline", TRACES, *words, "--json"))["results"]
+    (what_if,) = results["what_if"]
+    assert sum(what_if["predicted"]) > sum(what_if["recorded"])
+    assert [one["rank"] for one in results["ranks"]] == [0, 1]
+
+
+def test_settings_for_ddp(capsys):
+    results = json.loads(answer(capsys, "timeline", "optimise", TRACES, "--json"))["results"]
+    assert {one["precision"] for one in results["best"]} == {"fp32", "bf16"}
+    assert min(sum(one["seconds"]) for one in results["best"]) <= sum(results["default"]["seconds"])
+
+
+def test_what_names_nothing_is_one_line(capsys):
+    assert run(["timeline", str(TRACES), "--what-if", "scale:all_redcue=2"]) == 2
+    assert "did you mean" in capsys.readouterr().err

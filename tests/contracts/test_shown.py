@@ -17,6 +17,7 @@ from conftest import TINY, inline_campaigns
 from events.test_run_report import written
 from studies.clean_inference import write_clean
 from studies.test_checkpoint_study import write_study
+from timeline.pipelines import Pipeline
 from unsilent.campaigns.export import export_store
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.store import open_store
@@ -25,6 +26,8 @@ from unsilent.placement import Level, Reduction, System, rank_placements
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.studies.campaign_kinds import KINDS, kind_of_store
+from unsilent.timeline.load import load_job
+from unsilent.timeline.slowdown import measure_slowdown
 
 LOOP = {"workload": "faulty_loop.py:make", "options": {"steps": 12}}
 CALLS = {
@@ -66,6 +69,8 @@ def made(tmp_path_factory):
         if name == "placement":
             system = System("two", (Level("node", 2, 1e9, 0.0), Level("gpu", 2, 1e10, 0.0)))
             return rank_placements(system, {"data": 4}, [Reduction(("data",), 1e6)])
+        if name == "timeline":
+            return measure_slowdown(load_job([Pipeline().write(folder / "trace.parquet")]))
         if name == "events":
             (folder / name).mkdir()
             return unsilent.read_result(written(folder / name))
@@ -87,7 +92,7 @@ def made(tmp_path_factory):
     return get
 
 
-@pytest.fixture(params=[*STORED, "plan", "placement", "events"])
+@pytest.fixture(params=[*STORED, "plan", "placement", "timeline", "events"])
 def name(request, made, monkeypatch):
     monkeypatch.chdir(made.folder)
     made(request.param)

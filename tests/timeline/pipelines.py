@@ -36,7 +36,8 @@ class Pipeline:
         """Rows as dicts."""
         rows = []
         for step in range(self.steps):
-            last = [self._computed(rows, step, d) for d in range(self.data_ranks)]
+            ends = [self._computed(rows, step, d) for d in range(self.data_ranks)]
+            last = self._scatter(rows, step, ends) if self.overlapped else [clock for clock, _ in ends]
             self._finish(rows, step, last)
         counts = Counter()
         for row in sorted(rows, key=lambda one: one["start_ts"]):
@@ -70,7 +71,7 @@ class Pipeline:
         })  # fmt: skip
 
     def _computed(self, rows, step, data_rank):
-        """Adds all computations and messages of a data-parallel rank; the end of the last computation of each stage."""
+        """Adds all computations and messages of a data-parallel rank; when each stage ended, and each part of its model."""
         add = lambda *more: self._add(rows, step, data_rank, *more)  # noqa: E731
         last = self.stages * self.chunks - 1
         orders = [self._order(stage) for stage in range(self.stages)]
@@ -105,10 +106,28 @@ class Pipeline:
                     add(stage, f"{direction}-compute", start, clock[stage], chunk, model_chunk)
                     if self.lists_unsent and model_chunk == last - outer:
                         add(stage, f"{direction}-send", clock[stage], clock[stage])
-        return clock
+        chunk_ends = defaultdict(float)
+        for (_, model_chunk, _), end in ended.items():
+            at = model_chunk % self.stages, model_chunk // self.stages
+            chunk_ends[at] = max(chunk_ends[at], end)
+        return clock, chunk_ends
+
+    def _scatter(self, rows, step, ends):
+        """Adds the reductions that begin when a part of a model has its gradients; when each stage is ready for the others."""
+        ready = [list(clock) for clock, _ in ends]
+        for stage in range(self.stages):
+            free = [0.0] * self.data_ranks
+            for chunk in reversed(range(self.chunks)):
+                starts = [max(of[stage, chunk], free[d]) for d, (_, of) in enumerate(ends)]
+                free = [max(starts) + REDUCE] * self.data_ranks
+                for d, start in enumerate(starts):
+                    self._add(rows, step, d, stage, "grads-reduce-scatter", start, free[d], chunk)
+            for d in range(self.data_ranks):
+                ready[d][stage] = max(ready[d][stage], free[d])
+        return ready
 
     def _finish(self, rows, step, last):
-        """Adds what follows the last computation of each stage."""
+        """Adds what follows when each stage is ready, ``last``."""
         clock = [list(of_stage) for of_stage in last]
         edge = {0, self.stages - 1}
         for d in range(self.data_ranks):

@@ -13,7 +13,7 @@ from timeline.pipelines import Pipeline
 from timeline.test_tables import REAL, SHARED
 from unsilent.errors import UsageError
 from unsilent.report.shown import Shown
-from unsilent.timeline.job import CHAIN, COLLECTIVE, COMPUTE
+from unsilent.timeline.job import CHAIN, COLLECTIVE
 from unsilent.timeline.slowdown import measure_slowdown
 from unsilent.timeline.tables import read_operation_table
 
@@ -110,15 +110,25 @@ def test_ranks_without_stages_are_compared_with_each_other():
     assert result.slowdown.estimate == pytest.approx(5 / 3.5)  # both compute 2.5 s
 
 
+def test_without_stages_only_the_same_place_is_compared():
+    """Each rank has two threads with an operation of one name, which takes 1 s in the one and 3 s in the other."""
+    job = make_job([0, 0, 0, 0], [1, 3, 1, 3], rank=[0, 0, 1, 1])
+    assert measure_slowdown(job).slowdown.estimate == 1
+
+
 def test_a_worker_far_behind_in_its_clock_gets_no_negative_transfer(tmp_path):
     """Below -10 ms a transfer time is a fault of the clocks and counts as 0, as published."""
     job = make_job([0, 1], [0.5, 1], collective=[0, 0], rank=[0, 1])
-    assert measure_slowdown(job).without_gaps.tolist() == [1]
+    assert measure_slowdown(job).straggler_free.tolist() == [0.5]
 
 
-def test_a_job_that_takes_no_time_is_one_line():
-    with pytest.raises(UsageError, match="take no time"):
-        measure_slowdown(make_job([0, 0], [0, 0]))
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [([0, 0], "a step take no time"), ([0, 1], "a step take no time"), ([-1, -1], "no complete step")],
+)
+def test_a_job_without_a_step_that_takes_time_is_one_line(step, message):
+    with pytest.raises(UsageError, match=message):
+        measure_slowdown(make_job([0, 0], [0, step[1]], step=step))
 
 
 def test_many_replays_at_once_are_cut_into_parts(tmp_path, monkeypatch):
@@ -140,7 +150,6 @@ def test_a_result_is_shown(tmp_path):
     results = json.loads(json.dumps(report.further_json["results"], allow_nan=False))["slowdown"]
     assert results["estimate"] == result.slowdown.estimate
     assert results["workers"][0]["rank"] == 1
-    assert COMPUTE == 0
 
 
 PUBLISHED = {"ST": (1.1787021836556841, 0.031404269124045224, 1.2193563788811714),

@@ -45,6 +45,18 @@ def test_dependencies_explain_every_start(shape, tmp_path):
     assert replay.durations.min() > -1e-9
 
 
+@pytest.mark.parametrize(("optype", "stage", "at"), [("forward-recv", 0, 0), ("forward-send", 2, -1)])
+def test_an_unsent_message_may_be_missing_at_the_end_of_a_step(optype, stage, at, tmp_path):
+    def change(rows):
+        numbers = sorted({row["seq_id"] for row in rows if (row["optype"], row["stage"]) == (optype, stage)})
+        return [row for row in rows if (row["optype"], row["stage"], row["seq_id"]) != (optype, stage, numbers[at])]
+
+    shape = Pipeline(lists_unsent=True, chunks=2, stages=3)
+    job = read_operation_table(shape.write(tmp_path / "trace-x.parquet", change))
+    assert len(job.operations) == len(shape.rows()) - shape.steps * shape.data_ranks
+    assert unexplained_gaps(job).max() < 1e-9
+
+
 @pytest.mark.parametrize("kind", [CHAIN, LAUNCH, PIPELINE])
 def test_every_kind_of_dependency_is_needed(kind, tmp_path):
     job = read_operation_table(Pipeline(stages=3).write(tmp_path / "trace-x.parquet"))
@@ -118,9 +130,20 @@ def without(**wanted):
     return change
 
 
+def other_type(**wanted):
+    """With another type in the first row that has these values."""
+
+    def change(rows):
+        row = next(row for row in rows if all(row[name] == value for name, value in wanted.items()))
+        row["optype"] = "gc"
+        return rows
+
+    return change
+
+
 @pytest.mark.parametrize("change", [
     without(step=1, optype="forward-compute"), without(step=1, optype="optimizer", dp_rank=1), without(step=1, stage=1),
-    lambda rows: rows + [row for row in rows if row["step"] == 1][:1],
+    other_type(step=1, optype="optimizer"), lambda rows: rows + [row for row in rows if row["step"] == 1][:1],
 ])  # fmt: skip
 def test_a_step_that_lacks_or_repeats_operations_is_left_out(change, tmp_path):
     job = read_operation_table(Pipeline().write(tmp_path / "trace-x.parquet", change))
@@ -159,6 +182,12 @@ BAD = {
     "huge stage": (first(stage=2**40), "stage of row 1 is 1.09951e+12"),
     "large stage": (first(stage=2**30, rank=77), "operations of 5 workers; expected 2 dp_rank x 1,073,741,825 stage"),
     "large step": (first(step=2**30), None),
+    "many steps": (
+        lambda rows: [{**row, "step": at} for at, row in enumerate(rows)], "expected operations of each rank in each step",
+    ),
+    "many workers": (
+        lambda rows: [{**rows[0], "dp_rank": at, "rank": at} for at in range(2**14 + 1)], "workers; expected 16,384 at most",
+    ),
     "large seq_id": (each(seq_id=2**31 - 1, step=1), "operations twice"),
     "text": (each(start_ts="soon"), "start_ts is string; expected numbers"),
     "nested": (each(start_ts=[1.0]), "start_ts is list"),

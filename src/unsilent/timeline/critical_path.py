@@ -44,7 +44,7 @@ def critical_path(job: Job, step: int) -> list[Link]:
         before = sources[first:stop]
         before = before[(operations.step[before] == step) & (operations.start[before] < operations.start[now])]
         latest = int(before[np.argmax(operations.end[before])]) if len(before) else -1
-        gap = max(begin - float(operations.end[latest]), 0.0) if latest >= 0 else 0.0
+        gap = max(round(begin - float(operations.end[latest]), 9), 0.0) if latest >= 0 else 0.0
         result.append(Link(now, max(end - begin, 0.0), gap))
         if latest < 0:
             return result[::-1]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unsilent.errors import UsageError
 from unsilent.timeline.job import Job
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 
 def load_job(paths: Sequence[str | Path]) -> Job:
     """The job of these traces, on one clock; raises ``UsageError`` for what cannot be read."""
-    if [Path(path).suffix for path in paths] == [".parquet"]:
+    if any(Path(path).suffix == ".parquet" for path in paths):
+        if len(paths) > 1:
+            raise UsageError(
+                f"{len(paths)} traces were given; expected one operation table (.parquet), or profiler traces alone"
+            )
         from unsilent.timeline.tables import read_operation_table
 
         return read_operation_table(paths[0])

@@ -72,7 +72,7 @@ Edge = tuple[int, int, int]
 
 
 class Pattern(NamedTuple):
-    """The operations that each data-parallel rank runs in each step; arrays with m elements.
+    """The operations that each data-parallel rank runs in each step; arrays with m elements, in the order of stages.
 
     Attributes:
         stage, type: Of each operation, int64.
@@ -134,7 +134,7 @@ class _Worker:
 
     def __init__(self, pattern: Pattern, stage: int) -> None:
         self.pattern, self.stage = pattern, stage
-        own = np.flatnonzero(pattern.stage == stage)
+        own = np.arange(*np.searchsorted(pattern.stage, (stage, stage + 1)))
         own = own[np.lexsort((pattern.type[own], pattern.number[own], pattern.start[own]))]
         self._by_type = [own[pattern.type[own] == kind].tolist() for kind in range(len(TYPES))]
         computes = (FORWARD_COMPUTE, BACKWARD_COMPUTE)
@@ -158,18 +158,20 @@ class _Worker:
 
     def gathers_and_scatters(self, overlapped: bool) -> Iterator[Edge]:
         """A part of the model computes once its parameters are there; its gradients are scattered once they are computed."""
-        chunk, end = self.pattern.chunk, self.pattern.end
-        last_gather = {int(chunk[gather]): gather for gather in self.of(GATHER)}
-        for part, gather in last_gather.items():
-            yield from ((gather, first, PIPELINE) for first in self._of_chunk(FORWARD_COMPUTE, part)[:1])
+        last_gather, first_forward = self._last_of_chunk(GATHER), self._first_of_chunk(FORWARD_COMPUTE)
+        yield from ((last_gather[part], first_forward[part], PIPELINE) for part in last_gather.keys() & first_forward)
         if overlapped:
-            first_scatter = {int(chunk[scatter]): scatter for scatter in reversed(self.of(SCATTER))}
-            for part, scatter in first_scatter.items():
-                computed = sorted(self._of_chunk(BACKWARD_COMPUTE, part), key=lambda one: end[one])
-                yield from ((last, scatter, PIPELINE) for last in computed[-1:])
+            last_backward, first_scatter = self._last_of_chunk(BACKWARD_COMPUTE), self._first_of_chunk(SCATTER)
+            yield from (
+                (last_backward[part], first_scatter[part], PIPELINE) for part in last_backward.keys() & first_scatter
+            )
 
-    def _of_chunk(self, kind: int, chunk: int) -> list[int]:
-        return [one for one in self.of(kind) if self.pattern.chunk[one] == chunk]
+    def _last_of_chunk(self, kind: int) -> dict[int, int]:
+        """The last operation of a type of each part of the model."""
+        return {int(self.pattern.chunk[one]): one for one in self.of(kind)}
+
+    def _first_of_chunk(self, kind: int) -> dict[int, int]:
+        return {int(self.pattern.chunk[one]): one for one in reversed(self.of(kind))}
 
     def after_last_computation(self, overlapped: bool) -> Iterator[Edge]:
         """Reductions of gradients, and the update: what of it was recorded, one after the other."""
@@ -180,7 +182,7 @@ class _Worker:
         chain = [last, *(one for part in parts for one in part)]
         yield from ((a, b, CHAIN) for a, b in pairwise(chain))
         if overlapped and scatters:
-            after = [one for one in chain[1:] if one not in self.of(GC)]
+            after = [one for one in chain[1:] if self.pattern.type[one] != GC]
             yield from ((scatters[-1], one, CHAIN) for one in after[:1])
 
     def matched_messages(self, kind: int, outer: int) -> list[tuple[int, int]]:

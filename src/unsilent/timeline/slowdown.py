@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -167,10 +168,12 @@ class _Analysis:
         self.job, self.replay = job, Replay(job)
         self.own = np.where(self.replay.durations <= CLOCK_FAULT, 0.0, self.replay.durations)
         self.free = straggler_free_durations(job, self.own)
+        if not (job.operations.step >= 0).any():
+            raise UsageError("the trace has no complete step; expected one at least")
         self.recorded = self.replay.step_seconds(job.operations.start, job.operations.end)
         self.without_gaps, self.straggler_free = self._seconds([self.own, self.free])
-        if self.straggler_free.mean() <= 0:
-            raise UsageError("the operations of the trace take no time; expected durations in seconds")
+        if min(self.recorded.min(), self.straggler_free.min()) <= 0:
+            raise UsageError("the operations of a step take no time; expected durations in seconds")
 
     def _seconds(self, durations: Iterable[Floats]) -> list[Floats]:
         """Step times with each of ``durations``, of which a few are replayed at once."""
@@ -198,10 +201,9 @@ class _Analysis:
         """What is left where these ranks take straggler-free durations."""
         [seconds] = self._seconds([np.where(np.isin(self.job.operations.rank, ranks), self.free, self.own)])
         usual, least = float(self.without_gaps.mean()), float(self.straggler_free.mean())
-        is_none = abs(usual - least) <= 1e-9 * least
-        return Removal(
-            tuple(ranks), float(seconds.mean()), None if is_none else (usual - float(seconds.mean())) / (usual - least)
-        )
+        left = float(seconds.mean())
+        share = (usual - left) / (usual - least) if abs(usual - least) > 1e-9 * least else None
+        return Removal(tuple(ranks), left, share)
 
 
 def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
@@ -211,10 +213,16 @@ def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
 def straggler_free_durations(job: Job, own: Floats) -> Floats:
     """The mean duration of computations of a kind, the median of communication; seconds, float64[n].
 
-    With stages, which are meant to take the same time, a kind is a name; else it is a name and its place in the step.
+    With stages, which are meant to take the same time, a kind is a name; else it is a name in the same lane of each rank, and its
+    place in the step.
     """
     operations = job.operations
-    alike = operations.name if job.stages else same_place(operations, np.zeros(len(operations), np.int32))
+    seen: Counter[int] = Counter()
+    lane_of_rank = []
+    for lane in job.lanes:
+        lane_of_rank.append(seen[lane.rank])
+        seen[lane.rank] += 1
+    alike = operations.name if job.stages else same_place(operations, np.array(lane_of_rank, np.int32)[operations.lane])
     order = np.argsort(alike, kind="stable")
     result = np.empty_like(own)
     for members in np.split(order, np.flatnonzero(np.diff(alike[order])) + 1):

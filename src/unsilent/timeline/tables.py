@@ -19,6 +19,7 @@ from unsilent.timeline.job import Edges, Job, Lane, Operations
 from unsilent.timeline.pipeline import ACROSS, ALONE, LANES, STEP, TYPES, Pattern, dependencies
 from unsilent.timeline.table_columns import LARGEST_NUMBER, MISSING_EXTRA, Floats, Integers, Rows, read_rows
 
+MOST_WORKERS = 2**14
 MOST_METADATA_BYTES = 2**12
 
 
@@ -55,6 +56,8 @@ def _worker_ranks(rows: Rows, path: Path) -> Integers:
         if (counts > 1).any():
             twice = ", ".join(map(str, values[counts > 1][0]))
             raise UsageError(f"{path}: {what} {twice} is two workers; expected one rank for each dp_rank and stage")
+    if len(workers) > MOST_WORKERS:
+        raise UsageError(f"{path} has operations of {len(workers):,} workers; expected {MOST_WORKERS:,} at most")
     if len(workers) != shape[0] * shape[1] or not len(workers):
         raise UsageError(
             f"{path} has operations of {len(workers):,} workers; expected {shape[0]:,} dp_rank x {shape[1]:,} stage, as their "
@@ -70,8 +73,11 @@ def _complete_steps(rows: Rows, shape: tuple[int, ...], path: Path) -> tuple[Row
     """
     steps, step = np.unique(rows.step, return_inverse=True)
     numbers = int(rows.number.max()) + 1
-    if len(steps) * shape[0] * shape[1] * len(TYPES) * numbers >= 2**62:
-        raise UsageError(f"{path} has steps, ranks or seq_id that are too large; expected numbers that count from 0")
+    if len(steps) * shape[0] > len(step):
+        raise UsageError(
+            f"{path} has {len(step):,} operations in {count_text(len(steps), 'step')} of {shape[0]:,} dp_rank; expected "
+            "operations of each rank in each step"
+        )
     unit = step * shape[0] + rows.data_rank
     key = (rows.stage * len(TYPES) + rows.type) * numbers + rows.number
     order = np.lexsort((key, unit))
