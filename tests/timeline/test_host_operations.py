@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +69,7 @@ def test_operations_never_overlap_and_cover_the_events(rows, cuts, elsewhere):
     """Also for events that overlap without being nested, as damaged traces have."""
     events = [(start, start + length) for start, length in rows]
     found = flat(events, cuts, sorted(elsewhere))
-    assert all(one[1] <= two[0] for one, two in zip(found, found[1:], strict=False))
+    assert all(one[1] <= two[0] for one, two in pairwise(found))
     moments = {moment for start, end in events for moment in range(start, end)}
     assert {moment for start, end, *_ in found for moment in range(int(start), int(end))} == moments
 

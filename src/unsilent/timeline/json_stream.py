@@ -47,6 +47,7 @@ ARGUMENT_NAMES = {
 }  # fmt: skip
 
 
+_IN_FILE = tuple(ARGUMENT_NAMES.values())
 EVENT_NAMES = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 
 
@@ -84,8 +85,12 @@ def _fast_decoder() -> Callable[[bytes], list[Event]] | None:
     return cast("Callable[[bytes], list[Event]]", msgspec.json.Decoder(list[event]).decode)  # type: ignore[valid-type]
 
 
-def plain(value: Any) -> Any:
-    """The value of an argument; None where it is damaged."""
+def kept_arguments(arguments: Arguments) -> Arguments:
+    """The same as plain values: what is left as bytes keeps the whole chunk in memory. None where a value is damaged."""
+    return Arguments(*(_plain(getattr(arguments, name)) for name in ARGUMENT_NAMES))
+
+
+def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, list, dict)):
         return value
     try:
@@ -278,5 +283,5 @@ def _after_blanks(text: str, at: int) -> int:
 
 def _event(value: dict[str, Any]) -> Event:
     found = value.get("args")
-    arguments = {own: found.get(name) for own, name in ARGUMENT_NAMES.items()} if isinstance(found, dict) else {}
-    return Event(**{own: value.get(own) for own in EVENT_NAMES}, args=Arguments(**arguments))
+    arguments = Arguments(*map(found.get, _IN_FILE)) if isinstance(found, dict) else Arguments()
+    return Event(*map(value.get, EVENT_NAMES), arguments)

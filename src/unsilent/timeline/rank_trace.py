@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
 from unsilent.printable import escape_unprintable
-from unsilent.timeline.json_stream import Arguments, Event, TraceFile, plain
+from unsilent.timeline.json_stream import Arguments, Event, TraceFile, kept_arguments
 
 CPU_OP, ANNOTATION, RUNTIME, KERNEL, MEMORY = range(5)
 _CATEGORIES = {
@@ -125,7 +125,7 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
             parts.append(_columns(events, names, threads))
             for number, event in enumerate(events, count):
                 if event.args.collective is not None or _HAS_DETAILS.match(event.name):
-                    details[number] = event.args
+                    details[number] = kept_arguments(event.args)
             count += len(events)
             if count > MOST_EVENTS:
                 raise UsageError(
@@ -207,7 +207,7 @@ def payload_bytes(arguments: Arguments) -> int:
     """Bytes of the tensors that an event names; -1 where it does not say."""
     if type(arguments.elements) is int and isinstance(arguments.dtype, str):
         return _bounded(arguments.elements * _bytes(arguments.dtype))
-    types, dimensions = plain(arguments.input_type), plain(arguments.input_dims)
+    types, dimensions = arguments.input_type, arguments.input_dims
     if not isinstance(types, list) or not isinstance(dimensions, list) or len(types) != len(dimensions):
         return -1
     pairs = [(kind, size) for kind, size in zip(types, dimensions, strict=True) if isinstance(size, list) and size]
