@@ -5,10 +5,11 @@
 
 Two ranks in network namespaces whose links `tc` limits (`benchmarks.slow_network`) train one network under DDP with different
 buckets, and with a slow second rank. Layers compute by sleeping, so that ranks do not compete for cores. Every configuration is
-measured without a profiler, some steps of one and then of the next, in an order that changes from round to round; a few steps of
-the configurations in `BASES` are recorded afterwards. A cell is a base and another configuration at one rate: the graph of the
-base with the planted change, against what was measured of the other. Its error is that of the ratio of both step times. Cells
-count whose measured effect is at least three noise floors (twice the standard error of a difference of medians).
+measured without a profiler, some steps of one and then of the next, in an order that changes from round to round. Then the cost
+of collectives is measured (`unsilent placement measure`), and a few steps of the configurations in `BASES` are recorded. A cell is a
+base and another configuration at one rate: the graph of the base with the planted change, against what was measured of the other.
+Its error is that of the ratio of both step times. Cells count whose measured effect is at least three noise floors (twice the
+standard error of a difference of medians).
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.slow_network import SlowNetwork
+from unsilent.placement.measure import measure
 from unsilent.timeline.ddp_model import MIB, assign_buckets
 from unsilent.timeline.ddp_traces import ddp_job
 from unsilent.timeline.kineto import read_traces
+from unsilent.timeline.link_costs import link_cost_of_system
 from unsilent.timeline.load import job_of_recording
 
 LAYERS, WIDTH = 12, 181  # 128 KiB each
@@ -41,6 +44,7 @@ DELAYS = (0.1, 0.25)
 """Of the second rank's forward pass, in multiples of the computation of a step."""
 BASES = ("cap 0.25", "cap 0.75")
 BLOCK, RECORDED = 4, 12
+SWEPT = (2**16, 2**18, 2**20, 3 * 2**19)
 
 
 class Sleep(torch.autograd.Function):
@@ -116,14 +120,16 @@ def rank_main(network, rank, rate, options, folder):
             for _ in range(RECORDED + 2):
                 every[base].step()
                 profiler.step()
+    sweep = measure((2,), ("node",), SWEPT, repeats=3)
     if rank == 0:
+        sweep.save(folder / "sweep.json")
         (folder / "measured.json").write_text(json.dumps(measured))
     distributed.barrier()
     distributed.destroy_process_group()
     os._exit(0)
 
 
-def measure(rate, options):
+def run(rate, options):
     """Seconds of the steps of every configuration; and by base, those predicted of every other one."""
     network = SlowNetwork(2)
     try:
@@ -153,7 +159,8 @@ def measure(rate, options):
 def predictions(traces, base, rate):
     """Ratio of the step time of each other configuration to that of the recorded base, as predicted from its traces."""
     recording = read_traces(traces)
-    job = ddp_job(recording, job_of_recording(recording))
+    cost = link_cost_of_system(str(traces[0].parent / "sweep.json"))
+    job = ddp_job(recording, job_of_recording(recording), cost)
 
     def seconds(cap, steps=job.steps):
         return steps.step_seconds(assign_buckets(steps.sizes.tolist(), [round(cap * MIB)]), job.cost).mean()
@@ -195,7 +202,7 @@ def main():
     if options.read:
         raw = json.loads(options.read.read_text())
     else:
-        raw = {rate: measure(int(rate), options) for rate in options.rates.split(",")}
+        raw = {rate: run(int(rate), options) for rate in options.rates.split(",")}
         if options.save:
             options.save.write_text(json.dumps(raw))
     counted = []
