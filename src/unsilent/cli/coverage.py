@@ -1,17 +1,16 @@
-"""``unsilent coverage TRAINING`` and ``unsilent inference-coverage WORKLOAD``: what they add to other campaigns."""
+"""``unsilent coverage TRAINING`` and ``unsilent inference-coverage WORKLOAD``: what dry runs of them say besides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from unsilent.cli.campaign import CampaignVerb
 from unsilent.options import Asked
 from unsilent.report.text import count_text
 from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE
-from unsilent.studies.coverage.inference.spec import InferenceCoverageOptions, InferenceCoverageSpec
+from unsilent.studies.coverage.inference.spec import InferenceCoverageSpec
 from unsilent.studies.coverage.kind import COVERAGE
-from unsilent.studies.coverage.spec import CoverageAnalysisOptions, CoverageBudget
+from unsilent.studies.coverage.spec import CoverageBudget
 
 
 class TrainingCoverageVerb(CampaignVerb):
@@ -25,41 +24,17 @@ class TrainingCoverageVerb(CampaignVerb):
         yield f"after the trials, up to {count_text(runs, 'fault-free run')} would run, unless stored already"
         yield "the time estimate does not include fault-free runs; a trial draws faults until one is of its class"
 
-    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
-        from unsilent.studies.coverage.study import run_coverage
-
-        with self.open_executor_and_display(asked, spec) as (executor, observer):
-            return run_coverage(
-                spec, asked[CoverageBudget], executor, store, asked[CoverageAnalysisOptions],
-                observer=observer, command=self.command_line(asked),
-            )  # fmt: skip
-
 
 class InferenceCoverageVerb(CampaignVerb):
     """Of inference: clean samples."""
 
     example_arguments = "digits-cnn --trials 50"
 
-    def check(self, asked: Asked, spec: Any) -> None:
-        from unsilent.studies.coverage.inference.scoring import check_clean_samples
-
-        super().check(asked, spec)
-        check_clean_samples(spec.clean_samples, asked[InferenceCoverageOptions].rate)
-
     def dry_run_notes(self, asked: Asked) -> Iterator[str]:
         spec = asked[InferenceCoverageSpec]
         samples = count_text(3 * spec.clean_samples, "clean sample")
         yield f"before the trials, {samples} would be judged, unless stored already"
         yield f"the time estimate is of trials that draw {spec.tries:,} faults; most trials draw far fewer"
-
-    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
-        from unsilent.studies.coverage.inference.study import run_inference_coverage
-
-        options = asked[InferenceCoverageOptions]
-        with self.open_executor_and_display(asked, spec) as (executor, observer):
-            return run_inference_coverage(
-                spec, self.budget(asked), executor, store, options, observer=observer, command=self.command_line(asked)
-            )
 
 
 TRAINING_COMMAND = TrainingCoverageVerb(COVERAGE).command

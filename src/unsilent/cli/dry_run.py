@@ -10,18 +10,20 @@ from unsilent.campaigns.executors import chosen_job_count
 from unsilent.campaigns.spec import TrialId, differences, spec_value_text
 from unsilent.cli.report_output import show_report
 from unsilent.command import DisplayOptions
-from unsilent.options import Asked, OptionField, options_of
+from unsilent.options import OptionField, options_of
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text
 from unsilent.sizes import rough_duration_text
 
 if TYPE_CHECKING:
+    from unsilent.campaigns.campaign_run import CampaignRun
     from unsilent.cli.campaign import CampaignVerb
 
 
-def dry_run(verb: CampaignVerb, asked: Asked, spec: Any, path: Path) -> int:
+def dry_run(verb: CampaignVerb, campaign: CampaignRun, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
-    with verb.open_executor_and_display(asked, spec) as (executor, _):
+    asked, spec = campaign.asked, campaign.spec
+    with campaign.open_executor() as (executor, _):
         baseline = executor.establish_baseline()
     check_strata(spec, baseline)
     done = find_stored_trials(verb, spec, baseline, path)
@@ -30,7 +32,7 @@ def dry_run(verb: CampaignVerb, asked: Asked, spec: Any, path: Path) -> int:
     groups = {target.name: getattr(target, "group", "") for target in baseline.targets}
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
-    each, asked_of = verb.fault_free_seconds(baseline), verb.execution_options(asked)
+    each, asked_of = verb.fault_free_seconds(baseline), asked[verb.kind.execution_options]
     jobs = chosen_job_count(asked_of.executor, spec, asked_of.jobs, asked_of.ray)
     seconds, is_open = left * each, verb.has_open_number_of_trials(asked)
     table = Table(
@@ -62,9 +64,9 @@ def dry_run(verb: CampaignVerb, asked: Asked, spec: Any, path: Path) -> int:
             *verb.plan_notes(spec, baseline, path),
         ),
         sections=(Section("Plan", "", (table, spelled)),),
-        repeat_command=verb.command_line(asked),
+        repeat_command=campaign.command,
         further_json={
-            "command": verb.command_line(asked), "spec": spec.to_json(), "store": str(path), "trials": total,
+            "command": campaign.command, "spec": spec.to_json(), "store": str(path), "trials": total,
             "stored": total - left,
             "golden_seconds": each, "cpu_seconds": seconds, "seconds": seconds / jobs, "jobs": jobs,
         },

@@ -1,4 +1,4 @@
-"""``unsilent noise WORKLOAD``: what it adds to other campaigns."""
+"""``unsilent noise WORKLOAD``: what a dry run of it says besides."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ class NoiseVerb(CampaignVerb):
 
     example_arguments = "train-resnet --replicas 5"
 
-    def check(self, asked: Asked, spec: Any) -> None:
-        super().check(asked, spec)
-        make_noise_question(asked)
-
     def trial_numbers_by_stratum(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
         counts: dict[tuple[str, int | None], range] = {}
         for replica in make_noise_question(asked).planned_runs(result):
@@ -32,17 +28,6 @@ class NoiseVerb(CampaignVerb):
     def dry_run_notes(self, asked: Asked) -> Iterator[str]:
         yield "if runs differ, some steps run again to find the first operation that differs"
         yield "the time estimate does not include steps that run again"
-
-    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
-        from unsilent.studies.noise.study import run_noise
-
-        execution = self.execution_options(asked)
-        with self.display(asked, "replica") as observer:
-            return run_noise(
-                make_noise_question(asked), store, jobs=execution.jobs, deadline=execution.deadline,
-                executor=execution.executor, address=execution.ray,
-                observer=observer, command=self.command_line(asked),
-            )  # fmt: skip
 
 
 COMMAND = NoiseVerb(NOISE).command

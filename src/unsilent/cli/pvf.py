@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from unsilent.cli.campaign import CampaignVerb, ExecutorAndDisplay
+from unsilent.cli.campaign import CampaignVerb
 from unsilent.command import DisplayOptions, ProgressOptions
 from unsilent.options import OUTPUT_PANEL, Asked, Option
 from unsilent.outcomes.pvf_options import PvfReportOptions
 from unsilent.studies.pvf.kind import PVF
-from unsilent.studies.pvf.spec import PvfBudget
+from unsilent.studies.pvf.spec import PvfBaseline, PvfBudget
 
 if TYPE_CHECKING:
+    from unsilent.campaigns.campaign_run import CampaignRun
+    from unsilent.campaigns.executors import Executor
     from unsilent.studies.pvf.records import Gate
 
 
@@ -38,7 +40,6 @@ class PvfVerb(CampaignVerb):
     def check(self, asked: Asked, spec: Any) -> None:
         from unsilent.studies.pvf.analysis import check_rate
 
-        super().check(asked, spec)
         self.gates(asked)
         rate = asked[PvfReportOptions].fit_per_bit
         if rate is not None:
@@ -53,7 +54,7 @@ class PvfVerb(CampaignVerb):
     def trial_numbers_by_stratum(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
         if asked[PvfBudget].precision is None:
             return super().trial_numbers_by_stratum(asked, spec, result)
-        most = self.budget(asked).trial_numbers(None)
+        most = self.kind.resolve_budget(asked).trial_numbers(None)
         return {(target.group or target.name, flips): most for target in result.targets for flips in spec.flips}
 
     def dry_run_notes(self, asked: Asked) -> Iterator[str]:
@@ -83,21 +84,11 @@ class PvfVerb(CampaignVerb):
                 yield f"the pilot in {path} chose: samples of a trial {samples_text(samples_of_trials(stored))}"
 
     @contextmanager
-    def open_executor_and_display(self, asked: Asked, spec: Any) -> Iterator[ExecutorAndDisplay]:
-        with super().open_executor_and_display(asked, spec) as (executor, observer):
-            for gate in self.gates(asked):
-                gate.check(spec, executor.establish_baseline())
-            yield executor, observer
-
-    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
-        from unsilent.outcomes.tallies import PvfEstimator
-        from unsilent.studies.pvf.study import run_pvf_campaign
-
-        with self.open_executor_and_display(asked, spec) as (executor, observer):
-            return run_pvf_campaign(
-                spec, self.budget(asked), executor, store, asked[PvfEstimator], observer,
-                precision=asked[PvfBudget].precision, command=self.command_line(asked),
-            )  # fmt: skip
+    def make_executor(self, campaign: CampaignRun, observer: Any) -> Iterator[Executor]:
+        with super().make_executor(campaign, observer) as executor:
+            for gate in self.gates(campaign.asked):
+                gate.check(campaign.spec, cast("PvfBaseline", executor.establish_baseline()))
+            yield executor
 
     def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
         from unsilent.cli.report_output import show_report

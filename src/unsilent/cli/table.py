@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 
 from unsilent.command import MEASURE, Command
+from unsilent.lazy_module import load_named
 
 COMMANDS = {
     "pvf": "unsilent.cli.pvf:COMMAND",
@@ -57,8 +57,7 @@ def find_command_name(words: Sequence[str]) -> str | None:
 def load_command(name: str) -> Command:
     """The command of this name, of this package or of a study of another one; raises ``UsageError``."""
     if name in COMMANDS:
-        module, _, attribute = COMMANDS[name].partition(":")
-        command: Command = getattr(importlib.import_module(module), attribute)
+        command: Command = load_named(COMMANDS[name])
         return command
     from unsilent.cli.campaign import CampaignVerb
     from unsilent.studies.campaign_kinds import installed_kinds, load_installed_kind

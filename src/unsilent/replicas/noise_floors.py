@@ -8,11 +8,13 @@ two took another path, and ended as a fault-free run of the same recipe may end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from unsilent.campaigns.campaign_run import CampaignRun
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import TrainingCurves
@@ -65,6 +67,25 @@ def run_noise_floors(
     asked = ReplicaRequest((str(implementation), str(SEEDS)), count)
     run_replicas(spec, wanted, store, jobs=jobs, observer=observer, replica_request=asked)
     return NoiseFloors(*(_differences(spec, store, switches, count) for switches in (implementation, SEEDS)))
+
+
+def measure_noise_floors(
+    run: CampaignRun, spec: ReplicaSpec, implementation: str, count: int, path: Path | None
+) -> NoiseFloors:
+    """The noise floors of a campaign, before its trials, from fault-free runs that a file keeps; see `run_noise_floors`.
+
+    Args:
+        spec: Of the fault-free runs.
+        implementation: Switches, as ``--noise`` gives them.
+        path: The file; None: where the run keeps it.
+    """
+    jobs = run.asked[run.kind.execution_options].jobs
+    with (
+        run.observe("replica") as observer,
+        run.floor_file(path, spec) as file,
+        ReplicaStore(file, write=True) as store,
+    ):
+        return run_noise_floors(spec, store, Switches.parse(implementation), count, jobs=jobs, observer=observer)
 
 
 def _differences(spec: ReplicaSpec, store: ReplicaStore, switches: Switches, count: int) -> ReplicaDifferences:

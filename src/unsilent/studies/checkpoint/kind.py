@@ -9,8 +9,8 @@ from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
+from unsilent.lazy_module import LazyFunction
 from unsilent.replicas.noise_floor_records import FLOOR, are_numbers, parse_noise_floor
-from unsilent.report.model import Report
 from unsilent.studies.checkpoint.spec import (
     ENDS,
     FOLLOWED,
@@ -98,20 +98,6 @@ def analyse(store: CheckpointStore, **choices: Any) -> CheckpointResult:
     return analyse(store, CheckpointAnalysisOptions(**choices))
 
 
-def report(result: CheckpointResult) -> Report:
-    """What is shown of it."""
-    from unsilent.studies.checkpoint.report import report
-
-    return report(result)
-
-
-def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any) -> Report:
-    """What is shown of two."""
-    from unsilent.studies.checkpoint.report import comparison_report
-
-    return comparison_report(analyse(one, **choices), analyse(other, **choices))
-
-
 CHECKPOINT_STUDY = Kind(
     name="checkpoint-study",
     application_id=0x556E7363,  # "Unsc"
@@ -125,8 +111,8 @@ CHECKPOINT_STUDY = Kind(
     record_readers={FLOOR: parse_noise_floor},
     shared_baseline_fields=("targets", "step", "steps"),
     analyse=analyse,
-    report=report,
-    compare=compare_stores,
+    report=LazyFunction("unsilent.studies.checkpoint.report:report"),
+    compare=LazyFunction("unsilent.studies.checkpoint.report:compare_stores"),
     builtin_values={"workload": TRAININGS},
     subject=lambda store: str(store.baseline.name),
     command="checkpoint study",
@@ -134,6 +120,7 @@ CHECKPOINT_STUDY = Kind(
     analysis_options=CheckpointAnalysisOptions,
     further_option_classes=(FloorOptions,),
     resolve_spec=make_checkpoint_spec,
+    run=LazyFunction("unsilent.studies.checkpoint.study:run_checkpoint_study"),
 )
 
 

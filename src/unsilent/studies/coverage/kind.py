@@ -11,8 +11,8 @@ from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
+from unsilent.lazy_module import LazyFunction
 from unsilent.replicas.spec import MOST_STEPS
-from unsilent.report.model import Report
 from unsilent.studies.coverage.spec import (
     CHANGES,
     ENDS,
@@ -95,13 +95,6 @@ def analyse(store: CoverageStore, **choices: Any) -> CoverageResult:
     return analyse(store, CoverageAnalysisOptions(**choices))
 
 
-def report(result: CoverageResult) -> Report:
-    """What is shown of it."""
-    from unsilent.studies.coverage.report import report
-
-    return report(result)
-
-
 COVERAGE = Kind(
     name="coverage",
     application_id=0x556E7377,  # "Unsw"
@@ -118,13 +111,14 @@ COVERAGE = Kind(
     max_cell_bytes=MOST_CELL_BYTES,
     shared_baseline_fields=("targets", "series", "steps"),
     analyse=analyse,
-    report=report,
+    report=LazyFunction("unsilent.studies.coverage.report:report"),
     builtin_values={"workload": TRAININGS},
     subject=lambda store: str(store.baseline.name),
     command_help=ABOUT,
     budget=CoverageBudget,
     analysis_options=CoverageAnalysisOptions,
     resolve_spec=make_coverage_spec,
+    run=LazyFunction("unsilent.studies.coverage.study:run_coverage"),
 )
 
 

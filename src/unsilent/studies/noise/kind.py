@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
 from unsilent.errors import unknown_name_error
+from unsilent.lazy_module import LazyFunction
 from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.spec import MOST_REPLICAS
-from unsilent.report.model import Report
 
 if TYPE_CHECKING:
     from unsilent.studies.noise.records import NoiseResult
@@ -82,18 +82,16 @@ def make_noise_question(asked: Asked) -> NoiseQuestion:
     )
 
 
+def check_options(asked: Asked, spec: ReplicaSpec) -> None:
+    """Raise ``UsageError`` for a question that cannot be asked."""
+    make_noise_question(asked)
+
+
 def make_noise_spec(asked: Asked) -> ReplicaSpec:
     """A checked spec; raises ``UsageError``."""
     spec = asked[ReplicaSpec]
     spec.check()
     return spec
-
-
-def planned_replica_count(store: ReplicaStore) -> int:
-    """Replicas that the question of a store asks for."""
-    from unsilent.studies.noise.study import stored_question
-
-    return len(set(stored_question(store).planned_runs(store.baseline)))
 
 
 def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:
@@ -103,20 +101,15 @@ def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:
     return read_noise(stored_question(store, confidence), store)
 
 
-def report(result: NoiseResult) -> Report:
-    """What is shown of it."""
-    from unsilent.studies.noise.report import report
-
-    return report(result)
-
-
 NOISE = replace(
     REPLICAS,
     analyse=analyse,
-    report=report,
-    count_planned_trials=planned_replica_count,
+    report=LazyFunction("unsilent.studies.noise.report:report"),
+    count_planned_trials=LazyFunction("unsilent.studies.noise.study:planned_replica_count"),
     command_help=ABOUT,
     budget=NoiseBudget,
     execution_options=RunOptions,
     resolve_spec=make_noise_spec,
+    check_options=check_options,
+    run=LazyFunction("unsilent.studies.noise.study:run_noise_campaign"),
 )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.kinds import Kind, count_budgeted_trials
 from unsilent.campaigns.options import EngineOptions
-from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import (
     MOST_NOTES,
@@ -22,14 +21,13 @@ from unsilent.campaigns.stored_values import (
 )
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
+from unsilent.lazy_module import LazyFunction
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions, PvfReportOptions
-from unsilent.report.model import Report
 from unsilent.studies.pvf.spec import STRATA, PvfBaseline, PvfBudget, PvfSpec, PvfTrialRow, make_pvf_spec
 from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import TrialReplay
     from unsilent.campaigns.rounds import CellPlan
     from unsilent.studies.pvf.records import PvfResult
 
@@ -147,30 +145,6 @@ def analyse(store: PvfStore, **choices: Any) -> PvfResult:
     return analyse(store, PvfEstimator(**choices))
 
 
-def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
-    """What is shown of it; raises ``UsageError`` where a rate is given for values of a run."""
-    from unsilent.studies.pvf.analysis import check_rate
-    from unsilent.studies.pvf.report import report
-
-    return report(result, None if fit_per_bit is None else check_rate(fit_per_bit, result.transient))
-
-
-def compare_stores_report(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
-    """What is shown of two."""
-    from unsilent.outcomes.tallies import PvfEstimator
-    from unsilent.studies.pvf.comparison import compare_campaigns
-    from unsilent.studies.pvf.comparison_report import comparison_report
-
-    return comparison_report(compare_campaigns(one, other, PvfEstimator(**choices)))
-
-
-def replay(store: PvfStore, trial: TrialId, *given: Any, **choices: Any) -> TrialReplay[PvfTrialRow]:
-    """A trial again, and how its fault spread."""
-    from unsilent.studies.pvf.replay import replay_pvf_trial
-
-    return replay_pvf_trial(store, trial, *given, **choices)
-
-
 PVF = Kind(
     name="pvf",
     application_id=0x556E7369,  # "Unsi"
@@ -185,10 +159,10 @@ PVF = Kind(
     record_readers={ROUND: parse_round},
     shared_baseline_fields=("samples", "targets", "tensors"),
     analyse=analyse,
-    report=report,
-    compare=compare_stores_report,
+    report=LazyFunction("unsilent.studies.pvf.report:report"),
+    compare=LazyFunction("unsilent.studies.pvf.comparison_report:compare_stores"),
     builtin_values={"workload": ZOO},
-    replay=replay,
+    replay=LazyFunction("unsilent.studies.pvf.replay:replay_pvf_trial"),
     replay_choices=("trace", "batch", "log"),
     count_planned_trials=planned_trials,
     command_help=ABOUT,
@@ -197,6 +171,7 @@ PVF = Kind(
     report_options=PvfReportOptions,
     execution_options=EngineOptions,
     resolve_spec=make_pvf_spec,
+    run=LazyFunction("unsilent.studies.pvf.study:run_pvf"),
 )
 
 

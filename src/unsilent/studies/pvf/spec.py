@@ -48,7 +48,7 @@ DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "exhaustive", "samples",
 """Options that mean nothing where faults are given."""
 
 
-def read_samples(given: object) -> int:
+def read_samples(given: int | str) -> int:
     """The value of ``--samples``: a number, or 0 for ``all``; raises ``UsageError``."""
     if given == "all":
         return 0
@@ -56,6 +56,11 @@ def read_samples(given: object) -> int:
     if count is not None:
         return check_count("--samples", count, 1, MOST_TRIALS)
     raise UsageError(f"--samples is {given!r}; expected a number of samples of 1 or more, or all")
+
+
+def read_width(given: float | str) -> str:
+    """The value of ``--ci`` or ``--rel``, as text."""
+    return str(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +249,11 @@ class PvfBudget:
         "Trials per target and number of flips; with --ci or --rel the maximum, pilot included.", PRECISION_PANEL,
         default_text="1000; 200000 with --ci or --rel")] = None  # fmt: skip
     ci: Annotated[str | None, Option(
-        "Run until every row's interval has this half-width, like 0.1%.", PRECISION_PANEL, parser=str)] = None  # fmt: skip
+        "Run until every row's interval has this half-width, like 0.1%.", PRECISION_PANEL, parser=read_width)] = None  # fmt: skip
     rel: Annotated[str | None, Option(
         "Run until the half-width is this share of the estimate, like 20%, or that of --ci (default 0.02%).",
         PRECISION_PANEL,
-        parser=str)] = None  # fmt: skip
+        parser=read_width)] = None  # fmt: skip
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -359,7 +359,7 @@ def row_without_curves(row: TrainingRow) -> TrainingRow:
 # -- what is asked besides it, and how a spec is made of that -------------------------------------------------------------
 
 
-def parse_thresholds(given: Any) -> Thresholds:
+def parse_thresholds(given: Mapping[str, float] | Sequence[str]) -> Thresholds:
     """``gap=0.05`` and the like, or a mapping, in place of defaults; raises ``UsageError``."""
     usual = Thresholds()
     texts = [given] if isinstance(given, str) else given

@@ -11,7 +11,8 @@ from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
-from unsilent.report.model import Report
+from unsilent.lazy_module import LazyFunction
+from unsilent.options import Asked
 from unsilent.studies.coverage.inference.spec import (
     CLEAN_TARGETS,
     ENDS,
@@ -94,18 +95,18 @@ def check_row(row: InferenceCoverageRow, baseline: InferenceCoverageBaseline) ->
         raise DamagedRecordError("has a margin that is NaN, or a negative time")
 
 
+def check_options(asked: Asked, spec: InferenceCoverageSpec) -> None:
+    """Raise ``UsageError`` for too few clean samples for the rate of false alarms."""
+    from unsilent.studies.coverage.inference.scoring import check_clean_samples
+
+    check_clean_samples(spec.clean_samples, asked[InferenceCoverageOptions].rate)
+
+
 def analyse(store: InferenceCoverageStore, **choices: Any) -> InferenceCoverageResult:
     """What a campaign found, by fields of `InferenceCoverageOptions`; raises ``UsageError`` where it has no clean samples."""
     from unsilent.studies.coverage.inference.analysis import analyse
 
     return analyse(store, InferenceCoverageOptions(**choices))
-
-
-def report(result: InferenceCoverageResult) -> Report:
-    """What is shown of it."""
-    from unsilent.studies.coverage.inference.report import report
-
-    return report(result)
 
 
 INFERENCE_COVERAGE = Kind(
@@ -124,7 +125,7 @@ INFERENCE_COVERAGE = Kind(
     max_cell_bytes=MOST_CELL_BYTES,
     shared_baseline_fields=("targets", "detectors", "samples", "clean_trials"),
     analyse=analyse,
-    report=report,
+    report=LazyFunction("unsilent.studies.coverage.inference.report:report"),
     builtin_values={"workload": ZOO},
     subject=lambda store: str(store.baseline.name),
     command_help=ABOUT,
@@ -132,6 +133,8 @@ INFERENCE_COVERAGE = Kind(
     analysis_options=InferenceCoverageOptions,
     execution_options=EngineOptions,
     resolve_spec=make_inference_spec,
+    check_options=check_options,
+    run=LazyFunction("unsilent.studies.coverage.inference.study:run_inference_coverage"),
 )
 
 
