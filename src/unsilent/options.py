@@ -357,6 +357,10 @@ class Asked:
         if given := [self._named(name) for name in names if name in self.given_values]:
             raise UsageError(f"{why}: leave out {', '.join(given)}")
 
+    def value(self, name: str) -> Any:
+        """What was asked of one field, or its default."""
+        return self.given_values.get(name, self.options[name].default)
+
     def __getitem__(self, cls: type[T]) -> T:
         """One of the dataclasses; raises ``UsageError`` where an argument of the command is missing."""
         own = options_of(cls)
@@ -391,7 +395,7 @@ class Asked:
     def _said(self, classes: Sequence[type]) -> list[tuple[OptionField, Any]]:
         names = [name for name in options_of(*classes) if name in self.given_values or name == "seed"]
         ordered = [self.options[name] for name in sorted(names, key=lambda name: name == "seed")]
-        return [(asking, self.given_values.get(asking.field, asking.default)) for asking in ordered]
+        return [(asking, self.value(asking.field)) for asking in ordered]
 
 
 def _equal(value: Any, default: Any) -> bool:

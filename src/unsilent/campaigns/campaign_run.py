@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from unsilent.campaigns.observer import Observer
 
 T = TypeVar("T")
+TrialNumbers = Mapping[tuple[str, int | None], range]
+"""Numbers of trials by stratum: target, and number of flips."""
 RAISES = """Raises:
     UsageError: Input that does not fit, or that cannot be run.
     StoreError: The store cannot be used."""
@@ -82,6 +84,30 @@ def run_and_analyse(run: CampaignRun) -> Any:
     with run.open_executor() as (executor, observer):
         run.run_planned_trials(executor, observer)
     return run.analyse()
+
+
+def planned_trial_numbers(run: CampaignRun, baseline: Any) -> TrialNumbers:
+    """Which trials the budget asks for."""
+    from unsilent.campaigns.driver import trial_numbers_by_stratum
+
+    return trial_numbers_by_stratum(run.spec, baseline, run.kind.resolve_budget(run.asked))
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What can be said of a campaign of a kind before any trial runs. ``run`` has no store then.
+
+    Attributes:
+        trial_numbers: Which trials there would be.
+        fault_free_seconds: Seconds of a fault-free run, by the baseline.
+        notes: Further sentences, also by the path of the store, where there may be none yet.
+        has_open_number: Whether the campaign itself decides how many trials it runs, up to those numbers.
+    """
+
+    trial_numbers: Callable[[CampaignRun, Any], TrialNumbers] = planned_trial_numbers
+    fault_free_seconds: Callable[[Any], float] = lambda baseline: float(baseline.golden_seconds)
+    notes: Callable[[CampaignRun, Any, Path], Iterable[str]] = lambda run, baseline, path: ()
+    has_open_number: Callable[[Asked], bool] = lambda asked: False
 
 
 def campaign_function(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from unsilent.campaigns.campaign_run import CampaignRun, run_and_analyse
+from unsilent.campaigns.campaign_run import CampaignRun, DryRun, run_and_analyse
 from unsilent.campaigns.codec import Shape, row_codec
 from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions, ReportOptions
@@ -84,7 +84,10 @@ class Kind(Generic[S, B, R]):
         further_option_classes: Further ones.
         resolve_spec: Makes the spec of what was asked; None: of its fields alone.
         check_options: Raises ``UsageError`` for what does not fit, before anything is opened.
+        late_fields: Fields of the spec that are known only when it runs, from options of the same name.
         run: Runs a campaign, with all that comes before and after its trials, and returns its result.
+        dry_run: What is said of it before.
+        example_arguments: Of its command, in the help.
     """
 
     name: str
@@ -121,7 +124,10 @@ class Kind(Generic[S, B, R]):
     execution_options: type[ExecutionOptions] = ExecutionOptions
     resolve_spec: Callable[[Asked], S] | None = None
     check_options: Callable[[Asked, S], None] = do_nothing
+    late_fields: tuple[str, ...] = ()
     run: Callable[[CampaignRun], Any] = run_and_analyse
+    dry_run: DryRun = field(default_factory=DryRun)
+    example_arguments: str = "WORKLOAD"
 
     @property
     def command_words(self) -> str:

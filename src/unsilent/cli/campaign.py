@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +45,6 @@ class CampaignVerb:
     """What is done for a kind; ``further_option_classes``: dataclasses of options that only the command line has."""
 
     further_option_classes: tuple[type, ...] = ()
-    fields_unknown_in_dry_run: tuple[str, ...] = ()
-    """Fields of the spec that a dry run cannot know."""
-    example_arguments = "WORKLOAD"
 
     def __init__(self, kind: Kind[Any, Any, Any]) -> None:
         self.kind = kind
@@ -58,7 +54,7 @@ class CampaignVerb:
     def command(self) -> Command:
         """The row of the table of commands."""
         name = self.kind.command_words
-        example = f"unsilent {name} {self.example_arguments}"
+        example = f"unsilent {name} {self.kind.example_arguments}"
         return Command(name, MEASURE, self.kind.command_help, example, self.options, self.main)
 
     def main(self, asked: Asked) -> int:
@@ -69,11 +65,11 @@ class CampaignVerb:
         kind = self.kind
         spec = kind.checked_spec(asked)
         self.check(asked, spec)
-        output = asked[CampaignOutputOptions]
-        path = output.store or Path(default_store(kind.name, self.default_store_identity(asked, spec)))
+        output, late = asked[CampaignOutputOptions], {name: asked.value(name) for name in kind.late_fields}
+        path = output.store or Path(default_store(kind.name, {**spec.identity(), **late}))
         page = report_path(path, output.output)
         if output.dry_run:
-            return dry_run(self, self.campaign(asked, spec), path)
+            return dry_run(self.campaign(asked, spec), path)
         with open_store(path, kind, write=True) as store:
             try:
                 result = kind.run(self.campaign(asked, spec, store))
@@ -101,33 +97,6 @@ class CampaignVerb:
     def make_executor(self, campaign: CampaignRun, observer: Any) -> AbstractContextManager[Executor]:
         """What runs the trials."""
         return open_executor_of_options(campaign, observer)
-
-    def default_store_identity(self, asked: Asked, spec: Any) -> dict[str, Any]:
-        """What the name of a store follows from where none is given."""
-        identity: dict[str, Any] = spec.identity()
-        return identity
-
-    def trial_numbers_by_stratum(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
-        """Which trials a dry run foresees, by target and number of flips."""
-        from unsilent.campaigns.driver import trial_numbers_by_stratum
-
-        return trial_numbers_by_stratum(spec, result, self.kind.resolve_budget(asked))
-
-    def fault_free_seconds(self, result: Any) -> float:
-        """Of a fault-free run."""
-        return float(result.golden_seconds)
-
-    def dry_run_notes(self, asked: Asked) -> Iterator[str]:
-        """Further sentences of a dry run."""
-        yield from ()
-
-    def has_open_number_of_trials(self, asked: Asked) -> bool:
-        """Whether the campaign itself decides how many trials it runs, up to a maximum."""
-        return False
-
-    def plan_notes(self, spec: Any, baseline: Any, path: Path) -> Iterator[str]:
-        """Further sentences of a dry run, from what a worker found and from the store at this path."""
-        yield from ()
 
     def display(self, asked: Asked, noun: str) -> Display:
         """What shows the progress of what is counted."""

@@ -24,6 +24,7 @@ from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifference
 from unsilent.replicas.run import run_replicas
 from unsilent.replicas.spec import Replica, ReplicaBaseline, ReplicaSpec
 from unsilent.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS, Switches
+from unsilent.report.text import count_text
 from unsilent.statistics.floor import noise_verdict
 from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison
 
@@ -86,6 +87,12 @@ def measure_noise_floors(
         ReplicaStore(file, write=True) as store,
     ):
         return run_noise_floors(spec, store, Switches.parse(implementation), count, jobs=jobs, observer=observer)
+
+
+def noise_floor_note(count: int) -> str:
+    """What a dry run says of the runs of both noise floors, of ``count`` replicas each."""
+    runs = count_text(2 * count + 1, "fault-free run")
+    return f"before the trials, {runs} for the noise floors would run, unless stored already"
 
 
 def _differences(spec: ReplicaSpec, store: ReplicaStore, switches: Switches, count: int) -> ReplicaDifferences:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.store import Store
@@ -121,6 +122,11 @@ CHECKPOINT_STUDY = Kind(
     further_option_classes=(FloorOptions,),
     resolve_spec=make_checkpoint_spec,
     run=LazyFunction("unsilent.studies.checkpoint.study:run_checkpoint_study"),
+    dry_run=DryRun(
+        fault_free_seconds=lambda baseline: max(one.seconds for one in baseline.resumes),
+        notes=LazyFunction("unsilent.studies.checkpoint.study:dry_run_notes"),
+    ),
+    example_arguments="train-resnet --trials 20",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
 from unsilent.replicas import ReplicaSpec
 from unsilent.replicas.noise_floor_records import store_noise_floors
-from unsilent.replicas.noise_floors import measure_noise_floors
+from unsilent.replicas.noise_floors import measure_noise_floors, noise_floor_note
 from unsilent.studies.checkpoint.analysis import CheckpointResult
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
 from unsilent.studies.checkpoint.spec import CheckpointSpec, FloorOptions
@@ -20,6 +20,11 @@ def run_checkpoint_study(run: CampaignRun) -> CheckpointResult:
     store_noise_floors(run.store, floors)
     result: CheckpointResult = run.analyse()
     return result
+
+
+def dry_run_notes(run: CampaignRun, *_: object) -> list[str]:
+    """What else would run."""
+    return [noise_floor_note(run.asked[FloorOptions].replicas)]
 
 
 def replica_spec(spec: CheckpointSpec) -> ReplicaSpec:

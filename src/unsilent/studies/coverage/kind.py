@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.spec import TrialId
@@ -119,6 +120,8 @@ COVERAGE = Kind(
     analysis_options=CoverageAnalysisOptions,
     resolve_spec=make_coverage_spec,
     run=LazyFunction("unsilent.studies.coverage.study:run_coverage"),
+    dry_run=DryRun(notes=LazyFunction("unsilent.studies.coverage.study:dry_run_notes")),
+    example_arguments="train-resnet --trials 20",
 )
 
 

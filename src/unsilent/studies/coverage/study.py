@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
 from unsilent.campaigns.driver import run_trials
 from unsilent.campaigns.spec import TrialId
+from unsilent.report.text import count_text
 from unsilent.studies.coverage.analysis import CoverageResult
 from unsilent.studies.coverage.kind import COVERAGE
 from unsilent.studies.coverage.scoring import current_digest, named_rules
@@ -32,6 +33,14 @@ def run_coverage(run: CampaignRun) -> CoverageResult:
         run_trials(fault_free_trials(budget, options, baseline), executor, run.store, observer)
     result: CoverageResult = run.analyse()
     return result
+
+
+def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
+    """What else would run."""
+    budget = run.asked[CoverageBudget]
+    runs = budget.clean_runs + 3 * budget.changed_runs
+    yield f"after the trials, up to {count_text(runs, 'fault-free run')} would run, unless stored already"
+    yield "the time estimate does not include fault-free runs; a trial draws faults until one is of its class"
 
 
 def fault_free_trials(

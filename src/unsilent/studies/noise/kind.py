@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
 from unsilent.errors import unknown_name_error
 from unsilent.lazy_module import LazyFunction
@@ -21,6 +22,12 @@ ABOUT = """Measure how much fault-free runs of a training differ, and why.
 Compares accuracy, churn (predictions that differ between two runs), distances between weights, and groups of held-out samples.
 Resumable: the same command continues where it stopped; more --replicas extend it. Ends in a table and an HTML report.
 """
+
+NOTES = (
+    "if runs differ, some steps run again to find the first operation that differs",
+    "the time estimate does not include steps that run again",
+)
+"""Of a dry run."""
 
 
 def read_variants(text_or_list: Any) -> tuple[str, ...]:
@@ -112,4 +119,10 @@ NOISE = replace(
     resolve_spec=make_noise_spec,
     check_options=check_options,
     run=LazyFunction("unsilent.studies.noise.study:run_noise_campaign"),
+    dry_run=DryRun(
+        trial_numbers=LazyFunction("unsilent.studies.noise.study:trial_numbers"),
+        fault_free_seconds=lambda baseline: baseline.run_seconds,
+        notes=lambda run, baseline, path: NOTES,
+    ),
+    example_arguments="train-resnet --replicas 5",
 )

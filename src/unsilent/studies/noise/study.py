@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
+from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, campaign_function
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import (
     Replica,
@@ -119,6 +119,15 @@ def run_noise_campaign(run: CampaignRun) -> NoiseResult:
             make_noise_question(run.asked), run.store, jobs=execution.jobs, executor=execution.executor,
             address=execution.ray, deadline=execution.deadline, observer=observer, command=run.command,
         )  # fmt: skip
+
+
+def trial_numbers(run: CampaignRun, trained: ReplicaBaseline) -> TrialNumbers:
+    """Which replicas there would be, by their switches."""
+    counts: dict[tuple[str, int | None], range] = {}
+    for replica in make_noise_question(run.asked).planned_runs(trained):
+        key = (str(replica.switches), None)
+        counts[key] = range(max(replica.number + 1, len(counts.get(key, ()))))
+    return counts
 
 
 def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) -> NoiseResult:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.kinds import Kind, count_budgeted_trials
 from unsilent.campaigns.options import EngineOptions
@@ -172,6 +173,12 @@ PVF = Kind(
     execution_options=EngineOptions,
     resolve_spec=make_pvf_spec,
     run=LazyFunction("unsilent.studies.pvf.study:run_pvf"),
+    dry_run=DryRun(
+        trial_numbers=LazyFunction("unsilent.studies.pvf.study:trial_numbers"),
+        notes=LazyFunction("unsilent.studies.pvf.study:dry_run_notes"),
+        has_open_number=LazyFunction("unsilent.studies.pvf.study:has_open_number"),
+    ),
+    example_arguments="digits-cnn --trials 500",
 )
 
 

@@ -8,26 +8,28 @@ computed from is in `unsilent.studies.pvf.analysis`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from unsilent.campaigns import Budget, TrialId, WorkerSettings
-from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
+from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, campaign_function, planned_trial_numbers
 from unsilent.campaigns.driver import MOST_PLANNED, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import EngineOptions
 from unsilent.errors import UsageError
 from unsilent.option_function import REQUIRED, Argument
-from unsilent.options import options_of
+from unsilent.options import Asked, options_of
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.text import count_text
 from unsilent.sizes import rough_duration_text
-from unsilent.studies.pvf.analysis import analyse
+from unsilent.studies.pvf.analysis import analyse, samples_of_trials
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.precision import PrecisionPlanner
-from unsilent.studies.pvf.records import PvfResult
+from unsilent.studies.pvf.records import PvfResult, samples_text
+from unsilent.studies.pvf.row_scopes import StoredTrials
 from unsilent.studies.pvf.spec import PvfBaseline, PvfBudget, PvfSpec
 
 if TYPE_CHECKING:
@@ -95,6 +97,37 @@ def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: 
             f"{count_text(total, 'fault')}: about {rough_duration_text(max(0, left) * each)} left, {1e3 * each:.2g} ms per fault "
             f"(measured on {new})"
         )
+
+
+def trial_numbers(run: CampaignRun, baseline: PvfBaseline) -> TrialNumbers:
+    """Which trials there would be; where a precision is asked, the most that there may be."""
+    if not has_open_number(run.asked):
+        return planned_trial_numbers(run, baseline)
+    most = run.kind.resolve_budget(run.asked).trial_numbers(None)
+    return {(target.group or target.name, flips): most for target in baseline.targets for flips in run.spec.flips}
+
+
+def has_open_number(asked: Asked) -> bool:
+    """Whether the campaign decides how many trials it runs."""
+    return asked[PvfBudget].precision is not None
+
+
+def dry_run_notes(run: CampaignRun, baseline: PvfBaseline, path: Path) -> Iterator[str]:
+    """What a pilot would decide, or decided already."""
+    if has_open_number(run.asked):
+        yield "a pilot decides how many trials each target gets, usually far fewer than the maximum numbers in the table"
+    if run.spec.samples is not None:
+        return
+    per_trial, per_sample = 1e3 * baseline.trial_seconds, 1e3 * baseline.sample_seconds
+    yield (
+        "a pilot chooses how many samples a trial evaluates; it compares numbers by counted costs, "
+        f"{per_trial:.2g} ms for a trial and {per_sample:.2g} ms for each of its samples"
+    )
+    if path.exists() and path.stat().st_size:
+        with PvfStore(path) as store:
+            stored = StoredTrials(store, "sample")
+        if any(plan.first_look_trials for plan in stored.plans.values()):
+            yield f"the pilot in {path} chose: samples of a trial {samples_text(samples_of_trials(stored))}"
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.spec import TrialId
@@ -133,7 +134,10 @@ TRAINING = Kind(
     analysis_options=TrainingAnalysisOptions,
     further_option_classes=(ReferenceRunOptions,),
     resolve_spec=make_training_spec,
+    late_fields=("horizon",),
     run=LazyFunction("unsilent.studies.training.study:run_training"),
+    dry_run=DryRun(notes=LazyFunction("unsilent.studies.training.study:dry_run_notes")),
+    example_arguments="train-resnet --trials 100",
 )
 
 

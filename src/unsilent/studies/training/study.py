@@ -17,7 +17,7 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas.noise_floor_records import NoiseFloors, store_noise_floors, stored_floors
-from unsilent.replicas.noise_floors import LEVEL, check_twin, measure_noise_floors
+from unsilent.replicas.noise_floors import LEVEL, check_twin, measure_noise_floors, noise_floor_note
 from unsilent.report.text import count_text, upper_bound_text
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.judging import (
@@ -82,6 +82,15 @@ def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
             different = [one.row.trial for one in map(judge.judge, sampled_rows(store)) if one.is_different]
             run_trials([t._replace(target=GUARDED_PREFIX + t.target) for t in different], executor, store, observer)
     return read_training(store, reading)
+
+
+def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
+    """What else would run."""
+    options = run.asked[ReferenceRunOptions]
+    yield noise_floor_note(options.replicas)
+    if options.guard:
+        yield "trials that differ from the golden run beyond noise run again under the guard"
+        yield "the time estimate does not include runs under the guard"
 
 
 def sampled_rows(store: TrainingStore) -> Iterator[TrainingRow]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import EngineOptions
@@ -135,6 +136,8 @@ INFERENCE_COVERAGE = Kind(
     resolve_spec=make_inference_spec,
     check_options=check_options,
     run=LazyFunction("unsilent.studies.coverage.inference.study:run_inference_coverage"),
+    dry_run=DryRun(notes=LazyFunction("unsilent.studies.coverage.inference.study:dry_run_notes")),
+    example_arguments="digits-cnn --trials 50",
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
 from unsilent.campaigns.driver import run_trials
 from unsilent.campaigns.spec import TrialId
+from unsilent.report.text import count_text
 from unsilent.studies.coverage.inference.analysis import InferenceCoverageResult
 from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE
 from unsilent.studies.coverage.inference.scoring import check_clean_samples
@@ -32,6 +33,13 @@ def run_inference_coverage(run: CampaignRun) -> InferenceCoverageResult:
         run.run_planned_trials(executor, observer)
     result: InferenceCoverageResult = run.analyse()
     return result
+
+
+def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
+    """What else would run."""
+    samples = count_text(3 * run.spec.clean_samples, "clean sample")
+    yield f"before the trials, {samples} would be judged, unless stored already"
+    yield f"the time estimate is of trials that draw {run.spec.tries:,} faults; most trials draw far fewer"
 
 
 def fault_free_trials(baseline: InferenceCoverageBaseline) -> Iterator[TrialId]:
