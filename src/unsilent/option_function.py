@@ -12,6 +12,9 @@ from unsilent.options import OptionField, options_of
 
 T = TypeVar("T")
 REQUIRED = inspect.Parameter.empty
+RAISES = """Raises:
+    UsageError: Input that does not fit, or that cannot be run.
+    StoreError: A store cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -54,34 +57,39 @@ def option_function(
     *,
     module: str,
     further: Sequence[Argument] = (),
-    returns: Any = inspect.Signature.empty,
-    sections: str = "",
+    returns: type[T] | None = None,
 ) -> Callable[..., T]:
     """A function with options as arguments. Its errors name arguments where those of a command name options.
 
     Args:
-        run: Is given the arguments of a call by name, without those that were left out.
+        run: Is given the arguments of a call by name, defaults included.
         text: What the function does, before its arguments are listed.
         module: The module that has it, so that it can be pickled.
         further: Arguments besides the options, or instead of one of the same name.
-        returns: The class of what it returns.
-        sections: Of the docstring, after the arguments.
+        returns: The class of what it returns; None: the docstring does not say.
     """
     options = [Argument.of_option(option) for option in options_of(*option_classes).values()]
     by_name = {argument.name: argument for argument in (*options, *further)}
     arguments = sorted(by_name.values(), key=lambda argument: argument.default is not REQUIRED)
-    signature = inspect.Signature([argument.parameter for argument in arguments], return_annotation=returns)
+    signature = inspect.Signature(
+        [argument.parameter for argument in arguments],
+        return_annotation=inspect.Signature.empty if returns is None else returns,
+    )
 
     def function(*args: Any, **kwargs: Any) -> T:
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{name}(): {error}") from None
-        return run(given)
+            raise TypeError(f"{name}() {error}") from None
+        bound.apply_defaults()
+        return run(bound.arguments)
 
+    lines = [text.strip(), "", "Args:"]
+    lines += [f"    {argument.name}: {name_arguments_in(argument.help, by_name)}" for argument in arguments]
+    if returns is not None:
+        first = inspect.cleandoc(returns.__doc__ or "").partition("\n")[0]
+        lines += ["", "Returns:", f"    {returns.__name__}: {first}", "", RAISES]
     function.__name__ = function.__qualname__ = name
-    function.__module__ = module
-    lines = (f"    {argument.name}: {name_arguments_in(argument.help, by_name)}" for argument in arguments)
-    function.__doc__ = "\n".join([text.strip(), "", "Args:", *lines, *(("", sections) if sections else ())])
+    function.__module__, function.__doc__ = module, "\n".join(lines)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return names_arguments(function)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TrialNumbers = Mapping[tuple[str, int | None], range]
 """Numbers of trials by stratum: target, and number of flips."""
-RAISES = """Raises:
-    UsageError: Input that does not fit, or that cannot be run.
-    StoreError: The store cannot be used."""
 STORE = Argument("store", str | Path | None, "File that stores the trials, to continue from. Default: none is kept.")
 
 
@@ -135,7 +131,7 @@ def campaign_function(
         arguments = dict(given)
         check(arguments)
         workload: Any = arguments.get("workload")
-        observer, make_executor = arguments.get("observer"), open_executor_of_options
+        observer, make_executor = arguments["observer"], open_executor_of_options
         live = None if isinstance(workload, str) else live_executor
         if live is not None:
             arguments["workload"] = workload.name
@@ -147,7 +143,7 @@ def campaign_function(
                 "a workload object runs in this process, so jobs must be 1; name it as 'file.py:name' to use more jobs"
             )
         command = asked.python_call(name, *kind.command_classes) if live is not None else kind.command_line(asked)
-        with store_or_temporary(arguments.get("store")) as path, open_store(path, kind, write=True) as store:
+        with store_or_temporary(arguments["store"]) as path, open_store(path, kind, write=True) as store:
             campaign = CampaignRun(kind, asked, spec, store, command, lambda noun: nullcontext(observer), make_executor)
             done: T = kind.run(campaign)
             return done
@@ -162,9 +158,6 @@ def campaign_function(
         for argument in map(Argument.of_option, options_of(kind.spec).values())
         if argument.name in getattr(kind.spec, "FILES", ())
     ]
-    first = inspect.cleandoc(result.__doc__ or "").partition("\n")[0]
-    return option_function(
-        name, run, kind.option_classes, text,
-        module=kind.run.__module__, further=(*files, STORE, OBSERVER, *further), returns=result,
-        sections=f"Returns:\n    {result.__name__}: {first}\n\n{RAISES}",
-    )  # fmt: skip
+    further = (*files, STORE, OBSERVER, *further)
+    module = kind.run.__module__
+    return option_function(name, run, kind.option_classes, text, module=module, further=further, returns=result)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from unsilent.campaigns.campaign_run import CampaignRun
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
+from unsilent.option_function import Argument
 from unsilent.outcomes.training import TrainingCurves
 from unsilent.replicas.floors import ACCURACY, CHURN, LOSS, Floor
 from unsilent.replicas.kind import ReplicaRequest, ReplicaStore
@@ -32,6 +33,8 @@ Floats = NDArray[np.float64]
 SEEDS = VARIANTS["algo"]
 LEAST = 20
 LEVEL = 0.05
+FLOOR = Argument("floor", str | Path | None, "File that stores the fault-free runs. Default: none is kept.")
+"""Of functions for Python, which do not keep them where commands do."""
 WINDOW = 10
 """Steps that losses are averaged over: single ones differ between fault-free runs as much as anything."""
 

@@ -27,7 +27,7 @@ from unsilent.studies.checkpoint.spec import (
 from unsilent.workloads.zoo import TRAININGS
 
 if TYPE_CHECKING:
-    from unsilent.studies.checkpoint.analysis import CheckpointResult
+    pass
 
 ABOUT = """Corrupt bits of a checkpoint and measure what they do to the training that resumes from it.
 
@@ -92,13 +92,6 @@ def check_row(row: CheckpointRow, baseline: CheckpointBaseline) -> None:
         raise DamagedRecordError("has impossible counts")
 
 
-def analyse(store: CheckpointStore, **choices: Any) -> CheckpointResult:
-    """What a campaign found, by fields of `CheckpointAnalysisOptions`; raises ``UsageError`` where it has no trial."""
-    from unsilent.studies.checkpoint.analysis import analyse
-
-    return analyse(store, CheckpointAnalysisOptions(**choices))
-
-
 CHECKPOINT_STUDY = Kind(
     name="checkpoint-study",
     application_id=0x556E7363,  # "Unsc"
@@ -111,7 +104,7 @@ CHECKPOINT_STUDY = Kind(
     shapes=array_shapes,
     record_readers={FLOOR: parse_noise_floor},
     shared_baseline_fields=("targets", "step", "steps"),
-    analyse=analyse,
+    analyse=LazyFunction("unsilent.studies.checkpoint.analysis:analyse", CheckpointAnalysisOptions),
     report=LazyFunction("unsilent.studies.checkpoint.report:report"),
     compare=LazyFunction("unsilent.studies.checkpoint.report:compare_stores"),
     builtin_values={"workload": TRAININGS},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
 from unsilent.replicas import ReplicaSpec
 from unsilent.replicas.noise_floor_records import store_noise_floors
-from unsilent.replicas.noise_floors import measure_noise_floors, noise_floor_note
+from unsilent.replicas.noise_floors import FLOOR, measure_noise_floors, noise_floor_note
 from unsilent.studies.checkpoint.analysis import CheckpointResult
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
 from unsilent.studies.checkpoint.spec import CheckpointSpec, FloorOptions
@@ -33,5 +33,8 @@ def replica_spec(spec: CheckpointSpec) -> ReplicaSpec:
 
 
 checkpoint_study = campaign_function(
-    CHECKPOINT_STUDY, CheckpointResult, "What corrupted checkpoints do to the trainings that resume from them."
+    CHECKPOINT_STUDY,
+    CheckpointResult,
+    "What corrupted checkpoints do to the trainings that resume from them.",
+    further=(FLOOR,),
 )

@@ -32,7 +32,7 @@ from unsilent.studies.coverage.spec import (
 from unsilent.workloads.zoo import TRAININGS
 
 if TYPE_CHECKING:
-    from unsilent.studies.coverage.analysis import CoverageResult
+    pass
 
 ABOUT = """Measure which detection rules of a monitor find which faults of a training, and their false alarms.
 
@@ -89,13 +89,6 @@ def check_row(row: CoverageRow, baseline: CoverageBaseline) -> None:
         raise DamagedRecordError("has impossible counts")
 
 
-def analyse(store: CoverageStore, **choices: Any) -> CoverageResult:
-    """What a campaign found, by fields of `CoverageAnalysisOptions`; raises ``UsageError`` where it has no recording."""
-    from unsilent.studies.coverage.analysis import analyse
-
-    return analyse(store, CoverageAnalysisOptions(**choices))
-
-
 COVERAGE = Kind(
     name="coverage",
     application_id=0x556E7377,  # "Unsw"
@@ -111,7 +104,7 @@ COVERAGE = Kind(
     is_planned_trial=lambda trial: trial != GOLDEN and parse_clean_target(trial.target) is None,
     max_cell_bytes=MOST_CELL_BYTES,
     shared_baseline_fields=("targets", "series", "steps"),
-    analyse=analyse,
+    analyse=LazyFunction("unsilent.studies.coverage.analysis:analyse", CoverageAnalysisOptions),
     report=LazyFunction("unsilent.studies.coverage.report:report"),
     builtin_values={"workload": TRAININGS},
     subject=lambda store: str(store.baseline.name),

@@ -365,5 +365,8 @@ def _notes(asked: NoiseQuestion, trained: ReplicaBaseline, rows: Sequence[Replic
 
 
 noise = campaign_function(
-    NOISE, NoiseResult, "How much fault-free runs of one training differ, by what is switched between them."
+    NOISE,
+    NoiseResult,
+    "How much fault-free runs of one training differ, by what is switched between them.\n\n"
+    "Raises ``UnsilentError`` where clean twins differ.",
 )

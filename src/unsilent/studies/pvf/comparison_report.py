@@ -82,9 +82,9 @@ MACHINE_NAMES = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "
                  "b_is", "paired")  # fmt: skip
 
 
-def compare_stores(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
-    """All that is shown of two stores; ``choices``: those of a `PvfEstimator`."""
-    return comparison_report(compare_campaigns(one, other, PvfEstimator(**choices)))
+def compare_stores(one: PvfStore, other: PvfStore, question: PvfEstimator) -> Report:
+    """All that is shown of two stores."""
+    return comparison_report(compare_campaigns(one, other, question))
 
 
 def comparison_report(comparison: Comparison) -> Report:

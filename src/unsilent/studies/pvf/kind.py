@@ -30,12 +30,12 @@ from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
     from unsilent.campaigns.rounds import CellPlan
-    from unsilent.studies.pvf.records import PvfResult
 
 ABOUT = """Measure the parameter vulnerability factor (PVF): how often a corrupted parameter makes an output wrong.
 
 Resumable: the same command continues where it stopped; more --trials extend it. Ends in a table and an HTML report.
 """
+ESTIMATOR = LazyFunction("unsilent.outcomes.tallies:PvfEstimator")
 MOST_SAMPLES = 10**7
 MOST_FLIPS = 1000
 LEAST_SHARE = 1e-30
@@ -138,14 +138,6 @@ def planned_trials(store: PvfStore) -> int:
     return sum(plan.total_trials for plan in plans.values()) if plans else count_budgeted_trials(store)
 
 
-def analyse(store: PvfStore, **choices: Any) -> PvfResult:
-    """What a campaign found; ``choices``: those of a `PvfEstimator`."""
-    from unsilent.outcomes.tallies import PvfEstimator
-    from unsilent.studies.pvf.analysis import analyse
-
-    return analyse(store, PvfEstimator(**choices))
-
-
 PVF = Kind(
     name="pvf",
     application_id=0x556E7369,  # "Unsi"
@@ -159,9 +151,9 @@ PVF = Kind(
     shapes=pvf_array_shapes,
     record_readers={ROUND: parse_round},
     shared_baseline_fields=("samples", "targets", "tensors"),
-    analyse=analyse,
+    analyse=LazyFunction("unsilent.studies.pvf.analysis:analyse", ESTIMATOR),
     report=LazyFunction("unsilent.studies.pvf.report:report"),
-    compare=LazyFunction("unsilent.studies.pvf.comparison_report:compare_stores"),
+    compare=LazyFunction("unsilent.studies.pvf.comparison_report:compare_stores", ESTIMATOR),
     builtin_values={"workload": ZOO},
     replay=LazyFunction("unsilent.studies.pvf.replay:replay_pvf_trial"),
     replay_choices=("trace", "batch", "log"),

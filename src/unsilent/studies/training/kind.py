@@ -34,7 +34,7 @@ from unsilent.studies.training.spec import (
 from unsilent.workloads.zoo import TRAININGS
 
 if TYPE_CHECKING:
-    from unsilent.studies.training.records import TrainingResult
+    pass
 
 ABOUT = """Inject faults into single training steps and classify how each run ends.
 
@@ -101,13 +101,6 @@ def check_row(row: TrainingRow, baseline: TrainingBaseline) -> None:
         raise DamagedRecordError("has an end reason that is impossible for its target")
 
 
-def analyse(store: TrainingStore, **choices: Any) -> TrainingResult:
-    """What a campaign found, by fields of `Reading`; raises ``UsageError`` where it has no trial or lacks a floor."""
-    from unsilent.studies.training.study import read_training
-
-    return read_training(store, TrainingAnalysisOptions(**choices))
-
-
 TRAINING = Kind(
     name="training",
     application_id=0x556E7374,  # "Unst"
@@ -123,7 +116,7 @@ TRAINING = Kind(
     is_planned_trial=lambda trial: not trial.target.startswith(GUARDED_PREFIX),
     record_readers={FLOOR: parse_noise_floor},
     shared_baseline_fields=("targets", "steps", "epochs", "losses", "metric"),
-    analyse=analyse,
+    analyse=LazyFunction("unsilent.studies.training.study:read_training", TrainingAnalysisOptions),
     report=LazyFunction("unsilent.studies.training.report:report"),
     compare=LazyFunction("unsilent.studies.training.comparison:compare_stores"),
     builtin_values={"workload": TRAININGS, "accelerator": SHIPPED},

@@ -17,7 +17,7 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas.noise_floor_records import NoiseFloors, store_noise_floors, stored_floors
-from unsilent.replicas.noise_floors import LEVEL, check_twin, measure_noise_floors, noise_floor_note
+from unsilent.replicas.noise_floors import FLOOR, LEVEL, check_twin, measure_noise_floors, noise_floor_note
 from unsilent.report.text import count_text, upper_bound_text
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.judging import (
@@ -272,4 +272,5 @@ training = campaign_function(
     TRAINING,
     TrainingResult,
     "What faults in single steps do to a training: how each faulty run ends, compared with fault-free ones.",
+    further=(FLOOR,),
 )

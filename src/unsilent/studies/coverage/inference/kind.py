@@ -35,7 +35,7 @@ from unsilent.studies.coverage.inference.spec import (
 from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
-    from unsilent.studies.coverage.inference.analysis import InferenceCoverageResult
+    pass
 
 ABOUT = """Measure which detectors find which faults of an inference, and their false alarms."""
 MOST_SAMPLES, MOST_LAYERS, MOST_DETECTORS, MOST_CELL_BYTES = 10**7, 10**5, 1000, 2**30
@@ -103,13 +103,6 @@ def check_options(asked: Asked, spec: InferenceCoverageSpec) -> None:
     check_clean_samples(spec.clean_samples, asked[InferenceCoverageOptions].rate)
 
 
-def analyse(store: InferenceCoverageStore, **choices: Any) -> InferenceCoverageResult:
-    """What a campaign found, by fields of `InferenceCoverageOptions`; raises ``UsageError`` where it has no clean samples."""
-    from unsilent.studies.coverage.inference.analysis import analyse
-
-    return analyse(store, InferenceCoverageOptions(**choices))
-
-
 INFERENCE_COVERAGE = Kind(
     name="inference-coverage",
     application_id=0x556E7379,  # "Unsy"
@@ -125,7 +118,7 @@ INFERENCE_COVERAGE = Kind(
     is_planned_trial=lambda trial: trial.target in ERROR_MODELS,
     max_cell_bytes=MOST_CELL_BYTES,
     shared_baseline_fields=("targets", "detectors", "samples", "clean_trials"),
-    analyse=analyse,
+    analyse=LazyFunction("unsilent.studies.coverage.inference.analysis:analyse", InferenceCoverageOptions),
     report=LazyFunction("unsilent.studies.coverage.inference.report:report"),
     builtin_values={"workload": ZOO},
     subject=lambda store: str(store.baseline.name),
