@@ -19,17 +19,12 @@ from annotated_types import Ge, Lt
 from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
 from unsilent.campaigns.spec import Json, JsonRecord, Runner, SpecOfTraining, TrialId, WorkerSettings
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import LARGEST, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
 from unsilent.replicas.switches import SWITCHES, Switches
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from unsilent.workloads.model_fitting import Progress
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 WEIGHT_BYTES = 64 * 2**20
 """Final weights that take more than this are not kept; their distances are then not known."""

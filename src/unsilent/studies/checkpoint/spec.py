@@ -14,7 +14,7 @@ from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
 from unsilent.campaigns.spec import JsonRecord, Runner, StoredSpec, TrialId, WorkerSettings
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import (
     EXECUTION_PANEL,
     FAULTS_PANEL,
@@ -27,13 +27,8 @@ from unsilent.options import (
 from unsilent.workloads.distributed.strategy_names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from unsilent.workloads.distributed.orders import Restart
     from unsilent.workloads.model_fitting import Progress
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 SECTIONS: Mapping[str, str] = {
     "weights": "parameters of the model",

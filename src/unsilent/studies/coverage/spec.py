@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Lt
 
@@ -15,7 +15,7 @@ from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions, Budget
 from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import (
     FAULTS_PANEL,
     LARGEST,
@@ -37,12 +37,6 @@ from unsilent.studies.training.spec import (
     parse_weighted_models,
     weighted_models_text,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 OPERATION, MEMORY = PLACES = ("operation", "memory")
 """Where faults are: in an operation of a step, or in parameters and optimizer state between two steps."""

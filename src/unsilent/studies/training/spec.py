@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Lt
 
@@ -22,7 +22,7 @@ from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, Budget
 from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import (
     CONFIDENCE,
     EXECUTION_PANEL,
@@ -38,12 +38,6 @@ from unsilent.options import (
 )
 from unsilent.outcomes.training import Thresholds
 from unsilent.replicas.spec import MOST_REPLICAS, MOST_STEPS
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 RANDOM = "random"
 """The target of faults in operations: step, fault model, layer and phase are all drawn."""

@@ -13,6 +13,7 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
 from unsilent.lazy_module import LazyFunction
+from unsilent.lazy_numpy import np
 from unsilent.options import Asked
 from unsilent.studies.coverage.inference.spec import (
     CLEAN_TARGETS,
@@ -88,8 +89,6 @@ def array_shapes(baseline: InferenceCoverageBaseline, values: Mapping[str, Any])
 
 def check_row(row: InferenceCoverageRow, baseline: InferenceCoverageBaseline) -> None:
     """Raise ``DamagedRecordError`` for impossible flags."""
-    import numpy as np
-
     if (row.flags > 1).any() or (row.restored > 1).any() or int(row.flags.sum()) != row.changed * (row.end == FOUND):
         raise DamagedRecordError("has impossible flags")
     if np.isnan(row.margins).any() or (row.rung_seconds < 0).any():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Lt
 
@@ -14,7 +14,7 @@ from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
 from unsilent.campaigns.spec import JsonRecord, StoredSpec, TrialId
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import (
     FAULTS_PANEL,
     LARGEST,
@@ -25,12 +25,6 @@ from unsilent.options import (
     Option,
     check_count,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
     "weight-flip",
