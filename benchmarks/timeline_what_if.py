@@ -5,11 +5,12 @@
 
 Two ranks in network namespaces whose links `tc` limits (`benchmarks.slow_network`) train one network under DDP with different
 buckets, and with a slow second rank. Layers compute by sleeping, so that ranks do not compete for cores. Every configuration is
-measured without a profiler, some steps of one and then of the next, in an order that changes from round to round. Then the cost
-of collectives is measured (`unsilent placement measure`), and a few steps of the configurations in `BASES` are recorded. A cell is
-a base and another configuration at one rate: the graph of the base with the planted change, against what was measured of the other.
-Its error is that of the ratio of both step times. Cells count whose measured effect is at least three noise floors (twice the
-standard error of a difference of medians).
+measured without a profiler, some steps of one and then of the next, in an order that changes from round to round. Then the
+cost of collectives is measured (`unsilent placement measure`), and a few steps of the configurations in `BASES` are recorded.
+
+A cell is a base and another configuration at one rate: the graph of the base with the planted change, against what was measured
+of the other. Its error is that of the ratio of both step times. Cells count whose measured effect is at least three noise floors
+(twice the standard error of a difference of medians).
 """
 
 from __future__ import annotations

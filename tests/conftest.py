@@ -310,6 +310,17 @@ def inline_campaigns() -> Iterator[None]:
         yield
 
 
+def campaign_run(kind: Any, spec: Any, store: Any, executor: Any, command: str = "", **arguments: Any) -> Any:
+    """A campaign of an executor that is open already; ``arguments``: those of its Python function."""
+    from unsilent.campaigns.campaign_run import CampaignRun
+    from unsilent.options import Asked
+
+    asked = Asked.from_call(kind.option_classes, arguments)
+    return CampaignRun(
+        kind, asked, spec, store, command, make_executor=lambda run, observer: contextlib.nullcontext(executor)
+    )
+
+
 def in_process(*words: object, cwd: Path | str = ".", workers: bool = False) -> subprocess.CompletedProcess[str]:
     """The same command line, and its campaigns (but with ``workers``), without the seconds that new interpreters take."""
     from unsilent.cli.main import run

@@ -175,9 +175,13 @@ def _first(member: Any) -> str:
     return (inspect.getdoc(function) or "").split("\n\n")[0] if inspect.isfunction(function) else ""
 
 
+MODULE_OF_TYPE = r"\b(?:collections\.abc|pathlib|typing|unsilent(?:\.\w+)+)\.(?=[A-Z])"
+
+
 def _plain(signature: str) -> str:
-    """Without quotes around types; functions by their names alone."""
-    return re.sub(r"<function (\S+) at 0x\w+>", r"\1", re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature))
+    """Without quotes around types; types without their modules, functions by their names alone."""
+    unquoted = re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)
+    return re.sub(r"<function (\S+) at 0x\w+>", r"\1", re.sub(MODULE_OF_TYPE, "", unquoted))
 
 
 def _signature(name: str, value: Any) -> str:
@@ -192,9 +196,9 @@ def _signature(name: str, value: Any) -> str:
     keyword = next((i for i, p in enumerate(signature.parameters.values()) if p.kind is p.KEYWORD_ONLY), None)
     if keyword is not None:
         parameters.insert(keyword, "*")
-    returns = (
-        "" if signature.return_annotation in (signature.empty, None, "None") else f" -> {signature.return_annotation}"
-    )
+    annotation = signature.return_annotation
+    shown = annotation not in (signature.empty, None, "None")
+    returns = _plain(f" -> {inspect.formatannotation(annotation)}") if shown else ""
     return f"{name}(\n" + "".join(f"    {p},\n" for p in parameters) + f"){returns}"
 
 

@@ -5,7 +5,7 @@ Importing this package is instant; what needs torch or numpy is loaded on first 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unsilent.errors import (
     InjectionError,
@@ -13,8 +13,8 @@ from unsilent.errors import (
     UnsilentError,
     UsageError,
     UserCodeError,
-    missing_name_error,
 )
+from unsilent.lazy_module import lazy_names
 from unsilent.version import __version__
 
 if TYPE_CHECKING:
@@ -93,12 +93,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise missing_name_error("unsilent", name, __all__)
-    import importlib
-
-    return getattr(importlib.import_module(_LAZY[name]), name)
+__getattr__ = lazy_names("unsilent", _LAZY, __all__)
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
 
 from unsilent.errors import UnsilentError
@@ -18,25 +18,31 @@ RENAMED = {"with": "options"}
 """Options whose names are keywords in Python."""
 
 
+def name_arguments_in(text: str, known: Collection[str] | None) -> str:
+    """The text with ``trials=`` where it has ``--trials``, if that is one of the known arguments; None: any is."""
+
+    def argument(match: re.Match[str]) -> str:
+        name = RENAMED.get(match[1], match[1].replace("-", "_"))
+        return f"{name}=" if known is None or name in known else match[0]
+
+    return _OPTION.sub(argument, text)
+
+
 def names_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """The function, whose errors name its arguments.
 
     What checks them is shared with the command, and names its options. Names of no argument are left as they are: they belong to
     a command that the error advises.
     """
-    known = inspect.signature(function).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
-
-    def argument(match: re.Match[str]) -> str:
-        name = RENAMED.get(match[1], match[1].replace("-", "_"))
-        return f"{name}=" if takes_any or name in known else match[0]
+    parameters = inspect.signature(function).parameters
+    known = None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else parameters
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
         except UnsilentError as error:
-            error.args = tuple(_OPTION.sub(argument, part) if isinstance(part, str) else part for part in error.args)
+            error.args = tuple(name_arguments_in(part, known) if isinstance(part, str) else part for part in error.args)
             raise
 
     return call

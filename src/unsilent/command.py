@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from unsilent.argument_names import names_arguments
-from unsilent.options import OUTPUT_PANEL, Asked, Option, OptionField, options_of
+from unsilent.option_function import OBSERVER, option_function
+from unsilent.options import OUTPUT_PANEL, Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report
@@ -100,31 +99,16 @@ class Command:
         return self.function()(**arguments)
 
     def function(self) -> Callable[..., Any]:
-        """``run`` as a function with the options of the command as keyword arguments, and its help as docstring.
+        """``run`` as a function with the options of the command as arguments, and its help as docstring.
 
         Its errors name arguments where those of the command name options.
         """
 
-        def function(**arguments: Any) -> Any:
-            asked = Asked.from_call(self.option_classes, signature.bind(**arguments).arguments)
+        def run(arguments: Mapping[str, Any]) -> Any:
+            asked = Asked.from_call(self.option_classes, arguments)
             asked.observer = arguments.get("observer")
             return self.run(asked)
 
-        options = options_of(*self.option_classes).values()
-        parameters = [_parameter(option) for option in options]
-        if self.is_long:
-            parameters.append(inspect.Parameter("observer", inspect.Parameter.KEYWORD_ONLY, default=None))
-        signature = inspect.Signature(parameters)
-        function.__name__ = function.__qualname__ = self.name.replace(" ", "_").replace("-", "_")
-        function.__module__ = self.run.__module__
-        lines = [f"    {one.python_name}: {one.option.help}" for one in options]
-        function.__doc__ = "\n".join([self.help.strip(), "", "Args:", *lines])
-        function.__signature__ = signature  # type: ignore[attr-defined]
-        return names_arguments(function)
-
-
-def _parameter(option: OptionField) -> inspect.Parameter:
-    default = inspect.Parameter.empty if option.option.missing_error else option.default
-    return inspect.Parameter(
-        option.python_name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option.hint
-    )
+        name = self.name.replace(" ", "_").replace("-", "_")
+        further = (OBSERVER,) if self.is_long else ()
+        return option_function(name, run, self.option_classes, self.help, module=self.run.__module__, further=further)

@@ -141,6 +141,20 @@ class OptionField:
         typed = next((name for hint, name in _METAVARS.items() if is_plain and hint in hints), "<str>")
         return typed if self.is_argument else self.option.metavar or typed
 
+    @property
+    def argument_hint(self) -> Any:
+        """The type of what a function takes for it, which `parse_value` reads."""
+        hint = Any if self.option.parser is None else _argument_hint(self.option.parser)
+        if hint is Any:
+            hint = self.hint
+            if self.option.separator:
+                hint = int | str | Sequence[int]
+            elif typing.get_origin(hint) is tuple:
+                hint = str | Sequence[str]
+            elif Path in (hint, *typing.get_args(hint)):
+                hint = str | hint
+        return hint | None if self.default is None and not self.option.missing_error else hint
+
     def parse_value(self, given: Any, name: str, *, typed: bool = False) -> Any:
         """The value of the field; raises ``UsageError``, where it is called ``name``.
 
@@ -164,6 +178,15 @@ class OptionField:
         return [
             f"{v:.15g}" if isinstance(v, float) else str(v) for v in (value if self.option.is_repeatable else [value])
         ]
+
+
+def _argument_hint(parser: Callable[[Any], Any]) -> Any:
+    """The type of the argument of a parser; `Any` where it does not say, or names a type that only type checkers import."""
+    try:
+        hints = typing.get_type_hints(parser)
+    except NameError:
+        return Any
+    return next((hint for name, hint in hints.items() if name != "return"), Any)
 
 
 def _plain(given: Any, hint: Any, name: str, typed: bool = False) -> Any:
@@ -334,6 +357,10 @@ class Asked:
         if given := [self._named(name) for name in names if name in self.given_values]:
             raise UsageError(f"{why}: leave out {', '.join(given)}")
 
+    def value(self, name: str) -> Any:
+        """What was asked of one field, or its default."""
+        return self.given_values.get(name, self.options[name].default)
+
     def __getitem__(self, cls: type[T]) -> T:
         """One of the dataclasses; raises ``UsageError`` where an argument of the command is missing."""
         own = options_of(cls)
@@ -368,7 +395,7 @@ class Asked:
     def _said(self, classes: Sequence[type]) -> list[tuple[OptionField, Any]]:
         names = [name for name in options_of(*classes) if name in self.given_values or name == "seed"]
         ordered = [self.options[name] for name in sorted(names, key=lambda name: name == "seed")]
-        return [(asking, self.given_values.get(asking.field, asking.default)) for asking in ordered]
+        return [(asking, self.value(asking.field)) for asking in ordered]
 
 
 def _equal(value: Any, default: Any) -> bool:

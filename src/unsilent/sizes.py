@@ -42,7 +42,7 @@ def parse_bytes(text: str) -> int:
     return int(value)
 
 
-def as_byte_count(value: object, name: str = "memory") -> int | None:
+def as_byte_count(value: float | str | None, name: str = "memory") -> int | None:
     """A number of bytes that a program gives as a number or as text; None stays None.
 
     Raises ``UsageError`` for anything else, ``name`` being the argument's.

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from unsilent.campaigns.driver import Budget
+from conftest import campaign_run
 from unsilent.campaigns.executors import make_executor
 from unsilent.outcomes.training import Thresholds
 from unsilent.replicas import ReplicaStore, Switches
 from unsilent.replicas.noise_floors import run_noise_floors
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.judging import TrainingJudge, horizon_from_floor, replica_spec
-from unsilent.studies.training.kind import TrainingStore
+from unsilent.studies.training.kind import TRAINING, TrainingStore
 from unsilent.studies.training.records import TrainingResult
 from unsilent.studies.training.spec import TrainingSpec
-from unsilent.studies.training.study import TrainingAnalysisOptions, run_training, sampled_rows
+from unsilent.studies.training.study import run_with_floors, sampled_rows
 
 pytestmark = pytest.mark.claim
 TRIALS = 400
@@ -37,7 +37,7 @@ def floors(folder: Path):
 
 def campaign(folder: Path, floors, spec: TrainingSpec, name: str, *, guard: bool = False) -> TrainingResult:
     with TrainingStore(folder / name, write=True) as store, make_executor(None, spec, jobs=2) as executor:
-        return run_training(spec, Budget(TRIALS), executor, store, floors, TrainingAnalysisOptions(), guard=guard)
+        return run_with_floors(campaign_run(TRAINING, spec, store, executor, trials=TRIALS, guard=guard), floors)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import sqlite3
-from contextlib import closing, nullcontext
+from contextlib import closing
 
 import pytest
 
@@ -16,6 +16,7 @@ from conftest import few, in_process
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.studies.training import study
 from unsilent.studies.training.kind import TrainingStore
+from unsilent.studies.training.spec import ReferenceRunOptions
 
 LOOP = ("faulty_loop.py:make", "--with", "steps=12", "--floor", "floor.sqlite")
 ASK = (*LOOP, "--store", "s.sqlite")
@@ -353,9 +354,8 @@ def test_trials_that_are_not_there(copied, trial):
 
 def test_the_python_function_asks_for_the_guard(monkeypatch):
     given = {}
-    monkeypatch.setattr(study, "floors_and_horizon", lambda spec, *_: (None, spec))
-    monkeypatch.setattr(study, "run_training", lambda *_, **more: given.update(more))
-    monkeypatch.setattr("unsilent.campaigns.options.ExecutionOptions.open_executor", lambda *_: nullcontext())
+    monkeypatch.setattr(study, "measure_noise_floors", lambda *_: None)
+    monkeypatch.setattr(study, "run_with_floors", lambda run, _: given.update(vars(run.asked[ReferenceRunOptions])))
     for guard in (True, False):
         unsilent.training("train-resnet", guard=guard)
         assert given["guard"] is guard

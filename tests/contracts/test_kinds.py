@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import os
+import pickle
 import re
 import signal
 import sqlite3
@@ -15,7 +16,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
@@ -32,9 +33,11 @@ from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PI, PiRow, PiRunner, PiSpec, Square, analyse
 from studies.clean_inference import write_clean
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
+from unsilent.campaigns.campaign_result import CampaignResult
+from unsilent.campaigns.campaign_run import DryRun, campaign_function
 from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import row_codec
-from unsilent.campaigns.driver import check_strata
+from unsilent.campaigns.driver import check_strata, run_trials
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
@@ -46,6 +49,7 @@ from unsilent.cli.campaign import OUTPUT_CLASSES, CampaignVerb
 from unsilent.cli.main import run as cli
 from unsilent.cli.table import COMMANDS
 from unsilent.errors import StoreError, UsageError, UserCodeError
+from unsilent.interval import Interval
 from unsilent.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.studies import campaign_kinds
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
@@ -638,6 +642,102 @@ def test_a_function_takes_the_options_of_its_verb(kind):
         if parameter != "workload":
             assert own[parameter].default == default, parameter
             assert own[parameter].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+FUNCTIONS = ["pvf", "training", "noise", "checkpoint_study", "coverage", "inference_coverage"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_help_of_a_function_says_what_it_takes_returns_and_raises(name):
+    function = getattr(unsilent, name)
+    signature, text = inspect.signature(function), inspect.getdoc(function)
+    returned = signature.return_annotation
+    assert issubclass(returned, CampaignResult)
+    assert f"Returns:\n    {returned.__name__}: {inspect.getdoc(returned).splitlines()[0]}" in text
+    assert "Raises:\n    UsageError: " in text
+    assert "    StoreError: " in text
+    described = set(re.findall(r"^    (\w+): ", text.partition("Args:")[2].partition("Returns:")[0], re.MULTILINE))
+    assert described == set(signature.parameters)
+    assert not set(re.findall(r"--([a-z]+)", text)) & set(signature.parameters), "names arguments, not options"
+    assert (function.__name__, getattr(importlib.import_module(function.__module__), name)) == (name, function)
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+@pytest.mark.parametrize(
+    ("name", "hints"),
+    [
+        ("pvf", {"ci": float | str | None, "flips": int | str | Sequence[int] | None, "data": str | Path | None,
+                 "at": str | Sequence[str], "trials": int | None, "store": str | Path | None}),
+        ("training", {"threshold": Mapping[str, float] | Sequence[str], "floor": str | Path | None, "workload": str,
+                      "phase": str | Sequence[str], "guard": bool}),
+    ],
+)  # fmt: skip
+def test_a_function_says_of_what_types_its_arguments_are(name, hints):
+    parameters = inspect.signature(getattr(unsilent, name)).parameters
+    assert {argument: parameters[argument].annotation for argument in hints} == hints
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "pvf() missing a required argument: 'workload'"),
+        ({"workload": "tiny.py:make", "trails": 3}, "pvf() got an unexpected keyword argument 'trails'"),
+    ],
+)
+def test_a_call_that_does_not_fit_names_the_function(arguments, said):
+    with pytest.raises(TypeError, match=re.escape(said)):
+        unsilent.pvf(**arguments)
+
+
+@pytest.mark.parametrize("name", ["training", "checkpoint_study"])
+def test_a_function_keeps_fault_free_runs_only_where_it_is_told(name):
+    assert "floor: File that stores the fault-free runs. Default: none is kept." in getattr(unsilent, name).__doc__
+
+
+def test_a_kind_of_another_package_has_a_function(tmp_path, monkeypatch, inline):
+    register(monkeypatch, PI)
+    monkeypatch.chdir(tmp_path)
+    estimate_pi = campaign_function(PI, Interval, "Estimate pi.")
+    result = estimate_pi(points=50, trials=TRIALS, store="a.sqlite")
+    assert (result, lines(Path("a.sqlite"))) == (
+        estimate_pi(points=50, trials=TRIALS),
+        lines(run(Path("b.sqlite"), TRIALS)),
+    )
+    assert list(inspect.signature(estimate_pi).parameters)[-2:] == ["store", "observer"]
+    with pytest.raises(UsageError, match="trials= is 0; expected 1 or more"):
+        estimate_pi(trials=0)
+
+
+def test_a_command_and_a_function_run_a_kind_in_its_own_way(tmp_path, monkeypatch, inline):
+    def run_twice(campaign):
+        with campaign.open_executor() as (executor, observer):
+            campaign.run_planned_trials(executor, observer)
+            run_trials([TrialId("square", None, 99)], executor, campaign.store, observer)
+        return campaign.analyse()
+
+    kind = replace(PI, run=run_twice)
+    register(monkeypatch, kind)
+    monkeypatch.chdir(tmp_path)
+    told("pi", "--points", 50, "--trials", 5, "--store", "a.sqlite", "--quiet")
+    assert campaign_function(kind, Interval, "Estimate pi.")(points=50, trials=5, store="b.sqlite").n == 6
+    assert lines(Path("a.sqlite")) == lines(Path("b.sqlite"))
+
+
+def test_a_kind_says_what_a_dry_run_shows(tmp_path, monkeypatch):
+    shown = DryRun(
+        trial_numbers=lambda run, baseline: {("square", None): range(run.spec.points)},
+        fault_free_seconds=lambda baseline: 2.0,
+        notes=lambda run, baseline, path: [f"{path} would hold points of {len(baseline.targets)} square"],
+        has_open_number=lambda asked: True,
+    )
+    register(monkeypatch, replace(PI, dry_run=shown))
+    monkeypatch.chdir(tmp_path)
+    words = ("pi", "--points", 7, "--dry-run", "--store", "a.sqlite", "--jobs", 1, "--quiet")
+    found = json.loads(told(*words, "--json"))
+    assert (found["trials"], found["seconds"]) == (7, 14)
+    text = " ".join(told(*words).split())
+    assert "a.sqlite would hold points of 1 square" in text
+    assert "at most 7 trials would run, in at most about 14 s with 1 job; the campaign decides how many" in text
 
 
 CALLS = {

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from campaigns.faulty_loop import Here, write_loop
+from conftest import campaign_run
 from hostile_stores import mutants
 from unsilent.campaigns.spec import TrialId
 from unsilent.cli.main import run as cli
@@ -55,7 +56,6 @@ from unsilent.studies.coverage.spec import (
     TARGETS,
     CleanTarget,
     CoverageAnalysisOptions,
-    CoverageBudget,
     CoverageSpec,
     make_coverage_spec,
     parse_clean_target,
@@ -329,7 +329,7 @@ def test_planted_changes():
 
 # -- campaigns --------------------------------------------------------------------------------------------------------------
 
-BUDGET = CoverageBudget(trials=2, clean_runs=2, changed_runs=1)
+BUDGET = {"trials": 2, "clean_runs": 2, "changed_runs": 1}
 
 
 @pytest.mark.slow
@@ -340,9 +340,10 @@ def test_a_campaign_is_read_and_reported(runner, tmp_path):
         store.bind_campaign(runner.spec, runner.establish_baseline())
         with pytest.raises(UsageError, match="no recording of the fault-free run"):
             analyse(store, options)
-        first = run_coverage(runner.spec, BUDGET, executor, store, options, command="unsilent coverage x")
+        asked = campaign_run(COVERAGE, runner.spec, store, executor, "unsilent coverage x", rate=0.05, **BUDGET)
+        first = run_coverage(asked)
         ran = len(executor.ran)
-        again = run_coverage(runner.spec, BUDGET, executor, store, options, command="unsilent coverage x")
+        again = run_coverage(asked)
         assert len(executor.ran) == ran == 1 + 2 * len(TARGETS) + 2 + 2
         own = analyse(store, options, RULES)
         twice = analyse_together([store, store], options)

@@ -13,7 +13,7 @@ import pytest
 import scipy.stats
 import torch
 
-from conftest import in_process
+from conftest import campaign_run, in_process
 from hostile_stores import mutants
 from studies.clean_inference import write_clean
 from unsilent.campaigns.codec import row_codec
@@ -31,7 +31,7 @@ from unsilent.sites import inject
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, LAYER, analyse, analyse_together
 from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, layers_run
 from unsilent.studies.coverage.inference.fault_search import FaultSearch
-from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
+from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE, InferenceCoverageStore
 from unsilent.studies.coverage.inference.report import report
 from unsilent.studies.coverage.inference.runner import InferenceCoverageRunner, fixed_rows
 from unsilent.studies.coverage.inference.scoring import ScoredStore, check_clean_samples, clean_samples_needed
@@ -42,7 +42,6 @@ from unsilent.studies.coverage.inference.spec import (
     RUNGS,
     WEIGHT_RATE,
     DetectorInfo,
-    InferenceCoverageBudget,
     InferenceCoverageOptions,
     InferenceCoverageSpec,
 )
@@ -73,7 +72,9 @@ def run(spec, path, trials, engine="auto", shard=(1, 1)):
         InlineExecutor(spec, worker_settings=WorkerSettings(engine)) as executor,
         InferenceCoverageStore(path, write=True) as store,
     ):
-        return run_inference_coverage(spec, InferenceCoverageBudget(trials, shard), executor, store, OPTIONS)
+        return run_inference_coverage(
+            campaign_run(INFERENCE_COVERAGE, spec, store, executor, trials=trials, shard=shard, rate=OPTIONS.rate)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from campaigns.faulty_loop import Here, running, write_loop
-from unsilent.campaigns.driver import Budget
+from conftest import campaign_run
 from unsilent.campaigns.replay import check_same_campaign
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import StoreError, UsageError
@@ -21,9 +21,9 @@ from unsilent.replicas import noise_floors as floor_module
 from unsilent.replicas.noise_floors import SEEDS, WINDOW, NoiseFloorTest, check_twin, run_noise_floors
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.training.judging import SLACK, TrainingJudge, horizon_from_floor, replica_spec
-from unsilent.studies.training.kind import TrainingStore
+from unsilent.studies.training.kind import TRAINING, TrainingStore
 from unsilent.studies.training.spec import GUARDED_PREFIX, TrainingSpec
-from unsilent.studies.training.study import TrainingAnalysisOptions, read_training, run_training
+from unsilent.studies.training.study import TrainingAnalysisOptions, read_training, run_with_floors
 
 pytestmark = pytest.mark.slow
 
@@ -71,16 +71,8 @@ def done(spec, floors, here, tmp_path_factory):
     """A campaign with the guard: its store and its result."""
     path = tmp_path_factory.mktemp("campaign") / "s.sqlite"
     with TrainingStore(path, write=True) as store:
-        result = run_training(
-            spec,
-            Budget(TRIALS),
-            here,
-            store,
-            floors,
-            TrainingAnalysisOptions(),
-            guard=True,
-            command="unsilent training x",
-        )
+        asked = campaign_run(TRAINING, spec, store, here, "unsilent training x", trials=TRIALS, guard=True)
+        result = run_with_floors(asked, floors)
     return path, result
 
 
@@ -124,13 +116,9 @@ def test_golden_is_the_clean_twin_of_its_replicas(ran, here, floors):
 def test_a_floor_of_another_training_is_refused(spec, floors, here, tmp_path):
     with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
         with pytest.raises(UsageError, match="and the fault-free twin of its replicas have different losses"):
-            run_training(
-                spec,
-                Budget(2),
-                here,
-                store,
+            run_with_floors(
+                campaign_run(TRAINING, spec, store, here, trials=2),
                 replace(floors, seeds=replace(floors.seeds, twin_losses_hash="0" * 32)),
-                TrainingAnalysisOptions(),
             )
         with pytest.raises(StoreError, match="holds no campaign yet"):  # nothing was stored
             store.stored_trial_ids()
@@ -260,7 +248,7 @@ def test_a_store_with_one_floor_is_completed_by_the_same_command(done, spec, flo
         read_training(store, TrainingAnalysisOptions())
     before = len(here.ran)
     with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        again = run_training(spec, Budget(TRIALS), here, store, floors, TrainingAnalysisOptions(), guard=True)
+        again = run_with_floors(campaign_run(TRAINING, spec, store, here, trials=TRIALS, guard=True), floors)
     assert len(here.ran) == before
     assert again.classes == done[1].classes
 
@@ -269,7 +257,7 @@ def test_a_campaign_goes_on_where_it_stopped(spec, floors, here, done, tmp_path)
     def ask(trials):
         before = len(here.ran)
         with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-            result = run_training(spec, Budget(trials), here, store, floors, TrainingAnalysisOptions())
+            result = run_with_floors(campaign_run(TRAINING, spec, store, here, trials=trials), floors)
         return result, len(here.ran) - before
 
     assert ask(10)[1] == 10
@@ -306,7 +294,7 @@ def test_readings_that_make_no_sense(fields):
 def test_training_pvf_counts_failures_of_each_part(spec, floors, tmp_path):
     memory = replace(spec, per="layer", faults=(("scale:factor=-30,rate=1", 1.0),))
     with running(memory) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        result = run_training(memory, Budget(4), Here(runner), store, floors, TrainingAnalysisOptions(margin=0.1))
+        result = run_with_floors(campaign_run(TRAINING, memory, store, Here(runner), trials=4, margin=0.1), floors)
         rows = list(store.rows())
         found = runner.establish_baseline()
     worst = min(floors.implementation.accuracy)
@@ -342,7 +330,7 @@ def test_a_horizon_has_the_same_faults_and_seldom_another_class(done, spec, floo
     wide = replace(horizon, loss=(1e300,) * len(horizon.loss), test=1e300)  # which no run leaves, on any machine
     short = replace(spec, horizon=wide)
     with running(short) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        result = run_training(short, Budget(TRIALS), Here(runner), store, floors, TrainingAnalysisOptions())
+        result = run_with_floors(campaign_run(TRAINING, short, store, Here(runner), trials=TRIALS), floors)
         early = {row.trial: row for row in store.rows()}
     with TrainingStore(done[0]) as store:
         whole = {row.trial: row for row in store.rows() if row.trial.target == "random"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from unsilent.argument_names import names_arguments
 from unsilent.errors import UsageError
+from unsilent.lazy_module import load_named
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 
@@ -21,16 +21,19 @@ class CampaignResult(Shown):
     """The result of a campaign.
 
     Attributes:
+        KIND: Where the kind of the campaign is, ``module:name``.
         store: File of the store; empty: several stores were read together.
     """
 
     __slots__ = ()
+    KIND: ClassVar[str]
     store: str
 
     @property
-    @abstractmethod
     def kind(self) -> Kind[Any, Any, Any]:
         """The kind of the campaign."""
+        kind: Kind[Any, Any, Any] = load_named(self.KIND)
+        return kind
 
     @names_arguments
     def report(self, *args: Any, **options: Any) -> Report:

@@ -34,17 +34,12 @@ import xxhash
 from unsilent.campaigns.spec import CampaignRow, TrialId, sorted_json_text
 from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, check_faults, one_line_preview
 from unsilent.errors import UsageError
-from unsilent.lazy_module import LazyModule
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from unsilent.faults import Fault
-else:
-    np = LazyModule("numpy")
+from unsilent.lazy_numpy import np
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+    from unsilent.faults import Fault
 
 R = TypeVar("R", bound=CampaignRow)
 Shape = int | tuple[int, ...]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from unsilent.campaigns.campaign_run import CampaignRun, DryRun, run_and_analyse
 from unsilent.campaigns.codec import Shape, row_codec
 from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions, ReportOptions
@@ -82,6 +83,11 @@ class Kind(Generic[S, B, R]):
         report_options: A dataclass of options that say how a result is shown.
         further_option_classes: Further ones.
         resolve_spec: Makes the spec of what was asked; None: of its fields alone.
+        check_options: Raises ``UsageError`` for what does not fit, before anything is opened.
+        late_fields: Fields of the spec that are known only when it runs, from options of the same name.
+        run: Runs a campaign, with all that comes before and after its trials, and returns its result.
+        dry_run: What is said of it before.
+        example_arguments: Of its command, in the help.
     """
 
     name: str
@@ -117,6 +123,11 @@ class Kind(Generic[S, B, R]):
     further_option_classes: tuple[type, ...] = ()
     execution_options: type[ExecutionOptions] = ExecutionOptions
     resolve_spec: Callable[[Asked], S] | None = None
+    check_options: Callable[[Asked, S], None] = do_nothing
+    late_fields: tuple[str, ...] = ()
+    run: Callable[[CampaignRun], Any] = run_and_analyse
+    dry_run: DryRun = field(default_factory=DryRun)
+    example_arguments: str = "WORKLOAD"
 
     @property
     def command_words(self) -> str:
@@ -127,6 +138,29 @@ class Kind(Generic[S, B, R]):
     def option_classes(self) -> tuple[type, ...]:
         """All that is asked of a campaign."""
         return self.spec, self.budget, self.analysis_options, *self.further_option_classes, self.execution_options
+
+    @property
+    def command_classes(self) -> tuple[type, ...]:
+        """Dataclasses of the options that a command names, so that it asks for the same again."""
+        return self.budget, self.spec, self.analysis_options, self.report_options, *self.further_option_classes
+
+    def command_line(self, asked: Asked) -> str:
+        """The command line that asks for the same again."""
+        return asked.command_line(self.command_words, *self.command_classes)
+
+    def resolve_budget(self, asked: Asked) -> Budget:
+        """How many trials; raises ``UsageError``."""
+        budget: Budget = asked[self.budget].resolve()
+        return budget
+
+    def checked_spec(self, asked: Asked) -> S:
+        """The spec of what was asked; raises ``UsageError`` for any option that does not fit."""
+        spec = self.resolve_spec(asked) if self.resolve_spec else asked[self.spec]
+        self.resolve_budget(asked)
+        asked[self.analysis_options]
+        asked[self.execution_options].check()
+        self.check_options(asked, spec)
+        return spec
 
     def __post_init__(self) -> None:
         """Raise ``UsageError`` for what would show only when trials are stored or a command is given."""

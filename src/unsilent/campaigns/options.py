@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ MOST_PARTS = 10**9 - 1
 """Of a campaign that is split."""
 
 
-def read_pairs(given: Any) -> tuple[tuple[str, str], ...]:
+def read_pairs(given: Mapping[str, object] | Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Options of a workload, sorted, from texts ``key=value`` or from a mapping; raises ``UsageError``."""
     if isinstance(given, Mapping):
         return tuple(sorted((str(key), str(value)) for key, value in given.items()))

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 import xxhash
 
 from unsilent.errors import UsageError
+from unsilent.lazy_module import load_named
 from unsilent.options import options_of
 
 if TYPE_CHECKING:
@@ -140,6 +141,60 @@ class Spec(Protocol):
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs trials, in a worker: it may load torch."""
         ...
+
+
+class JsonRecord:
+    """A base of dataclasses that are stored as JSON."""
+
+    __slots__ = ()
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(cast("Any", self))
+
+
+class StoredSpec(JsonRecord):
+    """A base of specs, frozen dataclasses: what most of them say of themselves.
+
+    Attributes:
+        FILES: Names of options that name files.
+        RUNNER: Where the class of the runner is, ``module:class``; it takes the spec, ``progress`` and ``worker_settings``.
+    """
+
+    __slots__ = ()
+    FILES: ClassVar[tuple[str, ...]] = ()
+    RUNNER: ClassVar[str]
+
+    @property
+    def is_enumerated(self) -> bool:
+        """Whether all trials are known beforehand: no, they are drawn."""
+        return False
+
+    def identity(self) -> Json:
+        """The spec without the folders its files happen to lie in, and the kind of device without its index."""
+        values = without_folders(self.to_json(), *self.FILES)
+        return values | ({"device": values["device"].partition(":")[0]} if "device" in values else {})
+
+    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
+        """What runs trials, in a worker."""
+        runner: Runner = load_named(self.RUNNER)(self, progress=progress, worker_settings=worker_settings)
+        return runner
+
+
+class SpecOfTraining(StoredSpec):
+    """A base of specs whose workload is a training, and whose trials have no number of flips."""
+
+    __slots__ = ()
+
+    @property
+    def device(self) -> str:
+        """Where it trains: an option of its workload."""
+        return dict(cast("Spec", self).options).get("device", "cpu")
+
+    @property
+    def flips(self) -> tuple[None]:
+        """The fault model, if there is one, says how many elements."""
+        return (None,)
 
 
 class TrialTarget(Protocol):

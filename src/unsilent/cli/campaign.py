@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.campaigns.campaign_run import CampaignRun, open_executor_of_options
 from unsilent.campaigns.kinds import Kind
-from unsilent.campaigns.options import Budget, ExecutionOptions
 from unsilent.cli.paths import default_store, report_path
 from unsilent.command import MEASURE, Command, ConfigOptions, DisplayOptions, ProgressOptions
 from unsilent.errors import Interrupted
 from unsilent.options import OUTPUT_PANEL, Asked, Option
 
 if TYPE_CHECKING:
+    from unsilent.campaigns.executors import Executor
     from unsilent.cli.progress import Display
-
-ExecutorAndDisplay = tuple[Any, Any]
-"""An executor and its observer."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,6 @@ class CampaignVerb:
     """What is done for a kind; ``further_option_classes``: dataclasses of options that only the command line has."""
 
     further_option_classes: tuple[type, ...] = ()
-    fields_unknown_in_dry_run: tuple[str, ...] = ()
-    """Fields of the spec that a dry run cannot know."""
-    example_arguments = "WORKLOAD"
 
     def __init__(self, kind: Kind[Any, Any, Any]) -> None:
         self.kind = kind
@@ -60,7 +54,7 @@ class CampaignVerb:
     def command(self) -> Command:
         """The row of the table of commands."""
         name = self.kind.command_words
-        example = f"unsilent {name} {self.example_arguments}"
+        example = f"unsilent {name} {self.kind.example_arguments}"
         return Command(name, MEASURE, self.kind.command_help, example, self.options, self.main)
 
     def main(self, asked: Asked) -> int:
@@ -69,96 +63,47 @@ class CampaignVerb:
         from unsilent.cli.dry_run import dry_run
 
         kind = self.kind
-        spec = kind.resolve_spec(asked) if kind.resolve_spec else asked[kind.spec]
+        spec = kind.checked_spec(asked)
         self.check(asked, spec)
-        output = asked[CampaignOutputOptions]
-        path = output.store or Path(default_store(kind.name, self.default_store_identity(asked, spec)))
+        output, late = asked[CampaignOutputOptions], {name: asked.value(name) for name in kind.late_fields}
+        path = output.store or Path(default_store(kind.name, {**spec.identity(), **late}))
         page = report_path(path, output.output)
         if output.dry_run:
-            return dry_run(self, asked, spec, path)
+            return dry_run(self.campaign(asked, spec), path)
         with open_store(path, kind, write=True) as store:
             try:
-                result = self.run(asked, spec, store)
+                result = kind.run(self.campaign(asked, spec, store))
             except KeyboardInterrupt:
                 stored = "finished trials are stored" if store.has_trials else "no trial was stored yet"
                 raise Interrupted(f"interrupted; {stored}, run the same command again to continue") from None
         return self.show(asked, result, page, path)
 
     def check(self, asked: Asked, spec: Any) -> None:
-        """Raise ``UsageError`` for what cannot be, before anything is opened."""
-        self.budget(asked)
-        asked[self.kind.analysis_options]
-        self.execution_options(asked).check()
+        """Raise ``UsageError`` for options of the command line that do not fit, before anything is opened."""
 
-    def default_store_identity(self, asked: Asked, spec: Any) -> dict[str, Any]:
-        """What the name of a store follows from where none is given."""
-        identity: dict[str, Any] = spec.identity()
-        return identity
-
-    def budget(self, asked: Asked) -> Budget:
-        """How many trials; raises ``UsageError``."""
-        result: Budget = asked[self.kind.budget].resolve()
-        return result
-
-    def execution_options(self, asked: Asked) -> ExecutionOptions:
-        """Where they are run."""
-        return asked[self.kind.execution_options]
-
-    def command_line(self, asked: Asked) -> str:
-        """The command line that asks for the same again."""
-        kind = self.kind
-        return asked.command_line(
-            kind.command_words,
-            kind.budget,
-            kind.spec,
-            kind.analysis_options,
-            kind.report_options,
-            *kind.further_option_classes,
+    def campaign(self, asked: Asked, spec: Any, store: Any = None) -> CampaignRun:
+        """What is run, whose progress is shown; fault-free runs are kept where any command finds them."""
+        return CampaignRun(
+            self.kind,
+            asked,
+            spec,
+            store,
+            self.kind.command_line(asked),
+            lambda noun: self.display(asked, noun),
+            self.make_executor,
+            lambda path, spec: nullcontext(path or Path(default_store("noise", spec.identity()))),
         )
 
-    def trial_numbers_by_stratum(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
-        """Which trials a dry run foresees, by target and number of flips."""
-        from unsilent.campaigns.driver import trial_numbers_by_stratum
+    def make_executor(self, campaign: CampaignRun, observer: Any) -> AbstractContextManager[Executor]:
+        """What runs the trials."""
+        return open_executor_of_options(campaign, observer)
 
-        return trial_numbers_by_stratum(spec, result, self.budget(asked))
-
-    def fault_free_seconds(self, result: Any) -> float:
-        """Of a fault-free run."""
-        return float(result.golden_seconds)
-
-    def dry_run_notes(self, asked: Asked) -> Iterator[str]:
-        """Further sentences of a dry run."""
-        yield from ()
-
-    def has_open_number_of_trials(self, asked: Asked) -> bool:
-        """Whether the campaign itself decides how many trials it runs, up to a maximum."""
-        return False
-
-    def plan_notes(self, spec: Any, baseline: Any, path: Path) -> Iterator[str]:
-        """Further sentences of a dry run, from what a worker found and from the store at this path."""
-        yield from ()
-
-    def display(self, asked: Asked, noun: str = "trial") -> Display:
+    def display(self, asked: Asked, noun: str) -> Display:
         """What shows the progress of what is counted."""
         from unsilent.cli.progress import make_observer
 
         shown = asked[DisplayOptions]
         return make_observer(quiet=asked[ProgressOptions].quiet, plain=shown.plain or shown.as_json, noun=noun)
-
-    @contextmanager
-    def open_executor_and_display(self, asked: Asked, spec: Any) -> Iterator[ExecutorAndDisplay]:
-        """The executor, while what it does is shown."""
-        observer = self.display(asked)
-        with observer, self.execution_options(asked).open_executor(spec, observer) as executor:
-            yield executor, observer
-
-    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
-        """Run what is missing and read the store."""
-        from unsilent.campaigns.driver import run_campaign
-
-        with self.open_executor_and_display(asked, spec) as (executor, observer):
-            run_campaign(spec, self.budget(asked), executor, store, observer=observer, command=self.command_line(asked))
-        return store.analyse(**vars(asked[self.kind.analysis_options]))
 
     def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
         """Print the report and write its page."""

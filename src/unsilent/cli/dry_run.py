@@ -10,29 +10,31 @@ from unsilent.campaigns.executors import chosen_job_count
 from unsilent.campaigns.spec import TrialId, differences, spec_value_text
 from unsilent.cli.report_output import show_report
 from unsilent.command import DisplayOptions
-from unsilent.options import Asked, OptionField, options_of
+from unsilent.options import OptionField, options_of
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text
 from unsilent.sizes import rough_duration_text
 
 if TYPE_CHECKING:
-    from unsilent.cli.campaign import CampaignVerb
+    from unsilent.campaigns.campaign_run import CampaignRun
+    from unsilent.campaigns.kinds import Kind
 
 
-def dry_run(verb: CampaignVerb, asked: Asked, spec: Any, path: Path) -> int:
+def dry_run(campaign: CampaignRun, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
-    with verb.open_executor_and_display(asked, spec) as (executor, _):
+    asked, spec, kind = campaign.asked, campaign.spec, campaign.kind
+    with campaign.open_executor() as (executor, _):
         baseline = executor.establish_baseline()
     check_strata(spec, baseline)
-    done = find_stored_trials(verb, spec, baseline, path)
-    strata = verb.trial_numbers_by_stratum(asked, spec, baseline)
+    done = find_stored_trials(kind, spec, baseline, path)
+    strata = kind.dry_run.trial_numbers(campaign, baseline)
     total = sum(map(len, strata.values()))
     groups = {target.name: getattr(target, "group", "") for target in baseline.targets}
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
-    each, asked_of = verb.fault_free_seconds(baseline), verb.execution_options(asked)
+    each, asked_of = kind.dry_run.fault_free_seconds(baseline), asked[kind.execution_options]
     jobs = chosen_job_count(asked_of.executor, spec, asked_of.jobs, asked_of.ray)
-    seconds, is_open = left * each, verb.has_open_number_of_trials(asked)
+    seconds, is_open = left * each, kind.dry_run.has_open_number(asked)
     table = Table(
         (Column("target", left_aligned=True), Column("flips"), Column("trials", "number")),
         tuple(TableRow((target, flips, len(own))) for (target, flips), own in strata.items()),
@@ -41,8 +43,8 @@ def dry_run(verb: CampaignVerb, asked: Asked, spec: Any, path: Path) -> int:
     spelled = Table(
         (Column(""), Column("", left_aligned=True)),
         tuple(
-            TableRow((asking.flag, _value_text(verb.kind.spec, name, asking, getattr(spec, name))))
-            for name, asking in options_of(verb.kind.spec).items()
+            TableRow((asking.flag, _value_text(kind.spec, name, asking, getattr(spec, name))))
+            for name, asking in options_of(kind.spec).items()
         ),
         "Options",
     )
@@ -58,13 +60,12 @@ def dry_run(verb: CampaignVerb, asked: Asked, spec: Any, path: Path) -> int:
             f"{total - left:,} of {count_text(total, 'trial')} are already stored in {path}",
             f"a fault-free run takes {rough_duration_text(each)}, and a trial that does not hang takes at most that long",
             "the time estimate does not include set-up and checks of the workload",
-            *verb.dry_run_notes(asked),
-            *verb.plan_notes(spec, baseline, path),
+            *kind.dry_run.notes(campaign, baseline, path),
         ),
         sections=(Section("Plan", "", (table, spelled)),),
-        repeat_command=verb.command_line(asked),
+        repeat_command=campaign.command,
         further_json={
-            "command": verb.command_line(asked), "spec": spec.to_json(), "store": str(path), "trials": total,
+            "command": campaign.command, "spec": spec.to_json(), "store": str(path), "trials": total,
             "stored": total - left,
             "golden_seconds": each, "cpu_seconds": seconds, "seconds": seconds / jobs, "jobs": jobs,
         },
@@ -80,15 +81,13 @@ def _value_text(spec: type, name: str, asking: OptionField, value: Any) -> str:
     return "default" if text == "none" != value and asking.default_text else text
 
 
-def find_stored_trials(verb: CampaignVerb, spec: Any, result: Any, path: Path) -> set[TrialId]:
+def find_stored_trials(kind: Kind[Any, Any, Any], spec: Any, result: Any, path: Path) -> set[TrialId]:
     """Trials that the store holds; raises ``StoreError`` where they are of another campaign."""
     from unsilent.campaigns.store import Store
 
     if not path.exists() or not path.stat().st_size:
         return set()
-    with Store(path, verb.kind) as store:
-        if {key for key, _ in differences((store.spec, store.baseline), (spec, result))} - {
-            *verb.fields_unknown_in_dry_run
-        }:
+    with Store(path, kind) as store:
+        if {key for key, _ in differences((store.spec, store.baseline), (spec, result))} - {*kind.late_fields}:
             store.check_campaign(spec, result)
         return store.stored_trial_ids()

@@ -1,22 +1,24 @@
-"""``unsilent pvf WORKLOAD``: what it adds to other campaigns: precision, gates for continuous integration, failures in time."""
+"""``unsilent pvf WORKLOAD``: what it adds to other campaigns: gates for continuous integration, failures in time."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from unsilent.cli.campaign import CampaignVerb, ExecutorAndDisplay
+from unsilent.cli.campaign import CampaignVerb
 from unsilent.command import DisplayOptions, ProgressOptions
 from unsilent.options import OUTPUT_PANEL, Asked, Option
 from unsilent.outcomes.pvf_options import PvfReportOptions
 from unsilent.studies.pvf.kind import PVF
-from unsilent.studies.pvf.spec import PvfBudget
+from unsilent.studies.pvf.spec import PvfBaseline
 
 if TYPE_CHECKING:
+    from unsilent.campaigns.campaign_run import CampaignRun
+    from unsilent.campaigns.executors import Executor
     from unsilent.studies.pvf.records import Gate
 
 
@@ -33,12 +35,10 @@ class PvfVerb(CampaignVerb):
     """``unsilent pvf``."""
 
     further_option_classes = (PvfCommandOptions,)
-    example_arguments = "digits-cnn --trials 500"
 
     def check(self, asked: Asked, spec: Any) -> None:
         from unsilent.studies.pvf.analysis import check_rate
 
-        super().check(asked, spec)
         self.gates(asked)
         rate = asked[PvfReportOptions].fit_per_bit
         if rate is not None:
@@ -50,54 +50,12 @@ class PvfVerb(CampaignVerb):
 
         return [Gate.parse(text) for text in asked[PvfCommandOptions].assertion]
 
-    def trial_numbers_by_stratum(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
-        if asked[PvfBudget].precision is None:
-            return super().trial_numbers_by_stratum(asked, spec, result)
-        most = self.budget(asked).trial_numbers(None)
-        return {(target.group or target.name, flips): most for target in result.targets for flips in spec.flips}
-
-    def dry_run_notes(self, asked: Asked) -> Iterator[str]:
-        if asked[PvfBudget].precision is not None:
-            yield "a pilot decides how many trials each target gets, usually far fewer than the maximum numbers in the table"
-
-    def has_open_number_of_trials(self, asked: Asked) -> bool:
-        return asked[PvfBudget].precision is not None
-
-    def plan_notes(self, spec: Any, baseline: Any, path: Path) -> Iterator[str]:
-        from unsilent.studies.pvf.analysis import samples_of_trials
-        from unsilent.studies.pvf.kind import PvfStore
-        from unsilent.studies.pvf.records import samples_text
-        from unsilent.studies.pvf.row_scopes import StoredTrials
-
-        if spec.samples is not None:
-            return
-        per_trial, per_sample = 1e3 * baseline.trial_seconds, 1e3 * baseline.sample_seconds
-        yield (
-            "a pilot chooses how many samples a trial evaluates; it compares numbers by counted costs, "
-            f"{per_trial:.2g} ms for a trial and {per_sample:.2g} ms for each of its samples"
-        )
-        if path.exists() and path.stat().st_size:
-            with PvfStore(path) as store:
-                stored = StoredTrials(store, "sample")
-            if any(plan.first_look_trials for plan in stored.plans.values()):
-                yield f"the pilot in {path} chose: samples of a trial {samples_text(samples_of_trials(stored))}"
-
     @contextmanager
-    def open_executor_and_display(self, asked: Asked, spec: Any) -> Iterator[ExecutorAndDisplay]:
-        with super().open_executor_and_display(asked, spec) as (executor, observer):
-            for gate in self.gates(asked):
-                gate.check(spec, executor.establish_baseline())
-            yield executor, observer
-
-    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
-        from unsilent.outcomes.tallies import PvfEstimator
-        from unsilent.studies.pvf.study import run_pvf_campaign
-
-        with self.open_executor_and_display(asked, spec) as (executor, observer):
-            return run_pvf_campaign(
-                spec, self.budget(asked), executor, store, asked[PvfEstimator], observer,
-                precision=asked[PvfBudget].precision, command=self.command_line(asked),
-            )  # fmt: skip
+    def make_executor(self, campaign: CampaignRun, observer: Any) -> Iterator[Executor]:
+        with super().make_executor(campaign, observer) as executor:
+            for gate in self.gates(campaign.asked):
+                gate.check(campaign.spec, cast("PvfBaseline", executor.establish_baseline()))
+            yield executor
 
     def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
         from unsilent.cli.report_output import show_report

@@ -1,20 +1,20 @@
-"""The verbs: the name of each, and where its `Command` is. A name of two words is a row like any other."""
+"""The verbs: the name of each, and where its `Command` is, or the kind of campaigns that it runs. A name may have two words."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 
 from unsilent.command import MEASURE, Command
+from unsilent.lazy_module import load_named
 
 COMMANDS = {
     "pvf": "unsilent.cli.pvf:COMMAND",
-    "training": "unsilent.cli.training:COMMAND",
+    "training": "unsilent.studies.training.kind:TRAINING",
     "training-example": "unsilent.cli.training_example:COMMAND",
-    "noise": "unsilent.cli.noise:COMMAND",
-    "coverage": "unsilent.cli.coverage:TRAINING_COMMAND",
-    "inference-coverage": "unsilent.cli.coverage:INFERENCE_COMMAND",
-    "checkpoint study": "unsilent.cli.checkpoint_study:COMMAND",
+    "noise": "unsilent.studies.noise.kind:NOISE",
+    "coverage": "unsilent.studies.coverage.kind:COVERAGE",
+    "inference-coverage": "unsilent.studies.coverage.inference.kind:INFERENCE_COVERAGE",
+    "checkpoint study": "unsilent.studies.checkpoint.kind:CHECKPOINT_STUDY",
     "plan": "unsilent.cli.plan:COMMAND",
     "profile": "unsilent.cli.profile:COMMAND",
     "run": "unsilent.cli.run:COMMAND",
@@ -60,13 +60,16 @@ def find_command_name(words: Sequence[str]) -> str | None:
 def load_command(name: str) -> Command:
     """The command of this name, of this package or of a study of another one; raises ``UsageError``."""
     if name in COMMANDS:
-        module, _, attribute = COMMANDS[name].partition(":")
-        command: Command = getattr(importlib.import_module(module), attribute)
-        return command
-    from unsilent.cli.campaign import CampaignVerb
-    from unsilent.studies.campaign_kinds import installed_kinds, load_installed_kind
+        loaded = load_named(COMMANDS[name])
+    else:
+        from unsilent.studies.campaign_kinds import installed_kinds, load_installed_kind
 
-    return CampaignVerb(load_installed_kind(installed_kinds()[name])).command
+        loaded = load_installed_kind(installed_kinds()[name])
+    if isinstance(loaded, Command):
+        return loaded
+    from unsilent.cli.campaign import CampaignVerb
+
+    return CampaignVerb(loaded).command
 
 
 def summaries(first_word: str = "") -> Iterator[tuple[str, str, str]]:

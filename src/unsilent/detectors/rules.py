@@ -6,11 +6,11 @@ A rule is imported when it is made, so that listing them is instant.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from unsilent.errors import unknown_name_error
+from unsilent.lazy_module import load_named
 from unsilent.name_and_parameters import build_named, parse_named
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def rule_class(name: str) -> type[Rule]:
     """The class of a rule. Raises ``UsageError`` for a name that does not exist."""
     if name not in RULES:
         raise unknown_name_error("rule", name, RULES)
-    module, _, attribute = RULES[name].target.partition(":")
-    return cast("type[Rule]", getattr(importlib.import_module(module), attribute))
+    return cast("type[Rule]", load_named(RULES[name].target))
 
 
 def make_rule(text: str) -> Rule:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from unsilent.errors import missing_name_error
+from unsilent.lazy_module import lazy_names
 
 if TYPE_CHECKING:
     from unsilent.faults.codecs import BIT_CLASSES, CODECS, Codec, codec
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from unsilent.faults.record import OPERATIONS, Fault
 
 _LAZY = {
-    "BIT_CLASSES": "codecs",
-    "CODECS": "codecs",
-    "FAULT_MODELS": "models",
-    "OPERATIONS": "record",
-    "SAMPLING_LAWS": "population",
-    "Codec": "codecs",
-    "Fault": "record",
-    "FaultModel": "models",
-    "Population": "population",
-    "Region": "population",
-    "codec": "codecs",
-    "fault_model": "models",
+    "BIT_CLASSES": "unsilent.faults.codecs",
+    "CODECS": "unsilent.faults.codecs",
+    "FAULT_MODELS": "unsilent.faults.models",
+    "OPERATIONS": "unsilent.faults.record",
+    "SAMPLING_LAWS": "unsilent.faults.population",
+    "Codec": "unsilent.faults.codecs",
+    "Fault": "unsilent.faults.record",
+    "FaultModel": "unsilent.faults.models",
+    "Population": "unsilent.faults.population",
+    "Region": "unsilent.faults.population",
+    "codec": "unsilent.faults.codecs",
+    "fault_model": "unsilent.faults.models",
 }
 
 __all__ = [
@@ -43,9 +43,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise missing_name_error(__name__, name, __all__)
-    import importlib
-
-    return getattr(importlib.import_module(f"unsilent.faults.{_LAZY[name]}"), name)
+__getattr__ = lazy_names(__name__, _LAZY, __all__)

@@ -26,15 +26,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from unsilent.errors import UsageError
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Curve = NDArray[np.float64]
-else:
-    np = LazyModule("numpy")
 
 
 class TrainingOutcome(StrEnum):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from unsilent.errors import missing_name_error
+from unsilent.lazy_module import lazy_names
 
 if TYPE_CHECKING:
     from unsilent.placement.cost import AlphaBeta
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from unsilent.placement.system import Level, System, load_system
 
 _LAZY = {
-    "AlphaBeta": "cost",
-    "Level": "system",
-    "MeasuredTable": "measure",
-    "Nccl": "nccl",
-    "Placement": "placements",
-    "Program": "programs",
-    "ProgramRunner": "execution",
-    "Ranking": "ranking",
-    "Reduction": "ranking",
-    "Step": "programs",
-    "System": "system",
-    "check": "programs",
-    "load_sweep": "measure",
-    "load_system": "system",
-    "program_hook": "ddp_hook",
-    "rank_placements": "ranking",
-    "synthesise": "synthesis",
+    "AlphaBeta": "unsilent.placement.cost",
+    "Level": "unsilent.placement.system",
+    "MeasuredTable": "unsilent.placement.measure",
+    "Nccl": "unsilent.placement.nccl",
+    "Placement": "unsilent.placement.placements",
+    "Program": "unsilent.placement.programs",
+    "ProgramRunner": "unsilent.placement.execution",
+    "Ranking": "unsilent.placement.ranking",
+    "Reduction": "unsilent.placement.ranking",
+    "Step": "unsilent.placement.programs",
+    "System": "unsilent.placement.system",
+    "check": "unsilent.placement.programs",
+    "load_sweep": "unsilent.placement.measure",
+    "load_system": "unsilent.placement.system",
+    "program_hook": "unsilent.placement.ddp_hook",
+    "rank_placements": "unsilent.placement.ranking",
+    "synthesise": "unsilent.placement.synthesis",
 }
 
 __all__ = [
@@ -59,9 +59,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise missing_name_error(__name__, name, __all__)
-    import importlib
-
-    return getattr(importlib.import_module(f"unsilent.placement.{_LAZY[name]}"), name)
+__getattr__ = lazy_names(__name__, _LAZY, __all__)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from unsilent.campaigns.spec import Json
+from unsilent.campaigns.spec import JsonRecord
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError, parse_record
 from unsilent.replicas.spec import MOST_REPLICAS
@@ -17,7 +17,7 @@ FLOOR = "floor"
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaDifferences:
+class ReplicaDifferences(JsonRecord):
     """What fault-free replicas ended in, compared with their clean twin.
 
     Attributes:
@@ -37,10 +37,6 @@ class ReplicaDifferences:
     window: int
     loss_band: tuple[float, ...]
     twin_losses_hash: str = ""
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,16 @@ two took another path, and ended as a fault-free run of the same recipe may end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from unsilent.campaigns.campaign_run import CampaignRun
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
+from unsilent.option_function import Argument
 from unsilent.outcomes.training import TrainingCurves
 from unsilent.replicas.floors import ACCURACY, CHURN, LOSS, Floor
 from unsilent.replicas.kind import ReplicaRequest, ReplicaStore
@@ -22,6 +25,7 @@ from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifference
 from unsilent.replicas.run import run_replicas
 from unsilent.replicas.spec import Replica, ReplicaBaseline, ReplicaSpec
 from unsilent.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS, Switches
+from unsilent.report.text import count_text
 from unsilent.statistics.floor import noise_verdict
 from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison
 
@@ -29,6 +33,8 @@ Floats = NDArray[np.float64]
 SEEDS = VARIANTS["algo"]
 LEAST = 20
 LEVEL = 0.05
+FLOOR = Argument("floor", str | Path | None, "File that stores the fault-free runs. Default: none is kept.")
+"""Of functions for Python, which do not keep them where commands do."""
 WINDOW = 10
 """Steps that losses are averaged over: single ones differ between fault-free runs as much as anything."""
 
@@ -65,6 +71,31 @@ def run_noise_floors(
     asked = ReplicaRequest((str(implementation), str(SEEDS)), count)
     run_replicas(spec, wanted, store, jobs=jobs, observer=observer, replica_request=asked)
     return NoiseFloors(*(_differences(spec, store, switches, count) for switches in (implementation, SEEDS)))
+
+
+def measure_noise_floors(
+    run: CampaignRun, spec: ReplicaSpec, implementation: str, count: int, path: Path | None
+) -> NoiseFloors:
+    """The noise floors of a campaign, before its trials, from fault-free runs that a file keeps; see `run_noise_floors`.
+
+    Args:
+        spec: Of the fault-free runs.
+        implementation: Switches, as ``--noise`` gives them.
+        path: The file; None: where the run keeps it.
+    """
+    jobs = run.asked[run.kind.execution_options].jobs
+    with (
+        run.observe("replica") as observer,
+        run.floor_file(path, spec) as file,
+        ReplicaStore(file, write=True) as store,
+    ):
+        return run_noise_floors(spec, store, Switches.parse(implementation), count, jobs=jobs, observer=observer)
+
+
+def noise_floor_note(count: int) -> str:
+    """What a dry run says of the runs of both noise floors, of ``count`` replicas each."""
+    runs = count_text(2 * count + 1, "fault-free run")
+    return f"before the trials, {runs} for the noise floors would run, unless stored already"
 
 
 def _differences(spec: ReplicaSpec, store: ReplicaStore, switches: Switches, count: int) -> ReplicaDifferences:

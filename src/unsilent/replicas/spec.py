@@ -11,25 +11,20 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Lt
 
 from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
-from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
-from unsilent.lazy_module import LazyModule
+from unsilent.campaigns.spec import Json, JsonRecord, Runner, SpecOfTraining, TrialId, WorkerSettings
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import LARGEST, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
 from unsilent.replicas.switches import SWITCHES, Switches
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from unsilent.workloads.model_fitting import Progress
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 WEIGHT_BYTES = 64 * 2**20
 """Final weights that take more than this are not kept; their distances are then not known."""
@@ -38,7 +33,7 @@ MOST_STEPS, MOST_REPLICAS = 10**7, 10**5
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaSpec:
+class ReplicaSpec(SpecOfTraining):
     """What is trained, and what is written down of it.
 
     ``steps``: the length of a run; None: all steps of the workload. ``every``: steps between two hashes of the weights.
@@ -64,32 +59,9 @@ class ReplicaSpec:
         check_count("--seed", self.seed, 0, LARGEST)
 
     @property
-    def is_enumerated(self) -> bool:
-        """Never: there are as many replicas as are asked for."""
-        return False
-
-    @property
-    def flips(self) -> tuple[None]:
-        """There are no faults."""
-        return (None,)
-
-    @property
     def threads(self) -> int:
         """Of a run without switches."""
         return 1
-
-    @property
-    def device(self) -> str:
-        """Where it trains: an option of its workload."""
-        return dict(self.options).get("device", "cpu")
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-    def identity(self) -> Json:
-        """The spec without the folders its files happen to lie in."""
-        return without_folders(self.to_json(), *self.FILES)
 
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs replicas, in a worker."""
@@ -99,7 +71,7 @@ class ReplicaSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaBaseline:
+class ReplicaBaseline(JsonRecord):
     """What a worker found out about a training before its first run.
 
     Attributes:
@@ -148,10 +120,6 @@ class ReplicaBaseline:
         count = len(self.labels)
         packed = {name: np.frombuffer(bytes.fromhex(bits), np.uint8) for name, bits in self.groups.items()}
         return {name: np.unpackbits(bits, count=count).astype(np.bool_) for name, bits in packed.items()}
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 class Replica(NamedTuple):

@@ -5,10 +5,10 @@ Importing this package imports neither torch nor numpy; `Workload` and `Inferenc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unsilent.argument_names import names_arguments
-from unsilent.errors import missing_name_error
+from unsilent.lazy_module import lazy_names
 from unsilent.workloads import registry
 from unsilent.workloads.registry import load_training
 from unsilent.workloads.zoo import HF, TRAININGS, ZOO, WorkloadEntry
@@ -19,11 +19,4 @@ if TYPE_CHECKING:
 __all__ = ["HF", "TRAININGS", "ZOO", "InferenceWorkload", "Workload", "WorkloadEntry", "load", "load_training"]
 
 load = names_arguments(registry.load)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("InferenceWorkload", "Workload"):
-        from unsilent.workloads import base
-
-        return getattr(base, name)
-    raise missing_name_error(__name__, name, __all__)
+__getattr__ = lazy_names(__name__, dict.fromkeys(("InferenceWorkload", "Workload"), "unsilent.workloads.base"), __all__)

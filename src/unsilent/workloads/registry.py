@@ -19,7 +19,6 @@ Invariant: importing this module imports neither torch nor numpy.
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import textwrap
 import typing
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.lazy_module import load_named
 from unsilent.name_and_parameters import convert
 from unsilent.workloads.user import find_user_object, user_code
 from unsilent.workloads.zoo import EXPORTED, HF, TRAININGS, ZOO, WorkloadEntry
@@ -229,8 +229,7 @@ def _builtin(
     missing = [f"--{k} FILE" for k in ("weights", "data") if getattr(entry, k) == "required" and k not in chosen]
     if missing:
         raise UsageError(f"workload {ref!r} needs {' and '.join(missing)}")
-    module, _, function = entry.factory_path.partition(":")
-    factory = getattr(importlib.import_module(module), function)
+    factory = load_named(entry.factory_path)
     return factory(**_arguments(ref, factory, options, chosen, preset))
 
 

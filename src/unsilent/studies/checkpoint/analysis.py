@@ -12,7 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,6 @@ from unsilent.studies.checkpoint.spec import (
     CheckpointSpec,
     CheckpointTarget,
 )
-
-if TYPE_CHECKING:
-    from unsilent.campaigns.kinds import Kind
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -156,6 +153,7 @@ class EqualPairs:
 class CheckpointResult(CampaignResult):
     """What a campaign found."""
 
+    KIND: ClassVar[str] = "unsilent.studies.checkpoint.kind:CHECKPOINT_STUDY"
     spec: CheckpointSpec
     baseline: CheckpointBaseline
     floors: NoiseFloors
@@ -169,12 +167,6 @@ class CheckpointResult(CampaignResult):
     seconds: float
     cpu_seconds: float
     store: str
-
-    @property
-    def kind(self) -> Kind[Any, Any, Any]:
-        from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
-
-        return CHECKPOINT_STUDY
 
 
 def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> CheckpointResult:

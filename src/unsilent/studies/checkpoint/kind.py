@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
+from unsilent.lazy_module import LazyFunction
 from unsilent.replicas.noise_floor_records import FLOOR, are_numbers, parse_noise_floor
-from unsilent.report.model import Report
 from unsilent.studies.checkpoint.spec import (
     ENDS,
     FOLLOWED,
@@ -26,7 +27,7 @@ from unsilent.studies.checkpoint.spec import (
 from unsilent.workloads.zoo import TRAININGS
 
 if TYPE_CHECKING:
-    from unsilent.studies.checkpoint.analysis import CheckpointResult
+    pass
 
 ABOUT = """Corrupt bits of a checkpoint and measure what they do to the training that resumes from it.
 
@@ -91,27 +92,6 @@ def check_row(row: CheckpointRow, baseline: CheckpointBaseline) -> None:
         raise DamagedRecordError("has impossible counts")
 
 
-def analyse(store: CheckpointStore, **choices: Any) -> CheckpointResult:
-    """What a campaign found, by fields of `CheckpointAnalysisOptions`; raises ``UsageError`` where it has no trial."""
-    from unsilent.studies.checkpoint.analysis import analyse
-
-    return analyse(store, CheckpointAnalysisOptions(**choices))
-
-
-def report(result: CheckpointResult) -> Report:
-    """What is shown of it."""
-    from unsilent.studies.checkpoint.report import report
-
-    return report(result)
-
-
-def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any) -> Report:
-    """What is shown of two."""
-    from unsilent.studies.checkpoint.report import comparison_report
-
-    return comparison_report(analyse(one, **choices), analyse(other, **choices))
-
-
 CHECKPOINT_STUDY = Kind(
     name="checkpoint-study",
     application_id=0x556E7363,  # "Unsc"
@@ -124,9 +104,9 @@ CHECKPOINT_STUDY = Kind(
     shapes=array_shapes,
     record_readers={FLOOR: parse_noise_floor},
     shared_baseline_fields=("targets", "step", "steps"),
-    analyse=analyse,
-    report=report,
-    compare=compare_stores,
+    analyse=LazyFunction("unsilent.studies.checkpoint.analysis:analyse", CheckpointAnalysisOptions),
+    report=LazyFunction("unsilent.studies.checkpoint.report:report"),
+    compare=LazyFunction("unsilent.studies.checkpoint.report:compare_stores"),
     builtin_values={"workload": TRAININGS},
     subject=lambda store: str(store.baseline.name),
     command="checkpoint study",
@@ -134,6 +114,12 @@ CHECKPOINT_STUDY = Kind(
     analysis_options=CheckpointAnalysisOptions,
     further_option_classes=(FloorOptions,),
     resolve_spec=make_checkpoint_spec,
+    run=LazyFunction("unsilent.studies.checkpoint.study:run_checkpoint_study"),
+    dry_run=DryRun(
+        fault_free_seconds=lambda baseline: max(one.seconds for one in baseline.resumes),
+        notes=LazyFunction("unsilent.studies.checkpoint.study:dry_run_notes"),
+    ),
+    example_arguments="train-resnet --trials 20",
 )
 
 

@@ -14,6 +14,7 @@ from unsilent.report.model import Cell, Column, Report, Section, Table
 from unsilent.report.text import count_text, difference_text, percent_text, upper_bound_text
 from unsilent.statistics.comparing import joint_differences
 from unsilent.studies.checkpoint.analysis import ALL_FLIPS, CheckpointResult, Difference, Floats, ResumeGroup
+from unsilent.studies.checkpoint.kind import CheckpointStore
 from unsilent.studies.checkpoint.spec import SECTIONS, CheckpointTarget, CleanResume
 
 NAMES = ("strategy", "section", "loaded by")
@@ -227,6 +228,11 @@ def _difference_json(one: Difference) -> dict[str, Any]:
         "low": one.difference.low, "high": one.difference.high, "confidence": one.difference.confidence,
         "paired": one.is_paired, "smallest_detectable": one.detectable,
     }  # fmt: skip
+
+
+def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any) -> Report:
+    """What is shown of two stores; ``choices``: those of `CheckpointAnalysisOptions`."""
+    return comparison_report(one.analyse(**choices), other.analyse(**choices))
 
 
 def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -12,9 +12,9 @@ from annotated_types import Ge, Lt
 
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
-from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.campaigns.spec import JsonRecord, Runner, StoredSpec, TrialId, WorkerSettings
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import (
     EXECUTION_PANEL,
     FAULTS_PANEL,
@@ -27,13 +27,8 @@ from unsilent.options import (
 from unsilent.workloads.distributed.strategy_names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from unsilent.workloads.distributed.orders import Restart
     from unsilent.workloads.model_fitting import Progress
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 SECTIONS: Mapping[str, str] = {
     "weights": "parameters of the model",
@@ -81,7 +76,7 @@ def joined(names: Any) -> list[str]:
 
 
 @dataclass(frozen=True)
-class CheckpointSpec:
+class CheckpointSpec(StoredSpec):
     """What is asked of a campaign; the campaign's identity derives from it."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data",)
@@ -116,22 +111,9 @@ class CheckpointSpec:
     study: Annotated[str, NOT_AN_OPTION] = "checkpoint-study"
 
     @property
-    def is_enumerated(self) -> bool:
-        """Never: trials are drawn."""
-        return False
-
-    @property
     def device(self) -> str:
         """Gloo, which connects the ranks, is for processors."""
         return "cpu"
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-    def identity(self) -> Json:
-        """The spec without the folders its files happen to lie in."""
-        return without_folders(self.to_json(), *self.FILES)
 
     def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs trials, in a worker."""
@@ -221,7 +203,7 @@ class CleanResume:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointBaseline:
+class CheckpointBaseline(JsonRecord):
     """What a worker found out before the first trial.
 
     Attributes:
@@ -242,10 +224,6 @@ class CheckpointBaseline:
     golden_seconds: float
     info: Mapping[str, Any]
     versions: Mapping[str, str]
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
 
     def resume(self, strategy: str) -> CleanResume:
         """The clean resume of a strategy."""

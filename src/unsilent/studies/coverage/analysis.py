@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,6 @@ from unsilent.studies.coverage.spec import (
 )
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.kinds import Kind
     from unsilent.studies.coverage.kind import CoverageStore
 
 ALARMS, WARNINGS, MATCHED = "alarm", "alarm or warning", "scaled threshold"
@@ -145,6 +144,7 @@ class CoverageResult(CampaignResult):
         seconds_per_step: That each rule takes, by name.
     """
 
+    KIND: ClassVar[str] = "unsilent.studies.coverage.kind:COVERAGE"
     spec: CoverageSpec
     baseline: CoverageBaseline
     options: CoverageAnalysisOptions
@@ -164,12 +164,6 @@ class CoverageResult(CampaignResult):
     seconds: float
     cpu_seconds: float
     store: str
-
-    @property
-    def kind(self) -> Kind[Any, Any, Any]:
-        from unsilent.studies.coverage.kind import COVERAGE
-
-        return COVERAGE
 
 
 def analyse(

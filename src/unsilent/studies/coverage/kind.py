@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
+from unsilent.lazy_module import LazyFunction
 from unsilent.replicas.spec import MOST_STEPS
-from unsilent.report.model import Report
 from unsilent.studies.coverage.spec import (
     CHANGES,
     ENDS,
@@ -31,7 +32,7 @@ from unsilent.studies.coverage.spec import (
 from unsilent.workloads.zoo import TRAININGS
 
 if TYPE_CHECKING:
-    from unsilent.studies.coverage.analysis import CoverageResult
+    pass
 
 ABOUT = """Measure which detection rules of a monitor find which faults of a training, and their false alarms.
 
@@ -88,20 +89,6 @@ def check_row(row: CoverageRow, baseline: CoverageBaseline) -> None:
         raise DamagedRecordError("has impossible counts")
 
 
-def analyse(store: CoverageStore, **choices: Any) -> CoverageResult:
-    """What a campaign found, by fields of `CoverageAnalysisOptions`; raises ``UsageError`` where it has no recording."""
-    from unsilent.studies.coverage.analysis import analyse
-
-    return analyse(store, CoverageAnalysisOptions(**choices))
-
-
-def report(result: CoverageResult) -> Report:
-    """What is shown of it."""
-    from unsilent.studies.coverage.report import report
-
-    return report(result)
-
-
 COVERAGE = Kind(
     name="coverage",
     application_id=0x556E7377,  # "Unsw"
@@ -117,14 +104,17 @@ COVERAGE = Kind(
     is_planned_trial=lambda trial: trial != GOLDEN and parse_clean_target(trial.target) is None,
     max_cell_bytes=MOST_CELL_BYTES,
     shared_baseline_fields=("targets", "series", "steps"),
-    analyse=analyse,
-    report=report,
+    analyse=LazyFunction("unsilent.studies.coverage.analysis:analyse", CoverageAnalysisOptions),
+    report=LazyFunction("unsilent.studies.coverage.report:report"),
     builtin_values={"workload": TRAININGS},
     subject=lambda store: str(store.baseline.name),
     command_help=ABOUT,
     budget=CoverageBudget,
     analysis_options=CoverageAnalysisOptions,
     resolve_spec=make_coverage_spec,
+    run=LazyFunction("unsilent.studies.coverage.study:run_coverage"),
+    dry_run=DryRun(notes=LazyFunction("unsilent.studies.coverage.study:dry_run_notes")),
+    example_arguments="train-resnet --trials 20",
 )
 
 

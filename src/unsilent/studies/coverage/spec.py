@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Lt
 
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions, Budget
-from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import (
     FAULTS_PANEL,
     LARGEST,
@@ -37,14 +37,6 @@ from unsilent.studies.training.spec import (
     parse_weighted_models,
     weighted_models_text,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from unsilent.workloads.model_fitting import Progress
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 OPERATION, MEMORY = PLACES = ("operation", "memory")
 """Where faults are: in an operation of a step, or in parameters and optimizer state between two steps."""
@@ -109,10 +101,11 @@ def parse_clean_target(name: str) -> CleanTarget | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CoverageSpec:
+class CoverageSpec(SpecOfTraining):
     """What was asked."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data",)
+    RUNNER: ClassVar[str] = "unsilent.studies.coverage.runner:CoverageRunner"
     workload: Annotated[str, TRAINING_OPTION]
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
@@ -147,21 +140,6 @@ class CoverageSpec:
         """What trials are drawn for."""
         return tuple(target for target in TARGETS if any(fnmatchcase(target.name, glob) for glob in self.only))
 
-    @property
-    def is_enumerated(self) -> bool:
-        """Never: trials are drawn."""
-        return False
-
-    @property
-    def device(self) -> str:
-        """Where it trains: an option of its workload."""
-        return dict(self.options).get("device", "cpu")
-
-    @property
-    def flips(self) -> tuple[None]:
-        """The fault model says how many elements."""
-        return (None,)
-
     def training_spec(self, place: str, large: bool = False) -> TrainingSpec:
         """The study of faulty trainings that draws the same faults: those of the large classes, or of the others."""
         in_operations = place == OPERATION
@@ -180,20 +158,6 @@ class CoverageSpec:
             threads=self.threads,
         )
 
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-    def identity(self) -> Json:
-        """The spec without the folders its files happen to lie in."""
-        return without_folders(self.to_json(), *self.FILES)
-
-    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """What runs trials, in a worker."""
-        from unsilent.studies.coverage.runner import CoverageRunner
-
-        return CoverageRunner(self, progress, worker_settings)
-
 
 @dataclass(frozen=True, slots=True)
 class CoverageTarget:
@@ -209,7 +173,7 @@ TARGETS = tuple(CoverageTarget(f"{place}:{name}", place, name) for place in PLAC
 
 
 @dataclass(frozen=True, slots=True)
-class CoverageBaseline:
+class CoverageBaseline(JsonRecord):
     """What a worker found out before the first trial.
 
     Attributes:
@@ -233,10 +197,6 @@ class CoverageBaseline:
     info: Mapping[str, Any]
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

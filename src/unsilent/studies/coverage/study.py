@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
-from unsilent.argument_names import names_arguments
-from unsilent.campaigns.driver import run_campaign, run_trials
-from unsilent.campaigns.executors import Executor
-from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.options import ExecutionOptions, store_or_temporary
+from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
+from unsilent.campaigns.driver import run_trials
 from unsilent.campaigns.spec import TrialId
-from unsilent.options import Asked
-from unsilent.studies.coverage.analysis import CoverageResult, analyse
-from unsilent.studies.coverage.kind import COVERAGE, CoverageStore
+from unsilent.report.text import count_text
+from unsilent.studies.coverage.analysis import CoverageResult
+from unsilent.studies.coverage.kind import COVERAGE
 from unsilent.studies.coverage.scoring import current_digest, named_rules
 from unsilent.studies.coverage.spec import (
     CLEAN,
@@ -22,99 +18,29 @@ from unsilent.studies.coverage.spec import (
     CoverageAnalysisOptions,
     CoverageBaseline,
     CoverageBudget,
-    CoverageSpec,
-    make_coverage_spec,
 )
-from unsilent.studies.training.spec import PHASES
 
 
-@names_arguments
-def coverage(
-    workload: str,
-    *,
-    trials: int = 150,
-    fault: str | Sequence[str] = (),
-    large_fault: str = "bitflip:bits=exponent",
-    phase: str | Sequence[str] = PHASES,
-    layer: str | Sequence[str] = ("*",),
-    only: str | Sequence[str] = ("*",),
-    follow: int = 5,
-    tries: int = 300,
-    steps: int | None = None,
-    clean_runs: int = 20,
-    clean_steps: int | None = None,
-    changed_runs: int = 5,
-    confidence: float = 0.95,
-    rate: float = 1e-3,
-    sampling: int | str | Sequence[int] = (1,),
-    options: Mapping[str, object] | Sequence[str] = (),
-    data: str | Path | None = None,
-    seed: int = 0,
-    init: int = 0,
-    jobs: int | None = None,
-    executor: str | None = None,
-    ray: str | None = None,
-    deadline: float | None = None,
-    store: str | Path | None = None,
-    observer: Observer | None = None,
-) -> CoverageResult:
-    """Which rule detects which faults of a training, with how many false alarms, how late and at what cost.
-
-    Arguments are the options of ``unsilent coverage``, by the same names and with the same defaults.
-
-    Args:
-        workload: A built-in training, ``file.py:name`` or ``package.module:name``.
-        options, data: Of the workload.
-        trials: Faults of each class of severity.
-        steps, init: Of the training, and its seed.
-        fault, large_fault, phase, layer, only, tries: Which faults are injected.
-        follow: Steps that a rule has to detect one.
-        clean_runs, clean_steps, changed_runs: Fault-free runs.
-        confidence, rate: How rules are judged.
-        sampling: Steps in which a monitor reads all values once: a number, or those of gradients, of gradients of norm layers'
-            inputs, and of updates, like ``(1, 5, 8)``.
-        store: File to keep and resume from; default none.
-
-    Raises:
-        UsageError: input that does not fit. StoreError: the store cannot be used.
-    """
-    asked = Asked.from_call(COVERAGE.option_classes, dict(locals()))
-    spec, budget, reading, execution = (
-        make_coverage_spec(asked),
-        asked[CoverageBudget],
-        asked[CoverageAnalysisOptions],
-        asked[ExecutionOptions],
-    )
-    execution.check()
-    with (
-        store_or_temporary(store) as path,
-        CoverageStore(path, write=True) as opened,
-        execution.open_executor(spec, observer) as running,
-    ):
-        return run_coverage(
-            spec, budget, running, opened, reading,
-            observer=observer, command=asked.command_line("coverage", CoverageBudget, CoverageSpec, CoverageAnalysisOptions),
-        )  # fmt: skip
-
-
-def run_coverage(
-    spec: CoverageSpec,
-    budget: CoverageBudget,
-    executor: Executor,
-    store: CoverageStore,
-    options: CoverageAnalysisOptions,
-    *,
-    observer: Observer | None = None,
-    command: str = "",
-) -> CoverageResult:
+def run_coverage(run: CampaignRun) -> CoverageResult:
     """Run (or resume) a campaign, and apply all rules to what it recorded; raises ``UsageError``."""
-    baseline = executor.establish_baseline()
-    assert isinstance(baseline, CoverageBaseline)
-    store.bind_campaign(spec, baseline)
-    run_trials([GOLDEN], executor, store, observer)
-    run_campaign(spec, budget, executor, store, observer=observer, command=command)
-    run_trials(fault_free_trials(budget, options, baseline), executor, store, observer)
-    return analyse(store, options)
+    budget, options = run.asked[CoverageBudget], run.asked[CoverageAnalysisOptions]
+    with run.open_executor() as (executor, observer):
+        baseline = executor.establish_baseline()
+        assert isinstance(baseline, CoverageBaseline)
+        run.store.bind_campaign(run.spec, baseline)
+        run_trials([GOLDEN], executor, run.store, observer)
+        run.run_planned_trials(executor, observer)
+        run_trials(fault_free_trials(budget, options, baseline), executor, run.store, observer)
+    result: CoverageResult = run.analyse()
+    return result
+
+
+def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
+    """What else would run."""
+    budget = run.asked[CoverageBudget]
+    runs = budget.clean_runs + 3 * budget.changed_runs
+    yield f"after the trials, up to {count_text(runs, 'fault-free run')} would run, unless stored already"
+    yield "the time estimate does not include fault-free runs; a trial draws faults until one is of its class"
 
 
 def fault_free_trials(
@@ -126,3 +52,10 @@ def fault_free_trials(
         count = budget.clean_runs if kind == CLEAN else budget.changed_runs
         target = CleanTarget(kind, steps, *options.intervals, digest)
         yield from (TrialId(target.name, None, k) for k in range(count))
+
+
+coverage = campaign_function(
+    COVERAGE,
+    CoverageResult,
+    "Which rule detects which faults of a training, with how many false alarms, how late and at what cost.",
+)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
 from unsilent.errors import unknown_name_error
+from unsilent.lazy_module import LazyFunction
 from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.spec import MOST_REPLICAS
-from unsilent.report.model import Report
 
 if TYPE_CHECKING:
     from unsilent.studies.noise.records import NoiseResult
@@ -21,6 +22,12 @@ ABOUT = """Measure how much fault-free runs of a training differ, and why.
 Compares accuracy, churn (predictions that differ between two runs), distances between weights, and groups of held-out samples.
 Resumable: the same command continues where it stopped; more --replicas extend it. Ends in a table and an HTML report.
 """
+
+NOTES = (
+    "if runs differ, some steps run again to find the first operation that differs",
+    "the time estimate does not include steps that run again",
+)
+"""Of a dry run."""
 
 
 def read_variants(text_or_list: Any) -> tuple[str, ...]:
@@ -82,18 +89,16 @@ def make_noise_question(asked: Asked) -> NoiseQuestion:
     )
 
 
+def check_options(asked: Asked, spec: ReplicaSpec) -> None:
+    """Raise ``UsageError`` for a question that cannot be asked."""
+    make_noise_question(asked)
+
+
 def make_noise_spec(asked: Asked) -> ReplicaSpec:
     """A checked spec; raises ``UsageError``."""
     spec = asked[ReplicaSpec]
     spec.check()
     return spec
-
-
-def planned_replica_count(store: ReplicaStore) -> int:
-    """Replicas that the question of a store asks for."""
-    from unsilent.studies.noise.study import stored_question
-
-    return len(set(stored_question(store).planned_runs(store.baseline)))
 
 
 def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:
@@ -103,20 +108,21 @@ def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:
     return read_noise(stored_question(store, confidence), store)
 
 
-def report(result: NoiseResult) -> Report:
-    """What is shown of it."""
-    from unsilent.studies.noise.report import report
-
-    return report(result)
-
-
 NOISE = replace(
     REPLICAS,
     analyse=analyse,
-    report=report,
-    count_planned_trials=planned_replica_count,
+    report=LazyFunction("unsilent.studies.noise.report:report"),
+    count_planned_trials=LazyFunction("unsilent.studies.noise.study:planned_replica_count"),
     command_help=ABOUT,
     budget=NoiseBudget,
     execution_options=RunOptions,
     resolve_spec=make_noise_spec,
+    check_options=check_options,
+    run=LazyFunction("unsilent.studies.noise.study:run_noise_campaign"),
+    dry_run=DryRun(
+        trial_numbers=LazyFunction("unsilent.studies.noise.study:trial_numbers"),
+        fault_free_seconds=lambda baseline: baseline.run_seconds,
+        notes=lambda run, baseline, path: NOTES,
+    ),
+    example_arguments="train-resnet --replicas 5",
 )

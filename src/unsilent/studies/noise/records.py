@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.interval import Interval
 from unsilent.statistics.groups import GroupSpread
 from unsilent.statistics.replica_spread import Spread
-
-if TYPE_CHECKING:
-    from unsilent.campaigns.kinds import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +117,7 @@ class NoiseResult(CampaignResult):
     ``level``: that was asked of a rank test (None: none); ``smallest_p``: the least p value such a test can give.
     """
 
+    KIND: ClassVar[str] = "unsilent.studies.noise.kind:NOISE"
     workload: str
     command: str
     spec: Mapping[str, Any]
@@ -143,9 +141,3 @@ class NoiseResult(CampaignResult):
     machine: Mapping[str, str]
     info: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> Kind[Any, Any, Any]:
-        from unsilent.studies.noise.kind import NOISE
-
-        return NOISE

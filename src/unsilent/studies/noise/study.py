@@ -7,18 +7,14 @@ store. CONTROL is always run: its replicas must agree to the last bit, or nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unsilent.argument_names import names_arguments
-from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.options import ExecutionOptions, store_or_temporary
+from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, campaign_function
 from unsilent.errors import UnsilentError, UsageError
-from unsilent.options import Asked
 from unsilent.replicas import (
     Replica,
     ReplicaBaseline,
@@ -115,52 +111,23 @@ def check_any_runnable(asked: NoiseQuestion, trained: ReplicaBaseline) -> None:
         raise UsageError(f"no variant can be run here ({whys}); choose another --switch")
 
 
-@names_arguments
-def noise(
-    workload: str,
-    *,
-    replicas: int = 20,
-    variants: str | Sequence[str] = (),
-    switch: str | Sequence[str] = (),
-    level: float | None = None,
-    steps: int | None = None,
-    every: int = 1,
-    confidence: float = 0.95,
-    options: Mapping[str, object] | Sequence[str] = (),
-    data: str | Path | None = None,
-    seed: int = 0,
-    jobs: int | None = None,
-    executor: str | None = None,
-    ray: str | None = None,
-    deadline: float | None = None,
-    store: str | Path | None = None,
-    observer: Observer | None = None,
-) -> NoiseResult:
-    """How much fault-free runs of one training differ, by what is switched between them.
-
-    Arguments are the options of ``unsilent noise``, by the same names and with the same defaults.
-
-    Args:
-        workload: A built-in training, ``file.py:name`` or ``package.module:name``.
-        options, data: Of the workload.
-        replicas, variants, switch, level: Which runs, and how many.
-        steps: Of a run.
-        every: Steps between two hashes of its weights.
-        store: File to keep and resume from; default none.
-
-    Raises:
-        UsageError: input that does not fit. UnsilentError: clean twins differ. StoreError: the store cannot be used.
-    """
-    asked = Asked.from_call(NOISE.option_classes, dict(locals()))
-    execution = asked[ExecutionOptions]
-    execution.check()
-    command = asked.command_line("noise", NOISE.budget, NOISE.spec, NOISE.analysis_options)
-    with store_or_temporary(store) as path, ReplicaStore(path, write=True) as opened:
+def run_noise_campaign(run: CampaignRun) -> NoiseResult:
+    """Run what is missing and read what was found, see `run_noise`."""
+    execution = run.asked[run.kind.execution_options]
+    with run.observe("replica") as observer:
         return run_noise(
-            make_noise_question(asked), opened, jobs=execution.jobs, executor=execution.executor,
-            address=execution.ray, deadline=execution.deadline,
-            observer=observer, command=command,
+            make_noise_question(run.asked), run.store, jobs=execution.jobs, executor=execution.executor,
+            address=execution.ray, deadline=execution.deadline, observer=observer, command=run.command,
         )  # fmt: skip
+
+
+def trial_numbers(run: CampaignRun, trained: ReplicaBaseline) -> TrialNumbers:
+    """Which replicas there would be, by their switches."""
+    counts: dict[tuple[str, int | None], range] = {}
+    for replica in make_noise_question(run.asked).planned_runs(trained):
+        key = (str(replica.switches), None)
+        counts[key] = range(max(replica.number + 1, len(counts.get(key, ()))))
+    return counts
 
 
 def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) -> NoiseResult:
@@ -248,6 +215,11 @@ def stored_question(store: ReplicaStore, confidence: float = 0.95) -> NoiseQuest
     if not items:
         raise UsageError(f"{store.path} does not record which replicas were requested; run unsilent noise again")
     return NoiseQuestion(store.spec, tuple(map(Switches.parse, items[-1].variants)), items[-1].replicas, confidence)
+
+
+def planned_replica_count(store: ReplicaStore) -> int:
+    """Replicas that the question of a store asks for."""
+    return len(set(stored_question(store).planned_runs(store.baseline)))
 
 
 def steps_to_trace(asked: NoiseQuestion, store: ReplicaStore) -> Iterator[StepTraceId]:
@@ -390,3 +362,11 @@ def _notes(asked: NoiseQuestion, trained: ReplicaBaseline, rows: Sequence[Replic
         yield "the operation at which runs diverge is reported only with --every 1"
     if asked.spec.steps is not None:
         yield f"runs end after {trained.steps} steps; the workload's own schedule may be longer (--with steps=N sets it)"
+
+
+noise = campaign_function(
+    NOISE,
+    NoiseResult,
+    "How much fault-free runs of one training differ, by what is switched between them.\n\n"
+    "Raises ``UnsilentError`` where clean twins differ.",
+)

@@ -1,6 +1,6 @@
 """One run of the user's code in a process of its own: ``python -m unsilent.studies.nondeterminism.child FOLDER NUMBER``.
 
-``NUMBER.json`` in the folder says what to run (see `open_executor_and_display.Launch`); ``NUMBER.done.json`` is what it
+``NUMBER.json`` in the folder says what to run (see `running.Launcher`); ``NUMBER.done.json`` is what it
 told at its end. What the user's code prints goes to stderr.
 """
 
@@ -67,7 +67,7 @@ def _fix_addresses() -> None:
 
 
 def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What a run reported: see `open_executor_and_display.Run`."""
+    """What a run reported: see `running.Run`."""
     import torch
 
     from unsilent.campaigns.code import versions

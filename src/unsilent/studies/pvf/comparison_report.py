@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unsilent.interval import Interval
+from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.dots import Dots, dot_traces, rows_axis
 from unsilent.report.estimates import NO_ESTIMATE_KEY, Estimate, estimate_cells, limits_text, machine_table, share_cells
 from unsilent.report.model import (
@@ -32,7 +33,8 @@ from unsilent.report.text import (
     signed,
 )
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label, vertical_line
-from unsilent.studies.pvf.comparison import ComparedRow, Comparison, DifferenceOrRatio
+from unsilent.studies.pvf.comparison import ComparedRow, Comparison, DifferenceOrRatio, compare_campaigns
+from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
     MOST_LAYERS_SHOWN,
@@ -78,6 +80,11 @@ METHOD = (
 )
 MACHINE_NAMES = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "", "ratio", "ratio_low", "ratio_high", "p",
                  "b_is", "paired")  # fmt: skip
+
+
+def compare_stores(one: PvfStore, other: PvfStore, question: PvfEstimator) -> Report:
+    """All that is shown of two stores."""
+    return comparison_report(compare_campaigns(one, other, question))
 
 
 def comparison_report(comparison: Comparison) -> Report:

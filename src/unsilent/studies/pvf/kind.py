@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.kinds import Kind, count_budgeted_trials
 from unsilent.campaigns.options import EngineOptions
-from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import (
     MOST_NOTES,
@@ -22,21 +22,20 @@ from unsilent.campaigns.stored_values import (
 )
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
+from unsilent.lazy_module import LazyFunction
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions, PvfReportOptions
-from unsilent.report.model import Report
 from unsilent.studies.pvf.spec import STRATA, PvfBaseline, PvfBudget, PvfSpec, PvfTrialRow, make_pvf_spec
 from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import TrialReplay
     from unsilent.campaigns.rounds import CellPlan
-    from unsilent.studies.pvf.records import PvfResult
 
 ABOUT = """Measure the parameter vulnerability factor (PVF): how often a corrupted parameter makes an output wrong.
 
 Resumable: the same command continues where it stopped; more --trials extend it. Ends in a table and an HTML report.
 """
+ESTIMATOR = LazyFunction("unsilent.outcomes.tallies:PvfEstimator")
 MOST_SAMPLES = 10**7
 MOST_FLIPS = 1000
 LEAST_SHARE = 1e-30
@@ -139,38 +138,6 @@ def planned_trials(store: PvfStore) -> int:
     return sum(plan.total_trials for plan in plans.values()) if plans else count_budgeted_trials(store)
 
 
-def analyse(store: PvfStore, **choices: Any) -> PvfResult:
-    """What a campaign found; ``choices``: those of a `PvfEstimator`."""
-    from unsilent.outcomes.tallies import PvfEstimator
-    from unsilent.studies.pvf.analysis import analyse
-
-    return analyse(store, PvfEstimator(**choices))
-
-
-def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
-    """What is shown of it; raises ``UsageError`` where a rate is given for values of a run."""
-    from unsilent.studies.pvf.analysis import check_rate
-    from unsilent.studies.pvf.report import report
-
-    return report(result, None if fit_per_bit is None else check_rate(fit_per_bit, result.transient))
-
-
-def compare_stores_report(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
-    """What is shown of two."""
-    from unsilent.outcomes.tallies import PvfEstimator
-    from unsilent.studies.pvf.comparison import compare_campaigns
-    from unsilent.studies.pvf.comparison_report import comparison_report
-
-    return comparison_report(compare_campaigns(one, other, PvfEstimator(**choices)))
-
-
-def replay(store: PvfStore, trial: TrialId, *given: Any, **choices: Any) -> TrialReplay[PvfTrialRow]:
-    """A trial again, and how its fault spread."""
-    from unsilent.studies.pvf.replay import replay_pvf_trial
-
-    return replay_pvf_trial(store, trial, *given, **choices)
-
-
 PVF = Kind(
     name="pvf",
     application_id=0x556E7369,  # "Unsi"
@@ -184,11 +151,11 @@ PVF = Kind(
     shapes=pvf_array_shapes,
     record_readers={ROUND: parse_round},
     shared_baseline_fields=("samples", "targets", "tensors"),
-    analyse=analyse,
-    report=report,
-    compare=compare_stores_report,
+    analyse=LazyFunction("unsilent.studies.pvf.analysis:analyse", ESTIMATOR),
+    report=LazyFunction("unsilent.studies.pvf.report:report"),
+    compare=LazyFunction("unsilent.studies.pvf.comparison_report:compare_stores", ESTIMATOR),
     builtin_values={"workload": ZOO},
-    replay=replay,
+    replay=LazyFunction("unsilent.studies.pvf.replay:replay_pvf_trial"),
     replay_choices=("trace", "batch", "log"),
     count_planned_trials=planned_trials,
     command_help=ABOUT,
@@ -197,6 +164,13 @@ PVF = Kind(
     report_options=PvfReportOptions,
     execution_options=EngineOptions,
     resolve_spec=make_pvf_spec,
+    run=LazyFunction("unsilent.studies.pvf.study:run_pvf"),
+    dry_run=DryRun(
+        trial_numbers=LazyFunction("unsilent.studies.pvf.study:trial_numbers"),
+        notes=LazyFunction("unsilent.studies.pvf.study:dry_run_notes"),
+        has_open_number=LazyFunction("unsilent.studies.pvf.study:has_open_number"),
+    ),
+    example_arguments="digits-cnn --trials 500",
 )
 
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.errors import UsageError, unknown_name_error
@@ -18,9 +18,6 @@ from unsilent.report.estimates import has_few_trials
 from unsilent.report.heat import HeatMap
 from unsilent.report.text import listed, upper_bound_text
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec
-
-if TYPE_CHECKING:
-    from unsilent.campaigns.kinds import Kind
 
 
 def flips_suffix(flips: int | None) -> str:
@@ -104,6 +101,7 @@ class LookupRow:
 class PvfResult(CampaignResult):
     """A whole study, ready to be shown, exported or asserted on."""
 
+    KIND: ClassVar[str] = "unsilent.studies.pvf.kind:PVF"
     workload: str
     info: Mapping[str, Any]
     fault: str
@@ -155,12 +153,6 @@ class PvfResult(CampaignResult):
     def measure(self) -> str:
         """What an estimate is called: PVF speaks of parameters alone."""
         return "P(incorrect)" if self.transient else "PVF"
-
-    @property
-    def kind(self) -> Kind[Any, Any, Any]:
-        from unsilent.studies.pvf.kind import PVF
-
-        return PVF
 
 
 ALL_PARAMETERS = "param:*"

@@ -82,7 +82,7 @@ TOP_LEVEL = ("command", "seed", "seconds", "cpu_seconds", "golden_seconds", "sto
 
 def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
     """All that is shown of a result; ``fit_per_bit`` adds failures in time, raises ``UsageError`` where it is no rate."""
-    fits = () if fit_per_bit is None else fit_rows(result, check_rate(fit_per_bit))
+    fits = () if fit_per_bit is None else fit_rows(result, check_rate(fit_per_bit, result.transient))
     return Report(
         schema=SCHEMA,
         report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Lt
@@ -18,7 +18,7 @@ from annotated_types import Ge, Lt
 from unsilent.campaigns import codec
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget, known_device
-from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.campaigns.spec import JsonRecord, StoredSpec, TrialId
 from unsilent.campaigns.stored_values import MOST_THREADS, MOST_TRIALS
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults.naming import is_transient, parse_site
@@ -37,7 +37,6 @@ from unsilent.sizes import parse_whole_number
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.precision import Precision
-    from unsilent.workloads.model_fitting import Progress
 
 STRATA = ("none", "bits", "dtype")
 FROM_LIST = "list"
@@ -48,7 +47,7 @@ DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "exhaustive", "samples",
 """Options that mean nothing where faults are given."""
 
 
-def read_samples(given: object) -> int:
+def read_samples(given: int | str) -> int:
     """The value of ``--samples``: a number, or 0 for ``all``; raises ``UsageError``."""
     if given == "all":
         return 0
@@ -58,8 +57,13 @@ def read_samples(given: object) -> int:
     raise UsageError(f"--samples is {given!r}; expected a number of samples of 1 or more, or all")
 
 
+def read_width(given: float | str) -> str:
+    """The value of ``--ci`` or ``--rel``, as text."""
+    return str(given)
+
+
 @dataclass(frozen=True, slots=True)
-class PvfSpec:
+class PvfSpec(StoredSpec):
     """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row.
 
     ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
@@ -68,6 +72,7 @@ class PvfSpec:
     """
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "weights", "faults")
+    RUNNER: ClassVar[str] = "unsilent.studies.pvf.runner:TrialRunner"
     workload: Annotated[str, Option(
         "A model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", WORKLOAD_PANEL,
         missing_error="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
@@ -114,16 +119,6 @@ class PvfSpec:
         "Format of --faults, if the file does not tell it: unsilent, sci-fi, "
         "pytorchalfi:…, hdf5-corrupter", FAULTS_PANEL)] = None  # fmt: skip
 
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """What runs trials, in a worker."""
-        from unsilent.studies.pvf.runner import TrialRunner
-
-        return TrialRunner(self, progress=progress, worker_settings=worker_settings)
-
     @property
     def is_transient(self) -> bool:
         """Whether faults corrupt values of one evaluation (operations, inputs, caches) rather than parameters."""
@@ -133,12 +128,6 @@ class PvfSpec:
     def is_enumerated(self) -> bool:
         """Whether all its trials are known beforehand: every fault there is, or those of a list."""
         return self.exhaustive or self.faults is not None
-
-    def identity(self) -> Json:
-        """The spec without the folders its files happen to lie in, and the kind of device without its index."""
-        values = without_folders(self.to_json(), *self.FILES)
-        values["device"] = self.device.partition(":")[0]
-        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +175,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class PvfBaseline:
+class PvfBaseline(JsonRecord):
     """Everything a worker finds out before the first trial."""
 
     campaign: str
@@ -203,10 +192,6 @@ class PvfBaseline:
     trial_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
     """What a trial is expected to cost, whatever it evaluates, and further for each sample: counted, not measured."""
     sample_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +229,11 @@ class PvfBudget:
         "Trials per target and number of flips; with --ci or --rel the maximum, pilot included.", PRECISION_PANEL,
         default_text="1000; 200000 with --ci or --rel")] = None  # fmt: skip
     ci: Annotated[str | None, Option(
-        "Run until every row's interval has this half-width, like 0.1%.", PRECISION_PANEL, parser=str)] = None  # fmt: skip
+        "Run until every row's interval has this half-width, like 0.1%.", PRECISION_PANEL, parser=read_width)] = None  # fmt: skip
     rel: Annotated[str | None, Option(
         "Run until the half-width is this share of the estimate, like 20%, or that of --ci (default 0.02%).",
         PRECISION_PANEL,
-        parser=str)] = None  # fmt: skip
+        parser=read_width)] = None  # fmt: skip
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     @property

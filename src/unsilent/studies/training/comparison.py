@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
@@ -13,6 +14,7 @@ from unsilent.report.text import count_text, listed
 from unsilent.report.theme import SERIES_COLOURS, Figure
 from unsilent.statistics.comparing import Counts, joint_differences
 from unsilent.studies.training.judging import SHARES
+from unsilent.studies.training.kind import TrainingStore
 from unsilent.studies.training.records import Contrast, TrainingResult
 
 SETTINGS_THAT_MUST_MATCH = ("faults", "accelerator", "value", "phases", "per")
@@ -22,6 +24,12 @@ SAME_CAMPAIGN = (
     "independent, do not apply"
 )
 ALL_EQUAL = "A and B are stores of the same campaign and have the same outcomes, so every difference is 0"
+
+
+def compare_stores(one: TrainingStore, other: TrainingStore, **choices: Any) -> Report:
+    """What is shown of two stores; ``choices``: those of `TrainingAnalysisOptions`."""
+    results = [store.analyse(**choices) for store in (one, other)]
+    return comparison_report(compare_training_results(*results), *results)
 
 
 def compare_training_results(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:

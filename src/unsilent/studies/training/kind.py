@@ -6,15 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, DamagedRecordError
 from unsilent.faults.hardware import SHIPPED
+from unsilent.lazy_module import LazyFunction
 from unsilent.replicas.noise_floor_records import FLOOR, are_numbers, parse_noise_floor
 from unsilent.replicas.spec import MOST_STEPS
-from unsilent.report.model import Report
 from unsilent.studies.training.spec import (
     END_REASONS,
     GUARDED_END_REASONS,
@@ -33,8 +34,7 @@ from unsilent.studies.training.spec import (
 from unsilent.workloads.zoo import TRAININGS
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import TrialReplay
-    from unsilent.studies.training.records import TrainingResult
+    pass
 
 ABOUT = """Inject faults into single training steps and classify how each run ends.
 
@@ -101,35 +101,6 @@ def check_row(row: TrainingRow, baseline: TrainingBaseline) -> None:
         raise DamagedRecordError("has an end reason that is impossible for its target")
 
 
-def analyse(store: TrainingStore, **choices: Any) -> TrainingResult:
-    """What a campaign found, by fields of `Reading`; raises ``UsageError`` where it has no trial or lacks a floor."""
-    from unsilent.studies.training.study import read_training
-
-    return read_training(store, TrainingAnalysisOptions(**choices))
-
-
-def report(result: TrainingResult) -> Report:
-    """What is shown of it."""
-    from unsilent.studies.training.report import report
-
-    return report(result)
-
-
-def compare_stores_report(one: TrainingStore, other: TrainingStore, **choices: Any) -> Report:
-    """What is shown of two."""
-    from unsilent.studies.training.comparison import compare_training_results, comparison_report
-
-    results = [analyse(store, **choices) for store in (one, other)]
-    return comparison_report(compare_training_results(*results), *results)
-
-
-def replay(store: TrainingStore, trial: TrialId, *given: Any) -> TrialReplay[TrainingRow]:
-    """A trial again, and how its training went on."""
-    from unsilent.studies.training.study import replay_training_trial
-
-    return replay_training_trial(store, trial, *given)
-
-
 TRAINING = Kind(
     name="training",
     application_id=0x556E7374,  # "Unst"
@@ -145,17 +116,21 @@ TRAINING = Kind(
     is_planned_trial=lambda trial: not trial.target.startswith(GUARDED_PREFIX),
     record_readers={FLOOR: parse_noise_floor},
     shared_baseline_fields=("targets", "steps", "epochs", "losses", "metric"),
-    analyse=analyse,
-    report=report,
-    compare=compare_stores_report,
+    analyse=LazyFunction("unsilent.studies.training.study:read_training", TrainingAnalysisOptions),
+    report=LazyFunction("unsilent.studies.training.report:report"),
+    compare=LazyFunction("unsilent.studies.training.comparison:compare_stores"),
     builtin_values={"workload": TRAININGS, "accelerator": SHIPPED},
-    replay=replay,
+    replay=LazyFunction("unsilent.studies.training.study:replay_training_trial"),
     subject=lambda store: str(store.baseline.name),
     command_help=ABOUT,
     budget=TrainingBudget,
     analysis_options=TrainingAnalysisOptions,
     further_option_classes=(ReferenceRunOptions,),
     resolve_spec=make_training_spec,
+    late_fields=("horizon",),
+    run=LazyFunction("unsilent.studies.training.study:run_training"),
+    dry_run=DryRun(notes=LazyFunction("unsilent.studies.training.study:dry_run_notes")),
+    example_arguments="train-resnet --trials 100",
 )
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas.noise_floor_records import NoiseFloors
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.spec import TrainingRow
-
-if TYPE_CHECKING:
-    from unsilent.campaigns.kinds import Kind
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -204,6 +201,7 @@ class GuardResult:
 class TrainingResult(CampaignResult):
     """Everything that was found."""
 
+    KIND: ClassVar[str] = "unsilent.studies.training.kind:TRAINING"
     workload: str
     command: str
     spec: Mapping[str, Any]
@@ -238,9 +236,3 @@ class TrainingResult(CampaignResult):
     notes: tuple[str, ...]
     golden_losses: tuple[float, ...] = ()
     """Of each step of the fault-free run."""
-
-    @property
-    def kind(self) -> Kind[Any, Any, Any]:
-        from unsilent.studies.training.kind import TRAINING
-
-        return TRAINING

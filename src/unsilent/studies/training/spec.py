@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Lt
 
 from unsilent.campaigns import codec
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, Budget
-from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import (
     CONFIDENCE,
     EXECUTION_PANEL,
@@ -38,14 +38,6 @@ from unsilent.options import (
 )
 from unsilent.outcomes.training import Thresholds
 from unsilent.replicas.spec import MOST_REPLICAS, MOST_STEPS
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from unsilent.workloads.model_fitting import Progress
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 RANDOM = "random"
 """The target of faults in operations: step, fault model, layer and phase are all drawn."""
@@ -151,7 +143,7 @@ LAYER_OPTION = Option(
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingSpec:
+class TrainingSpec(SpecOfTraining):
     """What was asked.
 
     Attributes:
@@ -168,6 +160,7 @@ class TrainingSpec:
     """
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "accelerator")
+    RUNNER: ClassVar[str] = "unsilent.studies.training.runner:TrainingRunner"
     workload: Annotated[str, TRAINING_OPTION]
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
@@ -200,35 +193,6 @@ class TrainingSpec:
     threads: Annotated[int, NOT_AN_OPTION] = 1
     study: Annotated[str, NOT_AN_OPTION] = "training"
 
-    @property
-    def is_enumerated(self) -> bool:
-        """Never: trials are drawn."""
-        return False
-
-    @property
-    def device(self) -> str:
-        """Where it trains: an option of its workload."""
-        return dict(self.options).get("device", "cpu")
-
-    @property
-    def flips(self) -> tuple[None]:
-        """The fault model says how many elements."""
-        return (None,)
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """What runs trials, in a worker."""
-        from unsilent.studies.training.runner import TrainingRunner
-
-        return TrainingRunner(self, progress, worker_settings)
-
-    def identity(self) -> Json:
-        """The spec without the folders its files happen to lie in."""
-        return without_folders(self.to_json(), *self.FILES)
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingTarget:
@@ -253,7 +217,7 @@ class OperationPhase:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingBaseline:
+class TrainingBaseline(JsonRecord):
     """What a worker found out before the first trial.
 
     Attributes:
@@ -288,10 +252,6 @@ class TrainingBaseline:
     info: Mapping[str, Any]
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 class InjectionPoint(NamedTuple):
@@ -359,7 +319,7 @@ def row_without_curves(row: TrainingRow) -> TrainingRow:
 # -- what is asked besides it, and how a spec is made of that -------------------------------------------------------------
 
 
-def parse_thresholds(given: Any) -> Thresholds:
+def parse_thresholds(given: Mapping[str, float] | Sequence[str]) -> Thresholds:
     """``gap=0.05`` and the like, or a mapping, in place of defaults; raises ``UsageError``."""
     usual = Thresholds()
     texts = [given] if isinstance(given, str) else given

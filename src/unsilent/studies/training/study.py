@@ -6,23 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import numpy as np
 
-from unsilent.argument_names import names_arguments
-from unsilent.campaigns.driver import run_campaign, run_trials
-from unsilent.campaigns.executors import Executor
-from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.options import Budget, ExecutionOptions, store_or_temporary
+from unsilent.campaigns.campaign_run import CampaignRun, campaign_function
+from unsilent.campaigns.driver import run_trials
 from unsilent.campaigns.replay import TrialReplay, replay_trial
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
-from unsilent.options import Asked
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
-from unsilent.replicas import ReplicaStore, Switches
 from unsilent.replicas.noise_floor_records import NoiseFloors, store_noise_floors, stored_floors
-from unsilent.replicas.noise_floors import LEVEL, check_twin, run_noise_floors
+from unsilent.replicas.noise_floors import FLOOR, LEVEL, check_twin, measure_noise_floors, noise_floor_note
 from unsilent.report.text import count_text, upper_bound_text
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.judging import (
@@ -49,14 +44,10 @@ from unsilent.studies.training.records import (
 from unsilent.studies.training.spec import (
     GUARDED_PREFIX,
     NOT_INJECTED,
-    PHASES,
     ReferenceRunOptions,
     TrainingAnalysisOptions,
     TrainingBaseline,
-    TrainingBudget,
     TrainingRow,
-    TrainingSpec,
-    make_training_spec,
     row_without_curves,
 )
 
@@ -64,119 +55,42 @@ NAMELESS = "custom"
 """The name that a training of the user's has where none was given."""
 
 
-@names_arguments
-def training(
-    workload: str,
-    *,
-    trials: int = 200,
-    fault: str | Sequence[str] = (),
-    accelerator: str | None = None,
-    value: str | None = None,
-    phase: str | Sequence[str] = PHASES,
-    layer: str | Sequence[str] = ("*",),
-    per: str | None = None,
-    moment: str = "start",
-    steps: int | None = None,
-    horizon: int | None = None,
-    replicas: int = 20,
-    noise: str = "impl",
-    floor: str | Path | None = None,
-    threshold: Mapping[str, float] | Sequence[str] = (),
-    confidence: float = 0.95,
-    margin: float = 0.02,
-    guard: bool = False,
-    options: Mapping[str, object] | Sequence[str] = (),
-    data: str | Path | None = None,
-    seed: int = 0,
-    init: int = 0,
-    jobs: int | None = None,
-    executor: str | None = None,
-    ray: str | None = None,
-    deadline: float | None = None,
-    store: str | Path | None = None,
-    observer: Observer | None = None,
-) -> TrainingResult:
-    """What faults in single steps do to a training: how each faulty run ends, compared with fault-free ones.
-
-    Arguments are the options of ``unsilent training``, by the same names and with the same defaults.
-
-    Args:
-        workload: A built-in training, ``file.py:name`` or ``package.module:name``.
-        options, data: Of the workload.
-        trials: Faulty runs, of each target with ``per``.
-        steps, init: Of a run, and the seed of the training itself.
-        fault, accelerator, value, phase, layer, per, moment: Which faults are injected, and where.
-        horizon, replicas, noise, floor: When a run counts as masked; the fault-free runs, and the file that
-            keeps them (default none).
-        threshold, confidence, margin: How runs are judged.
-        guard: Run different trials again under the guard.
-        store: File to keep and resume from; default none.
-
-    Raises:
-        UsageError: input that does not fit. StoreError: the store cannot be used.
-    """
-    asked = Asked.from_call(TRAINING.option_classes, dict(locals()))
-    spec, budget, reading = (
-        make_training_spec(asked),
-        asked[TrainingBudget],
-        asked[TrainingAnalysisOptions],
-    )
-    compared, execution = asked[ReferenceRunOptions], asked[ExecutionOptions]
-    execution.check()
-    with (
-        store_or_temporary(store) as path,
-        store_or_temporary(floor, "floor.sqlite") as fault_free,
-        TrainingStore(path, write=True) as opened,
-    ):
-        floors, spec = floors_and_horizon(spec, compared, fault_free, jobs, observer)
-        with execution.open_executor(spec, observer) as running:
-            return run_training(
-                spec, budget, running, opened, floors, reading, guard=compared.guard, observer=observer,
-                command=asked.command_line(
-                    "training", TrainingBudget, TrainingSpec, TrainingAnalysisOptions, ReferenceRunOptions
-                ),
-            )  # fmt: skip
+def run_training(run: CampaignRun) -> TrainingResult:
+    """Measure the noise floors, run (or resume) a campaign, and read what was found."""
+    compared, spec = run.asked[ReferenceRunOptions], replica_spec(run.spec)
+    floors = measure_noise_floors(run, spec, compared.noise, compared.replicas, compared.floor)
+    if compared.horizon is not None:
+        run = replace(run, spec=replace(run.spec, horizon=horizon_from_floor(floors.implementation, compared.horizon)))
+    return run_with_floors(run, floors)
 
 
-def floors_and_horizon(
-    spec: TrainingSpec, compared: ReferenceRunOptions, path: Path, jobs: int | None, observer: Observer | None = None
-) -> tuple[NoiseFloors, TrainingSpec]:
-    """Both noise floors, from fault-free runs that ``path`` keeps, and the spec with the horizon that follows from them."""
-    switches = Switches.parse(compared.noise)
-    with ReplicaStore(path, write=True) as opened:
-        floors = run_noise_floors(replica_spec(spec), opened, switches, compared.replicas, jobs=jobs, observer=observer)
-    if compared.horizon is None:
-        return floors, spec
-    return floors, replace(spec, horizon=horizon_from_floor(floors.implementation, compared.horizon))
-
-
-def run_training(
-    spec: TrainingSpec,
-    budget: Budget,
-    executor: Executor,
-    store: TrainingStore,
-    floors: NoiseFloors,
-    reading: TrainingAnalysisOptions,
-    *,
-    guard: bool = False,
-    observer: Observer | None = None,
-    command: str = "",
-) -> TrainingResult:
-    """Run (or resume) a campaign, with ``guard`` its different trials again under the guard, and read what was found.
+def run_with_floors(run: CampaignRun, floors: NoiseFloors) -> TrainingResult:
+    """Run (or resume) a campaign, with ``--guard`` its different trials again under the guard, and read what was found.
 
     Raises ``UsageError`` where the floors are not of this training.
     """
-    baseline = executor.establish_baseline()
-    assert isinstance(baseline, TrainingBaseline)
-    check_twin(baseline.name, baseline.losses, floors)
-    store.bind_campaign(spec, baseline)
-    store_noise_floors(store, floors)
-    run_campaign(spec, budget, executor, store, observer=observer, command=command)
-    if guard:
-        judge = TrainingJudge(baseline, floors, reading.thresholds)
-        different = [one.row.trial for one in map(judge.judge, sampled_rows(store)) if one.is_different]
-        run_trials([t._replace(target=GUARDED_PREFIX + t.target) for t in different], executor, store, observer)
+    store, reading = run.store, run.asked[TrainingAnalysisOptions]
+    with run.open_executor() as (executor, observer):
+        baseline = executor.establish_baseline()
+        assert isinstance(baseline, TrainingBaseline)
+        check_twin(baseline.name, baseline.losses, floors)
+        store.bind_campaign(run.spec, baseline)
+        store_noise_floors(store, floors)
+        run.run_planned_trials(executor, observer)
+        if run.asked[ReferenceRunOptions].guard:
+            judge = TrainingJudge(baseline, floors, reading.thresholds)
+            different = [one.row.trial for one in map(judge.judge, sampled_rows(store)) if one.is_different]
+            run_trials([t._replace(target=GUARDED_PREFIX + t.target) for t in different], executor, store, observer)
     return read_training(store, reading)
+
+
+def dry_run_notes(run: CampaignRun, *_: object) -> Iterator[str]:
+    """What else would run."""
+    options = run.asked[ReferenceRunOptions]
+    yield noise_floor_note(options.replicas)
+    if options.guard:
+        yield "trials that differ from the golden run beyond noise run again under the guard"
+        yield "the time estimate does not include runs under the guard"
 
 
 def sampled_rows(store: TrainingStore) -> Iterator[TrainingRow]:
@@ -352,3 +266,11 @@ def replay_with_outcome(result: TrialReplay[TrainingRow], judge: TrainingJudge) 
     )
     data = {"class": curve.outcome, "golden": list(curve.golden)}
     return replace(result, trial_sentences=parts, further_json=data)
+
+
+training = campaign_function(
+    TRAINING,
+    TrainingResult,
+    "What faults in single steps do to a training: how each faulty run ends, compared with fault-free ones.",
+    further=(FLOOR,),
+)

@@ -5,9 +5,9 @@ Importing this package imports neither torch nor numpy; its classes are looked u
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from unsilent.errors import missing_name_error
+from unsilent.lazy_module import lazy_names
 
 if TYPE_CHECKING:
     from unsilent.workloads.distributed.gang import Gang
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["Gang", "GangLost", "ResumeRecord"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise missing_name_error(__name__, name, __all__)
-    from unsilent.workloads.distributed import gang, rank_processes, records
-
-    return {"Gang": gang.Gang, "GangLost": rank_processes.GangLost, "ResumeRecord": records.ResumeRecord}[name]
+_PACKAGE = "unsilent.workloads.distributed"
+__getattr__ = lazy_names(
+    _PACKAGE,
+    {"Gang": f"{_PACKAGE}.gang", "GangLost": f"{_PACKAGE}.rank_processes", "ResumeRecord": f"{_PACKAGE}.records"},
+    __all__,
+)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,6 @@ from unsilent.studies.coverage.inference.spec import (
 from unsilent.studies.coverage.paired_tests import PairedDifference, paired_differences
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.kinds import Kind
     from unsilent.studies.coverage.inference.kind import InferenceCoverageStore
 
 RATES = (0.001, 0.01, 0.05)
@@ -172,6 +171,7 @@ class InferenceCoverageResult(CampaignResult):
         roc: Of each detector, false alarms and detected answers of all error models.
     """
 
+    KIND: ClassVar[str] = "unsilent.studies.coverage.inference.kind:INFERENCE_COVERAGE"
     spec: InferenceCoverageSpec
     baseline: InferenceCoverageBaseline
     options: InferenceCoverageOptions
@@ -192,12 +192,6 @@ class InferenceCoverageResult(CampaignResult):
     seconds: float
     cpu_seconds: float
     store: str
-
-    @property
-    def kind(self) -> Kind[Any, Any, Any]:
-        from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE
-
-        return INFERENCE_COVERAGE
 
 
 def analyse(store: InferenceCoverageStore, options: InferenceCoverageOptions) -> InferenceCoverageResult:

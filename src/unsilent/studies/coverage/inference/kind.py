@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
-from unsilent.report.model import Report
+from unsilent.lazy_module import LazyFunction
+from unsilent.lazy_numpy import np
+from unsilent.options import Asked
 from unsilent.studies.coverage.inference.spec import (
     CLEAN_TARGETS,
     ENDS,
@@ -33,7 +36,7 @@ from unsilent.studies.coverage.inference.spec import (
 from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
-    from unsilent.studies.coverage.inference.analysis import InferenceCoverageResult
+    pass
 
 ABOUT = """Measure which detectors find which faults of an inference, and their false alarms."""
 MOST_SAMPLES, MOST_LAYERS, MOST_DETECTORS, MOST_CELL_BYTES = 10**7, 10**5, 1000, 2**30
@@ -86,26 +89,17 @@ def array_shapes(baseline: InferenceCoverageBaseline, values: Mapping[str, Any])
 
 def check_row(row: InferenceCoverageRow, baseline: InferenceCoverageBaseline) -> None:
     """Raise ``DamagedRecordError`` for impossible flags."""
-    import numpy as np
-
     if (row.flags > 1).any() or (row.restored > 1).any() or int(row.flags.sum()) != row.changed * (row.end == FOUND):
         raise DamagedRecordError("has impossible flags")
     if np.isnan(row.margins).any() or (row.rung_seconds < 0).any():
         raise DamagedRecordError("has a margin that is NaN, or a negative time")
 
 
-def analyse(store: InferenceCoverageStore, **choices: Any) -> InferenceCoverageResult:
-    """What a campaign found, by fields of `InferenceCoverageOptions`; raises ``UsageError`` where it has no clean samples."""
-    from unsilent.studies.coverage.inference.analysis import analyse
+def check_options(asked: Asked, spec: InferenceCoverageSpec) -> None:
+    """Raise ``UsageError`` for too few clean samples for the rate of false alarms."""
+    from unsilent.studies.coverage.inference.scoring import check_clean_samples
 
-    return analyse(store, InferenceCoverageOptions(**choices))
-
-
-def report(result: InferenceCoverageResult) -> Report:
-    """What is shown of it."""
-    from unsilent.studies.coverage.inference.report import report
-
-    return report(result)
+    check_clean_samples(spec.clean_samples, asked[InferenceCoverageOptions].rate)
 
 
 INFERENCE_COVERAGE = Kind(
@@ -123,8 +117,8 @@ INFERENCE_COVERAGE = Kind(
     is_planned_trial=lambda trial: trial.target in ERROR_MODELS,
     max_cell_bytes=MOST_CELL_BYTES,
     shared_baseline_fields=("targets", "detectors", "samples", "clean_trials"),
-    analyse=analyse,
-    report=report,
+    analyse=LazyFunction("unsilent.studies.coverage.inference.analysis:analyse", InferenceCoverageOptions),
+    report=LazyFunction("unsilent.studies.coverage.inference.report:report"),
     builtin_values={"workload": ZOO},
     subject=lambda store: str(store.baseline.name),
     command_help=ABOUT,
@@ -132,6 +126,10 @@ INFERENCE_COVERAGE = Kind(
     analysis_options=InferenceCoverageOptions,
     execution_options=EngineOptions,
     resolve_spec=make_inference_spec,
+    check_options=check_options,
+    run=LazyFunction("unsilent.studies.coverage.inference.study:run_inference_coverage"),
+    dry_run=DryRun(notes=LazyFunction("unsilent.studies.coverage.inference.study:dry_run_notes")),
+    example_arguments="digits-cnn --trials 50",
 )
 
 

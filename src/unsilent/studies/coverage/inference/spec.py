@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Lt
 
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
-from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.campaigns.spec import JsonRecord, StoredSpec, TrialId
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_module import LazyModule
+from unsilent.lazy_numpy import np, npt
 from unsilent.options import (
     FAULTS_PANEL,
     LARGEST,
@@ -25,14 +25,6 @@ from unsilent.options import (
     Option,
     check_count,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from unsilent.workloads.model_fitting import Progress
-else:
-    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
     "weight-flip",
@@ -67,10 +59,11 @@ MOST_TRIES, MOST_CLEAN = 10**6, 10**7
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceCoverageSpec:
+class InferenceCoverageSpec(StoredSpec):
     """What was asked."""
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "weights")
+    RUNNER: ClassVar[str] = "unsilent.studies.coverage.inference.runner:InferenceCoverageRunner"
     workload: Annotated[str, Option(
         "A training or a model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.",
         WORKLOAD_PANEL, missing_error="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
@@ -110,28 +103,9 @@ class InferenceCoverageSpec:
         return tuple(ErrorModel(name) for name in ERROR_MODELS if any(fnmatchcase(name, glob) for glob in self.only))
 
     @property
-    def is_enumerated(self) -> bool:
-        """Never: trials are drawn."""
-        return False
-
-    @property
     def flips(self) -> tuple[None]:
         """The error model says how many elements."""
         return (None,)
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-    def identity(self) -> Json:
-        """The spec without the folders its files happen to lie in, and the kind of device without its index."""
-        return without_folders(self.to_json(), *self.FILES) | {"device": self.device.partition(":")[0]}
-
-    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
-        """What runs trials, in a worker."""
-        from unsilent.studies.coverage.inference.runner import InferenceCoverageRunner
-
-        return InferenceCoverageRunner(self, progress=progress, worker_settings=worker_settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +134,7 @@ class DetectorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceCoverageBaseline:
+class InferenceCoverageBaseline(JsonRecord):
     """What a worker found out before the first trial.
 
     Attributes:
@@ -187,10 +161,6 @@ class InferenceCoverageBaseline:
     info: Mapping[str, Any]
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,0 +1,163 @@
+"""One run of a campaign of any kind, from what was asked to its result, for the command line and for Python functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from unsilent.campaigns.options import store_or_temporary
+from unsilent.campaigns.spec import Spec
+from unsilent.errors import UsageError
+from unsilent.option_function import OBSERVER, Argument, option_function
+from unsilent.options import Asked, options_of
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.driver import Planner
+    from unsilent.campaigns.executors import Executor
+    from unsilent.campaigns.kinds import Kind
+    from unsilent.campaigns.observer import Observer
+
+T = TypeVar("T")
+TrialNumbers = Mapping[tuple[str, int | None], range]
+"""Numbers of trials by stratum: target, and number of flips."""
+STORE = Argument("store", str | Path | None, "File that stores the trials, to continue from. Default: none is kept.")
+
+
+def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> AbstractContextManager[Executor]:
+    """What runs the trials of a campaign, as its options say."""
+    executor: AbstractContextManager[Executor] = run.asked[run.kind.execution_options].open_executor(run.spec, observer)
+    return executor
+
+
+@dataclass(frozen=True)
+class CampaignRun:
+    """What is known of a campaign when it starts, and what its caller decides.
+
+    Attributes:
+        spec: Made of what was asked.
+        store: Open for writing.
+        command: The command line or call that asks for the same again.
+        observe: Opens what is notified of progress; its argument is a noun for what is counted.
+        make_executor: Opens what runs the trials.
+        floor_file: The file that keeps fault-free runs, by what was asked and their spec.
+    """
+
+    kind: Kind[Any, Any, Any]
+    asked: Asked
+    spec: Any
+    store: Any
+    command: str = ""
+    observe: Callable[[str], AbstractContextManager[Any]] = lambda noun: nullcontext()
+    make_executor: Callable[[CampaignRun, Any], AbstractContextManager[Any]] = open_executor_of_options
+    floor_file: Callable[[Path | None, Spec], AbstractContextManager[Path]] = lambda path, spec: store_or_temporary(
+        path, "floor.sqlite"
+    )
+
+    @contextmanager
+    def open_executor(self) -> Iterator[tuple[Executor, Observer | None]]:
+        """What runs the trials, and what is notified of them."""
+        with self.observe("trial") as observer, self.make_executor(self, observer) as executor:
+            yield executor, observer
+
+    def run_planned_trials(self, executor: Executor, observer: Observer | None, planner: Planner | None = None) -> None:
+        """Run what the budget asks for and the store does not hold."""
+        from unsilent.campaigns.driver import run_campaign
+
+        budget = self.kind.resolve_budget(self.asked)
+        run_campaign(self.spec, budget, executor, self.store, planner=planner, observer=observer, command=self.command)
+
+    def analyse(self) -> Any:
+        """The result of the store, as the options of the analysis say."""
+        return self.store.analyse(**vars(self.asked[self.kind.analysis_options]))
+
+
+def run_and_analyse(run: CampaignRun) -> Any:
+    """Run what is missing and read the store, of a kind that does nothing else."""
+    with run.open_executor() as (executor, observer):
+        run.run_planned_trials(executor, observer)
+    return run.analyse()
+
+
+def planned_trial_numbers(run: CampaignRun, baseline: Any) -> TrialNumbers:
+    """Which trials the budget asks for."""
+    from unsilent.campaigns.driver import trial_numbers_by_stratum
+
+    return trial_numbers_by_stratum(run.spec, baseline, run.kind.resolve_budget(run.asked))
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What can be said of a campaign of a kind before any trial runs. ``run`` has no store then.
+
+    Attributes:
+        trial_numbers: Which trials there would be.
+        fault_free_seconds: Seconds of a fault-free run, by the baseline.
+        notes: Further sentences, also by the path of the store, where there may be none yet.
+        has_open_number: Whether the campaign itself decides how many trials it runs, up to those numbers.
+    """
+
+    trial_numbers: Callable[[CampaignRun, Any], TrialNumbers] = planned_trial_numbers
+    fault_free_seconds: Callable[[Any], float] = lambda baseline: float(baseline.golden_seconds)
+    notes: Callable[[CampaignRun, Any, Path], Iterable[str]] = lambda run, baseline, path: ()
+    has_open_number: Callable[[Asked], bool] = lambda asked: False
+
+
+def campaign_function(
+    kind: Kind[Any, Any, Any],
+    result: type[T],
+    summary: str,
+    *,
+    live_executor: Callable[[Any, CampaignRun, Any], AbstractContextManager[Executor]] | None = None,
+    check: Callable[[Mapping[str, Any]], None] = lambda arguments: None,
+    further: Sequence[Argument] = (),
+) -> Callable[..., T]:
+    """The function for Python that runs a campaign of a kind: its options as arguments, ``store`` and ``observer``.
+
+    Args:
+        result: The class of what the kind's ``run`` returns.
+        summary: The first line of the docstring.
+        live_executor: Runs the trials of a workload that is an object; None: workloads are named.
+        check: Raises ``UsageError`` for arguments that no option describes.
+        further: Arguments that take more than the option of their name does.
+    """
+
+    def run(given: Mapping[str, Any]) -> T:
+        from unsilent.campaigns.store import open_store
+
+        arguments = dict(given)
+        check(arguments)
+        workload: Any = arguments.get("workload")
+        observer, make_executor = arguments["observer"], open_executor_of_options
+        live = None if isinstance(workload, str) else live_executor
+        if live is not None:
+            arguments["workload"] = workload.name
+            make_executor = partial(live, workload)
+        asked = Asked.from_call(kind.option_classes, arguments)
+        spec = kind.checked_spec(asked)
+        if live is not None and asked[kind.execution_options].jobs not in (None, 1):
+            raise UsageError(
+                "a workload object runs in this process, so jobs must be 1; name it as 'file.py:name' to use more jobs"
+            )
+        command = asked.python_call(name, *kind.command_classes) if live is not None else kind.command_line(asked)
+        with store_or_temporary(arguments["store"]) as path, open_store(path, kind, write=True) as store:
+            campaign = CampaignRun(kind, asked, spec, store, command, lambda noun: nullcontext(observer), make_executor)
+            done: T = kind.run(campaign)
+            return done
+
+    name = kind.name.replace("-", "_")
+    text = (
+        f"{summary}\n\nArguments are the options of ``unsilent {kind.command_words}``, by the same names and with the same "
+        "defaults."
+    )
+    files = [
+        replace(argument, hint=str | Path | None)
+        for argument in map(Argument.of_option, options_of(kind.spec).values())
+        if argument.name in getattr(kind.spec, "FILES", ())
+    ]
+    further = (*files, STORE, OBSERVER, *further)
+    module = kind.run.__module__
+    return option_function(name, run, kind.option_classes, text, module=module, further=further, returns=result)
