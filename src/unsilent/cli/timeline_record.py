@@ -53,6 +53,6 @@ def record(asked: Asked) -> int:
 
 
 COMMAND = Command(
-    "timeline record", EXPLAIN, HELP, "torchrun --nproc-per-node 2 -m unsilent timeline record -o traces train.py",
+    "timeline record", EXPLAIN, HELP, "unsilent timeline record -o traces train.py",
     OPTION_CLASSES, record, split_script=partial(split_at_script, OPTION_CLASSES),
 )  # fmt: skip
