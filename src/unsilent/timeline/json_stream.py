@@ -284,4 +284,5 @@ def _after_blanks(text: str, at: int) -> int:
 def _event(value: dict[str, Any]) -> Event:
     found = value.get("args")
     arguments = Arguments(*map(found.get, _IN_FILE)) if isinstance(found, dict) else Arguments()
-    return Event(*map(value.get, EVENT_NAMES), arguments)
+    ph, cat, name, pid, tid, ts, dur = map(value.get, EVENT_NAMES)
+    return Event(ph, cat, name, pid, tid, ts, dur, arguments)
