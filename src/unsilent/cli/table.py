@@ -22,6 +22,7 @@ COMMANDS = {
     "explain": "unsilent.cli.explain:COMMAND",
     "placement": "unsilent.cli.placement:COMMAND",
     "placement measure": "unsilent.cli.placement:MEASURE_COMMAND",
+    "timeline hang": "unsilent.cli.timeline_hang:COMMAND",
     "checkpoint inspect": "unsilent.cli.checkpoint:INSPECT",
     "checkpoint diff": "unsilent.cli.checkpoint:DIFF",
     "checkpoint manifest": "unsilent.cli.checkpoint:MANIFEST",
