@@ -25,6 +25,7 @@ COMMANDS = {
     "timeline": "unsilent.cli.timeline:COMMAND",
     "timeline optimise": "unsilent.cli.timeline_optimise:COMMAND",
     "timeline record": "unsilent.cli.timeline_record:COMMAND",
+    "timeline hang": "unsilent.cli.timeline_hang:COMMAND",
     "checkpoint inspect": "unsilent.cli.checkpoint:INSPECT",
     "checkpoint diff": "unsilent.cli.checkpoint:DIFF",
     "checkpoint manifest": "unsilent.cli.checkpoint:MANIFEST",

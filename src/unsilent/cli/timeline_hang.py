@@ -1,0 +1,38 @@
+"""``unsilent timeline hang DIR…``: which rank never entered which collective, by dumps of PyTorch's flight recorder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from unsilent.command import EXPLAIN, Command
+from unsilent.options import Asked, Option
+
+if TYPE_CHECKING:
+    from unsilent.timeline.hang import Hang
+
+NO_DUMPS = "no folder was given; give one with dumps of the flight recorder, like dumps/"
+HELP = """Find the rank that never entered a collective, by dumps of PyTorch's flight recorder.
+
+Exit code: 1 where a rank was missing from a collective or collectives differ, 0 where none was found.
+"""
+
+
+@dataclass(frozen=True)
+class HangOptions:
+    """Which dumps are read."""
+
+    dumps: Annotated[tuple[Path, ...], Option(
+        "Folders with dumps, or dumps, of one job: NAME_RANK (pickle), NAME_RANK.json or flight-rankRANK.json.", "",
+        metavar="DIR", missing_error=NO_DUMPS, is_repeatable=True)] = ()  # fmt: skip
+
+
+def hang(asked: Asked) -> Hang:
+    """Compare the dumps."""
+    from unsilent.timeline.hang import find_hang
+
+    return find_hang(asked[HangOptions].dumps)
+
+
+COMMAND = Command("timeline hang", EXPLAIN, HELP, "unsilent timeline hang dumps", (HangOptions,), hang, has_report=True)

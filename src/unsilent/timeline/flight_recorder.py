@@ -1,0 +1,268 @@
+"""Reads dumps of PyTorch's flight recorder: what each rank entered of the collectives of its process groups.
+
+The JSON form, and the pickle form without unpickling (`unsilent.pickle_values`). Only what is needed is looked at. Collectives
+are counted by their entries: ``pg_status`` of gloo counts messages between two ranks as well, and a pair of ranks that exchanged
+one would seem to be ahead of the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from unsilent.errors import UsageError, first_line
+from unsilent.pickle_values import MAGIC, Mapped, PickleDamaged, read_pickle
+from unsilent.plainfiles import parse_json, read_plain
+from unsilent.printable import escape_unprintable
+
+DEFAULT_GROUP = "default_pg"
+"""Description of the process group of all ranks."""
+MOST_BYTES = 2**26
+"""Of a dump. One of 2,000 entries, as many as torch holds by default, has about 2 MB."""
+MOST_FILES, MOST_RANK, LARGEST = 2**16, 2**20, 2**63 - 1
+MOST_PARTS = 2**21
+"""Entries, sizes and frames that are looked at in a dump, which may refer to the same ones again and again."""
+LONGEST_NAME = 300
+_NAME = re.compile(r"(?!trace-|\.)(?:.*\D)?(\d+)(?:\.json|\.pickle|\.pkl)?", re.ASCII)
+"""Of a dump: ends with the rank. ``trace-rank0.json`` is what a profiler wrote, in the same folder."""
+_OF_TORCH = re.compile(r"(?:^|[\\/])torch[\\/]")
+
+
+class Group(NamedTuple):
+    """A process group: its name, the same on all ranks, and its description."""
+
+    name: str
+    description: str
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.name} ({self.description})" if self.description not in ("", "undefined") else self.name
+
+
+class Collective(NamedTuple):
+    """What a rank called.
+
+    Attributes:
+        operation: Like ``all_reduce``.
+        sent, received: Shapes of tensors.
+        dtypes: Of what is sent, else of what is received.
+        file, line: Where, outside of torch; empty and 0: unknown.
+    """
+
+    operation: str
+    sent: tuple[tuple[int, ...], ...]
+    received: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    file: str
+    line: int
+
+
+@dataclass
+class Entered:
+    """What a rank entered of a group: collectives by their numbers, and those of them that it has not left."""
+
+    collectives: dict[int, Collective] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+
+    @property
+    def last(self) -> int:
+        """Number of the last one."""
+        return max(self.collectives, default=0)
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What the recorder of a rank held.
+
+    Attributes:
+        rank: By the name of the file.
+        groups: What it entered, by group.
+        members: Ranks of groups, where it says so.
+        dropped: Entries that it held no more.
+        has_unnamed: Whether it used a group of which it held no entry.
+    """
+
+    rank: int
+    groups: dict[Group, Entered]
+    members: dict[str, frozenset[int]]
+    dropped: int
+    has_unnamed: bool
+
+
+def read_dumps(paths: Sequence[str | Path]) -> list[Dump]:
+    """The dumps in these folders and files, by rank; raises ``UsageError``."""
+    files: dict[int, Path] = {}
+    for path in _files(paths):
+        rank = _rank(path)
+        if rank in files:
+            shown = " and ".join(escape_unprintable(one) for one in (files[rank], path))
+            raise UsageError(f"{shown} are both of rank {rank}; give one dump of each rank, of one job")
+        files[rank] = path
+    known: dict[Collective, Collective] = {}  # the same on many ranks and in many steps
+    return [_read_dump(files[rank], rank, known) for rank in sorted(files)]
+
+
+def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
+    for path in map(Path, paths):
+        if not _is_folder(path):
+            yield path
+            continue
+        try:
+            names = sorted(one for one in path.iterdir() if _NAME.fullmatch(one.name) and one.is_file())
+        except OSError as error:
+            raise UsageError(f"cannot read {escape_unprintable(path)}: {error.strerror}; check the path") from None
+        if not 0 < len(names) <= MOST_FILES:
+            raise UsageError(
+                f"{escape_unprintable(path)} holds {len(names):,} dumps of the flight recorder; expected 1 to {MOST_FILES:,} "
+                "files named NAME_RANK or NAME_RANK.json"
+            )
+        yield from names
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or has a null byte
+        return False
+
+
+def _rank(path: Path) -> int:
+    named = _NAME.fullmatch(path.name)
+    if named is None or len(named[1]) > 9 or int(named[1]) > MOST_RANK:
+        raise UsageError(
+            f"{escape_unprintable(path)} is not named after a rank; expected NAME_RANK or NAME_RANK.json, like dump_0"
+        )
+    return int(named[1])
+
+
+def _read_dump(path: Path, rank: int, known: dict[Collective, Collective]) -> Dump:
+    name = escape_unprintable(path)
+    content = read_plain(path, MOST_BYTES, name)
+    try:
+        value = read_pickle(content)[0] if content.startswith(MAGIC) else parse_json(content)
+        return _Reader(known).dump(value, rank)
+    except (PickleDamaged, ValueError, RecursionError) as error:
+        reason = escape_unprintable(first_line(error))[:200]
+        raise UsageError(f"{name} is no dump of the flight recorder: {reason}; write it again") from None
+
+
+class _Reader:
+    """Takes what is needed out of a dump; raises ``ValueError`` for what torch does not write."""
+
+    def __init__(self, known: dict[Collective, Collective]) -> None:
+        self._known = known
+        self._left = MOST_PARTS
+
+    def dump(self, value: Any, rank: int) -> Dump:
+        top = _mapping(value, "it")
+        groups: dict[Group, Entered] = {}
+        ids, first = set(), LARGEST
+        for value in self._list(top.get("entries"), "entries"):
+            entry = _mapping(value, "an entry")
+            ids.add(_whole(entry.get("pg_id"), "pg_id"))
+            first = min(first, _whole(entry.get("record_id"), "record_id"))
+            if _flag(entry.get("is_p2p"), "is_p2p"):
+                continue
+            group = Group(
+                *(_text(one, "process_group") for one in self._list(entry.get("process_group"), "process_group", 2))
+            )
+            number, entered = (
+                _whole(entry.get("collective_seq_id"), "collective_seq_id"),
+                groups.setdefault(group, Entered()),
+            )
+            if number not in entered.collectives:  # several may be one call
+                collective = self._collective(entry)
+                entered.collectives[number] = self._known.setdefault(collective, collective)
+            # Neither is set on all backends; both are where a collective failed, too.
+            if not _flag(entry.get("retired"), "retired") and entry.get("state") != "completed":
+                entered.open.add(number)
+        used = {
+            _whole(number, "pg_status")
+            for number, status in _pairs(top.get("pg_status"), "pg_status")
+            if _whole(_mapping(status, "pg_status").get("last_enqueued_collective"), "last_enqueued_collective", -1) > 0
+        }
+        return Dump(rank, groups, dict(self._members(top)), 0 if first == LARGEST else first, not used <= ids)
+
+    def _members(self, top: Any) -> Iterable[tuple[str, frozenset[int]]]:
+        """Ranks by the name of a group; gloo has one entry without a name."""
+        for _, value in _pairs(top.get("pg_config"), "pg_config") if top.get("pg_config") is not None else ():
+            config = _mapping(value, "pg_config")
+            name, ranks = _text(config.get("name"), "pg_config"), config.get("ranks")
+            if isinstance(ranks, str):
+                ranks = parse_json(ranks.encode("utf-8", "replace"))
+            members = frozenset(_whole(rank, "ranks", 0, MOST_RANK) for rank in self._list(ranks, "ranks"))
+            if members:
+                yield name, members
+
+    def _collective(self, entry: Any) -> Collective:
+        name = _text(entry.get("profiling_name"), "profiling_name").rpartition(":")[2]
+        sent, received = self._shapes(entry, "input_sizes"), self._shapes(entry, "output_sizes")
+        dtypes = next((kinds for key in ("input_dtypes", "output_dtypes") if (kinds := self._texts(entry, key))), ())
+        return Collective(name, sent, received, dtypes, *self._site(entry.get("frames")))
+
+    def _shapes(self, entry: Any, key: str) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(_whole(size, key) for size in self._list(shape, key)) for shape in self._list(entry.get(key), key)
+        )
+
+    def _texts(self, entry: Any, key: str) -> tuple[str, ...]:
+        return tuple(_text(one, key) for one in self._list(entry.get(key), key))
+
+    def _site(self, frames: Any) -> tuple[str, int]:
+        """File and line of the innermost frame that is not torch's."""
+        for value in self._list(frames, "frames") if frames is not None else ():
+            frame = _mapping(value, "a frame")
+            file = _text(frame.get("filename"), "filename")
+            if not _OF_TORCH.search(file):
+                return file, _whole(frame.get("line"), "line")
+        return "", 0
+
+    def _list(self, value: Any, what: str, length: int | None = None) -> Sequence[Any]:
+        if not isinstance(value, (list, tuple)) or (length is not None and len(value) != length):
+            raise ValueError(f"its {what} are no list" if length is None else f"its {what} is not {length} texts")
+        self._left -= len(value) + 1
+        if self._left < 0:
+            raise ValueError(f"it has more than {MOST_PARTS:,} entries, sizes and frames")
+        return value
+
+
+def _is_mapping(value: Any) -> TypeGuard[Any]:
+    return isinstance(value, (dict, Mapped))
+
+
+def _mapping(value: Any, what: str) -> Any:
+    if not _is_mapping(value):
+        raise ValueError(f"{what} is no object with named values")
+    return value
+
+
+def _pairs(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
+    value = _mapping(value, f"its {what}")
+    pairs: Iterable[tuple[Any, Any]] = value.items if isinstance(value, Mapped) else value.items()
+    return pairs
+
+
+def _whole(value: Any, what: str, least: int = 0, most: int = LARGEST) -> int:
+    """A whole number, which JSON has as text in places."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value, re.ASCII):
+        value = int(value)
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"its {what} is no whole number from {least} to {most}")
+    return value
+
+
+def _flag(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"its {what} is neither true nor false")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    """A text, fit to be shown."""
+    if not isinstance(value, str):
+        raise ValueError(f"its {what} is no text")
+    return escape_unprintable(value[:LONGEST_NAME])

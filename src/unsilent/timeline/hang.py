@@ -1,0 +1,196 @@
+"""Which rank never entered which collective, and where ranks called different ones: by dumps of the flight recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unsilent.report.model import Report
+from unsilent.report.shown import Shown
+from unsilent.timeline.flight_recorder import DEFAULT_GROUP, Collective, Dump, Entered, Group, read_dumps
+
+
+class Missing(NamedTuple):
+    """A rank that had not entered a collective which others had entered.
+
+    Attributes:
+        group, number: Of the collective.
+        ranks: The one that was missing; where no dump names the members of the group, those that may have been.
+        collective: As the others called it; None: no dump holds it any more.
+        waiting: Ranks in it.
+        left: Ranks that were through with it: it failed there, they did not need the rank, or their dumps are later.
+        waits_in: Groups in which the rank waits itself.
+        is_certain: Whether the rank is a member of the group; of several, whether one of them must be.
+    """
+
+    group: Group
+    number: int
+    ranks: tuple[int, ...]
+    collective: Collective | None
+    waiting: tuple[int, ...]
+    left: tuple[int, ...] = ()
+    waits_in: tuple[Group, ...] = ()
+    is_certain: bool = True
+
+
+class Different(NamedTuple):
+    """A collective that ranks called differently: each way with its ranks, that of most ranks first."""
+
+    group: Group
+    number: int
+    ways: tuple[tuple[Collective, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Hang(Shown):
+    """What dumps say of a job that hangs.
+
+    Attributes:
+        ranks: With a dump.
+        without_dump: Ranks below the highest one, or members of a group, that have none.
+        knows_size: Whether a dump says which ranks the job has.
+        missing: First those that wait in no other group.
+        different: The first such collective of each group.
+        other_lines: The first collective that ranks called in different lines of code, of groups with a finding.
+        stuck: Groups in which ranks wait, and none with a dump is known to be missing; with those that wait.
+        not_compared: Ranks that used a group of which no entry was left.
+        dropped: Entries that the recorders held no more, by rank.
+    """
+
+    ranks: tuple[int, ...]
+    without_dump: tuple[int, ...]
+    knows_size: bool
+    missing: tuple[Missing, ...]
+    different: tuple[Different, ...]
+    other_lines: tuple[Different, ...]
+    stuck: dict[Group, tuple[int, ...]]
+    not_compared: tuple[int, ...]
+    dropped: dict[int, int]
+
+    @property
+    def exit_code(self) -> int:
+        """1: a rank was missing from a collective, or collectives differ."""
+        return int(bool(self.different or any(one.is_certain for one in self.missing)))
+
+    def report(self) -> Report:
+        """The ranks, the collectives, and what was not looked at."""
+        from unsilent.timeline.hang_report import hang_report
+
+        return hang_report(self)
+
+
+def find_hang(paths: Sequence[str | Path]) -> Hang:
+    """What the dumps in these folders and files say; raises ``UsageError``."""
+    dumps = read_dumps(paths)
+    members = {name: ranks for dump in dumps for name, ranks in dump.members.items()}
+    ranks = tuple(dump.rank for dump in dumps)
+    groups = sorted({group for dump in dumps for group in dump.groups})
+    world = {rank for one in groups if one.description == DEFAULT_GROUP for rank in members.get(one.name, ())}
+    absent = tuple(sorted((world or set(range(max(ranks)))).union(*members.values()) - set(ranks)))
+    missing: list[Missing] = []
+    different, stuck = [], {}
+    for group in groups:
+        known = members.get(group.name, frozenset(ranks if group.description == DEFAULT_GROUP else ()))
+        entered = {dump.rank: one for dump in dumps if (one := _entered(dump, group, known)) is not None}
+        first = _first_different(group, entered, _as_compared)
+        of_group = list(_missing(group, entered)) or (
+            [] if known else list(_perhaps_missing(group, entered, ranks, absent))
+        )
+        missing += [one._replace(waits_in=_waits_in(dumps, one.ranks, group)) for one in of_group]
+        different += [first] if first else []
+        if first is None and not of_group and (waiting := _where(entered, lambda one: bool(one.open))):
+            stuck[group] = waiting
+    with_finding = {one.group for one in missing} | {one.group for one in different}
+    other_lines = (
+        _first_different(group, {dump.rank: dump.groups[group] for dump in dumps if group in dump.groups}, _line)
+        for group in sorted(with_finding)
+    )
+    return Hang(
+        ranks, absent, bool(world), tuple(sorted(missing, key=lambda one: bool(one.waits_in))), tuple(different),
+        tuple(one for one in other_lines if one), stuck, tuple(dump.rank for dump in dumps if dump.has_unnamed),
+        {dump.rank: dump.dropped for dump in dumps if dump.dropped},
+    )  # fmt: skip
+
+
+def _entered(dump: Dump, group: Group, members: frozenset[int]) -> Entered | None:
+    """What a rank entered of a group; None where it is no member, or nothing is known of it."""
+    is_known = dump.rank in members and not dump.dropped and not dump.has_unnamed
+    return dump.groups.get(group, Entered() if is_known else None)
+
+
+def _where(entered: Mapping[int, Entered], holds: Callable[[Entered], bool]) -> tuple[int, ...]:
+    return tuple(rank for rank, one in entered.items() if holds(one))
+
+
+def _missing(group: Group, entered: Mapping[int, Entered]) -> Iterator[Missing]:
+    """Ranks that are in no collective of the group, while others entered more of them."""
+    most = max(one.last for one in entered.values())
+    for rank, own in entered.items():
+        if own.open or own.last >= most:
+            continue
+        number = own.last + 1
+        calls = {other: one.collectives[number] for other, one in entered.items() if number in one.collectives}
+        waiting = tuple(other for other in calls if number in entered[other].open)
+        left = tuple(other for other in calls if other not in waiting)
+        yield Missing(group, number, (rank,), next(iter(calls.values()), None), waiting, left)
+
+
+def _perhaps_missing(
+    group: Group, entered: Mapping[int, Entered], ranks: Iterable[int], absent: tuple[int, ...]
+) -> Iterator[Missing]:
+    """Where no collective of a group was ever left, which takes all members, a rank without an entry may be one."""
+    candidates = tuple(rank for rank in ranks if rank not in entered)
+    if candidates and all(1 in one.open for one in entered.values()):
+        collective = next(iter(entered.values())).collectives[1]
+        is_certain = len(entered) == 1 and not absent  # a group has two members or more
+        yield Missing(group, 1, candidates, collective, tuple(entered), is_certain=is_certain)
+
+
+def _waits_in(dumps: Iterable[Dump], ranks: tuple[int, ...], group: Group) -> tuple[Group, ...]:
+    """Other groups in which a rank waits; none of several ranks."""
+    return tuple(
+        sorted(
+            other
+            for dump in dumps
+            if (dump.rank,) == ranks
+            for other, one in dump.groups.items()
+            if other != group and one.open
+        )
+    )
+
+
+def _first_different(
+    group: Group, entered: Mapping[int, Entered], key: Callable[[Collective], Any]
+) -> Different | None:
+    """The first collective of which ``key`` is not the same on all ranks that hold it; a key of None says nothing."""
+    for number in sorted({number for one in entered.values() for number in one.collectives}):
+        ways: dict[Any, tuple[Collective, list[int]]] = {}
+        for rank, one in entered.items():
+            if (call := one.collectives.get(number)) is not None and (way := key(call)) is not None:
+                ways.setdefault(way, (call, []))[1].append(rank)
+        if len(ways) > 1:
+            ordered = sorted(ways.values(), key=lambda way: -len(way[1]))
+            return Different(group, number, tuple((call, tuple(ranks)) for call, ranks in ordered))
+    return None
+
+
+def _line(call: Collective) -> tuple[str, int] | None:
+    return (call.file, call.line) if call.file else None
+
+
+def _as_compared(call: Collective) -> tuple[Any, ...]:
+    """What all ranks of a collective have in common: the operation, the elements and their types, but not the shapes."""
+    shapes = common_shapes(call)
+    return call.operation, call.dtypes if shapes is not None else (), shapes and sum(map(prod, shapes))
+
+
+def common_shapes(call: Collective) -> tuple[tuple[int, ...], ...] | None:
+    """Shapes whose elements are as many on all ranks; None where every rank has its own."""
+    name = call.operation.replace("_", "")
+    if "alltoall" in name:
+        return None
+    is_total = "allgather" in name or ("scatter" in name and "reduce" not in name)
+    return call.received if is_total else call.sent

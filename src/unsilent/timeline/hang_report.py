@@ -1,0 +1,152 @@
+"""The report of ``unsilent timeline hang``: ranks that are missing from collectives, and collectives that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from unsilent.report.model import Column, Report, Table
+from unsilent.report.text import count_text, listed
+from unsilent.timeline.flight_recorder import Collective, Group
+from unsilent.timeline.hang import Different, Hang, Missing, common_shapes
+
+METHOD = (
+    "The entries of each process group are compared by their sequence number. A rank is missing from a collective if it was in "
+    "none of the group when its dump was written, and had entered fewer than another rank. Two ranks called different "
+    "collectives if operations, element types or numbers of elements differ under one number; of an all-to-all, numbers and "
+    "types may differ."
+)
+MOST_FINDINGS = 12
+
+
+def hang_report(result: Hang) -> Report:
+    """What is shown of the dumps."""
+    sentences = list(_sentences(result))
+    if not sentences or len(result.ranks) == 1:
+        sentences.insert(0, _nothing(result))
+    findings = sentences[1 : MOST_FINDINGS + 1]
+    if more := len(sentences) - 1 - len(findings):
+        findings.append(f"{count_text(more, 'more finding')} in the JSON object (`--json`)")
+    rows = [("differs", one, ranks, call) for one in result.different for call, ranks in one.ways]
+    rows += [("missing", one, one.ranks, one.collective) for one in result.missing]  # type: ignore[misc]
+    heads = (
+        Column.text("what", lambda row: row[0]), Column.text("group", lambda row: row[1].group.label),
+        Column.count("number", lambda row: row[1].number), Column.text("ranks", lambda row: _numbers(row[2])),
+        Column.text("collective", lambda row: row[3] and _call(row[3])),
+    )  # fmt: skip
+    return Report(
+        "unsilent/timeline-hang/1", "timeline-hang", "Collectives of a job by its flight recorders",
+        sentences[0][:1].upper() + sentences[0][1:], Table.of(rows, heads), findings=tuple(findings),
+        facts=(("dumps", f"{count_text(len(result.ranks), 'rank')}: {_numbers(result.ranks)}"),),
+        notes=tuple(_notes(result)), method=METHOD, further_json={"results": _json(result)},
+    )  # fmt: skip
+
+
+def _nothing(result: Hang) -> str:
+    if len(result.ranks) == 1:
+        return f"This is the dump of rank {result.ranks[0]} alone, which cannot say what other ranks entered"
+    count = count_text(len(result.ranks), "rank")
+    return f"Of {count} with a dump, none waits in a collective or is known to be missing from one"
+
+
+def _sentences(result: Hang) -> Iterator[str]:
+    for one in result.different:
+        ways = "; ".join(f"{_call(call)} on {_ranks(ranks)}" for call, ranks in one.ways)
+        yield f"collective {one.number:,} of group {one.group.label} differs between ranks: {ways}"
+    yield from map(_missing_text, result.missing)
+    for one in result.other_lines:
+        ways = ", ".join(f"{_ranks(ranks)} at {_site(call)}" for call, ranks in one.ways)
+        yield (
+            f"collective {one.number:,} of group {one.group.label} is the first that was called in different lines: {ways}; "
+            "a rank may have skipped one there"
+        )
+    for group, waiting in result.stuck.items():
+        yield f"{_ranks(waiting, 'waits')} in group {group.label}; no rank with a dump is known to be missing from it"
+
+
+def _missing_text(one: Missing) -> str:
+    called = f"collective {one.number:,} of group {one.group.label}"
+    called += f" ({_call(one.collective)})" if one.collective else ""
+    if one.is_certain and len(one.ranks) == 1:
+        text = f"{_ranks(one.ranks)} had not entered {called} when its dump was written"
+    elif one.is_certain:
+        text = f"at least one of {_ranks(one.ranks)} had not entered {called}"
+    else:
+        text = f"{_ranks(one.ranks, 'has')} no entry of group {one.group.label}: no dump says whether as no member or missing"
+    if one.waiting:
+        text += f"; {_ranks(one.waiting, 'waits')} in {'it' if one.is_certain else called}"
+    if one.left:
+        text += f"; {_ranks(one.left, 'has')} left it: it failed there, did not need that rank, or the dump is later"
+    if one.waits_in:
+        text += f"; {_ranks(one.ranks)} itself waits in group {listed(group.label for group in one.waits_in)}"
+    return text
+
+
+def _notes(result: Hang) -> Iterator[str]:
+    if result.without_dump:
+        yield f"not looked at, for want of a dump: {_ranks(result.without_dump)}"
+    if not result.knows_size:
+        yield f"no dump says how many ranks the job has: a rank above {max(result.ranks)} would not be noticed"
+    if result.dropped:
+        dropped = listed((f"{count:,} of rank {rank}" for rank, count in result.dropped.items()), 4)
+        yield f"the first entries were dropped from full recorders and not compared: {dropped}"
+    if result.not_compared:
+        yield f"not compared, for want of an entry: a group that {_ranks(result.not_compared)} used"
+    yield "messages between two ranks (send, recv) are not compared"
+    yield "a dump has what was entered when it was written: of a job that goes on, a later one has more"
+
+
+def _call(call: Collective) -> str:
+    """``all_reduce of 4x3 Float at train.py:12``."""
+    shapes = common_shapes(call) or call.sent or call.received
+    sizes = listed(("x".join(map(str, shape)) or "1" for shape in shapes), 3)
+    types = listed(dict.fromkeys(call.dtypes), 3)
+    return call.operation + (f" of {sizes} {types}" if sizes else "") + (f" at {_site(call)}" if call.file else "")
+
+
+def _site(call: Collective) -> str:
+    return f"{PurePath(call.file).name}:{call.line}"
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return listed(map(str, ranks))
+
+
+def _ranks(ranks: Sequence[int], verb: str = "") -> str:
+    """``rank 1 waits``, ``ranks 1, 2 wait``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} {verb}".rstrip()
+    return f"ranks {_numbers(ranks)} {'have' if verb == 'has' else verb.removesuffix('s')}".rstrip()
+
+
+def _json(result: Hang) -> dict[str, Any]:
+    """The field ``results``."""
+    return {
+        "ranks": result.ranks, "ranks_without_dump": result.without_dump, "knows_number_of_ranks": result.knows_size,
+        "missing": [
+            {**_place(one), "ranks": one.ranks, "is_certain": one.is_certain,
+             "collective": one.collective and _call_json(one.collective),
+             "waiting": one.waiting, "left": one.left, "waits_in": [_group(group) for group in one.waits_in]}
+            for one in result.missing
+        ],
+        **{
+            name: [{**_place(one), "ways": [{"ranks": ranks, **_call_json(call)} for call, ranks in one.ways]} for one in those]
+            for name, those in (("different", result.different), ("called_in_different_lines", result.other_lines))
+        },
+        "waiting_without_missing": [{**_group(group), "waiting": ranks} for group, ranks in result.stuck.items()],
+        "entries_dropped": {str(rank): count for rank, count in result.dropped.items()},
+        "ranks_with_unknown_group": result.not_compared,
+    }  # fmt: skip
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {"group": group.name, "description": group.description}
+
+
+def _place(one: Missing | Different) -> dict[str, Any]:
+    return {**_group(one.group), "number": one.number}
+
+
+def _call_json(call: Collective) -> dict[str, Any]:
+    return {**call._asdict(), "file": call.file or None, "line": call.line or None}
