@@ -4,7 +4,7 @@
 
 Gloo ranks on one computer train a network under DDP whose layers compute by sleeping (see `benchmarks.timeline_what_if`). One
 rank is delayed in one part of every step: loader, forward, early or late backward pass, optimizer. The noise floor of each world
-size is first taken from a recording without a delay; planted delays are five times as long, then a third of it; then nothing is
+size is first taken from a recording without a delay; planted delays are eight times as long, then a third of it; then nothing is
 planted. A planted delay counts where it is at least three times the noise floor of its own recording. Printed: how often the
 first that is named is the right rank and part, and how often a wrong one is named.
 """
@@ -159,7 +159,7 @@ def main():
             for repeat in range(repeats):
                 for at, part in enumerate(PARTS):
                     rank = (repeat + at) % ranks
-                    for kind, seconds in (("planted", 5 * floors[part]), ("below", floors[part] / 3), ("clean", 0.0)):
+                    for kind, seconds in (("planted", 8 * floors[part]), ("below", floors[part] / 3), ("clean", 0.0)):
                         found = job.record(rank if seconds else -1, part, seconds)
                         first, count = found[0], counts.setdefault((ranks, kind), [0, 0, 0])
                         own = max(one.floor for one in found if one.part == part)

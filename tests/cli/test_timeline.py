@@ -93,7 +93,7 @@ def test_traces_of_the_profiler(capsys, tmp_path):
 
 def test_settings_for_ddp(capsys):
     results = json.loads(answer(capsys, "timeline", "optimise", TRACES, "--json"))["results"]
-    assert {one["precision"] for one in results["best"]} == {"fp32", "bf16"}
+    assert {one["precision"] for one in results["best"]} == {"fp32", "fp16"}
     assert min(sum(one["seconds"]) for one in results["best"]) <= sum(results["default"]["seconds"])
 
 

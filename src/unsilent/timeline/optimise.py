@@ -15,7 +15,7 @@ import numpy as np
 from unsilent.timeline.ddp_model import DEFAULT_CAPS, MIB, Cost, DdpSteps, assign_buckets
 from unsilent.timeline.step_split import Floats
 
-PRECISIONS = {"fp32": 1.0, "bf16": 0.5}
+PRECISIONS = {"fp32": 1.0, "fp16": 0.5}
 """Of the gradients that are sent: bytes for a byte of a gradient of 32 bits."""
 MOST_ROUNDS = 20
 

@@ -96,7 +96,7 @@ def _findings(result: Optimised) -> Iterator[str]:
     for one in result.best:
         if one.precision != "fp32":
             yield (
-                f"with gradients sent in {one.precision} (torch's bf16_compress_hook) and "
+                f"with gradients sent in 16 bits (torch's fp16_compress_hook, or with NCCL bf16_compress_hook) and "
                 f"{one.arguments or 'the default buckets'}, a step takes {time_text(one.mean)} by prediction"
             )
 
