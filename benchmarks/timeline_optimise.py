@@ -6,8 +6,8 @@
 Two ranks in network namespaces with slow links train networks of layers that compute by sleeping (see
 `benchmarks.timeline_what_if`), in twelve configurations: rate of the links, number and size of layers, computation. Each is
 recorded with DDP's default and the cost of collectives is measured; then every setting of a grid (sizes of buckets, gradients of
-32 and 16 bits) and the chosen ones are measured in turns. The regret is the median time of the chosen setting over that of the best
-one in the grid, minus 1; the noise floor is twice the standard error of that ratio.
+32 and 16 bits) and the chosen ones are measured in turns. The regret is the median time of the chosen setting over that of the
+best one in the grid, minus 1; the noise floor is twice the standard error of that ratio.
 """
 
 from __future__ import annotations
