@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unsilent.argument_names import names_arguments
 from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import GRADIENT, Series
@@ -102,6 +103,7 @@ class Monitor:
             an optimizer that is monitored already.
     """
 
+    @names_arguments
     def __init__(
         self,
         model: nn.Module,
