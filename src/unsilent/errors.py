@@ -99,11 +99,17 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() and len(part) < 19 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def unknown_name_error(noun: str, name: str, known: Iterable[str], limit: int = 20) -> UsageError:
+def wrong_value_error(name: str, value: object, expected: str) -> UsageError:
+    """The error for an argument of another type or size; one line, whatever text the value has."""
+    return UsageError(f"{name} is {escape_unprintable(repr(value))[:60]}; expected {expected}")
+
+
+def unknown_name_error(noun: str, name: object, known: Iterable[str], limit: int = 20) -> UsageError:
     """The error for a name that does not exist: closest match first, then what there is.
 
     ``noun`` is the noun ("workload"), ``name`` what was asked, ``known`` what exists (at most ``limit`` are listed).
     """
+    name = name if isinstance(name, str) else escape_unprintable(repr(name))
     names = sorted(known, key=_natural)
     close = difflib.get_close_matches(name[:_MOST_SHOWN], names[:_MOST_COMPARED], n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""

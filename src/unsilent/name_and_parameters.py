@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
 
 T = TypeVar("T")
 
@@ -33,6 +33,8 @@ def parse_named(text: str) -> tuple[str, dict[str, str]]:
 
 def build_named(noun: str, text: str, registry: Mapping[str, Callable[..., T]]) -> T:
     """Make the thing that ``text`` names; ``noun`` is the noun for error messages."""
+    if not isinstance(text, str):
+        raise wrong_value_error(noun, text, "a string")
     name, params = parse_named(text)
     if name not in registry:
         raise unknown_name_error(noun, name, registry)

@@ -18,7 +18,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.plainfiles import parse_toml, read_plain
 
 T = TypeVar("T")
@@ -216,13 +216,18 @@ def _plain(given: Any, hint: Any, name: str, typed: bool = False) -> Any:
 
 
 def _refuse(given: Any, hint: Any, name: str) -> NoReturn:
-    raise UsageError(f"{name} is {given!r}; expected {_NOUNS[hint]}")
+    raise wrong_value_error(name, given, _NOUNS[hint])
+
+
+def check_path(name: str, value: Any) -> Path:
+    """The path itself; raises ``UsageError`` for what is none."""
+    return Path(_plain(value, Path, name))
 
 
 def check_count(name: str, value: Any, least: int, most: int = LARGEST) -> int:
     """The number itself; raises ``UsageError`` where it is no whole number, or not within these limits."""
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise UsageError(f"{name} is {value!r:.60}; expected a whole number, {least} or more")
+        raise wrong_value_error(name, value, f"a whole number, {least} or more")
     number = int(value)
     if least <= number <= most:
         return number

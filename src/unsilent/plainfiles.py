@@ -138,6 +138,12 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
+def shown_path(path: Path) -> Path:
+    """The path relative to the current folder where it lies there, else itself."""
+    here = Path(os.path.realpath("."))
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def move_aside(path: Path) -> None:
     """Rename a file that is there to the first of NAME.1.SUFFIX, NAME.2.SUFFIX … that is not, so that nothing is replaced."""
     if not path.exists():

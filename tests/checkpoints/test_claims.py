@@ -36,11 +36,14 @@ def test_inspect_names_tensors_whose_values_were_not_read(tmp_path, capsys):
 def test_inspect_claims_nothing_of_no_tensor(tmp_path, capsys):
     torch.save({"count": torch.arange(3)}, tmp_path / "counts.pt")
     _, text = report(capsys, "inspect", tmp_path / "counts.pt")
-    assert "no floating-point tensor" in text
+    assert "1 tensor with 3 elements" in text
+    assert "no floating-point values" in text
     assert "no value is" not in text
-    torch.save({"text": "x"}, tmp_path / "empty.pt")
-    _, text = report(capsys, "inspect", tmp_path / "empty.pt")
-    assert "no value is" not in text
+    for state in ({"text": "x"}, {"w": torch.ones(0, 3)}):
+        torch.save(state, tmp_path / "empty.pt")
+        _, text = report(capsys, "inspect", tmp_path / "empty.pt")
+        assert "no floating-point values" in text
+        assert "no value is" not in text
 
 
 def test_inspect_says_so_where_every_value_was_read(tmp_path, capsys):

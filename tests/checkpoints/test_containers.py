@@ -342,6 +342,19 @@ def test_numbers_stay_where_the_file_does_not_say_whose_they_are(case, tmp_path)
     assert set(hashes_in_memory(state)) == expected
 
 
+@pytest.mark.parametrize("with_model", [True, False])
+def test_a_parameter_that_moved_to_the_next_group_is_a_difference(with_model, tmp_path):
+    """Its number stays, and so do all other numbers: only where the groups begin tells."""
+    for name, first in (("one.pt", 1), ("other.pt", 2)):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+        groups = [{"params": part} for part in (list(model.parameters())[:first], list(model.parameters())[first:])]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        beside = {"model": {"w": torch.ones(2)}} if with_model else {}
+        torch.save({"optimizer": optimizer.state_dict(), **beside}, tmp_path / name)
+    code, shown = diff(tmp_path / "one.pt", tmp_path / "other.pt")
+    assert (code, "optimizer/param_groups/1/params/0" in shown) == (1, True)
+
+
 @pytest.mark.parametrize("order", [("ema", "model"), ("model", "ema")])
 def test_a_moving_average_beside_the_model_is_not_taken_for_its_parameters(order, tmp_path):
     state = two_parameters({0: {"exp_avg": torch.ones(2, 3)}})

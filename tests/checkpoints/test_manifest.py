@@ -170,6 +170,16 @@ def test_a_missing_manifest_is_looked_for_and_not_advised_of_a_damaged_state(tra
     assert (code, f"its folder has one: unsilent checkpoint verify {trainer_folder}" in error) == (2, True)
 
 
+def test_paths_of_a_missing_manifest_are_those_of_the_user(trainer_folder, capsys, monkeypatch):
+    monkeypatch.chdir(trainer_folder.parent)
+    error = command(capsys, "verify", "checkpoint-4")[2]
+    assert "no manifest checkpoint-4.manifest.json that says what checkpoint-4 should be" in error
+    assert "there is no checkpoint none;" in command(capsys, "verify", "none")[2]
+    command(capsys, "manifest", "checkpoint-4")
+    error = command(capsys, "verify", "checkpoint-4/optimizer.pt")[2]
+    assert "its folder has one: unsilent checkpoint verify checkpoint-4" in error
+
+
 def test_a_damaged_manifest_is_not_taken_for_a_damaged_checkpoint(adam_file):
     path = manifest_path(adam_file)
     good = path.read_bytes()

@@ -160,7 +160,7 @@ def test_arguments_come_before_the_file_and_the_file_before_variables(tmp_path):
         ("[rule]\nrobust-z = 3", "expected texts"),
         ("treshold = 3", "unknown key"),
         ("budget = 'x'", "expected a number"),
-        ("mode = 'fast'", "unknown mode"),
+        ("mode = 'fast'", "unknown --mode 'fast'"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, text, message):

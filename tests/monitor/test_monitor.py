@@ -638,12 +638,20 @@ def test_options_are_those_of_the_command_line():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"budget": "1"}, "budget is '1'; expected a number"),
-        ({"sampling": 1.5}, "sampling is 1.5; expected auto, or fixed:R"),
+        ({"budget": "1"}, "budget= is '1'; expected a number"),
+        ({"budget": 7}, "budget= is 7; expected a percentage"),
+        ({"sampling": 1.5}, "sampling= is 1.5; expected auto, or fixed:R"),
+        ({"rule": 3}, "rule= is 3; expected texts"),
         ({"rules": "nonfinite"}, "unknown option of a monitor 'rules'; did you mean 'rule'?"),
         ({"settings": MonitorSettings(), "mode": "strict"}, "settings and mode were both given"),
-        ({"on_alarm": "save"}, "on-alarm is 'save', but there is no folder for the states; give save-to"),
-        ({"save_to": "states"}, "save-to is given, but on-alarm is 'log'"),
+        ({"on_alarm": "no"}, "unknown on_alarm='no'. Known: log,"),
+        ({"on_alarm": "skip"}, "on_alarm= is 'skip', but mode= is 'lagged'"),
+        ({"on_alarm": "save"}, "on_alarm= is 'save', but there is no folder for the states; give save_to="),
+        ({"save_to": "states"}, "save_to= is given, but on_alarm= is 'log'"),
+        ({"act_on": "no"}, "unknown act_on='no'"),
+        ({"log_normal": 3}, "log_normal= is 3; expected true or false"),
+        ({"metrics_port": -1}, "metrics_port= is -1; expected 0 or more"),
+        ({"metrics_port": "a"}, "metrics_port= is 'a'; expected a whole number"),
     ],
 )
 def test_options_that_cannot_be_are_refused_in_one_line(options, said):

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from unsilent.campaigns.spec import Spec, WorkerSettings
 from unsilent.campaigns.stored_values import MOST_TRIALS
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import CONFIDENCE, EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
+from unsilent.options import (
+    CONFIDENCE,
+    EXECUTION_PANEL,
+    PRECISION_PANEL,
+    WORKLOAD_PANEL,
+    Option,
+    check_count,
+    check_path,
+)
 from unsilent.sizes import as_byte_count
 
 if TYPE_CHECKING:
@@ -184,7 +192,7 @@ def known_device(device: str) -> str:
 def store_or_temporary(store: str | Path | None, name: str = "campaign.sqlite") -> Iterator[Path]:
     """The file that is asked for, or one that is removed afterwards."""
     if store is not None:
-        yield Path(store)
+        yield check_path("--store", store)
         return
     with tempfile.TemporaryDirectory(prefix="unsilent-") as folder:
         yield Path(folder) / name

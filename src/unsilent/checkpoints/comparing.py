@@ -63,7 +63,8 @@ def compare(
             result = TensorDifference(name, MISSING, remark=_type(tensor))
         else:
             result = _compared(first, tensor, second, other, progress)
-        yield replace(result, kind=_kind(tensor))
+        kind = _kind(tensor)
+        yield result if kind == result.kind else replace(result, kind=kind)
     for name, tensor in seconds.items():
         if name not in firsts:
             yield TensorDifference(name, ADDED, remark=_type(tensor), kind=_kind(tensor))

@@ -37,9 +37,9 @@ class Values:
 
 
 def summarise(checkpoint: Checkpoint, tensor: StoredTensor, progress: Callable[[int], object]) -> Values | None:
-    """Counts over all elements of a tensor of floating point; None for others."""
+    """Counts over all elements of a tensor of floating point; None for others, and where there are none."""
     codec = CODECS.get(tensor.dtype)
-    if codec is None or codec.kind != "float" or not tensor.is_readable:
+    if codec is None or codec.kind != "float" or not tensor.is_readable or not tensor.numel:
         return None
     nonfinite = extreme = 0
     largest: float | None = None
@@ -90,7 +90,8 @@ def inspection_report(
             shown = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
             findings.append(f"{count_text(len(names), noun)} {what}: {shown}")
     claim = _claim(known, len(unread))
-    headline = f"{len(tensors):,} tensors with {sum(t.numel for t in tensors):,} elements ({human_bytes(size)}){claim}."
+    elements = count_text(sum(t.numel for t in tensors), "element")
+    headline = f"{count_text(len(tensors), 'tensor')} with {elements} ({human_bytes(size)}){claim}."
     present = [s for s in SECTIONS if any(t.section == s for t in selected)]
     sections = [_section(s, [t for t in tensors if t.section == s], known) for s in present]
     if numbers:
@@ -130,9 +131,9 @@ def _claim(known: dict[str, Values], unread: int) -> str:
     bad = sum(1 for v in known.values() if v.nonfinite)
     far = sum(1 for v in known.values() if v.extreme)
     if bad or far:
-        return f"; {bad} tensors have values that are NaN or infinite, {far} have values beyond ±{EXTREME:g}"
+        return f"; tensors with values that are NaN or infinite: {bad:,}, with values beyond ±{EXTREME:g}: {far:,}"
     if not known:
-        return "; no values were read" if unread else "; no floating-point tensor"
+        return "; no values were read" if unread else "; no floating-point values"
     whose = f" in the {len(known):,} of {len(known) + unread:,} tensors that were read" if unread else ""
     return f"; no value{whose} is NaN, infinite or beyond ±{EXTREME:g}"
 

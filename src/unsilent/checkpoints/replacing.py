@@ -34,6 +34,7 @@ from unsilent.checkpoints.manifest import (
     write_manifest,
 )
 from unsilent.errors import UsageError
+from unsilent.plainfiles import shown_path
 
 _DRAFT = ".unsilent-draft"
 
@@ -145,9 +146,10 @@ def state_of_files(target: Path) -> tuple[tuple[int, int] | None, ...]:
 
 def _no_manifest(target: Path) -> str:
     """Why a checkpoint cannot be verified, and what to do."""
+    expected, target = shown_path(manifest_path(target)), shown_path(target)
     if not target.exists():
         return f"there is no checkpoint {target}; check the path"
-    found = f"no manifest {manifest_path(target)} that says what {target} should be"
+    found = f"no manifest {expected} that says what {target} should be"
     inner = sorted(target.glob("*.manifest.json"))[:1] if target.is_dir() else []
     if inner:
         return (

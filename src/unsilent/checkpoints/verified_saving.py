@@ -30,7 +30,8 @@ from unsilent.checkpoints.replacing import (
     verify_with_own_manifest,
 )
 from unsilent.checkpoints.writing import forget_cached_pages, write_state
-from unsilent.errors import UnsilentError, UsageError, first_line
+from unsilent.errors import UnsilentError, UsageError, first_line, wrong_value_error
+from unsilent.options import check_path
 
 _DCP_FILE = re.compile(r"\.metadata|__\d+_\d+\.distcp")
 """Files of a folder that ``verified_save`` writes, and may replace."""
@@ -84,6 +85,10 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
         raise UsageError(
             f"{target} holds {shown_name(min(others))}, which is no part of a distributed checkpoint and would be lost; "
             "give another path"
+        )
+    if chosen != "torch.save" and not isinstance(state, Mapping):
+        raise wrong_value_error(
+            "state", state, f"a mapping, as {chosen} holds tensors by name; use torch.save for others"
         )
     if chosen == "safetensors" and (others := [key for key, value in state.items() if not isinstance(value, Tensor)]):
         raise UsageError(
@@ -174,7 +179,7 @@ def _load(file: Path, load_options: Mapping[str, Any]) -> Any:
 def _target(path: str | Path) -> Path:
     """Where a checkpoint is, links followed. Raises ``UsageError`` for a path that can be none."""
     try:
-        result = Path(os.path.realpath(Path(path).expanduser()))
+        result = Path(os.path.realpath(check_path("path", path).expanduser()))
     except (OSError, ValueError, RuntimeError) as error:  # a null byte; no home folder
         raise UsageError(f"{str(path)!r} is no path of a checkpoint: {first_line(error)}; check it") from None
     if not str(path) or not result.name:

@@ -15,9 +15,9 @@ from unsilent.cli.checkpoint_arguments import (
     size_of,
     whole_checkpoint,
 )
-from unsilent.cli.paths import shown_path
 from unsilent.command import FILES, Command, DisplayOptions, PageOptions, ProgressOptions
 from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.plainfiles import shown_path
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def _place(error: OSError) -> str:
 
 
 def _interrupted(message: str = "interrupted") -> int:
-    print(f"unsilent: {message}", file=sys.stderr)
+    print(f"unsilent: {message}\n", end="", file=sys.stderr)  # one write, as other ranks may print between two
     return INTERRUPTED
 
 
@@ -188,7 +188,7 @@ def _fail(message: str, code: int) -> int:
     line = escape_unprintable(message)
     if len(line) > MOST_MESSAGE:  # what was found is at its beginning, what to do at its end
         line = f"{line[: MOST_MESSAGE // 2]} … {line[-MOST_MESSAGE // 2 :]}"
-    print(f"unsilent: error: {line}", file=sys.stderr)
+    print(f"unsilent: error: {line}\n", end="", file=sys.stderr)
     return code
 
 

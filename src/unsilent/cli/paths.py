@@ -58,9 +58,3 @@ def writable_page(page: Path, output: Path | None) -> Path | None:
 def default_report_path(store: Path) -> Path:
     """Where the report of a store goes unless it is said."""
     return store.with_suffix(".html") if store.suffix in (".sqlite", ".jsonl") else Path(f"{store}.html")
-
-
-def shown_path(path: Path) -> Path:
-    """The path relative to the current folder where it lies there, else itself."""
-    here = Path(os.path.realpath("."))
-    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -20,7 +20,8 @@ class StandardError:
         """Print a line; nothing where there has never been a stderr."""
         if sys.stderr is not None:
             with contextlib.suppress(OSError, ValueError):
-                print(text, file=sys.stderr, flush=True)
+                sys.stderr.write(f"{text}\n")  # one write, as other ranks may print between two
+                sys.stderr.flush()
                 return
         if self._first is not None:
             with contextlib.suppress(OSError):

@@ -55,8 +55,8 @@ class _Registration:
         self.listener, self.thread = weakref.ref(listener, lambda _: _remove(self)), thread
 
 
-NORM = "_get_total_norm"
-"""What `clip_grad_norm_` calls, by whatever name a program has imported that."""
+CLIP = "_clip_grads_with_norm_"
+"""What `clip_grad_norm_` calls, by whatever name a program has imported that; `torch.nn.utils` has it without the underscore."""
 _SCALE = "unsilent-loss-scale"
 _MOST_NODES = 8
 """Operations between a scaled loss and what is differentiated, such as a division by the number of micro-batches."""
@@ -75,8 +75,9 @@ def add_listener(listener: BackwardListener, thread: int | None = None) -> None:
     if not _replaced:
         _replace(torch.autograd, "backward", _noted_backward)
         _replace(torch.jit, "script", script_without_hooks)
-        if hasattr(clip_grad, NORM):
-            _replace(clip_grad, NORM, _noted_norm)
+        if hasattr(clip_grad, CLIP):
+            _replace(clip_grad, CLIP, _noted_clipping)
+            _replace(torch.nn.utils, CLIP.removeprefix("_"), _noted_clipping)
         for scaler in _with_subclasses(GradScaler):  # that of FSDP has a method of its own
             for name, make in (("scale", _noted_scale), ("update", _noted_update)):
                 if name in vars(scaler):
@@ -159,21 +160,23 @@ def _noted_backward(plain: Any) -> Any:
     return backward
 
 
-def _noted_norm(plain: Any) -> Any:
-    def total_norm(tensors: Any, *args: Any, **named: Any) -> Any:
-        result = plain(tensors, *args, **named)
+def _noted_clipping(plain: Any) -> Any:
+    def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **named: Any) -> None:
+        parameters = (
+            [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        )  # as torch: it may be an iterator
+        plain(parameters, max_norm, total_norm, *args, **named)
         if not is_dynamo_compiling():
             for one in _listeners:
                 if one.thread not in (None, threading.get_ident()) or (listener := one.listener()) is None:
                     continue
-                if (after_norm := getattr(listener, "after_norm", None)) is not None:
+                if (after_clipping := getattr(listener, "after_clipping", None)) is not None:
                     try:
-                        after_norm(tensors, result)
+                        after_clipping(parameters, total_norm)
                     except Exception as error:
                         listener.hook_failed(error)
-        return result
 
-    return total_norm
+    return clip
 
 
 def _noted_scale(plain: Any) -> Any:

@@ -33,7 +33,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from unsilent.detectors.moment_bounds import FACTOR, Floats
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, wrong_value_error
 from unsilent.events.event_kinds import Alarm
 from unsilent.monitor.alarms import (
     LOOP_LEFT_MESSAGE,
@@ -143,9 +143,9 @@ class Guard:
                 "the model has parameters without a shape (lazy modules); run one batch through it before making the Guard"
             )
         if on_alarm is not None and not callable(on_alarm):
-            raise UsageError(f"on_alarm is {on_alarm!r:.60}; expected a function that is called with each alarm")
+            raise wrong_value_error("on_alarm", on_alarm, "a function that is called with each alarm")
         if check is not None and not callable(getattr(check, "check_last", None)):
-            raise UsageError(f"check is {check!r:.60}; expected an object with the methods of StepCheck, or None")
+            raise wrong_value_error("check", check, "an object with the methods of StepCheck, or None")
         self._on_alarm, self._ranks, self._strict = on_alarm, ranks, strict
         process_group_for(ranks)
         on_cuda = any(p.is_cuda for p in model.parameters())

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.detectors.series import LARGEST
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.events.event_kinds import Alarm
 from unsilent.events.host import host_name
 from unsilent.monitor.alarms import GuardOverhead
@@ -223,17 +223,17 @@ class MagnitudeCheck:
 def _check_bounds(factor: Any, fixed: Any, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Raise ``UsageError`` for a factor that is no number above 1, and for bounds that no tensor has."""
     if not (_is_finite(factor) and factor > 1):
-        raise UsageError(f"factor is {factor!r:.60}; expected a number above 1")
+        raise wrong_value_error("factor", factor, "a number above 1")
     if fixed is None:
         return
     if not isinstance(fixed, Mapping):
-        raise UsageError(f"bounds is {fixed!r:.60}; expected largest magnitudes by name, or AnalyticBounds()")
+        raise wrong_value_error("bounds", fixed, "largest magnitudes by name, or AnalyticBounds()")
     names = possible_names(model, optimizers)
     for name, bound in fixed.items():
         if name not in names:
             raise unknown_name_error("watched tensor", str(name), names)
         if not (_is_finite(bound) and bound > 0):
-            raise UsageError(f"bounds: that of {name} is {bound!r:.60}; expected a number above 0")
+            raise wrong_value_error(f"bounds: that of {name}", bound, "a number above 0")
 
 
 def _is_finite(value: Any) -> bool:

@@ -27,10 +27,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unsilent.argument_names import names_arguments
 from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import GRADIENT, Series
-from unsilent.errors import UsageError, kind_and_line
+from unsilent.errors import UsageError, kind_and_line, wrong_value_error
 from unsilent.events.event_files import path_of_rank
 from unsilent.events.event_kinds import DONE, ERROR, MOST_NAMES, STOPPED, UNRECORDED, Alarm, Verdict
 from unsilent.events.host import host_name
@@ -102,6 +103,7 @@ class Monitor:
             an optimizer that is monitored already.
     """
 
+    @names_arguments
     def __init__(
         self,
         model: nn.Module,
@@ -571,7 +573,7 @@ class Monitor:
 
 def _check_sinks(sinks: Any) -> None:
     if isinstance(sinks, str) or not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
-        raise UsageError(f"sinks is {sinks!r:.60}; expected functions that are called with each event, in a list")
+        raise wrong_value_error("sinks", sinks, "functions that are called with each event, in a list")
 
 
 def _leave_all_to_parent() -> None:

@@ -33,7 +33,7 @@ def rule_texts(given: Any) -> tuple[str, ...]:
     if isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts):
         return tuple(texts)
     raise UsageError(
-        f"rule is {given!r}; expected texts such as 'robust-z:threshold=12', or tables such as [rule.robust-z]"
+        f"--rule is {given!r}; expected texts such as 'robust-z:threshold=12', or tables such as [rule.robust-z]"
     )
 
 
@@ -48,7 +48,7 @@ def sampling_text(given: Any) -> str:
         return f"fixed:{given}"
     if isinstance(given, str):
         return given
-    raise UsageError(f"sampling is {given!r}; expected auto, or fixed:R with a whole number, such as fixed:4")
+    raise UsageError(f"--sampling is {given!r}; expected auto, or fixed:R with a whole number, such as fixed:4")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MonitorSettings:
     """Settings of a monitor. Values may be as a TOML file has them: one text instead of several, the name of a file as text.
 
     Raises:
-        UsageError: a name that does not exist, a value of another type, a number that makes no sense.
+        UsageError: a name that does not exist, a value of another type, a number that makes no sense; named as options are.
     """
 
     preset: Annotated[
@@ -137,31 +137,31 @@ class MonitorSettings:
 
     def __post_init__(self) -> None:
         for name, asking in options_of(MonitorSettings).items():
-            value = asking.parse_value(getattr(self, name), asking.option_name, typed=True)
+            value = asking.parse_value(getattr(self, name), asking.flag, typed=True)
             object.__setattr__(self, name, value)
         for name, value, known in (
-            ("on-alarm", self.on_alarm, ACTIONS),
-            ("mode", self.mode, MODES),
-            ("fingerprint", self.fingerprint, FINGERPRINTS),
-            ("act-on", self.act_on, ("alarm", "warning")),
+            ("--on-alarm", self.on_alarm, ACTIONS),
+            ("--mode", self.mode, MODES),
+            ("--fingerprint", self.fingerprint, FINGERPRINTS),
+            ("--act-on", self.act_on, ("alarm", "warning")),
         ):
             if value not in known:
                 raise unknown_name_error(name, value, known)
         if self.on_alarm == "skip" and self.mode != "strict":
             raise UsageError(
-                "on-alarm is 'skip', but mode is 'lagged', whose verdict comes after the step; use mode strict"
+                "--on-alarm is 'skip', but --mode is 'lagged', whose verdict comes after the step; use mode strict"
             )
         if not (math.isfinite(self.budget) and 0 < self.budget <= LARGEST_BUDGET):
             raise UsageError(
-                f"budget is {self.budget:g}; expected a percentage above 0, and at most {LARGEST_BUDGET:g}"
+                f"--budget is {self.budget:g}; expected a percentage above 0, and at most {LARGEST_BUDGET:g}"
             )
         if self.metrics_port is not None:
-            check_count("metrics-port", self.metrics_port, 0, 65535)
+            check_count("--metrics-port", self.metrics_port, 0, 65535)
         if self.on_alarm == "save" and self.save_to is None:
-            raise UsageError("on-alarm is 'save', but there is no folder for the states; give save-to")
+            raise UsageError("--on-alarm is 'save', but there is no folder for the states; give --save-to")
         if self.on_alarm != "save" and self.save_to is not None:
             raise UsageError(
-                f"save-to is given, but on-alarm is {self.on_alarm!r}, which saves nothing; use save, or leave save-to out"
+                f"--save-to is given, but --on-alarm is {self.on_alarm!r}, which saves nothing; use save, or leave it out"
             )
         self.sampling_interval  # noqa: B018 - checks it
 
@@ -174,9 +174,9 @@ class MonitorSettings:
         interval = parse_whole_number(number)
         if kind != "fixed" or interval is None:
             raise UsageError(
-                f"sampling is {self.sampling!r}; expected auto, or fixed:R with a whole number, such as fixed:4"
+                f"--sampling is {self.sampling!r}; expected auto, or fixed:R with a whole number, such as fixed:4"
             )
-        return check_count("R of sampling fixed:R", interval, 1, MOST_INTERVAL)
+        return check_count("R of --sampling fixed:R", interval, 1, MOST_INTERVAL)
 
     @property
     def rule_names(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from unsilent.monitor.rule_streams import Finding
 from unsilent.monitor.signals.host_copy import HostCopy
 
 Checked = tuple[int, ...]
-"""What a number is of: `LOSSES`, or gradients that are clipped together (the first one's parameter by ``id``, their number)."""
+"""What a number is of: `LOSSES`, or parameters clipped together (the first with a gradient by ``id``, their number)."""
 LOSSES: Checked = ()
 REFRESH = 10
 """Norms after which median, spread and limit are computed anew."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, wrong_value_error
 from unsilent.name_and_parameters import build_named
 from unsilent.outcomes.base import Judge as Judge
 from unsilent.outcomes.base import JudgeVerdict as JudgeVerdict
@@ -47,4 +47,6 @@ def judge_by_decision(decision: Callable[[Any], Any]) -> Judge:
     """Sugar: a judge by inequality of ``decision(output)``, one value (or row) a sample."""
     from unsilent.outcomes.judges import Function, decision_judge_function
 
+    if not callable(decision):
+        raise wrong_value_error("decision", decision, "a function of an output")
     return Function(decision_judge_function(decision))

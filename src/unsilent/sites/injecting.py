@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.argument_names import names_arguments
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.faults import FAULT_MODELS, Fault, FaultModel, fault_model
 from unsilent.faults.hardware.presets import PRESETS, preset
 from unsilent.faults.naming import PHASES, kind_of, site_in_memory
@@ -78,27 +78,34 @@ def inject(
             f"the first argument of inject is {type(model).__name__}; expected a torch.nn.Module: inject(model, address)"
         )
     check_count("seed", seed, 0)
+    if bit is not None:
+        check_count("bit", bit, 0)
+    chosen = _several(optimizers)
+    if not all(isinstance(one, Optimizer) for one in chosen):
+        raise wrong_value_error("optimizers", optimizers, "an optimizer of torch, or several")
     if fault is not None and bit is not None:
         raise UsageError(
             "give fault= or bit=, not both; bit=30 is short for flipping bit 30 of every addressed element"
         )
     if not isinstance(address_or_faults, str):
-        given = (
-            [address_or_faults] if isinstance(address_or_faults, (Fault, UnresolvedFault)) else list(address_or_faults)
-        )
+        given = _several(address_or_faults)
+        if not given or not all(isinstance(one, Fault | UnresolvedFault) for one in given):
+            raise wrong_value_error(
+                "address_or_faults", address_or_faults, "an address like 'param:fc.weight', or faults"
+            )
         if fault is not None or bit is not None:
             raise UsageError("the faults are already given; leave out fault= and bit=")
         given = [replace(one, site=site_in_memory(one.site)) if isinstance(one, Fault) else one for one in given]
         resolved = [one for one in given if isinstance(one, Fault) and kind_of(one.site) == "param"]
         if len(resolved) == len(given):
             return Parameters(model).inject(resolved, strict=True)
-        return StepInjection(model, given, optimizers)
+        return StepInjection(model, given, chosen)
     kind = kind_of(address_or_faults)
     if kind in _ELSEWHERE:
         raise UsageError(f"inject does not corrupt {kind}: sites; {_ELSEWHERE[kind]}")
-    if kind != "param" or optimizers:
+    if kind != "param" or chosen:
         moment = {"rank": rank, "micro_step": micro_step, "occurrence": occurrence}
-        return StepInjection(model, [_draw(address_or_faults, fault, bit, seed, law, moment)], optimizers)
+        return StepInjection(model, [_draw(address_or_faults, fault, bit, seed, law, moment)], chosen)
     parameters = Parameters(model)
     regions = parameters.select(address_or_faults)
     if bit is not None:
@@ -107,6 +114,11 @@ def inject(
     else:
         drawn = fault if isinstance(fault, FaultModel) else fault_model(fault or "bitflip")
     return parameters.inject(drawn.draw(regions, np.random.default_rng(seed), law), strict=True)
+
+
+def _several(given: Any) -> list[Any]:
+    """What was given as a list, of one where it is no collection."""
+    return list(given) if isinstance(given, Iterable) else [given]
 
 
 def _draw(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import cast
 
 from unsilent.argument_names import names_arguments
@@ -11,6 +10,7 @@ from unsilent.campaigns.store import open_store
 from unsilent.campaigns.stored_command import stored_options
 from unsilent.events.event_files import has_events
 from unsilent.events.run_report import WatchedRun
+from unsilent.options import check_path
 from unsilent.report.shown import Shown
 from unsilent.studies.campaign_kinds import kind_of_store
 
@@ -26,7 +26,7 @@ def read_result(path: str | os.PathLike[str]) -> Shown:
         UsageError: the store has too few trials for a result, or the events cannot be read.
         StoreError: the file is no store, or cannot be used.
     """
-    path = Path(path)
+    path = check_path("path", path)
     if has_events(path):
         return WatchedRun.read(path)
     kind = kind_of_store(path)

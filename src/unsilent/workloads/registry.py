@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.error_origin import call_user_code
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.lazy_module import load_named
 from unsilent.name_and_parameters import convert
 from unsilent.workloads.user import find_user_object, user_code
@@ -95,6 +95,7 @@ def load(
             or the object is not an inference workload.
         UserCodeError: the user's own file or function raised.
     """
+    _check_types(ref, options)
     given = {"data": data, "weights": weights, "progress": progress or _silent}
     chosen = {key: value for key, value in given.items() if value is not None}
     if ref.startswith("hf:"):
@@ -115,6 +116,7 @@ def load_training(
     ref: str, options: Mapping[str, str] | None = None, *, data: str | None = None, progress: Progress | None = None
 ) -> TrainingWorkload:
     """Make the training workload that ``ref`` names: built-in name, ``file.py:name`` or ``module:name``; else as `load`."""
+    _check_types(ref, options)
     given = {"data": data, "progress": progress or _silent}
     chosen = {key: value for key, value in given.items() if value is not None}
     if ref in TRAININGS:
@@ -130,6 +132,14 @@ def load_training(
     except TypeError:
         pass  # it takes no weak references or has no hash: then nobody can look up where it is from
     return workload
+
+
+def _check_types(ref: str, options: Mapping[str, str] | None) -> None:
+    """Raise ``UsageError`` for a name that is no text, or options that have no names."""
+    if not isinstance(ref, str):
+        raise wrong_value_error("workload", ref, "a string: a built-in name, file.py:name or module:name")
+    if not isinstance(options, Mapping | None):
+        raise wrong_value_error("--with", options, "values by name")
 
 
 def origin_of(workload: Any) -> Origin | None:

@@ -28,6 +28,8 @@ from unsilent.checkpoints.stored_tensors import Block, StoredTensor
 from unsilent.errors import UsageError
 
 NAME = "torch.distributed.checkpoint"
+_QUANTISED = ("qint", "quint")
+"""Dtypes of tensors with scales, so that their archives have several values, as those of objects do."""
 _COMPRESSED = "its parts were transformed by an extension of the writer; save it again without extensions"
 _SAFETENSORS = "it was saved with SerializationFormat.SAFETENSORS, which FileSystemReader cannot load; use TORCH_SAVE"
 
@@ -42,19 +44,20 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     metadata = read_metadata(files)
     result: list[ArchiveValue] = []
     for name, (path, record) in metadata.values.items():
-        if record is not None:
+        if record is not None and not record.dtype.startswith(_QUANTISED):
             result.append(ArchiveValue(path, True, _tensor(files, name, record, metadata)))
             continue
-        place = metadata.slices.get((name, None))
-        if place is None:
-            raise _missing(files, name)
-        if place.is_transformed:
-            listed = StoredTensor(name, "uint8", (place.length,), (), stored_as=name, obstacle=_COMPRESSED)
-            result.append(ArchiveValue(path, False, listed))
-            continue
-        for value in read_archive(files, place.file, place.offset, place.length)[1]:
-            stored_as = "/".join((name, *value.path))
-            result.append(value._replace(path=(*path, *value.path), stored=replace(value.stored, stored_as=stored_as)))
+        for offsets in [None] if record is None else [offsets for offsets, _ in record.chunks]:
+            place = metadata.slices.get((name, offsets))
+            if place is None:
+                raise _missing(files, name)
+            if place.is_transformed:
+                listed = StoredTensor(name, "uint8", (place.length,), (), stored_as=name, obstacle=_COMPRESSED)
+                result.append(ArchiveValue(path, False, listed))
+                continue
+            for value in read_archive(files, place.file, place.offset, place.length)[1]:
+                stored = replace(value.stored, stored_as="/".join((name, *value.path)))
+                result.append(value._replace(path=(*path, *value.path), stored=stored))
     return with_names(result)
 
 

@@ -58,7 +58,8 @@ class ArchiveValue(NamedTuple):
 def with_names(values: Sequence[ArchiveValue], in_order: bool = True) -> list[StoredTensor]:
     """The values with the names that their keys give them in every format.
 
-    The parameters of an optimizer's groups are left out where they are numbered one after the other, as torch does.
+    The parameters of an optimizer's groups are left out where they are numbered one after the other, as torch does; the first
+    one of each later group stays, as it says where the group begins.
 
     Args:
         values: All values of the checkpoint.
@@ -77,6 +78,8 @@ def _without_numbering(named: Iterable[tuple[str, ArchiveValue]]) -> Iterator[tu
         above = value.path[:-3]
         is_numbering = value.path[-2:-1] == ("params",) and above[-1:] == ("param_groups",)
         if is_numbering and value.stored.value == expected[above] and not value.is_tensor:
+            if value.path[-1] == "0" and expected[above]:
+                yield name, value
             expected[above] += 1
         else:
             expected[above] = -1 if is_numbering else expected[above]

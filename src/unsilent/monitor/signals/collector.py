@@ -272,21 +272,24 @@ class SignalCollector:
             for slots, values in arrived:
                 self._row.add(slots, values, is_scaled=self._was_scaled and slots != (self._loss,))
 
-    def after_norm(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
-        """The program has computed the norm of these gradients together."""
+    def after_clipping(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """The program has clipped the gradients of these parameters, whose norm together was this."""
         if self._checks is None or self.is_off:
             return
         begun = time.perf_counter() if self.step % TIMED == TIMED - 1 else 0.0  # the first ones are slow
-        if gradients:
+        for parameter in parameters:
+            if (gradient := parameter.grad) is None:
+                continue
             first: Tensor | None
             for first in self._first_clipped:
-                if first.grad is gradients[0]:
+                if first.grad is gradient:
                     break
             else:
-                first = self._find_first_clipped(gradients[0])
+                first = self._find_first_clipped(gradient)
             if first is not None:
                 local = norm if type(norm) is Tensor else getattr(norm, "_local_tensor", norm)
-                self._checks.add_norm(self.step, (id(first), len(gradients)), local, self._was_scaled)
+                self._checks.add_norm(self.step, (id(first), len(parameters)), local, self._was_scaled)
+            break
         if begun:
             self.seconds["checks"] += TIMED * min(LONGEST_CHECK, time.perf_counter() - begun)
 
