@@ -28,12 +28,14 @@ def load_named(name: str) -> Any:
 def lazy_names(package: str, modules: Mapping[str, str], known: Iterable[str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package: names -> the modules that have them, which are imported on first use."""
 
-    def get(name: str) -> Any:
+    def __getattr__(
+        name: str,
+    ) -> Any:  # `error_origin` blames who asked for the name, and knows this function by its name
         if name not in modules:
             raise missing_name_error(package, name, known)
         return getattr(importlib.import_module(modules[name]), name)
 
-    return get
+    return __getattr__
 
 
 class LazyFunction:

@@ -19,6 +19,7 @@ OTHERS = {
     "export": "writes trials in a format for programs",
     "placement measure": "writes a description of the machine as TOML",
     "run": "prints what the script prints",
+    "timeline record": "prints what the script prints",
 }
 """Verbs that print no result, and why."""
 OPTIONS = known_options()

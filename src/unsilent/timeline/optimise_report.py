@@ -125,7 +125,7 @@ def _notes(result: Optimised) -> Iterator[str]:
             yield (
                 f"buckets of {one.arguments or 'the default'} are outside the sizes that the cost was fitted to "
                 f"({human_bytes(round(cost.smallest))} to {human_bytes(round(cost.largest))}): measure the link with unsilent "
-                "placement measure, and pass its file as --system"
+                "placement measure; pass its file as --system"
             )
             return
 
