@@ -161,7 +161,8 @@ class _Reader:
         top = _mapping(value, "it")
         groups: dict[Group, Entered] = {}
         ids, first = set(), LARGEST
-        for value in self._list(top.get("entries"), "entries"):
+        entries = top.get("entries")  # the JSON form has none where nothing was entered
+        for value in self._list([] if entries is None else entries, "entries"):
             entry = _mapping(value, "an entry")
             ids.add(_whole(entry.get("pg_id"), "pg_id"))
             first = min(first, _whole(entry.get("record_id"), "record_id"))
@@ -195,7 +196,7 @@ class _Reader:
             if isinstance(ranks, str):
                 ranks = parse_json(ranks.encode("utf-8", "replace"))
             members = frozenset(_whole(rank, "ranks", 0, MOST_RANK) for rank in self._list(ranks, "ranks"))
-            if members:
+            if name and members:
                 yield name, members
 
     def _collective(self, entry: Any) -> Collective:
