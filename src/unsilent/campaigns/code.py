@@ -20,6 +20,7 @@ from typing import Any
 
 import xxhash
 
+from unsilent.lazy_numpy import np
 from unsilent.version import __version__
 from unsilent.workloads.user import user_module_name
 
@@ -69,7 +70,6 @@ def code_hash(*modules: str) -> str:
 
 def versions() -> dict[str, str]:
     """Versions a report names; loads torch."""
-    import numpy as np
     import torch
 
     return {

@@ -21,13 +21,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from unsilent.lazy_numpy import np, npt
 from unsilent.placement.system import System
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 ROOTED = ("reduce", "broadcast")
 ALGORITHMS = ("auto", "ring", "tree")
@@ -90,7 +87,7 @@ class CostModel(Protocol):
         """Time of a collective whose whole result or input is ``payload`` bytes of the group that has most."""
 
 
-def traffic(system: System, groups: NDArray[np.int64], shares: NDArray[np.float64] | None = None) -> Traffic:
+def traffic(system: System, groups: npt.NDArray[np.int64], shares: npt.NDArray[np.float64] | None = None) -> Traffic:
     """Counts the flows of all groups.
 
     Args:
@@ -98,8 +95,6 @@ def traffic(system: System, groups: NDArray[np.int64], shares: NDArray[np.float6
         groups: int64[groups, devices of one], ascending within each.
         shares: float64[groups], each group's payload as a share of the largest; None: all have the same.
     """
-    import numpy as np
-
     shares = np.ones(len(groups)) if shares is None else shares
     levels = range(len(system.levels))
     after = np.roll(groups, -1, axis=1)
@@ -121,10 +116,8 @@ def traffic(system: System, groups: NDArray[np.int64], shares: NDArray[np.float6
     )  # fmt: skip
 
 
-def _most_loaded(links: NDArray[np.int64], volumes: NDArray[np.float64]) -> tuple[int, float]:
+def _most_loaded(links: npt.NDArray[np.int64], volumes: npt.NDArray[np.float64]) -> tuple[int, float]:
     """Flows and load of the link with the largest load."""
-    import numpy as np
-
     if not links.size:
         return 0, 0.0
     loads = np.bincount(links, volumes)
@@ -132,18 +125,16 @@ def _most_loaded(links: NDArray[np.int64], volumes: NDArray[np.float64]) -> tupl
     return int(np.count_nonzero(links == most)), float(loads[most])
 
 
-def _members(system: System, group: NDArray[np.int64]) -> tuple[int, ...]:
+def _members(system: System, group: npt.NDArray[np.int64]) -> tuple[int, ...]:
     """Components of each level per component of the level outside that hold devices of a group."""
     counts = [1, *(len(set((group // system.inside(at)).tolist())) for at in range(len(system.levels)))]
     return tuple(math.ceil(inner / outer) for outer, inner in pairwise(counts))
 
 
 def _tree_loads(
-    system: System, groups: NDArray[np.int64], shares: NDArray[np.float64], members: Sequence[int]
+    system: System, groups: npt.NDArray[np.int64], shares: npt.NDArray[np.float64], members: Sequence[int]
 ) -> list[float]:
     """Load of the links by double trees over the components of each level; the first device of each stands for it."""
-    import numpy as np
-
     loads = [np.zeros(system.devices // system.sharing(at)) for at in range(len(system.levels))]
     for at, count in enumerate(members):
         if count < 2:

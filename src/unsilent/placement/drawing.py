@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unsilent.lazy_numpy import np
 from unsilent.placement.placements import Placement
 from unsilent.placement.ranking import Reduction
 from unsilent.placement.system import Level, System
@@ -44,8 +45,6 @@ def shown_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
 
 def hierarchy_figure(system: System, placement: Placement, reduction: Reduction) -> Figure:
     """The machine with the groups of one reduction."""
-    import numpy as np
-
     groups = np.empty(system.devices, int)
     for number, members in enumerate(placement.reduction_groups(reduction.axes)):
         groups[members] = number

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unsilent.errors import UsageError, first_line
+from unsilent.lazy_numpy import np
 from unsilent.placement.cost import ROOTED, AlphaBeta, StepCost, Traffic, traffic
 from unsilent.placement.programs import COLLECTIVES
 from unsilent.placement.synthesis import MOST_LEVELS, groupings
@@ -264,7 +265,6 @@ def fitted_system(sweep: Sweep, name: str = "measured", shared_by: Sequence[int]
 
 def _fit(system: System, at: int, sweep: Sweep) -> tuple[Level, bool]:
     """The level with its figures, and whether its bandwidth is a lower bound."""
-    import numpy as np
     from scipy.optimize import nnls
 
     level = system.levels[at]
@@ -288,8 +288,6 @@ def _fit(system: System, at: int, sweep: Sweep) -> tuple[Level, bool]:
 
 
 def _traffic(system: System, groups: Sequence[Sequence[int]]) -> Traffic:
-    import numpy as np
-
     return traffic(system, np.array(groups))
 
 
@@ -311,7 +309,6 @@ class MeasuredTable:
     @cached_property
     def _lines(self) -> dict[Key, tuple[float, float]]:
         """Seconds, and seconds per byte, by collective and traffic."""
-        import numpy as np
         from scipy.optimize import nnls
 
         rows: dict[Key, list[Measurement]] = {}

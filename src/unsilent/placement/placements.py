@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from unsilent.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from unsilent.lazy_numpy import np, npt
 
 Matrix = tuple[tuple[int, ...], ...]
 MOST_DIMENSIONS = 64
@@ -53,17 +49,13 @@ class Placement:
         shape = tuple(self.matrix[row][level] for level in range(levels) for row in range(rows))
         return shape, tuple(level * rows + row for row in range(rows) for level in range(levels))
 
-    def grid(self) -> NDArray[np.int64]:
+    def grid(self) -> npt.NDArray[np.int64]:
         """Numbers of the devices, int64[sizes of the axes]: where each coordinate of the axes lies."""
-        import numpy as np
-
         shape, order = self._order()
         return np.arange(prod(shape)).reshape(shape).transpose(order).reshape(self.sizes)
 
-    def reduction_groups(self, reduce: Sequence[str]) -> NDArray[np.int64]:
+    def reduction_groups(self, reduce: Sequence[str]) -> npt.NDArray[np.int64]:
         """int64[groups, devices of one]: the devices that reduce together, in ascending order within each group."""
-        import numpy as np
-
         at = [self.axes.index(name) for name in reduce]
         grid = np.moveaxis(self.grid(), at, range(-len(at), 0))
         return np.sort(grid.reshape(-1, prod(self.sizes[i] for i in at)), axis=1)

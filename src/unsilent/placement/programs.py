@@ -21,13 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from unsilent.errors import UsageError, unknown_name_error
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from unsilent.lazy_numpy import np, npt
 
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "reduce", "broadcast")
 GOALS = ("all-reduce", "reduce-scatter", "all-gather")
@@ -198,10 +194,8 @@ def held_chunks(value: int, k: int) -> tuple[int, ...]:
     return tuple(chunk for chunk in range(k) if value >> (chunk * k) & row)
 
 
-def as_array(state: State) -> NDArray[np.bool_]:
+def as_array(state: State) -> npt.NDArray[np.bool_]:
     """The state as bool[devices, chunks, contributions]."""
-    import numpy as np
-
     k = len(state)
     bits = [[[value >> (chunk * k + other) & 1 for other in range(k)] for chunk in range(k)] for value in state]
     return np.array(bits, dtype=bool)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.lazy_numpy import np, npt
 from unsilent.placement.cost import AlphaBeta, CostModel, StepCost, Traffic, traffic
 from unsilent.placement.placements import Placement, placements
 from unsilent.placement.programs import Program
@@ -17,10 +17,6 @@ from unsilent.placement.synthesis import MOST_STEPS, Grouping, Statement, Statem
 from unsilent.placement.system import System
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 Divisors = tuple[int, ...]
 """How often a payload was divided by each factor of the hierarchy."""
@@ -208,17 +204,13 @@ class _ProgramSet:
         return [self._step(statement, divisors) for statement, divisors in self._plans.steps]
 
     @cached_property
-    def seconds(self) -> NDArray[np.float64]:
+    def seconds(self) -> npt.NDArray[np.float64]:
         """Predicted time of each program."""
-        import numpy as np
-
         times = np.array([*(step.cost.seconds for step in self.costs), 0.0])
-        result: NDArray[np.float64] = times[self._plans.table].sum(axis=1)
+        result: npt.NDArray[np.float64] = times[self._plans.table].sum(axis=1)
         return result
 
     def _step(self, statement: Statement, divisors: tuple[Divisors, ...]) -> RankedStep:
-        import numpy as np
-
         small = [1 / prod(f**e for f, e in zip(self.hierarchy, one, strict=True)) for one in divisors]
         largest = max(small)
         key = statement.grouping, tuple(share / largest for share in small)
@@ -233,8 +225,6 @@ class _ProgramSet:
 
     def best(self, top: int) -> tuple[RankedProgram, ...]:
         """The fastest programs; of equally fast ones the shorter."""
-        import numpy as np
-
         flat = float(self.seconds[0])
         order = np.argsort(np.round(self.seconds / (flat or 1.0), 9), kind="stable")[:top]
         return tuple(
@@ -256,14 +246,12 @@ class Plans:
     """
 
     steps: tuple[tuple[Statement, tuple[Divisors, ...]], ...]
-    table: NDArray[np.int64]
+    table: npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=64)
 def plans(depth: int, goal: str, limit: int) -> Plans:
     """The programs as steps whose payloads are known; the first one is the flat collective."""
-    import numpy as np
-
     programs = statements(depth, goal, limit)
     numbers: dict[tuple[Statement, tuple[Divisors, ...]], int] = {}
     rows = [[numbers.setdefault(step, len(numbers)) for step in divided(p, depth, goal)] for p in programs]
@@ -295,13 +283,13 @@ def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[t
     return result
 
 
-def _small_groups(grouping: Grouping, groups: NDArray[np.int64], hierarchy: tuple[int, ...]) -> NDArray[np.int64]:
+def _small_groups(
+    grouping: Grouping, groups: npt.NDArray[np.int64], hierarchy: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
     """For each group in a hierarchy, the number of the one at two devices per level that does the same in every program.
 
     Programs tell the first component of a level from the others, and these not from each other.
     """
-    import numpy as np
-
     coordinates = np.minimum(np.unravel_index(groups[:, 0], hierarchy), 1)
     first = np.ravel_multi_index(tuple(coordinates), (2,) * len(hierarchy))
     numbers = {group[0]: number for number, group in enumerate(_groups(grouping, (2,) * len(hierarchy)))}

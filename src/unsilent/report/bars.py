@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from unsilent.report.theme import OUTCOME_COLOURS, OUTCOME_NAMES, Figure, figure, label, labels, percent_label
+from unsilent.report.theme import OUTCOME_COLOURS, OUTCOME_NAMES, Figure, figure, label, labels, quarter_ticks
 
 
 class Bar(NamedTuple):
@@ -19,9 +19,8 @@ class Bar(NamedTuple):
 def stacked_shares_figure(bars: Sequence[Bar], axis: str) -> Figure:
     """The share of each outcome in each bar."""
     names = labels([bar.name for bar in bars], 22)
-    ticks = [0, 0.25, 0.5, 0.75, 1]
     traces = [_part(bars, kind) for kind in bars[0].parts if any(bar.parts[kind] for bar in bars)]
-    xaxis = {"range": [0, 1], "tickvals": ticks, "ticktext": [percent_label(t) for t in ticks], "title": {"text": axis}}
+    xaxis = {"range": [0, 1], **quarter_ticks(), "title": {"text": axis}}
     rows = [name + _detail(bar) for name, bar in zip(names, bars, strict=True)]
     yaxis = {"tickvals": list(range(len(bars))), "ticktext": rows, "range": [len(bars) - 0.4, -0.6]}
     yaxis |= {"showgrid": False, "automargin": True}

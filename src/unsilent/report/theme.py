@@ -58,6 +58,12 @@ def labels(names: Sequence[str], width: int = 30) -> list[str]:
     ]
 
 
+def quarter_ticks() -> Figure:
+    """Ticks at quarters, for an axis of shares that begins at 0."""
+    ticks = [0, 0.25, 0.5, 0.75, 1]
+    return {"tickvals": ticks, "ticktext": [percent_label(t) for t in ticks]}
+
+
 def percent_ticks(bottom: float) -> Figure:
     """Ticks at powers of ten from ``bottom`` to 100 %, for a logarithmic axis of shares."""
     ticks = [10.0**k for k in range(round(math.log10(bottom)), 1)]

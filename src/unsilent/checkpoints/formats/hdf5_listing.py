@@ -16,6 +16,8 @@ import resource
 import sys
 from typing import Any
 
+from unsilent.lazy_numpy import np
+
 MOST_OBJECTS = 1_000_000
 MOST_LEVELS = 60
 NUMBERS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -81,8 +83,6 @@ def listing(h5py: Any, file: Any, most_chunks: int) -> list[dict[str, Any]]:
 
 def _known_types(h5py: Any) -> list[tuple[str, bool, Any]]:
     """Name, whether big endian, and HDF5's type of all numbers that are stored as numpy has them."""
-    import numpy as np
-
     orders = [
         (name, big, np.dtype(name).newbyteorder(">" if big else "<")) for name in NUMBERS for big in (False, True)
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
@@ -25,9 +25,6 @@ from unsilent.studies.checkpoint.spec import (
     make_checkpoint_spec,
 )
 from unsilent.workloads.zoo import TRAININGS
-
-if TYPE_CHECKING:
-    pass
 
 ABOUT = """Corrupt bits of a checkpoint and measure what they do to the training that resumes from it.
 

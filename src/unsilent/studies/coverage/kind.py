@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
@@ -30,9 +30,6 @@ from unsilent.studies.coverage.spec import (
     parse_clean_target,
 )
 from unsilent.workloads.zoo import TRAININGS
-
-if TYPE_CHECKING:
-    pass
 
 ABOUT = """Measure which detection rules of a monitor find which faults of a training, and their false alarms.
 

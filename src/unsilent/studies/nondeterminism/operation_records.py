@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unsilent.lazy_numpy import np
 from unsilent.studies.nondeterminism.results import RunDivergence, UserCodeLine
 from unsilent.studies.nondeterminism.sources import DATA, KERNEL, PATH, RANDOM
 
@@ -40,8 +41,6 @@ def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, An
     ``one``, ``other``: what the runs reported at their ends (``file``, ``names``, ``places``). A further output that differs
     only counts if something differs after it that it can have caused: it may be scratch memory of a kernel.
     """
-    import numpy as np
-
     kind = np.dtype(list(FIELDS))
     sizes = [os.path.getsize(folder / run["file"]) // kind.itemsize for run in (one, other)]
     both, suspect = min(sizes), None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
@@ -32,9 +32,6 @@ from unsilent.studies.training.spec import (
     make_training_spec,
 )
 from unsilent.workloads.zoo import TRAININGS
-
-if TYPE_CHECKING:
-    pass
 
 ABOUT = """Inject faults into single training steps and classify how each run ends.
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from unsilent.campaigns.spec import TrialId
 from unsilent.outcomes.training import TrainingOutcome
+from unsilent.report.dots import rows_axis
 from unsilent.report.theme import INK, SOFT, Figure, figure, label
 from unsilent.report.theme import marker_series as marks
 from unsilent.statistics.intervals import clopper_pearson
@@ -124,8 +125,7 @@ def conditions_figure(points: Sequence[ConditionPoint]) -> Figure | None:
     if len(sides) == 2:
         height, yaxis = 560, {**scales[1].axis(), "title": {"text": TITLES[MOVING]}}
     else:
-        rows = {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.4, -0.6]}
-        height, yaxis = 150 + 44 * len(names), {**rows, "automargin": True}
+        height, yaxis = 150 + 44 * len(names), rows_axis(names)
     return figure(
         traces,
         height,

@@ -14,7 +14,7 @@ from unsilent.report.theme import (
     figure,
     label,
     marker_series,
-    percent_label,
+    quarter_ticks,
     series_colour,
     series_marker,
     vertical_line,
@@ -105,11 +105,9 @@ def guard_figure(sizes: Sequence[GuardDetection]) -> Figure:
     kept = [one for one in sizes if one.n]
     rows = [(float(i), one.share, hover_text(one.share, one.name)) for i, one in enumerate(kept)]
     traces = dot_traces(Dots("", HARM, "circle", rows))
-    quarters = [0, 0.25, 0.5, 0.75, 1]
-    axis = {"range": [-0.02, 1.02], "tickvals": quarters, "ticktext": [percent_label(q) for q in quarters]}
-    title = {"title": {"text": "caught within two steps"}}
+    axis = {"range": [-0.02, 1.02], **quarter_ticks(), "title": {"text": "caught within two steps"}}
     names = rows_axis([f"{one.name} ({one.n})" for one in kept])
-    return figure(traces, 120 + 34 * len(kept), xaxis=axis | title, yaxis=names)
+    return figure(traces, 120 + 34 * len(kept), xaxis=axis, yaxis=names)
 
 
 GOLDEN = "#B4BFCB"
@@ -126,16 +124,11 @@ LARGEST_EXPONENT = 308
 def metric_figure(curves: Sequence[ExampleCurve], golden: ExampleCurve, steps: int) -> Figure:
     """The averaged training metric of the examples of one class, golden broad beneath them, a line at each fault's step."""
     start = steps - len(golden.golden)
-    xs, ys = thinned(list(range(start, steps)), golden.golden)
-    line = {"color": GOLDEN, "width": 5}
-    traces: list[Figure] = [
-        _line(xs, ys, "golden", line, [f"golden, step {x:,}: {y:.3g}" for x, y in zip(xs, ys, strict=True)])
-    ]
+    traces = [_line("golden", *thinned(list(range(start, steps)), golden.golden), {"color": GOLDEN, "width": 5})]
     for number, curve in enumerate(curves):
         first = curve.step + len(curve.losses) - len(curve.metric)
-        xs, ys = thinned(list(range(first, first + len(curve.metric))), curve.metric)
-        hover = [f"{label(curve.trial)}, step {x:,}: {y:.3g}" for x, y in zip(xs, ys, strict=True)]
-        traces.append(_line(xs, ys, curve.trial, example_line_style(number), hover))
+        points = thinned(list(range(first, first + len(curve.metric))), curve.metric)
+        traces.append(_line(curve.trial, *points, example_line_style(number)))
     every = [*golden.golden, *(y for curve in curves for y in curve.metric)]
     span = {"range": [-0.02, 1.04]} if all(0 <= y <= 1 for y in every) else {}
     yaxis = {"title": {"text": "training metric"}, **span}
@@ -154,13 +147,9 @@ def loss_figure(curves: Sequence[ExampleCurve], steps: int, golden: Sequence[flo
     room = 0.06 * max(high - low, 1.0)
     traces: list[Figure] = []
     if golden:
-        xs, ys = peaks(0, golden)
-        hover = [f"golden, step {x:,}: {_number(y)}" for x, y in zip(xs, ys, strict=True)]
-        traces.append(_line(xs, ys, "golden", {"color": GOLDEN, "width": 3}, hover))
+        traces.append(_line("golden", *peaks(0, golden), {"color": GOLDEN, "width": 3}))
     for number, curve in enumerate(curves):
-        xs, ys = peaks(curve.step, curve.losses)
-        hover = [f"{label(curve.trial)}, step {x:,}: {_number(y)}" for x, y in zip(xs, ys, strict=True)]
-        traces.append(_line(xs, ys, curve.trial, example_line_style(number, 1.2), hover))
+        traces.append(_line(curve.trial, *peaks(curve.step, curve.losses), example_line_style(number, 1.2)))
         if None in curve.losses:
             step = curve.step + curve.losses.index(None)
             text = f"{label(curve.trial)}: loss not finite at step {step:,}"
@@ -236,9 +225,10 @@ def peaks(start: int, losses: Sequence[float | None]) -> tuple[list[int], list[f
 _MARGIN = {"l": 66, "r": 12, "t": 12, "b": 46}
 
 
-def _line(xs: Sequence[int], ys: Sequence[float | None], name: str, line: Figure, hover: Sequence[str]) -> Figure:
+def _line(name: str, xs: Sequence[int], ys: Sequence[float | None], line: Figure) -> Figure:
     mode = "lines" if len(xs) > 3 else "lines+markers"
     points = list(zip(xs, ys, strict=True))
+    hover = [f"{label(name)}, step {x:,}: {_number(y)}" for x, y in points]
     return line_series(name, points, line, hover, mode=mode, marker={"size": 7, "color": line["color"]})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
@@ -34,9 +34,6 @@ from unsilent.studies.coverage.inference.spec import (
     make_inference_spec,
 )
 from unsilent.workloads.zoo import ZOO
-
-if TYPE_CHECKING:
-    pass
 
 ABOUT = """Measure which detectors find which faults of an inference, and their false alarms."""
 MOST_SAMPLES, MOST_LAYERS, MOST_DETECTORS, MOST_CELL_BYTES = 10**7, 10**5, 1000, 2**30
