@@ -80,9 +80,16 @@ TOP_LEVEL = ("command", "seed", "seconds", "cpu_seconds", "golden_seconds", "sto
              "trials_done", "trials_planned", "measure", "notes")  # fmt: skip
 
 
+def report_of_memory(result: PvfResult, fit_per_bit: float | None = None) -> Report:
+    """All that is shown of a result; raises ``UsageError`` where a rate of memory is given for values of a run."""
+    if fit_per_bit is not None:
+        check_rate(fit_per_bit, result.transient)
+    return report(result, fit_per_bit)
+
+
 def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
     """All that is shown of a result; ``fit_per_bit`` adds failures in time, raises ``UsageError`` where it is no rate."""
-    fits = () if fit_per_bit is None else fit_rows(result, check_rate(fit_per_bit, result.transient))
+    fits = () if fit_per_bit is None else fit_rows(result, check_rate(fit_per_bit))
     return Report(
         schema=SCHEMA,
         report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
