@@ -12,11 +12,12 @@ from unsilent.options import OUTPUT_PANEL, Asked, Option
 if TYPE_CHECKING:
     from unsilent.report.model import Report
 
-NO_TRACES = "no trace was named; give an operation table, like trace.parquet"
+NO_TRACES = "no trace was named; give the folder of unsilent timeline record, or an operation table (.parquet)"
 HELP = """Replay a distributed training job from its traces, and find what slows it down.
 
-Reads an operation table of StragglerAnalysis (.parquet). Prints how many times as long as without stragglers a step takes, and
-the ranks, stages and operations that cause it.
+Reads traces of torch.profiler, one of each rank (see unsilent timeline record), or an operation table of StragglerAnalysis
+(.parquet). Prints which rank is late in which part of a step, where the time went, and how many times as long as without
+stragglers a step takes.
 """
 
 
@@ -25,7 +26,8 @@ class TimelineOptions:
     """Which traces are read."""
 
     traces: Annotated[tuple[Path, ...], Option(
-        "Traces of one job: an operation table (.parquet), with its metadata beside it (meta-X.yaml for trace-X.parquet).", "",
+        "Traces of one job: files of the profiler or their folder, or an operation table (.parquet), with its metadata beside it "
+        "(meta-X.yaml for trace-X.parquet).", "",
         metavar="TRACE", missing_error=NO_TRACES, is_repeatable=True)] = ()  # fmt: skip
     what_if: Annotated[tuple[str, ...], Option(
         "Predict steps if something were different: scale:GLOB=FACTOR, rank:R=+20ms, rank:R=0.9, network=infinite or "
@@ -47,6 +49,4 @@ def timeline(asked: Asked) -> Report:
     return result.report(options.traces[0].name)
 
 
-COMMAND = Command(
-    "timeline", EXPLAIN, HELP, "unsilent timeline trace.parquet", (TimelineOptions,), timeline, has_report=True
-)
+COMMAND = Command("timeline", EXPLAIN, HELP, "unsilent timeline traces", (TimelineOptions,), timeline, has_report=True)

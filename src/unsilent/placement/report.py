@@ -55,7 +55,7 @@ def report(
 def time_text(seconds: float) -> str:
     """Three digits and a unit: ``15.2 ms``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
+        if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
 

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.report.text import count_text
 from unsilent.statistics.intervals import median_interval
 from unsilent.timeline.job import COLLECTIVE, Operations
 
+OTHER_RUN = 1.0
+"""Seconds by which most collectives would have ended before they began, where ranks are not of one run."""
 FEW_COLLECTIVES = 300
 """With fewer, errors of up to a millisecond were measured."""
 _ENDS_TOGETHER = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
@@ -148,6 +151,11 @@ def _contradictions(
     early = latest - earliest
     if early.max() <= 0:
         return []
+    if np.median(early) > OTHER_RUN:
+        raise UsageError(
+            f"in most of {count_text(len(collectives), 'collective')} a rank had ended more than {OTHER_RUN:g} s before another "
+            "one began; give traces of one run"
+        )
     own = np.flatnonzero(number == early.argmax())
     first, last = (int(operations.rank[together[own[i]]]) for i in (ended[own].argmin(), begun[own].argmax()))
     return [

@@ -12,6 +12,7 @@ from unsilent.timeline.ddp_model import DdpSteps, LinkCost, fit_link_cost
 from unsilent.timeline.job import BACKWARD, COLLECTIVE, LOADER, Job
 from unsilent.timeline.kineto import Recording
 from unsilent.timeline.step_split import Floats, latest_entries, step_bounds
+from unsilent.timeline.stragglers import has_several_passes
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ def ddp_job(recording: Recording, job: Job, cost: LinkCost | None = None) -> Ddp
         UsageError: gradients, a backward pass or all-reduces are missing, or ranks do not have the same ones.
     """
     ranks, count = job.ranks, len(job.steps)
+    if has_several_passes(job) or not any("reducer" in name for name in job.operations.names):
+        raise UsageError(
+            "the traces show no training under DDP with one backward pass in each step; record one, as buckets are those of DDP"
+        )
     gradients = {rank: recording.gradients.get(rank) for rank in ranks}
     counts = {
         tuple(np.bincount(one.step[one.step >= 0], minlength=count).tolist()) if one is not None else ()

@@ -19,9 +19,12 @@ from unsilent.timeline.job import COLLECTIVE, KINDS, Job
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.slowdown import Slowdown, measure_slowdown
 from unsilent.timeline.step_split import StepSplit, split_steps
-from unsilent.timeline.stragglers import Excess, excesses
+from unsilent.timeline.stragglers import PARTS, Excess, excesses
 from unsilent.timeline.what_if import Answer, answer, answer_interval
 
+MOST_UNEXPLAINED, MOST_LONGER = 0.5, 1.1
+"""Replays are not believed from this share of unexplained gaps on, in the time of all ranks, and where the one without gaps takes
+so many times as long as the recorded steps."""
 MOST_BARS = 4000
 """Of the figure of a step; with more operations, the longest are drawn."""
 
@@ -53,12 +56,22 @@ class Timeline(Shown):
         base = self.slowdown.report(source)
         return replace(
             base,
-            headline=" ".join([*_lateness(self.excesses), base.headline]),
+            headline=" ".join([*_lateness(self), *([base.headline] if self.is_explained else []), *_doubts(self)]),
             estimates=_estimates(self),
-            findings=(*_split_findings(self.split), *_answer_findings(self.answers), *base.findings),
+            findings=(
+                *_split_findings(self),
+                *_answer_findings(self.answers),
+                *(base.findings if self.is_explained else ()),
+            ),
             sections=(*_sections(self), *base.sections),
             further_json={"results": {**base.further_json["results"], **_json(self)}},
         )
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the dependencies that were found explain when operations ran, so that replays mean something."""
+        ratio = float(self.slowdown.without_gaps.mean() / self.slowdown.recorded.mean())
+        return self.slowdown.unexplained_share < MOST_UNEXPLAINED and ratio < MOST_LONGER
 
 
 def diagnose(job: Job, questions: Sequence[str] = ()) -> Timeline:
@@ -69,9 +82,22 @@ def diagnose(job: Job, questions: Sequence[str] = ()) -> Timeline:
     return Timeline(job, slowdown, split_steps(job), excesses(job), step, critical_path(job, step), answers)
 
 
-def _lateness(found: Sequence[Excess]) -> Iterator[str]:
-    """One sentence on late ranks, where they were compared."""
+def _doubts(result: Timeline) -> Iterator[str]:
+    if not result.is_explained:
+        yield "The dependencies that the traces show do not explain when operations ran; replays are not to be trusted."
+
+
+def _lateness(result: Timeline) -> Iterator[str]:
+    """One sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
+    found, split = result.excesses, result.split
     if not found:
+        if len(split.ranks) > 1 and not result.job.stages:
+            waiting = np.nanmedian(split.waiting_for.sum(0), 1)
+            last = int(waiting.argmax())
+            yield (
+                f"Parts of steps were not compared. Other ranks wait longest for rank {split.ranks[last]}: "
+                f"{time_text(float(waiting[last]))} of a step, together (median)."
+            )
         return
     first = found[0]
     if first.is_separable:
@@ -80,12 +106,19 @@ def _lateness(found: Sequence[Excess]) -> Iterator[str]:
             f"(noise floor {time_text(first.floor)})."
         )
     else:
-        yield f"No rank is late by more than the noise floor, {time_text(max(one.floor for one in found))} at most."
+        floors = {part: max(one.floor for one in found if one.part == part) for part in {one.part for one in found}}
+        parts = ", ".join(f"{part} {time_text(floors[part])}" for part in PARTS if part in floors)
+        yield f"No rank is late by more than the noise floor (in {parts})."
 
 
-def _split_findings(split: StepSplit) -> Iterator[str]:
+def _split_findings(result: Timeline) -> Iterator[str]:
+    split, job = result.split, result.job
+    unseen = job.world_size - len(job.ranks)
+    transfers = "in exposed transfers"
+    if unseen > 0 and not job.stages:
+        transfers = f"in exposed transfers, or waiting for one of {unseen:,} ranks that were not recorded"
     whole = np.nansum(split.end - split.begin)
-    parts = [("computing", split.compute), ("in exposed transfers", split.transfer), ("waiting for late ranks", split.waiting),
+    parts = [("computing", split.compute), (transfers, split.transfer), ("waiting for late ranks", split.waiting),
              ("in gaps of the host", split.gap)]  # fmt: skip
     yield "of the time of all ranks, " + ", ".join(
         f"{100 * np.nansum(part) / whole:.3g} % {name}" for name, part in parts

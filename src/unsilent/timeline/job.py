@@ -106,6 +106,7 @@ class Job:
         stages: Pipeline stage by rank; empty where there is no pipeline.
         world_size: Ranks of the job, of which some may not have been recorded.
         notes: What a reader should know about the trace, one sentence each.
+        step_times: By rank, begin and end of each step in seconds, float64[steps, 2]; empty where operations alone tell.
     """
 
     operations: Operations
@@ -115,6 +116,7 @@ class Job:
     stages: dict[int, int] = field(default_factory=dict)
     world_size: int = 0
     notes: tuple[str, ...] = ()
+    step_times: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -23,6 +23,8 @@ _LONGEST_APART = 3600
 """Seconds between traces of one job, whose clocks may differ."""
 _MOST_FILES = 4096
 _TRACE = re.compile(r"\.json(\.gz)?$")
+_FLIGHT = re.compile(r"flight-rank\d+\.json$")
+"""Dumps of the flight recorder, which stand beside traces."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Recording:
         world_size: Ranks of the job, of which some may not have been recorded.
         anchors: By rank, rows of seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
         gradients: When each parameter's gradient was ready, by rank.
+        step_times: By rank, begin and end of each step in seconds, float64[steps, 2].
         notes: What a reader should know, one sentence each.
     """
 
@@ -47,6 +50,7 @@ class Recording:
     world_size: int
     anchors: dict[int, NDArray[np.float64]]
     gradients: dict[int, Gradients]
+    step_times: dict[int, NDArray[np.float64]]
     notes: tuple[str, ...]
 
 
@@ -72,7 +76,7 @@ def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
             yield path
             continue
         try:
-            found = sorted(one for one in path.iterdir() if _TRACE.search(one.name))
+            found = sorted(one for one in path.iterdir() if _TRACE.search(one.name) and not _FLIGHT.match(one.name))
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         if not found or len(found) > _MOST_FILES:
@@ -122,6 +126,12 @@ def _complete_steps(traces: Sequence[RankTrace], names: Sequence[str], notes: li
     """Numbers of the steps that all traces hold."""
     found = [find_steps(one, names) for one in traces]
     common = set(found[0]).intersection(*found)
+    # the step in which a program ended is closed as the profiler stops, on some ranks where it began
+    common = {
+        one
+        for one in common
+        if all(trace.end[of[one]] > trace.start[of[one]] for trace, of in zip(traces, found, strict=True))
+    }
     if not common:
         empty = next((one.name for one, steps in zip(traces, found, strict=True) if not steps), None)
         problem = f"{empty} has no complete step" if empty else "the traces have no step in common"
@@ -182,5 +192,6 @@ def _assemble(
         world_size,
         anchors,
         gradients,
+        {one.rank: rank.step_times for one, rank in zip(traces, ranks, strict=True)},
         (*notes, *matching.notes),
     )

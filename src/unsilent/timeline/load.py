@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from unsilent.errors import UsageError
 from unsilent.timeline.job import Job
 
@@ -36,7 +38,12 @@ def job_of_recording(recording: Recording) -> Job:
 
     clocks = align_clocks(recording.operations, recording.anchors)
     operations = replace(recording.operations, start=clocks.start)
+    before = recording.operations
+    times = {
+        rank: np.interp(of, before.start[before.rank == rank], operations.start[before.rank == rank])
+        for rank, of in recording.step_times.items()
+    }
     operations, launches = cut_waits(operations, recording.lanes, recording.launches)
     edges = make_edges(operations, recording.lanes, launches)
     notes = (*recording.notes, *clocks.notes)
-    return Job(operations, edges, recording.lanes, recording.steps, {}, recording.world_size, notes)
+    return Job(operations, edges, recording.lanes, recording.steps, {}, recording.world_size, notes, times)

@@ -13,7 +13,7 @@ from unsilent.report.shown import Shown
 from unsilent.report.text import count_text
 from unsilent.sizes import human_bytes
 from unsilent.timeline.ddp_traces import DdpJob
-from unsilent.timeline.optimise import DdpSettings, bucket_sizes, optimise, predict, reasons
+from unsilent.timeline.optimise import PRECISIONS, DdpSettings, bucket_sizes, optimise, predict, reasons
 from unsilent.timeline.slowdown import mean_ratio
 
 METHOD = (
@@ -75,7 +75,8 @@ class Optimised(Shown):
 
 def find_settings(job: DdpJob) -> Optimised:
     """The best settings by prediction."""
-    return Optimised(job, predict(job.steps, job.cost), optimise(job.steps, job.cost))
+    precisions = list(PRECISIONS) if job.cost.per_byte > 0 else ["fp32"]
+    return Optimised(job, predict(job.steps, job.cost), optimise(job.steps, job.cost, precisions))
 
 
 def _headline(result: Optimised) -> str:
@@ -119,6 +120,8 @@ def _table(result: Optimised) -> Table:
 
 def _notes(result: Optimised) -> Iterator[str]:
     cost, steps = result.job.cost, result.job.steps
+    if cost.per_byte <= 0:
+        yield "what a larger collective costs does not show in the traces; measure the link, and pass its file as --system"
     yield f"a collective costs {time_text(cost.latency)} and {time_text(cost.per_byte * 2**20)} for each MiB"
     for one in (result.default, *result.best):
         if not cost.covers(bucket_sizes(steps, one)):

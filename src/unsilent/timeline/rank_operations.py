@@ -62,6 +62,7 @@ class RankOperations:
         taken: Collectives that it took part in, without messages between two ranks.
         groups: Ranks of each group that it names; None: unknown.
         gradients: When they were ready.
+        step_times: Begin and end of each step, seconds since the recording's begin, float64[steps, 2].
         notes: What a reader should know.
     """
 
@@ -71,6 +72,7 @@ class RankOperations:
     taken: list[Taken]
     groups: dict[str, frozenset[int] | None]
     gradients: Gradients
+    step_times: NDArray[np.float64]
     notes: tuple[str, ...]
 
 
@@ -130,9 +132,10 @@ class _Rank:
         columns = {key: column[order] for key, column in columns.items()}
         taken, groups = self._collectives(columns)
         del columns["cut"]
+        step_times = (np.stack([self._step_start, self._step_end], 1) - self._origin) * 1e-6
         return RankOperations(
-            columns, self._lanes, place[launches], taken, groups, self._gradients(), tuple(self._notes)
-        )  # fmt: skip
+            columns, self._lanes, place[launches], taken, groups, self._gradients(), step_times, tuple(self._notes)
+        )
 
     def _is_named(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
         return np.array([bool(pattern.match(name)) for name in self._names.shown], bool)[self._trace.event_name]

@@ -82,7 +82,7 @@ def _headline(result: Slowdown) -> str:
 
 
 def _findings(result: Slowdown) -> Iterator[str]:
-    removals = [(_ranks(result.slow_workers), "M_W", result.slow_workers)]
+    removals = [] if len(result.workers) == 1 else [(_ranks(result.slow_workers), "M_W", result.slow_workers)]
     removals += [("the last stage", "M_S", result.last_stage)] if result.last_stage else []
     for name, symbol, removal in removals:
         if removal.share is not None:

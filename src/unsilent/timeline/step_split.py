@@ -58,14 +58,20 @@ def step_bounds(job: Job, rank: int) -> tuple[Floats, Floats]:
     """Begin and end of each step on a rank, float64[steps]; NaN where it has no operation of a step."""
     operations = job.operations
     of_rank = np.flatnonzero((operations.rank == rank) & (operations.step >= 0))
+    if (times := job.step_times.get(rank)) is not None:
+        return _joined(job, times[:, 0], times[:, 1].copy())
     begin, end = np.full(len(job.steps), np.inf), np.full(len(job.steps), -np.inf)
     np.minimum.at(begin, operations.step[of_rank], operations.start[of_rank])
     np.maximum.at(end, operations.step[of_rank], operations.end[of_rank])
-    is_there = np.isfinite(begin)
-    for step in np.flatnonzero(is_there[:-1] & is_there[1:]):
+    return _joined(job, np.where(np.isfinite(begin), begin, np.nan), np.where(np.isfinite(end), end, np.nan))
+
+
+def _joined(job: Job, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """Begin and end of steps, of which each ends as the next one begins, where that was recorded."""
+    for step in np.flatnonzero(np.isfinite(begin[:-1]) & np.isfinite(begin[1:])):
         if job.steps[step + 1] == job.steps[step] + 1:
             end[step] = begin[step + 1]
-    return np.where(is_there, begin, np.nan), np.where(is_there, end, np.nan)
+    return begin, end
 
 
 def split_steps(job: Job) -> StepSplit:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from unsilent.timeline.job import BACKWARD, FORWARD, LAUNCH, OPTIMIZER, Job
-from unsilent.timeline.step_split import Floats, step_bounds
+from unsilent.timeline.job import BACKWARD, CHAIN, FORWARD, LAUNCH, OPTIMIZER, WAIT, Job
+from unsilent.timeline.step_split import Floats, split_steps, step_bounds
 
 PARTS = ("loader", "forward", "early backward", "late backward", "optimizer")
 """Parts of a step in which a rank may be late; the backward pass is divided at the launch of its first collective."""
@@ -25,6 +25,8 @@ CONFIDENCE = 0.999
 LEAST_SHARE = 0.005
 """Of a step; differences below it are no cause that anybody looks for, and clocks of processes differ by as much."""
 LEAST_STEPS = 5
+AT_ONCE = 3e-4
+"""Seconds within which a thread goes on after what it waited for, or within a tenth of its wait."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Excess:
         floor: Half of the interval of that median, at `CONFIDENCE` for all ranks and parts together; at least `LEAST_SHARE` of
             a step. An excess below it is not separable from noise.
         steps: How many were compared.
+        is_awaited: Whether the others wait for this rank at least as long as it waits for them.
     """
 
     rank: int
@@ -44,11 +47,12 @@ class Excess:
     seconds: float
     floor: float
     steps: int
+    is_awaited: bool = True
 
     @property
     def is_separable(self) -> bool:
         """Whether the rank is late in this part, beyond noise."""
-        return self.seconds > self.floor
+        return self.seconds > self.floor and self.is_awaited
 
 
 def part_seconds(job: Job) -> Floats:
@@ -59,7 +63,7 @@ def part_seconds(job: Job) -> Floats:
     is_launch[job.edges.source[launches & (operations.collective[job.edges.target] >= 0)]] = True
     if not is_launch.any():
         is_launch = operations.collective >= 0
-    result = np.full((len(job.ranks), len(job.steps), len(PARTS)), np.nan)
+    result, waits = np.full((len(job.ranks), len(job.steps), len(PARTS)), np.nan), _waits(job)
     for number, rank in enumerate(job.ranks):
         of_rank = (operations.rank == rank) & (operations.step >= 0)
         begin, end = step_bounds(job, rank)
@@ -76,8 +80,41 @@ def part_seconds(job: Job) -> Floats:
         moments = (begin, forward, backward, first, last)
         for part, (one, other) in enumerate(pairwise(moments)):
             result[number, :, part] = other - one
+        # a collective that the host waits for is no work of its own
+        is_inside = of_rank & (operations.start > first[operations.step]) & (operations.start <= last[operations.step])
+        result[number, :, PARTS.index("late backward")] -= np.bincount(
+            operations.step[is_inside], waits[is_inside], len(job.steps)
+        )
         result[number, :, len(PARTS) - 1] = end - optimizer
     return result
+
+
+def _waits(job: Job) -> Floats:
+    """Seconds before each operation in which its thread waited for a collective, float64[n].
+
+    A gap in which a collective ended long before is none: the thread would have gone on at once.
+    """
+    operations, edges = job.operations, job.edges
+    result = np.zeros(len(operations))
+    chain = edges.kind == CHAIN
+    previous = np.full(len(operations), np.nan)
+    previous[edges.target[chain]] = operations.end[edges.source[chain]]
+    waited = (edges.kind == WAIT) & (operations.collective[edges.source] >= 0)
+    source, target = edges.source[waited], edges.target[waited]
+    gap = operations.start[target] - previous[target]
+    late = operations.start[target] - operations.end[source]
+    is_wait = late <= np.maximum(AT_ONCE, 0.1 * gap)
+    np.maximum.at(result, target[is_wait], np.nan_to_num(operations.end[source] - previous[target])[is_wait])
+    return result
+
+
+def has_several_passes(job: Job) -> bool:
+    """Whether the forward pass goes on after the backward pass began, in most steps of the first rank."""
+    operations = job.operations
+    of_rank = (operations.rank == job.ranks[0]) & (operations.step >= 0)
+    backward = _first(job, of_rank & (operations.phase == BACKWARD))
+    last_forward = -_first(job, of_rank & (operations.phase == FORWARD), -1)
+    return bool(np.mean(last_forward > backward) > 0.5)
 
 
 def _first(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
@@ -90,11 +127,13 @@ def _first(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
 def excesses(job: Job) -> list[Excess]:
     """How late every rank is in every part, the clearest first.
 
-    Empty where ranks or steps are too few to compare, and where ranks are stages of a pipeline, whose parts are not alike.
+    Empty where ranks or steps are too few to compare, where ranks are stages of a pipeline, whose parts are not alike, and
+    where a step has several backward passes.
     """
     count = len(job.ranks)
-    if count < 2 or len(job.steps) < LEAST_STEPS or len(set(job.stages.values())) > 1:
+    if count < 2 or len(job.steps) < LEAST_STEPS or len(set(job.stages.values())) > 1 or has_several_passes(job):
         return []
+    waiting = np.nanmean(split_steps(job).waiting_for, 2)
     seconds = part_seconds(job)
     begins_ends = [step_bounds(job, rank) for rank in job.ranks]
     least = LEAST_SHARE * float(np.nanmedian([end - begin for begin, end in begins_ends]))
@@ -106,8 +145,9 @@ def excesses(job: Job) -> list[Excess]:
             differences = differences[np.isfinite(differences)]
             if len(differences) >= LEAST_STEPS:
                 floor = max(least, _half_width(differences, 1 - (1 - CONFIDENCE) / (count * len(PARTS))))
-                result.append(Excess(rank, name, float(np.median(differences)), floor, len(differences)))
-    return sorted(result, key=lambda one: -one.seconds / one.floor)
+                is_awaited = bool(waiting[:, number].sum() >= waiting[number].sum())
+                result.append(Excess(rank, name, float(np.median(differences)), floor, len(differences), is_awaited))
+    return sorted(result, key=lambda one: (-one.is_awaited, -one.seconds / one.floor))
 
 
 def _half_width(values: Floats, confidence: float) -> float:

@@ -1,8 +1,9 @@
 """What the steps of a job would take if something were different: each question is a text, answered by a replay of every step.
 
-Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` or ``rank:R=0.9`` (a rank that is
-delayed in each step, or computes in so much of the time), ``network=infinite`` (collectives take no time once all ranks are
-there), ``straggler=none`` (every operation takes its straggler-free duration, see `slowdown`).
+Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` (a rank begins each step later;
+``-20ms``: does all that it does itself faster, by so much in a step), ``rank:R=0.9`` (computes in so much of the time),
+``network=infinite`` (collectives take no time once all ranks are there), ``straggler=none`` (every operation takes its
+straggler-free duration, see `slowdown`).
 
 Gaps before operations stay as recorded; in an operation table they hold waits that it does not explain, and are left out.
 """
@@ -132,11 +133,15 @@ def _change_rank(replay: Replay, rank: int, value: str, text: str, durations: Fl
         sign, number, unit = delay.groups()
         seconds = float(f"{sign}{number}") * UNITS[unit]
         firsts = [np.flatnonzero(of_rank & (operations.step == step)) for step in range(len(replay.job.steps))]
-        first = np.array([one[np.argmin(operations.start[one])] for one in firsts if len(one)])
-        gaps[first] += seconds
-        if seconds < 0:  # what the gap does not hold is taken from the operation
-            durations[first] = np.maximum(durations[first] + np.minimum(gaps[first], 0), 0)
-            gaps[first] = np.maximum(gaps[first], 0)
+        if seconds >= 0:
+            gaps[[one[np.argmin(operations.start[one])] for one in firsts if len(one)]] += seconds
+            return
+        for one in firsts:  # all that the rank does itself becomes faster, by the same factor
+            own = one[operations.collective[one] < 0]
+            taken = float(durations[own].sum() + np.maximum(gaps[own], 0).sum())
+            factor = max(1 + seconds / taken, 0.0) if taken > 0 else 1.0
+            durations[own] *= factor
+            gaps[own] *= np.where(gaps[own] > 0, factor, 1.0)
         return
     if value[0] in "+-":
         raise UsageError(f"--what-if {text[:60]!r}: expected a delay like +20ms after =, with the unit s, ms or us")
