@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from timeline.ddp_jobs import LENGTHS, TRANSFER, ddp_job
 from unsilent.timeline.critical_path import critical_path
-from unsilent.timeline.step_split import split_steps
+from unsilent.timeline.diagnosis import diagnose
+from unsilent.timeline.job import FORWARD, OPTIMIZER, Edges
+from unsilent.timeline.step_split import split_steps, step_bounds
 from unsilent.timeline.stragglers import PARTS, excesses
 
 
@@ -75,3 +79,41 @@ def test_the_critical_path_goes_through_the_late_rank():
     begin = float(job.operations.start[path[0].operation])
     end = max(job.operations.end[job.operations.step == 2])
     assert sum(link.seconds + link.gap for link in path) == pytest.approx(end - begin)
+
+
+def test_several_passes_in_a_step_are_not_compared_by_parts():
+    job = ddp_job(2, 20, late={(1, "forward"): 0.05})
+    phase = job.operations.phase.copy()
+    phase[job.operations.name == 4] = FORWARD  # what comes after the backward pass
+    job = replace(job, operations=replace(job.operations, phase=phase))
+    assert excesses(job) == []
+    headline = diagnose(job).report().headline
+    assert headline.startswith("Not all parts of steps were compared. Other ranks wait longest for rank 1: ")
+
+
+def test_a_rank_that_waits_more_than_it_is_awaited_is_not_named():
+    job = ddp_job(2, 20, late={(1, "forward"): 0.05})
+    operations = job.operations
+    start = operations.start.copy()
+    late = (operations.rank == 0) & (operations.phase == OPTIMIZER)
+    start[late] += 0.2  # by the recording rank 0 is slower there, though nobody waits for it
+    bounds = {rank: np.stack(step_bounds(job, rank), 1) for rank in (0, 1)}
+    bounds[0][:, 1] += 0.5
+    job = replace(job, operations=replace(operations, start=start), step_times=bounds)
+    assert not any(one.is_separable for one in excesses(job) if one.rank == 0)
+
+
+def test_steps_begin_where_the_recording_says():
+    job = ddp_job(2, 4)
+    times = {0: np.array([[0.0, 1.0], [1.0, 2.0], [2.0, 3.0], [3.0, 4.0]])}
+    begin, end = step_bounds(replace(job, step_times=times), 0)
+    assert begin.tolist() == [0, 1, 2, 3]
+    assert end.tolist() == [1, 2, 3, 4]
+
+
+def test_replays_that_the_traces_do_not_explain_are_doubted():
+    job = ddp_job(2, 20)
+    none = Edges(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int8))
+    report = diagnose(replace(job, edges=none)).report()
+    assert report.headline.endswith("replays are not to be trusted.")
+    assert not any("M_W" in finding for finding in report.findings)

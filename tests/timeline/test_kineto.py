@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from unsilent.timeline import json_stream
 from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES
 from unsilent.timeline.json_stream import ARGUMENT_NAMES
 from unsilent.timeline.kineto import read_traces
+from unsilent.timeline.load import job_of_recording
 from unsilent.timeline.rank_trace import make_names, read_rank_trace
 
 MI300 = Path(__file__).resolve().parents[3] / "shared" / "data" / "timeline" / "mi300-resnet-rank0of8.json.gz"
@@ -417,3 +419,17 @@ def test_a_recording_made_now(tmp_path):
         assert (
             o.size[collectives & (o.rank == 0) & (o.step == step)].sum() == gradients.size[gradients.step == step].sum()
         )
+
+
+def test_dumps_beside_traces_are_no_traces(tmp_path):
+    cpu_job(tmp_path)
+    (tmp_path / "flight-rank0.json").write_text('{"version": "2.10", "pg_status": {}}')
+    assert len(read_traces([tmp_path]).operations)
+
+
+def test_runs_that_do_not_belong_together_are_refused():
+    recording = read_traces(STORED)
+    later = replace(recording.operations, start=recording.operations.start + 90.0 * (recording.operations.rank == 1))
+    anchors = {rank: np.array([[0.0, 0.0, 1e-5]]) for rank in (0, 1)}
+    with pytest.raises(UsageError, match="give traces of one run"):
+        job_of_recording(replace(recording, operations=later, anchors=anchors))

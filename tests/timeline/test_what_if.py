@@ -43,6 +43,11 @@ def test_without_stragglers_all_ranks_take_the_mean():
     assert (result.ratios < 1).all()
 
 
+def test_a_late_rank_that_is_faster_makes_steps_shorter():
+    (result,) = answer(Replay(ddp_job(2, 6, late={(1, "forward"): 0.02})), ["rank:1=-20ms"])
+    np.testing.assert_allclose(result.recorded - result.predicted, 0.02, atol=2e-3)
+
+
 def test_a_rank_may_be_sped_up_until_its_operation_takes_no_time():
     job = ddp_job(2, 4)
     (result,) = answer(Replay(job), ["rank:0=-2s"])

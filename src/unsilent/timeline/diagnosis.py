@@ -90,25 +90,23 @@ def _doubts(result: Timeline) -> Iterator[str]:
 def _lateness(result: Timeline) -> Iterator[str]:
     """One sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
     found, split = result.excesses, result.split
-    if not found:
-        if len(split.ranks) > 1 and not result.job.stages:
-            waiting = np.nanmedian(split.waiting_for.sum(0), 1)
-            last = int(waiting.argmax())
-            yield (
-                f"Parts of steps were not compared. Other ranks wait longest for rank {split.ranks[last]}: "
-                f"{time_text(float(waiting[last]))} of a step, together (median)."
-            )
-        return
-    first = found[0]
-    if first.is_separable:
+    compared = {one.part for one in found}
+    if found and (first := found[0]).is_separable:
         yield (
             f"Rank {first.rank} takes {time_text(first.seconds)} longer than the others in its {first.part} "
             f"(noise floor {time_text(first.floor)})."
         )
-    else:
-        floors = {part: max(one.floor for one in found if one.part == part) for part in {one.part for one in found}}
-        parts = ", ".join(f"{part} {time_text(floors[part])}" for part in PARTS if part in floors)
+    elif compared == set(PARTS):
+        floors = {part: max(one.floor for one in found if one.part == part) for part in PARTS}
+        parts = ", ".join(f"{part} {time_text(floors[part])}" for part in PARTS)
         yield f"No rank is late by more than the noise floor (in {parts})."
+    elif len(split.ranks) > 1 and not result.job.stages:
+        waiting = np.nanmedian(split.waiting_for.sum(0), 1)
+        last = int(waiting.argmax())
+        yield (
+            f"Not all parts of steps were compared. Other ranks wait longest for rank {split.ranks[last]}: "
+            f"{time_text(float(waiting[last]))} of a step, together (median)."
+        )
 
 
 def _split_findings(result: Timeline) -> Iterator[str]:

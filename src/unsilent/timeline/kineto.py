@@ -126,21 +126,27 @@ def _complete_steps(traces: Sequence[RankTrace], names: Sequence[str], notes: li
     """Numbers of the steps that all traces hold."""
     found = [find_steps(one, names) for one in traces]
     common = set(found[0]).intersection(*found)
-    # the step in which a program ended is closed as the profiler stops, on some ranks where it began
-    common = {
-        one
-        for one in common
-        if all(trace.end[of[one]] > trace.start[of[one]] for trace, of in zip(traces, found, strict=True))
-    }
     if not common:
         empty = next((one.name for one, steps in zip(traces, found, strict=True) if not steps), None)
         problem = f"{empty} has no complete step" if empty else "the traces have no step in common"
         raise UsageError(
             f"{problem} (ProfilerStep#…); record some with step() of the profiler, or unsilent timeline record"
         )
-    if left := len(set().union(*found)) - len(common):
+    if len(common) > 2 and any(
+        _is_cut(trace, [of[one] for one in sorted(common)]) for trace, of in zip(traces, found, strict=True)
+    ):
+        notes.append(f"step {max(common)} was left out: the program ended in it")
+        common.remove(max(common))
+    elif left := len(set().union(*found)) - len(common):
         notes.append(f"{count_text(left, 'step')} that not all traces hold {'was' if left == 1 else 'were'} left out")
     return tuple(sorted(common))
+
+
+def _is_cut(trace: RankTrace, steps: list[int]) -> bool:
+    """Whether the last of some steps was closed as the program ended, by a length that no other step has."""
+    lengths = (trace.end - trace.start)[steps]
+    usual = float(np.median(lengths[:-1]))
+    return not usual / 10 <= lengths[-1] <= usual * 10
 
 
 def _assemble(
