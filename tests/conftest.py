@@ -294,7 +294,8 @@ def inline_campaigns() -> Iterator[None]:
         return InlineExecutor(spec, None, observer, worker_settings)
 
     # A workload that a test loaded by itself stays in this process, and would have been loaded anew in another one.
-    before = {name for name in sys.modules if not name.startswith(user_module_name(Path()))}
+    of_users = user_module_name(Path())
+    before = {name for name in sys.modules if not name.startswith(of_users)}
     modules = code._user_modules
 
     def loaded_since() -> dict[str, Path]:
