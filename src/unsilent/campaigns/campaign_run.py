@@ -28,14 +28,14 @@ STORE = Argument("store", str | Path | None, "File that stores the trials, to co
 
 
 def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> AbstractContextManager[Executor]:
-    """What runs the trials of a campaign, as its options say."""
+    """The executor of a campaign, opened by its options."""
     executor: AbstractContextManager[Executor] = run.asked[run.kind.execution_options].open_executor(run.spec, observer)
     return executor
 
 
 @dataclass(frozen=True)
 class CampaignRun:
-    """What is known of a campaign when it starts, and what its caller decides.
+    """A campaign that is about to run: what was asked, its open store, and what its caller decides.
 
     Attributes:
         spec: Made of what was asked.
@@ -59,7 +59,7 @@ class CampaignRun:
 
     @contextmanager
     def open_executor(self) -> Iterator[tuple[Executor, Observer | None]]:
-        """What runs the trials, and what is notified of them."""
+        """The executor, and the observer that is notified of trials."""
         with self.observe("trial") as observer, self.make_executor(self, observer) as executor:
             yield executor, observer
 
@@ -91,7 +91,7 @@ def planned_trial_numbers(run: CampaignRun, baseline: Any) -> TrialNumbers:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What can be said of a campaign of a kind before any trial runs. ``run`` has no store then.
+    """The functions of a kind that describe a campaign before any trial runs. ``run`` has no store then.
 
     Attributes:
         trial_numbers: Which trials there would be.

@@ -174,7 +174,7 @@ class RowCodec(Generic[R]):
         )
 
     def reproducible_values(self, row: R) -> dict[str, Any]:
-        """What must be equal when the trial is run again, by field."""
+        """The values of a row that are equal when the trial is run again, by field."""
         return {
             one.name: getattr(row, one.name).tobytes()
             if one.kind is np.ndarray
@@ -245,7 +245,7 @@ class StoredRow:
     __slots__ = ()
 
     def reproducible_values(self) -> dict[str, Any]:
-        """What must be equal when the trial is run again, by field."""
+        """The values of a row that are equal when the trial is run again, by field."""
         return row_codec(cast("Any", type(self))).reproducible_values(self)
 
     def derived(self) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def diagnose(job: Job, questions: Sequence[str] = ()) -> Timeline:
     slowdown = measure_slowdown(job)
     step = int(np.argsort(slowdown.recorded, kind="stable")[(len(slowdown.recorded) - 1) // 2])
     answers = answer(Replay(job), questions) if questions else []
-    return Timeline(job, slowdown, split_steps(job), excesses(job), step, critical_path(job, step), answers)
+    split = split_steps(job)
+    return Timeline(job, slowdown, split, excesses(job, split), step, critical_path(job, step), answers)
 
 
 def _doubts(result: Timeline) -> Iterator[str]:

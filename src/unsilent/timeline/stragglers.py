@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from unsilent.timeline.job import BACKWARD, CHAIN, FORWARD, LAUNCH, OPTIMIZER, WAIT, Job
-from unsilent.timeline.step_split import Floats, split_steps, step_bounds
+from unsilent.timeline.step_split import Floats, StepSplit, split_steps, step_bounds
 
 PARTS = ("loader", "forward", "early backward", "late backward", "optimizer")
 """Parts of a step in which a rank may be late; the backward pass is divided at the launch of its first collective."""
@@ -124,8 +124,8 @@ def _first(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
     return np.where(np.isfinite(result), result, np.nan)
 
 
-def excesses(job: Job) -> list[Excess]:
-    """How late every rank is in every part, the clearest first.
+def excesses(job: Job, split: StepSplit | None = None) -> list[Excess]:
+    """How late every rank is in every part, the clearest first; ``split``: of the job, where it is known already.
 
     Empty where ranks or steps are too few to compare, where ranks are stages of a pipeline, whose parts are not alike, and
     where a step has several backward passes.
@@ -133,7 +133,7 @@ def excesses(job: Job) -> list[Excess]:
     count = len(job.ranks)
     if count < 2 or len(job.steps) < LEAST_STEPS or len(set(job.stages.values())) > 1 or has_several_passes(job):
         return []
-    waiting = np.nanmean(split_steps(job).waiting_for, 2)
+    waiting = np.nanmean((split or split_steps(job)).waiting_for, 2)
     seconds = part_seconds(job)
     begins_ends = [step_bounds(job, rank) for rank in job.ranks]
     least = LEAST_SHARE * float(np.nanmedian([end - begin for begin, end in begins_ends]))
