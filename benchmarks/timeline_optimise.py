@@ -79,7 +79,10 @@ def rank_main(network, rank, configuration, options, folder):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     _, layers, width = configuration
-    sweep = measure((2,), ("node",), (2**18, MIB, 3 * MIB), repeats=3)
+    whole = layers * width * width * 4
+    sweep = measure(
+        (2,), ("node",), (2**18, MIB, 3 * MIB, *(size for size in (8 * MIB, whole) if size > 3 * MIB)), repeats=3
+    )
     if rank == 0:
         sweep.save(folder / "sweep.json")
     step = trained(layers, width, (), "fp32")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.distributed import _compute_bucket_assignment_by_size
 
 from unsilent.timeline.ddp_model import MIB, DdpSteps, LinkCost, assign_buckets, fit_link_cost
-from unsilent.timeline.optimise import optimise, predict, reasons
+from unsilent.timeline.optimise import bucket_sizes, optimise, predict, reasons
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.lists(st.integers(4, 20000), min_size=1, max_size=4))
@@ -112,3 +112,10 @@ def test_neighbouring_buckets_are_explained():
     best = optimise(recorded, cost, ["fp32"])[0]
     buckets = assign_buckets(recorded.sizes.tolist(), [MIB * cap for cap in best.caps])
     assert len(reasons(recorded, cost, best)) == len(buckets) - 1
+
+
+def test_no_chosen_bucket_is_larger_than_what_was_measured():
+    recorded = steps_of(2, 4, 10, 3)
+    largest = 2 * float(recorded.sizes.max())
+    best = optimise(recorded, LinkCost(1.0, 0.0, 1, largest), ["fp32"])[0]  # one bucket would be the fastest
+    assert bucket_sizes(recorded, best).max() <= largest

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsilent.timeline.ddp_model import DEFAULT_CAPS, MIB, Cost, DdpSteps, assign_buckets
+from unsilent.timeline.ddp_model import DEFAULT_CAPS, MIB, Cost, DdpSteps, LinkCost, assign_buckets
 from unsilent.timeline.step_split import Floats
 
 PRECISIONS = {"fp32": 1.0, "fp16": 0.5}
@@ -61,16 +61,24 @@ def bucket_sizes(recorded: DdpSteps, settings: DdpSettings) -> Floats:
     return PRECISIONS[settings.precision] * np.array([float(recorded.sizes[bucket].sum()) for bucket in buckets])
 
 
-def optimise(recorded: DdpSteps, cost: Cost, precisions: Sequence[str] = tuple(PRECISIONS)) -> list[DdpSettings]:
-    """The best settings for each precision, the fastest first; among equals those with the fewest numbers."""
+def optimise(recorded: DdpSteps, cost: LinkCost, precisions: Sequence[str] = tuple(PRECISIONS)) -> list[DdpSettings]:
+    """The best settings for each precision, the fastest first; among equals those with the fewest numbers.
+
+    No bucket is larger than the sizes that the cost was fitted to, unless no setting keeps to them.
+    """
     result = []
     for precision in precisions:
         tried = [
             predict(recorded, cost, caps, precision) for caps in [(), *((cap,) for cap in _different_caps(recorded))]
         ]
-        best = min(tried, key=lambda one: (round(one.mean, 9), len(one.caps)))
+        best = min(tried, key=lambda one: (_is_beyond(recorded, cost, one), round(one.mean, 9), len(one.caps)))
         result.append(_improved(recorded, cost, best))
     return sorted(result, key=lambda one: one.mean)
+
+
+def _is_beyond(recorded: DdpSteps, cost: LinkCost, settings: DdpSettings) -> bool:
+    """Whether a bucket is larger than the sizes that the cost was fitted to."""
+    return bool(bucket_sizes(recorded, settings).max() > cost.largest)
 
 
 def _different_caps(recorded: DdpSteps) -> Iterator[int]:
@@ -84,7 +92,7 @@ def _different_caps(recorded: DdpSteps) -> Iterator[int]:
             yield cap
 
 
-def _improved(recorded: DdpSteps, cost: Cost, best: DdpSettings) -> DdpSettings:
+def _improved(recorded: DdpSteps, cost: LinkCost, best: DdpSettings) -> DdpSettings:
     """Settings with single buckets made larger or smaller, as long as that shortens steps by a thousandth."""
     for _ in range(MOST_ROUNDS):
         buckets = assign_buckets(recorded.sizes.tolist(), [MIB * cap for cap in best.caps] or list(DEFAULT_CAPS))
@@ -96,8 +104,8 @@ def _improved(recorded: DdpSteps, cost: Cost, best: DdpSettings) -> DdpSettings:
             for change in sorted({-cap // 2, -1, 1, cap})
         ]
         tried = [predict(recorded, cost, one, best.precision) for one in candidates]
-        better = min(tried, key=lambda one: one.mean, default=best)
-        if better.mean > best.mean * 0.999:
+        better = min(tried, key=lambda one: (_is_beyond(recorded, cost, one), one.mean), default=best)
+        if better.mean > best.mean * 0.999 or _is_beyond(recorded, cost, better):
             return best
         best = better
     return best
