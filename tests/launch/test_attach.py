@@ -16,15 +16,6 @@ from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.settings import MonitorSettings
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _few_objects():
-    """What earlier tests left in memory is not searched."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class Fake:
     """Stands for a monitor."""
 
