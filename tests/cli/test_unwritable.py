@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TINY, command, in_process
+from conftest import TINY, command, few, in_process
 
 LONG = "a" * 300
 
@@ -61,10 +61,11 @@ def test_stores_of_workloads_with_long_names_have_a_name(folder):
     assert "cannot read" in done.stderr
 
 
+PRINTING = [("export", "s.sqlite"), ("report", "s.sqlite", "--json"), ("status", "s.sqlite"), ("--help",)]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize(
-    "words", [("export", "s.sqlite"), ("report", "s.sqlite", "--json"), ("status", "s.sqlite"), ("--help",)]
-)
+@pytest.mark.parametrize("words", few(PRINTING, PRINTING[0], PRINTING[-1]))
 def test_a_full_disk_behind_stdout(folder, words):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command(*words), stdout=full, stderr=subprocess.PIPE, text=True, cwd=folder, check=False)

@@ -101,7 +101,7 @@ def test_every_bit_of_every_float_format_can_be_corrupted_and_comes_back(dtype):
     before = model.weight.detach().clone()
     words = {16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
     corrupted = set()
-    for seed in range(40 * width):
+    for seed in range(15 * width):
         with unsilent.inject(model, "param:weight", seed=seed):
             difference = (model.weight.view(words) ^ before.view(words)).flatten()
             (position,) = difference.nonzero().flatten().tolist()  # corrupted once, not twice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import types
 import warnings
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from conftest import few
 from unsilent.monitor import Guard, NotRepeatable, RepeatabilityWarning
 
 STEPS, FAULTY, DECAY = 40, 30, 0.9
@@ -139,8 +141,10 @@ def trained(make, guarded, faulty=FAULTY, **options):
     return [t.detach().clone() for t in (*model.parameters(), *values())], guard
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("make", RESTORED)
+CASES = [(make, late) for make in RESTORED for late in (False, True)]
+
+
+@pytest.mark.parametrize(("make", "late"), few(CASES, *CASES[0::4], *CASES[3::4], several=True))
 def test_an_average_that_is_changed_in_place_is_restored(make, late):
     clean, _ = trained(make, False)
     for faulty in (FAULTY, FAULTY + 1):
@@ -209,9 +213,11 @@ def trained_late(update, start, guarded, is_local):
     return list(average.values() if isinstance(average, dict) else average.state_dict().values())
 
 
-@pytest.mark.parametrize("is_local", [True, False])
-@pytest.mark.parametrize("start", [FAULTY - 7, FAULTY - 6, FAULTY - 2, FAULTY, FAULTY + 1])
-@pytest.mark.parametrize("update", [late_module, late_copy, late_entries])
+UPDATES, STARTS = (late_module, late_copy, late_entries), (FAULTY - 7, FAULTY - 6, FAULTY - 2, FAULTY, FAULTY + 1)
+LATE = list(itertools.product(UPDATES, STARTS, (True, False)))
+
+
+@pytest.mark.parametrize(("update", "start", "is_local"), few(LATE, *LATE[::3], several=True))
 def test_an_average_that_begins_in_the_repeated_steps_is_named(update, start, is_local):
     clean = trained_late(update, start, False, is_local)
     with warnings.catch_warnings(record=True) as caught:

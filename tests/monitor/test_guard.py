@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import numpy as np
 import pytest
@@ -104,12 +105,20 @@ def test_a_clean_run_has_the_bits_of_an_unguarded_one_and_no_alarm(golden, name)
     assert guard.overhead.snapshot > 0
 
 
-@pytest.mark.parametrize("name", few(MAKE, "adamw", "sgd"))
-@pytest.mark.parametrize("every", few([1, SNAPSHOT_INTERVAL], SNAPSHOT_INTERVAL))
-@pytest.mark.parametrize("value", [1e6, -1e17, float("inf"), float("nan")])
-@pytest.mark.parametrize(
-    ("when", "where"), [(25, "fc.weight"), (13, "conv.weight"), (20, "statistic"), (39, "fc.bias")]
-)
+VALUES = [1e6, -1e17, float("inf"), float("nan")]
+PLACES = [(25, "fc.weight"), (13, "conv.weight"), (20, "statistic"), (39, "fc.bias")]
+TRANSIENT = [
+    (name, every, value, *place)
+    for name, every, value, place in itertools.product(MAKE, (1, SNAPSHOT_INTERVAL), VALUES, PLACES)
+]
+EACH_WITH_BOTH = [
+    (name, SNAPSHOT_INTERVAL, VALUES[(number + shift) % 4], *place)
+    for shift, name in enumerate(("adamw", "sgd"))
+    for number, place in enumerate(PLACES)
+]
+
+
+@pytest.mark.parametrize(("name", "every", "value", "when", "where"), few(TRANSIENT, *EACH_WITH_BOTH, several=True))
 def test_a_transient_fault_leaves_nothing(golden, name, every, value, when, where):
     state, guard, begun = run(name, [(when, where, value)], snapshot_interval=every)
     assert same(state, golden[name])
@@ -121,7 +130,7 @@ def test_a_transient_fault_leaves_nothing(golden, name, every, value, when, wher
 
 
 @pytest.mark.parametrize("name", few(["adam", "sgd"], "adam"))
-@pytest.mark.parametrize("when", [0, 13, 19, 20, 38, 39])
+@pytest.mark.parametrize("when", few([0, 13, 19, 20, 38, 39], 0, 19, 39))
 def test_a_step_that_is_read_late_is_undone_all_the_same(golden, name, when):
     """Read after the next step, or when the loop ends: the oldest state is still the one before the fault."""
     for value, where in [(float("nan"), "fc.weight"), (float("inf"), "statistic")]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from conftest import few
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard
 from unsilent.monitor.alarms import GuardStop
@@ -25,10 +26,12 @@ GRID = [
     (4, 4, True),
     (3, 5, False),
     (2, 7, True),
-    pytest.param(8, 16, True, marks=pytest.mark.slow),
-    pytest.param(16, 8, True, marks=pytest.mark.slow),
+    (8, 16, True),
+    (16, 8, True),
 ]
 """Interval, spread, late."""
+CASES = [(*case, moment) for case in GRID for moment in ("end", "between")]
+FAST = [(1, 1, False, "end"), (3, 5, False, "between"), (2, 7, True, "end")]
 
 
 def made():
@@ -92,8 +95,7 @@ def run(when=None, moment="end", tensor=0, guarded=True, **options):
 GOLDEN = run(guarded=False)[0]
 
 
-@pytest.mark.parametrize("moment", ["end", "between"])
-@pytest.mark.parametrize(("interval", "spread", "late"), GRID)
+@pytest.mark.parametrize(("interval", "spread", "late", "moment"), few(CASES, *FAST, several=True))
 def test_a_fault_in_any_step_is_undone(interval, spread, late, moment):
     for when in range(STEPS if moment == "end" else STEPS - 1):
         tensors, guard = run(

@@ -13,6 +13,7 @@ from torch.autograd import Variable
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from conftest import few
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
@@ -46,7 +47,7 @@ def products(name: str) -> list[str]:
     return [n for n in step.names["fwd"] if n.split("#")[1] in ("convolution.0", "addmm.0", "mm.0")]
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", few(TRAININGS, "train-resnet", "train-chargpt"))
 def test_few_operations_seen_give_the_bits_of_all(name: str) -> None:
     operations = products(name)
     updated = next(n for n in end_of_step(name, (), True)[2].names["optim"] if "addc" in n)
