@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -38,7 +38,6 @@ def flip(tensor, byte, mask):
     tensor.data.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_corrupted_byte_is_found_and_repaired(data):
     model = MODEL
@@ -92,7 +91,6 @@ def reference_checksum(words):
     return sum(f * w + g * (w >> 32) for f, g, w in zip(whole, upper, words.tolist(), strict=True)) % 2**64
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([8, 64, 128, 256]))
 def test_checksums_are_those_of_the_formula(seed, words):
     given = np.random.default_rng(seed).integers(-(2**63), 2**63, (3, words))
@@ -108,7 +106,6 @@ def test_factors_differ_so_that_two_flips_never_cancel():
     assert len({*every, *(2**32 - one for one in every)}) == 2 * len(every)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.sampled_from([(0, 64), (31, 32), (62, 64), (22, 32)]))
 def test_one_or_two_flipped_bits_of_a_block_are_corrected(seed, flips, bits):
     rng = np.random.default_rng(seed)
@@ -134,7 +131,6 @@ def flip_bits(tensor, places):
         octets[place // 8] ^= 1 << place % 8
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 60))
 def test_scattered_flips_of_a_small_model_are_repaired_or_left(seed, count):
     rng = np.random.default_rng(seed)

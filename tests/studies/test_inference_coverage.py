@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 from dataclasses import replace
@@ -93,6 +94,12 @@ def campaign(folder):
 
 
 @pytest.fixture(scope="module")
+def analysed(campaign):
+    """The analysis of that campaign at a rate of false alarms, made once."""
+    return functools.cache(lambda rate: analyse(campaign[0], InferenceCoverageOptions(rate=rate)))
+
+
+@pytest.fixture(scope="module")
 def rows(campaign):
     """All rows as an export has them."""
     return [row_codec(type(row)).row_as_json(row) for row in campaign[0].rows()]
@@ -141,9 +148,9 @@ KNOWN_AT = {
 
 @pytest.mark.parametrize("detector", DETECTORS)
 @pytest.mark.parametrize("rate", [0.05, 0.1])
-def test_shares_follow_from_exported_rows(campaign, rows, detector, rate):
+def test_shares_follow_from_exported_rows(campaign, analysed, rows, detector, rate):
     store = campaign[0]
-    result = analyse(store, InferenceCoverageOptions(rate=rate))
+    result = analysed(rate)
     limit = threshold_of(clean_margins(store, rows, "calibration", detector), rate)
     before, layers = layers_before(store, detector)
     known = KNOWN_AT[detector]

@@ -153,7 +153,7 @@ def test_order_of_a_list_is_new_in_each_epoch_and_complete():
 
 
 @given(cuts=st.lists(st.tuples(st.integers(0, 8), st.sampled_from(["fresh", "into", "back"])), max_size=4))
-@settings(derandomize=True, max_examples=30)
+@settings(derandomize=True)
 def test_any_cuts_give_the_same_bits(cuts):
     workload = make_own(amp="bfloat16", growth=3, clip=1.0, batches=KINDS["loader"])
     straight = workload.start(6)
