@@ -24,13 +24,11 @@ from torch import Tensor, nn
 
 from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError, first_line
+from unsilent.outcomes import NUMERIC
 from unsilent.workloads.base import Workload
 from unsilent.workloads.hf_generate import SEQUENCES, prepare, run_generate
 from unsilent.workloads.hf_inputs import Inputs, from_npz, synthetic_inputs
 from unsilent.workloads.model_fitting import check_option_range, isolated_training, parameter_count
-
-NUMERIC = "tolerance:rtol=0.001,atol=0.00001"
-"""Judge of architectures whose output is no decision."""
 
 
 def hf_folder(
