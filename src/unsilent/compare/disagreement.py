@@ -137,7 +137,8 @@ def kl_divergence(before: Doubles, after: Doubles) -> Doubles:
 
 def _divergences(original: Doubles, deployed: Doubles, classes: NDArray[np.int64]) -> dict[str, Doubles]:
     before, after = log_probabilities(original), log_probabilities(deployed)
-    middle = np.logaddexp(before, after) - np.log(2)
+    # exactly the one where both are equal
+    middle = np.maximum(before, after) + np.log((1 + np.exp(-np.abs(before - after))) / 2)
     rows, top = np.arange(len(before)), TopK(overlap_size(original.shape[1]))
     kept = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (original, deployed)))
     js = (kl_divergence(before, middle) + kl_divergence(after, middle)) / (2 * np.log(2))

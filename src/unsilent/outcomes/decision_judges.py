@@ -226,7 +226,12 @@ class ExactSequence(DecisionJudge):
         return self.compare(host_rows(g), host_rows(f))
 
     def rows(self, output: Tensor) -> Tensor:
-        return (float8_as_float32(output).argmax(-1) if output.dtype.is_floating_point else output).long()
+        scores = output.dtype.is_floating_point
+        if scores and output.ndim < 3:
+            raise UsageError(
+                f"{self!r} needs logits [n, time, vocabulary] or token ids, but the output has shape {tuple(output.shape)}; try top1"
+            )
+        return (float8_as_float32(output).argmax(-1) if scores else output).long()
 
     def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
         longest, common = max(golden.shape[1], faulty.shape[1]), min(golden.shape[1], faulty.shape[1])
