@@ -73,7 +73,7 @@ def test_labels_and_options_are_those_of_the_workload():
 @pytest.mark.parametrize(
     ("original", "deployed", "workload", "message"),
     [
-        ("a.pt", "b.pth", None, "a.pt holds weights, not a model to run; name a workload with its architecture, like --workload"),
+        ("a.pt", "b.pth", None, "a.pt holds weights, not a model to run; name a workload of its architecture with workload="),
         ("a.pt", "other.pt", TINY, r"other.pt does not fit tiny: it has 'last.bias' as \[4\], expected \[3\]"),
         ("a.pt", "no.pt", TINY, "no.pt"),
         ("a.pt", "tiny.py", TINY, "needs a name after it"),
@@ -84,8 +84,7 @@ def test_labels_and_options_are_those_of_the_workload():
 )  # fmt: skip
 def test_bad_names_are_said_in_one_line(checkpoints, original, deployed, workload, message):
     with pytest.raises(UsageError, match=message) as raised:
-        pair = load_models(original, deployed, workload)
-        pair.deployed.answer(pair.workload.batches()[0], 0)
+        unsilent.compare(original, deployed, workload=workload)
     assert "\n" not in str(raised.value)
 
 
@@ -104,6 +103,10 @@ def test_unknown_adapters_are_compared_with_known_ones(checkpoints, adapter):
         unsilent.compare(TINY, adapter)
 
 
+def found_ids(folder, number):
+    return unsilent.load(f"hf:{folder}", {"eval": "4", "length": "12"}).batches()[0]["input_ids"][number].tolist()
+
+
 def test_two_folders_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=99, n_positions=24, n_embd=32, n_layer=2, n_head=2, pad_token_id=None)
@@ -113,6 +116,8 @@ def test_two_folders_of_transformers(tmp_path):
     found = unsilent.compare(f"hf:{tmp_path / 'a'}", f"hf:{tmp_path / 'b'}", options={"eval": "4", "length": "12"})
     assert (found.n, found.language.positions, found.language.greedy.prompts) == (4, 48, 4)
     assert found.language.kl.min() > 0
+    number, text = found.worst_inputs[0]
+    assert text == " ".join(str(i) for i in found_ids(tmp_path / "a", number))
     made = unsilent.compare(f"hf:{tmp_path / 'a'}", f"hf:{tmp_path / 'b'}", options={"eval": "4", "generate": "5"})
     assert made.judge == "exact-sequence"
     assert (made.language.greedy.tokens, made.language.sequences) == (5, ())

@@ -54,7 +54,7 @@ class CompareOptions:
 
 def compare(asked: Asked) -> Comparison:
     """Load both models and compare them."""
-    from unsilent.compare.comparing import compare_models
+    from unsilent.compare.comparing import compare_pair
     from unsilent.compare.models import load_models
 
     options = asked[CompareOptions]
@@ -63,11 +63,7 @@ def compare(asked: Asked) -> Comparison:
         weights=options.weights,
     )  # fmt: skip
     allowed = None if options.most_changed is None else parse_share("--assert", options.most_changed, "1%")
-    return compare_models(
-        pair.original, pair.deployed, list(pair.workload.batches()), judge=pair.workload.judge,
-        labels=getattr(pair.workload, "labels", lambda: None)(), run=pair.workload.run,
-        data=str(pair.workload.info.get("data", "")), most_changed=allowed, confidence=options.confidence,
-    )  # fmt: skip
+    return compare_pair(pair, most_changed=allowed, confidence=options.confidence)
 
 
 COMMAND = Command(

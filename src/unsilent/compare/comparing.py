@@ -20,7 +20,8 @@ from unsilent.compare.language import (
     run_greedily,
     tokens_of,
 )
-from unsilent.compare.models import ComparedModel, compared_model, load_models
+from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models
+from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.outcomes import judge as make_judge
@@ -31,7 +32,7 @@ from unsilent.outcomes.decision_judges import ExactSequence, NextToken
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.statistics import bounded_mean, clopper_pearson
-from unsilent.workloads.base import InferenceWorkload, call_model
+from unsilent.workloads.base import InferenceWorkload, call_model, labels_of
 from unsilent.workloads.batch_samples import take_samples
 
 WORST = 8
@@ -48,7 +49,7 @@ class Comparison(Shown):
         original, deployed: Names of the models.
         judge: What another answer is, as text.
         records: Of each input.
-        worst_inputs: Number of an input and the input, those that differ most first.
+        worst_inputs: Number of an input, and the input as a batch of one or as a text; those that differ most first.
         language: Measures of language models; None for others.
         layers: What ``compare_layers`` returns; None where the layers of a model cannot be read.
         data: What the inputs are, in words.
@@ -161,24 +162,34 @@ def compare(
             "no inputs were given; expected data=, an iterable of batches such as a list of tensors, or a workload in place of "
             "the original"
         )
+    rule = None if judge is None else make_judge(judge)
     if workload is not None or isinstance(original, (str, InferenceWorkload)):
         pair = load_models(
             original, deployed, workload, options=options, data=data if by_name else None, weights=weights
         )
-        found = pair.workload
-        batches = list(found.batches()) if by_name else list(data)
-        if labels is None and by_name:
-            labels = getattr(found, "labels", lambda: None)()
-        return compare_models(
-            pair.original, pair.deployed, batches, judge=found.judge if judge is None else make_judge(judge), labels=labels,
-            run=found.run, data=str(found.info.get("data", "")) if by_name else "", confidence=confidence,
-        )  # fmt: skip
-    models = [
-        compared_model(m, name, run) for m, name in ((original, "the original"), (deployed, "the deployed model"))
-    ]
+        if by_name:
+            return compare_pair(pair, judge=rule, labels=labels, confidence=confidence)
+        models, judge, run = (pair.original, pair.deployed), rule or pair.workload.judge, pair.workload.run
+    else:
+        models = compared_model(original, "the original", run), compared_model(deployed, "the deployed model", run)
+        judge = rule
+    return compare_models(*models, list(data), judge=judge, labels=labels, run=run, confidence=confidence)
+
+
+def compare_pair(
+    pair: ModelPair,
+    *,
+    judge: Judge | None = None,
+    labels: Iterable[Any] | None = None,
+    most_changed: float | None = None,
+    confidence: float = 0.95,
+) -> Comparison:
+    """The comparison on the inputs of the workload, with its judge and labels where none are given."""
+    workload = pair.workload
     return compare_models(
-        models[0], models[1], list(data), judge=None if judge is None else make_judge(judge), labels=labels, run=run,
-        confidence=confidence,
+        pair.original, pair.deployed, list(workload.batches()), judge=judge or workload.judge,
+        labels=labels_of(workload) if labels is None else labels, run=workload.run, show=getattr(workload, "show", None),
+        data=str(workload.info.get("data", "")), most_changed=most_changed, confidence=confidence,
     )  # fmt: skip
 
 
@@ -190,11 +201,15 @@ def compare_models(
     judge: Judge | None = None,
     labels: Iterable[Any] | None = None,
     run: Callable[[nn.Module, Any], Any] = call_model,
+    show: Callable[[Any], str] | None = None,
     data: str = "",
     most_changed: float | None = None,
     confidence: float = 0.95,
 ) -> Comparison:
-    """The comparison on these batches; ``judge`` None: by the form of the outputs. Raises ``UsageError`` as `compare` does."""
+    """The comparison on these batches; ``judge`` None: by the form of the outputs; ``show``: the text of a batch of one input.
+
+    Raises ``UsageError`` as `compare` does.
+    """
     if not batches:
         raise UsageError("there are no inputs to compare the models on; give at least one batch")
     known = [None] * len(batches) if labels is None else list(labels)
@@ -214,7 +229,8 @@ def compare_models(
         texts.add(chosen, original, deployed, batch, *outputs)
     joined = SampleRecords.joined(records)
     return Comparison(
-        original.name, deployed.name, judge_text(chosen), joined, _inputs(batches, records, joined.worst(WORST)), texts.result(),
+        original.name, deployed.name, judge_text(chosen), joined,
+        _inputs(batches, records, joined.worst(WORST), show), texts.result(),
         _compare_layers(original, deployed, batches, run), data, most_changed, confidence,
     )  # fmt: skip
 
@@ -258,9 +274,12 @@ def _check_deterministic(model: ComparedModel, batch: Any) -> None:
 
 
 def _inputs(
-    batches: Sequence[Any], records: Sequence[SampleRecords], numbers: Sequence[int]
+    batches: Sequence[Any],
+    records: Sequence[SampleRecords],
+    numbers: Sequence[int],
+    show: Callable[[Any], str] | None,
 ) -> tuple[tuple[int, Any], ...]:
-    """Some inputs by their numbers over all batches; none where batches cannot be taken apart."""
+    """Some inputs by their numbers over all batches, as texts where ``show`` makes them; none of batches without tensors."""
     import torch
 
     result = []
@@ -270,9 +289,10 @@ def _inputs(
             row -= len(records[batch].changed)
             batch += 1
         try:
-            result.append((number, take_samples(batches[batch], torch.tensor([row]))))
-        except UsageError:  # a batch without tensors
+            sample = take_samples(batches[batch], torch.tensor([row]))
+        except UsageError:
             return ()
+        result.append((number, sample if show is None else call_user_code(show, sample)))
     return tuple(result)
 
 

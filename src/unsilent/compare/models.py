@@ -122,7 +122,7 @@ def load_models(
     """
     if workload is None and isinstance(original, str) and is_weights_file(original):
         raise UsageError(
-            f"{original} holds weights, not a model to run; name a workload with its architecture, like --workload digits-cnn"
+            f"{original} holds weights, not a model to run; name a workload of its architecture with --workload"
         )
     basis = original if workload is None else workload
     if isinstance(basis, InferenceWorkload):

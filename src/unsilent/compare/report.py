@@ -58,8 +58,8 @@ def headline(result: Comparison) -> str:
     lost, gained = (round((share.estimate or 0) * result.n) for share in (result.lost, result.gained))
     share = share_with_limits_text(result.lost)
     return (
-        f"Of {count_text(result.n, 'input')}, {lost:,} that the original answers rightly are lost ({share}), "
-        f"gained: {gained:,}"
+        f"Of {count_text(result.n, 'input')}, the deployed model answers {lost:,} wrongly that the original answers rightly "
+        f"({share}), and {gained:,} rightly that the original answers wrongly"
     )
 
 
@@ -149,7 +149,7 @@ def _notes(result: Comparison) -> Iterator[str]:
         yield (
             "confidence delta: by how much the probability of the class differs; "
             f"top-k overlap: share of at most {MOST_OVERLAP} of the most likely classes that both models name; "
-            "JS divergence in bits, KL in nats, of the deployed model from the original"
+            "JS divergence: share of its largest value, 1 bit; KL in nats, of the deployed model from the original"
         )
 
 
@@ -241,6 +241,8 @@ def _picture(sample: Any) -> Figure | None:
 
 def _text(sample: Any) -> str:
     """The first values of each tensor of an input."""
+    if isinstance(sample, str):
+        return sample
     lines = []
     for path, leaf in leaves_in(sample):
         if isinstance(leaf, Tensor):
@@ -256,4 +258,5 @@ def _layers(result: Comparison) -> tuple[Section, ...]:
         return ()
     from unsilent.compare.layer_report import layer_sections
 
-    return layer_sections(result.layers)
+    sections: tuple[Section, ...] = layer_sections(result.layers)
+    return sections

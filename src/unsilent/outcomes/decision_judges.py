@@ -229,7 +229,8 @@ class ExactSequence(DecisionJudge):
         scores = output.dtype.is_floating_point
         if scores and output.ndim < 3:
             raise UsageError(
-                f"{self!r} needs logits [n, time, vocabulary] or token ids, but the output has shape {tuple(output.shape)}; try top1"
+                f"{self!r} needs logits [n, time, vocabulary] or token ids, but the output has shape {tuple(output.shape)}; "
+                "try top1"
             )
         return (float8_as_float32(output).argmax(-1) if scores else output).long()
 

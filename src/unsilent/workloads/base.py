@@ -82,6 +82,13 @@ def as_inputs(batch: Any, run: Callable[[nn.Module, Any], Any]) -> Any:
     return tuple(batch) if run is call_model and isinstance(batch, list) else batch
 
 
+def labels_of(workload: InferenceWorkload) -> Sequence[Any] | None:
+    """The right answers of each batch, from a method ``labels()`` as `Workload` has; None where a workload has none."""
+    method = getattr(workload, "labels", None)
+    labels = call_user_code(method) if callable(method) else None
+    return None if labels is None else list(labels)
+
+
 class Workload:
     """A workload from a model and batches.
 
@@ -91,6 +98,7 @@ class Workload:
             batch. ``labelled=True`` takes the last item of each tuple as its labels, for a data loader that yields
             ``(inputs, labels)``.
         labels: The right answers of each batch, in the order of ``batches``, for what compares answers with them.
+        show: ``show(batch) -> text`` of a batch of one sample, for readers; default: its values, or a picture.
         judge: A judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see
             ``unsilent.outcomes``.
         components: Name -> a glob over parameter names or a list of them; the first match owns a parameter.
@@ -115,6 +123,7 @@ class Workload:
         info: Mapping[str, Any] | None = None,
         clean: CleanSource | None = None,
         labels: Iterable[Any] | None = None,
+        show: Callable[[Any], str] | None = None,
     ) -> None:
         from unsilent.outcomes import judge as make_judge
 
@@ -135,6 +144,7 @@ class Workload:
         self._source = batches
         self._labelled = labelled
         self._labels = labels
+        self.show = show
         if isinstance(clean, Mapping):
             for part in clean:
                 _check_part(part)

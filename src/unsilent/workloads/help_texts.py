@@ -217,6 +217,7 @@ def character_workload(one: CharacterModel, evaluations: int, seed: int, progres
         model,
         [evaluated],
         labels=[following[rows, -1]],
+        show=lambda window: "".join((*ALPHABET, "?")[token] for token in window[0].tolist()),
         judge="next-token",
         name=one.name,
         components=one.components,
