@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 
 import numpy as np
 import pytest
@@ -63,6 +64,13 @@ def test_a_compiled_model():
     assert unsilent.compare(network(), compiled, inputs()).changed.estimate == 0
     found = unsilent.compare(network(), torch.compile(swapped(network()), backend="eager"), inputs())
     assert found.records.changed.sum() == changed_by_hand(network(), swapped(network()))
+
+
+@pytest.mark.gpu
+def test_a_model_on_another_device():
+    found = unsilent.compare(network(), network().cuda(), inputs())
+    assert found.changed.estimate == 0
+    assert unsilent.compare(network(), swapped(network()).cuda(), inputs()).changed.estimate == 1
 
 
 class Session:
@@ -148,6 +156,8 @@ def test_the_page_shows_the_worst_inputs_as_pictures_and_as_text(tmp_path):
 def test_the_package_is_the_function_also_after_its_modules_were_imported():
     importlib.import_module("unsilent.compare.models")
     assert unsilent.compare(network(), network(), inputs()).n == 48
+    assert list(inspect.signature(unsilent.compare).parameters)[:3] == ["original", "deployed", "data"]
+    assert unsilent.compare.__doc__.startswith("Compare two models")
 
 
 class Dropping(nn.Module):

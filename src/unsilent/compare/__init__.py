@@ -7,15 +7,27 @@ and importing a module of the folder puts the package in the function's place.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
-from unsilent.lazy_module import LazyFunction
+from unsilent.lazy_module import load_named
 
 
 class _CallablePackage(ModuleType):
-    """The package, which can be called."""
+    """The package, with the call, signature and docstring of `unsilent.compare.comparing.compare`."""
 
-    __call__ = staticmethod(LazyFunction("unsilent.compare.comparing:compare"))
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = load_named("unsilent.compare.comparing:compare")
+        return function
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.__wrapped__.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

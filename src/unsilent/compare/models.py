@@ -18,6 +18,7 @@ from torch import nn
 
 from unsilent.engine.device_placement import place
 from unsilent.errors import UsageError, first_line, wrong_value_error
+from unsilent.nested import map_tensors
 from unsilent.outcomes.classify import has_nonfinite_values
 from unsilent.outcomes.tensors import array_of, leaves
 from unsilent.sites.modules import copied, mode_readers, reject_training_mode
@@ -46,10 +47,10 @@ class ComparedModel:
     module: nn.Module | None = None
 
     def answer(self, batch: Any, number: int) -> Any:
-        """The output for batch ``number``; raises ``UsageError`` where it cannot be run or the output is not finite."""
+        """The output for batch ``number`` on the CPU; raises ``UsageError`` where it cannot be run or the output is not finite."""
         try:
             with torch.no_grad():
-                output = self.run(batch)
+                output = map_tensors(self.run(batch), lambda _, tensor: tensor.cpu())
         except UsageError:
             raise
         except Exception as error:  # whatever a model raises for inputs that are not its own

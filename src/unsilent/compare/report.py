@@ -177,7 +177,7 @@ def _sections(result: Comparison) -> Iterator[Section]:
 def _classes(result: Comparison) -> list[dict[str, Any]]:
     """A row for each class that has inputs, most changed answers first."""
     classes, records = result.records.classes, result.records
-    if classes is None:
+    if classes is None or (result.language is not None):  # tokens are no classes
         return []
     flags = {"changed": records.changed, "lost": records.lost, "gained": records.gained}
     rows = []
@@ -242,7 +242,7 @@ def _picture(sample: Any) -> Figure | None:
 def _text(sample: Any) -> str:
     """The first values of each tensor of an input."""
     if isinstance(sample, str):
-        return sample
+        return " ↵ ".join(sample.splitlines())
     lines = []
     for path, leaf in leaves_in(sample):
         if isinstance(leaf, Tensor):
