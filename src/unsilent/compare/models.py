@@ -47,7 +47,7 @@ class ComparedModel:
     module: nn.Module | None = None
 
     def answer(self, batch: Any, number: int) -> Any:
-        """The output for batch ``number`` on the CPU; raises ``UsageError`` where it cannot be run or the output is not finite."""
+        """The output for batch ``number`` on the CPU; raises ``UsageError`` where it cannot be run or is not finite."""
         try:
             with torch.no_grad():
                 output = map_tensors(self.run(batch), lambda _, tensor: tensor.cpu())
