@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ from unsilent.compare.language import (
     run_greedily,
     tokens_of,
 )
-from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models
+from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models, run_where_it_is
 from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
@@ -306,4 +307,4 @@ def _compare_layers(
         from unsilent.compare.layers import compare_layers
     except ImportError:
         return None
-    return compare_layers(original.module, deployed.module, batches, run)
+    return compare_layers(original.module, deployed.module, batches, partial(run_where_it_is, run=run))

@@ -83,7 +83,7 @@ def compared_model(model: Any, name: str, run: Callable[[nn.Module, Any], Any] =
         return model
     if isinstance(model, nn.Module):
         reject_training_mode(mode_readers(model))
-        return ComparedModel(name, partial(_run_where_it_is, model, run), model)
+        return ComparedModel(name, partial(run_where_it_is, model, run=run), model)
     if hasattr(model, "get_inputs") and hasattr(model, "run"):
         return ComparedModel(name, partial(_run_session, model))
     if callable(model):
@@ -199,7 +199,7 @@ def _with_weights(model: nn.Module, path: str, basis: str) -> nn.Module:
     return result
 
 
-def _run_where_it_is(model: nn.Module, run: Callable[[nn.Module, Any], Any], batch: Any) -> Any:
+def run_where_it_is(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any], Any]) -> Any:
     """The output for a batch, which is moved to the device of the model."""
     first = next(chain(model.parameters(), model.buffers()), None)
     return run(model, batch if first is None else place(batch, str(first.device), None))

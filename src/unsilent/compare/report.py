@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from unsilent.compare.disagreement import MOST_OVERLAP
 from unsilent.compare.language import QUANTILE
 from unsilent.interval import known_value
 from unsilent.nested import leaves_in
-from unsilent.report.estimates import Estimate, machine_table, measured
+from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Heading, Plot, Report, Section, SideBySide, Table, TextBlock
 from unsilent.report.text import count_text, number_text, ratio_text, share_with_limits_text, upper_bound_text
 from unsilent.report.theme import Figure, figure
@@ -28,22 +28,19 @@ MOST_PIXELS = 64
 MOST_VALUES = 64
 """Of an input that is shown as text."""
 CHANNELS = (1, 3)
+RATIO = "perplexity ratio"
 
 
 def report(result: Comparison) -> Report:
     """What is shown of a comparison."""
     rows = _estimates(result)
-    sections = [*_sections(result), *_layers(result)]
-    facts = [
-        ("original", result.original),
-        ("deployed", result.deployed),
-        ("inputs", f"{result.n:,}"),
-        ("judge", result.judge),
-    ]
+    sections = [*_sections(result, rows), *_layers(result)]
+    names = {"original": result.original, "deployed": result.deployed, "judge": result.judge, "data": result.data}
+    facts = [("inputs", f"{result.n:,}"), *((name, text) for name, text in names.items() if text)]
     return Report(
         "unsilent/compare/1", "comparison", f"{result.deployed} compared with {result.original}", headline(result),
         machine_table(rows, ["class", "measure", ""]), tuple(_numbers(result)), tuple(_findings(result)), tuple(sections),
-        tuple(facts + ([("data", result.data)] if result.data else [])), tuple(_notes(result)),
+        tuple(facts), tuple(_notes(result)),
     )  # fmt: skip
 
 
@@ -64,25 +61,38 @@ def headline(result: Comparison) -> str:
 
 
 def _estimates(result: Comparison) -> list[Estimate]:
+    """All numbers: of all inputs, of the classes, of texts."""
+    records, text, confidence = result.records, result.language, result.confidence
     rows = measured({"class": ""}, result.measures, "input")
-    if result.records.kl is not None:
-        rows += measured(
-            {"class": ""}, {"KL divergence": known_value(float(result.records.kl.mean()), result.n)}, "input"
-        )
-    for row in _classes(result):
-        rows += measured(
-            {"class": row["class"]}, {k: v for k, v in row.items() if k not in ("class", "inputs")}, "input"
-        )
-    if (text := result.language) is not None:
-        if text.sequences:
-            rows += measured({"class": ""}, text.shares(result.confidence), "sequence")
-            ratio = text.perplexity_ratio(result.confidence)
-            rows += measured({"class": ""}, {"perplexity ratio": ratio}, "sequence")
-            rows += measured({"class": ""}, {n: known_value(v, text.positions) for n, v in _token_kl(text)}, "token")
-        if text.greedy is not None:
-            rows += measured(
-                {"class": ""}, {"greedy runs that differ": text.greedy.differing(result.confidence)}, "prompt"
-            )
+    if records.kl is not None:
+        rows += measured({"class": ""}, {"KL divergence": known_value(float(records.kl.mean()), result.n)}, "input")
+    if text is None:
+        rows += _class_estimates(result)
+    if text is not None and text.sequences:
+        of_sequences = {**text.shares(confidence), RATIO: text.perplexity_ratio(confidence)}
+        rows += measured({"class": ""}, of_sequences, "sequence")
+        rows += measured({"class": ""}, {n: known_value(v, text.positions) for n, v in _token_kl(text)}, "token")
+    if text is not None and text.greedy is not None:
+        rows += measured({"class": ""}, {"greedy runs that differ": text.greedy.differing(confidence)}, "prompt")
+    return rows
+
+
+def _class_estimates(result: Comparison) -> list[Estimate]:
+    """Shares of the inputs of each class, most changed answers first; none where answers are no classes."""
+    records, classes = result.records, result.records.classes
+    if classes is None:
+        return []
+    flags = {"changed": records.changed, "lost": records.lost, "gained": records.gained}
+    names, counts = np.unique(classes, return_counts=True)
+    shares = [float(records.changed[classes == name].mean()) for name in names]
+    rows: list[Estimate] = []
+    for k in sorted(range(len(names)), key=lambda k: -shares[k]):
+        of_class = {
+            key: clopper_pearson(int(flag[classes == names[k]].sum()), int(counts[k]), result.confidence)
+            for key, flag in flags.items()
+            if flag is not None
+        }
+        rows += measured({"class": str(names[k])}, of_class, "input")
     return rows
 
 
@@ -100,16 +110,13 @@ def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
         yield "lost", share_with_limits_text(result.lost), "original right, deployed wrong"
         yield "gained", share_with_limits_text(result.gained), "original wrong, deployed right"
     if result.records.kl is not None:
-        yield (
-            "KL divergence",
-            f"{number_text(float(result.records.kl.mean()))} nats",
-            f"largest {number_text(float(result.records.kl.max()))}",
-        )
+        mean, most = (number_text(float(value)) for value in (result.records.kl.mean(), result.records.kl.max()))
+        yield "KL divergence", f"{mean} nats", f"largest {most}"
     if (text := result.language) is not None and text.sequences:
         ratio = text.perplexity_ratio(result.confidence)
         before, after = text.perplexities
         shown = ratio_text(ratio.estimate, ratio.low, ratio.high)
-        yield "perplexity ratio", f"{shown.estimate} {shown.limits}", f"{number_text(before)} and {number_text(after)}"
+        yield RATIO, f"{shown.estimate} {shown.limits}", f"{number_text(before)} and {number_text(after)}"
         for name, value in _token_kl(text):
             yield name, f"{number_text(value)} nats", f"{text.positions:,} positions"
 
@@ -129,11 +136,8 @@ def _findings(result: Comparison) -> Iterator[str]:
         yield f"Both models name the same most likely token at {share_with_limits_text(same)} of {text.positions:,} positions."
     if (runs := text.greedy) is not None:
         differ = runs.first_differences
-        where = (
-            f"; the first difference is at token {min(differ) + 1}, in the median at {int(np.median(differ)) + 1}"
-            if differ
-            else ""
-        )
+        places = (min(differ) + 1, int(np.median(differ)) + 1) if differ else ()
+        where = "; the first difference is at token {}, in the median at {}".format(*places) if places else ""
         yield f"Greedy runs of {runs.tokens} tokens differ for {len(differ):,} of {count_text(runs.prompts, 'prompt')}{where}."
 
 
@@ -153,43 +157,25 @@ def _notes(result: Comparison) -> Iterator[str]:
         )
 
 
-def _sections(result: Comparison) -> Iterator[Section]:
-    shares = [{"measure": name, "value": interval} for name, interval in result.measures.items()]
-    table = Table.of(shares, (Column.text("measure"), Column.share("value")))
-    yield Section("Disagreement", "Shares of inputs, and means over them.", (table,))
-    if (text := result.language) is not None and text.sequences:
-        rows = [
-            {"measure": name, "share of positions": share} for name, share in text.shares(result.confidence).items()
-        ]
-        yield Section(
-            "Next tokens", "Both models read the same texts; every position counts.",
-            (Table.of(rows, (Column.text("measure"), Column.share("share of positions"))),),
-        )  # fmt: skip
-    if rows := _classes(result):
-        names = [name for name in rows[0] if name not in ("class", "inputs")]
-        columns = (Column.text("class"), Column.count("inputs"), *map(Column.share, names))
-        what = "label" if result.gained is not None else "the original's answer"
-        yield Section("By class", f"The class is {what}.", (Table.of(rows, columns, terminal_rows=10, sortable=True),))
+def _sections(result: Comparison, estimates: Sequence[Estimate]) -> Iterator[Section]:
+    for title, about, unit in (
+        ("Disagreement", "Shares of inputs, and means over them.", "input"),
+        ("Next tokens", "Shares of positions; both models read the same texts.", "sequence"),
+    ):
+        own = [one for one in estimates if one.unit == unit and not one.keys["class"]]
+        shares = [one for one in own if one.keys["measure"] != RATIO and not math.isnan(one.interval.low)]
+        rows = [{**one.keys, "value": one.interval} for one in shares]
+        if rows:
+            yield Section(title, about, (Table.of(rows, (Column.text("measure"), Column.share("value"))),))
+    if classes := rows_across((one for one in estimates if one.keys["class"]), "measure"):
+        inputs = {one.keys["class"]: one.interval.n for one in estimates}
+        rows = [{"inputs": inputs[row["class"]], **row} for row in classes]
+        columns = (Column.text("class"), Column.count("inputs"), *map(Column.share, list(classes[0])[1:]))
+        what = "the label" if result.gained is not None else "the original's answer"
+        table = Table.of(rows, columns, terminal_rows=10, sortable=True)
+        yield Section("By class", f"The class is {what}.", (table,))
     if result.worst_inputs:
         yield _worst(result)
-
-
-def _classes(result: Comparison) -> list[dict[str, Any]]:
-    """A row for each class that has inputs, most changed answers first."""
-    classes, records = result.records.classes, result.records
-    if classes is None or (result.language is not None):  # tokens are no classes
-        return []
-    flags = {"changed": records.changed, "lost": records.lost, "gained": records.gained}
-    rows = []
-    for name in np.unique(classes):
-        own = classes == name
-        shares = {
-            key: clopper_pearson(int(flag[own].sum()), int(own.sum()), result.confidence)
-            for key, flag in flags.items()
-            if flag is not None
-        }
-        rows.append({"class": str(name), "inputs": int(own.sum()), **shares})
-    return sorted(rows, key=lambda row: -row["changed"].estimate)
 
 
 def _worst(result: Comparison) -> Section:
