@@ -1,4 +1,4 @@
-"""Whole numbers from text, and numbers of bytes as text, both ways.
+"""Whole numbers and shares from text, and numbers of bytes as text, both ways.
 
 Prefixes as in IEC 80000-13; a letter alone counts in powers of 1024.
 """
@@ -16,6 +16,7 @@ _FACTORS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", 1):
     _FACTORS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 _TEXT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_SHARE = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(%?)\s*")
 LARGEST = 1 << 62
 """Bytes; more is taken for a slip of the finger."""
 
@@ -24,6 +25,22 @@ def parse_whole_number(text: str, most_digits: int = 18) -> int | None:
     """A whole number of 0 or more from its decimal digits; None for anything else, and for more digits than any count has."""
     digits = text.strip()
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= most_digits else None
+
+
+def parse_share(option: str, text: str, like: str) -> float:
+    """A share strictly between 0 and 1 from text like ``1%`` or ``0.01``; raises ``UsageError`` for what is none.
+
+    >>> parse_share("--ci", "0.5%", "1%"), parse_share("--ci", "0.005", "1%")
+    (0.005, 0.005)
+    """
+    match = _SHARE.fullmatch(text)
+    try:
+        value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise UsageError(f"{option} is {text!r}; expected a share between 0 and 1, like {like}")
+    return value
 
 
 def parse_bytes(text: str) -> int:

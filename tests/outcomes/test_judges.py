@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent import UsageError
-from unsilent.outcomes import Outcome, judge, judge_by_decision
+from unsilent.outcomes import NUMERIC, Outcome, judge, judge_by_decision, judge_for_output
 from unsilent.outcomes.classify import classify, sample_count
 
 
@@ -128,6 +128,40 @@ def test_a_users_function_and_a_decision_are_judges():
 
 
 @pytest.mark.parametrize(
+    ("text", "output", "labels", "right"),
+    [
+        ("top1", [[0.1, 0.9], [0.1, 0.9]], [1, 0], [True, False]),
+        ("topk:k=2", [[3.0, 2, 1], [3, 2, 1]], [1, 2], [True, False]),
+        ("next-token", [[[9.0, 0], [0, 9]]], [1], [True]),
+        ("threshold:at=0.6", [0.5, 0.7], [1, 1], [False, True]),
+        ("threshold:logits=true", [-1.0, 1.0], [0, 0], [True, False]),
+        ("exact-sequence", [[1, 2]], [1], None),
+    ],
+)
+def test_answers_are_right_where_they_are_what_labels_say(text, output, labels, right):
+    rule = judge(text)
+    found = rule.is_right(rule.decision_rows(torch.tensor(output)).numpy(), np.array(labels))
+    assert right is found is None or found.tolist() == right
+
+
+@pytest.mark.parametrize(
+    ("output", "of_text", "text"),
+    [
+        (torch.zeros(3, 4), False, "top1"),
+        (torch.zeros(3, 4).long(), False, "exact-sequence"),
+        (torch.zeros(3, 4, 5), True, "next-token"),
+        (torch.zeros(3, 4, 5), False, NUMERIC),
+        (torch.zeros(3, 4, 5).long(), False, "segmentation"),
+        ([{"boxes": 1, "scores": 2, "labels": 3}], False, "detections"),
+        ({"logits": torch.zeros(3, 4), "hidden": torch.zeros(1)}, False, "top1"),
+        ([np.zeros((3, 1), np.float32)], False, NUMERIC),
+    ],
+)
+def test_a_judge_follows_from_the_form_of_an_output(output, of_text, text):
+    assert judge_for_output(output, of_text) == text
+
+
+@pytest.mark.parametrize(
     ("text", "output", "message"),
     [
         ("top1", torch.zeros(3), "does not fit an output of shape"),
@@ -137,6 +171,7 @@ def test_a_users_function_and_a_decision_are_judges():
         ("topk:k=0", None, "expected 1 or more"),
         ("threshold", torch.zeros(3, 2), "one score per sample"),
         ("next-token", torch.zeros(3, 2), "needs 3 dimensions"),
+        ("exact-sequence", torch.zeros(3, 4), "needs logits"),
         ("top1", "text", "needs a tensor"),
         ("top_1", None, "did you mean 'top1'"),
         ("topk:n=3", None, "unknown parameter of judge 'topk': 'n'"),

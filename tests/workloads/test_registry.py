@@ -10,6 +10,7 @@ import torch
 
 from unsilent.errors import UsageError, UserCodeError
 from unsilent.workloads import Workload, load_training
+from unsilent.workloads.base import labels_of
 from unsilent.workloads.registry import load
 
 GOOD = """
@@ -231,6 +232,25 @@ def test_annotations_for_the_type_checker_alone(here):
 def test_five_lines_are_enough():
     workload = Workload(torch.nn.Linear(3, 2), [(torch.ones(4, 3), torch.zeros(4))], labelled=True)
     assert workload.run(workload.model(), workload.batches()[0]).shape == (4, 2)
+
+
+def test_labels_are_those_of_the_batches():
+    model, batches = torch.nn.Linear(3, 2), [torch.ones(4, 3), torch.ones(2, 3)]
+    labels = [torch.zeros(4), torch.ones(2)]
+    pairs = zip(batches, labels, strict=True)
+    for workload in (Workload(model, batches, labels=iter(labels)), Workload(model, pairs, labelled=True)):
+        assert labels_of(workload) == labels_of(workload) == labels
+    assert labels_of(Workload(model, batches)) is None
+    assert labels_of(object()) is None
+
+
+@pytest.mark.parametrize("ref", ["digits-cnn", "chargpt", "dlrm"])
+def test_built_in_labels_are_right_about_as_often_as_the_workload_says(ref):
+    workload = load(ref)
+    with torch.no_grad():
+        rows = workload.judge.decision_rows(workload.run(workload.model(), workload.batches()[0])).numpy()
+    right = workload.judge.is_right(rows, labels_of(workload)[0].numpy())
+    assert right.mean() > {"digits-cnn": 0.95, "chargpt": 0.4, "dlrm": 0.6}[ref]
 
 
 @pytest.mark.parametrize("module", ["unsilent.campaigns.worker", "unsilent.replicas.replica_process"])

@@ -11,6 +11,9 @@ from unsilent.outcomes.base import Judge as Judge
 from unsilent.outcomes.base import JudgeVerdict as JudgeVerdict
 from unsilent.outcomes.base import Outcome as Outcome
 
+NUMERIC = "tolerance:rtol=0.001,atol=0.00001"
+"""Judge of outputs that are no decision."""
+
 
 def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
     """A judge from an object, a text like ``"topk:k=5"``, or a function ``(golden, faulty, batch) -> incorrect[, severity]``."""
@@ -41,6 +44,21 @@ def judge_text(what: Judge) -> str:
             given = [f"{f.name}={getattr(what, f.name)}" for f in fields(what) if getattr(what, f.name) != f.default]
             return f"{name}{':' if given else ''}{','.join(given)}"
     return repr(what)
+
+
+def judge_for_output(output: Any, of_text: bool = False) -> str:
+    """The text of a judge that fits an output by its form; ``of_text``: it has scores [n, t, vocabulary] for a text [n, t]."""
+    from unsilent.outcomes.decision_judges import decision_tensor
+    from unsilent.outcomes.detections import is_detections
+
+    if is_detections(output):
+        return "detections"
+    result = decision_tensor(output, judge(NUMERIC), 0)
+    if result.ndim == 2 and result.shape[1] > 1:
+        return "top1" if result.is_floating_point() else "exact-sequence"
+    if of_text:
+        return "next-token"
+    return "segmentation" if result.ndim == 3 and not result.is_floating_point() else NUMERIC
 
 
 def judge_by_decision(decision: Callable[[Any], Any]) -> Judge:

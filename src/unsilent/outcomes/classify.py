@@ -112,6 +112,11 @@ def has_one_result_a_sample(output: Any, samples: int) -> bool:
     return isinstance(output, list) and len(output) == samples and all(isinstance(o, Mapping) for o in output)
 
 
+def has_nonfinite_values(output: Any) -> bool:
+    """Whether any tensor of an output holds NaN or infinity."""
+    return any(bool(samples_with_nonfinite(tensor, 1).any()) for tensor in leaves(output))
+
+
 def changed_and_nonfinite(
     golden_output: Any, faulty_output: Any, samples: int, wait: bool = True
 ) -> tuple[Tensor, Tensor]:

@@ -91,6 +91,10 @@ class DecisionJudge:
         """Compare rows of `host_rows`: both [n, ...], of one trial or of several."""
         raise NotImplementedError
 
+    def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which answers are those that labels say, bool[n]; None where a label, int64[n], is not an answer of this judge."""
+        return None
+
 
 def host_rows(rows: Tensor) -> NDArray[Any]:
     """Decision rows in numpy on the CPU: floating-point ones as float64; contiguous, so that no sum depends on strides."""
@@ -123,6 +127,9 @@ class Top1(DecisionJudge):
     def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
         return _choices(golden, faulty)
 
+    def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.asarray(rows.argmax(1) == labels)
+
 
 @dataclass(frozen=True)
 class TopK(DecisionJudge):
@@ -148,6 +155,9 @@ class TopK(DecisionJudge):
         kept = (golden[:, :, None] == faulty[:, None, :]).any(2).mean(1)
         return make_verdict(kept < 1, 1 - kept)
 
+    def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.asarray((rows == labels[:, None]).any(1))
+
 
 @dataclass(frozen=True)
 class Threshold(DecisionJudge):
@@ -169,10 +179,16 @@ class Threshold(DecisionJudge):
 
     def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
         with np.errstate(all="ignore"):
-            before, after = (1 / (1 + np.exp(-x)) if self.logits else x for x in (golden, faulty))
+            before, after = self._scores(golden), self._scores(faulty)
             moved = np.abs(after - before)
             crossed = (before >= self.at) != (after >= self.at)
         return make_verdict(crossed & ~(moved <= self.tolerance), moved)
+
+    def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.asarray((self._scores(rows) >= self.at) == (labels > 0))
+
+    def _scores(self, rows: Doubles) -> Doubles:
+        return np.asarray(1 / (1 + np.exp(-rows)) if self.logits else rows)
 
 
 @dataclass(frozen=True)
@@ -186,6 +202,9 @@ class NextToken(DecisionJudge):
 
     def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
         return _choices(golden, faulty)
+
+    def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.asarray(rows.argmax(1) == labels)
 
 
 @dataclass(frozen=True)
@@ -207,7 +226,13 @@ class ExactSequence(DecisionJudge):
         return self.compare(host_rows(g), host_rows(f))
 
     def rows(self, output: Tensor) -> Tensor:
-        return (float8_as_float32(output).argmax(-1) if output.dtype.is_floating_point else output).long()
+        scores = output.dtype.is_floating_point
+        if scores and output.ndim < 3:
+            raise UsageError(
+                f"{self!r} needs logits [n, time, vocabulary] or token ids, but the output has shape {tuple(output.shape)}; "
+                "try top1"
+            )
+        return (float8_as_float32(output).argmax(-1) if scores else output).long()
 
     def compare(self, golden: NDArray[Any], faulty: NDArray[Any]) -> JudgeVerdict:
         longest, common = max(golden.shape[1], faulty.shape[1]), min(golden.shape[1], faulty.shape[1])

@@ -58,8 +58,8 @@ class DetectionSet:
     def _rows(self, output: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[Any]]]:
         """Boxes, scores and labels, image by image."""
         single = isinstance(output, Mapping)
-        entries: Sequence[Any] = [output] if single else output if isinstance(output, (list, tuple)) else [None]
-        if not all(isinstance(entry, Mapping) and all(field in entry for field in _FIELDS) for entry in entries):
+        entries = _entries(output)
+        if not is_detections(output):
             raise UsageError(
                 f"{self!r} needs an output with {', '.join(_FIELDS)}: a dict, or a list with one dict per image; "
                 "choose another judge"
@@ -86,6 +86,16 @@ class DetectionSet:
         same = (golden[1][:, None] == faulty[1][None]) & (box_overlap(golden[0], faulty[0]) >= self.iou)
         pairs = same[linear_sum_assignment(same, maximize=True)].sum()
         return float(count - 2 * pairs) / max(count, 1)
+
+
+def is_detections(output: Any) -> bool:
+    """Whether an output has boxes, scores and labels: a dict, or a list with one dict per image."""
+    return all(isinstance(entry, Mapping) and all(field in entry for field in _FIELDS) for entry in _entries(output))
+
+
+def _entries(output: Any) -> Sequence[Any]:
+    """The dicts of an output."""
+    return [output] if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else [None]
 
 
 def box_overlap(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -139,6 +139,7 @@ def cifar_resnet(
     return Workload(
         model,
         list(normalised(images[picks]).split(batch)),
+        labels=list(labels[picks].split(batch)),
         judge="top1",
         name=name,
         components={part: f"{part}.*" for part in ("layer1", "layer2", "layer3")}

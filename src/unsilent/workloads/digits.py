@@ -212,6 +212,7 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
     return Workload(
         model,
         [data.test[:eval].clone()],
+        labels=[data.test_labels[:eval]],
         judge="top1",
         name=name,
         components=one.components,

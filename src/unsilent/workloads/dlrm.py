@@ -98,6 +98,7 @@ def dlrm(
     return Workload(
         model,
         [{"dense": clicks.dense[held_out].clone(), "sparse": clicks.sparse[held_out].clone()}],
+        labels=[clicks.labels[held_out]],
         judge=f"threshold:at={at:g}",
         name=NAME,
         components=COMPONENTS,

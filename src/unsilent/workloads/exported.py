@@ -17,12 +17,10 @@ from typing import Any
 import torch
 
 from unsilent.errors import UsageError, first_line
-from unsilent.outcomes import judge
-from unsilent.outcomes.decision_judges import decision_tensor
+from unsilent.outcomes import judge_for_output
 from unsilent.plainfiles import open_plain
 from unsilent.workloads.base import Workload, call_model
 from unsilent.workloads.exported_inputs import FORMS, ProgramInputs
-from unsilent.workloads.hf_folder import NUMERIC
 from unsilent.workloads.model_fitting import isolated_training, parameter_count
 from unsilent.workloads.program import Program, code_of, graph_running_modules, warnings_off
 
@@ -44,10 +42,7 @@ def exported(*, program: str, data: str | None = None) -> Workload:
     inputs = Path(data).expanduser() if data else path.with_name(INPUTS)
     with isolated_training(0):
         module, takes = _load(ref, path)
-        if name := next(
-            filter(None, (code_of(body).first_active_dropout() for body in graph_running_modules(module))), None
-        ):
-            raise UsageError(f"workload {ref!r} was exported in training mode ({name} is on); export model.eval()")
+        _check_mode(ref, module)
         if data is None and not inputs.exists():
             raise UsageError(
                 f"workload {ref!r} needs inputs: save them with torch.save as {INPUTS} in its folder, or give --data FILE; "
@@ -58,7 +53,7 @@ def exported(*, program: str, data: str | None = None) -> Workload:
     return Workload(
         module,
         batches,
-        judge=_judge(output),
+        judge=judge_for_output(output),
         name=ref,
         info={
             "description": f"exported program {path.name}",
@@ -66,6 +61,21 @@ def exported(*, program: str, data: str | None = None) -> Workload:
             "parameters": parameter_count(module),
         },
     )
+
+
+def load_program(ref: str) -> Program:
+    """The program of a file, without inputs; raises ``UsageError`` where it cannot be loaded or was exported in training mode."""
+    with isolated_training(0):
+        module, _ = _load(ref, Path(ref).expanduser())
+        _check_mode(ref, module)
+    return module
+
+
+def _check_mode(ref: str, module: Program) -> None:
+    if name := next(
+        filter(None, (code_of(body).first_active_dropout() for body in graph_running_modules(module))), None
+    ):
+        raise UsageError(f"workload {ref!r} was exported in training mode ({name} is on); export model.eval()")
 
 
 def _load(ref: str, path: Path) -> tuple[Program, ProgramInputs]:
@@ -102,11 +112,3 @@ def _try_out(ref: str, module: Program, batch: dict[str, Any]) -> Any:
         return call_model(module, batch)
     except Exception as error:
         raise UsageError(f"workload {ref!r} cannot run on batch 0 of its inputs: {first_line(error)}") from None
-
-
-def _judge(output: Any) -> str:
-    """By the shape of what judges look at: a row of scores a sample, a row of tokens, or any other values."""
-    result = decision_tensor(output, judge(NUMERIC), 0)
-    if result.ndim == 2 and result.shape[1] > 1:
-        return "top1" if result.is_floating_point() else "exact-sequence"
-    return NUMERIC

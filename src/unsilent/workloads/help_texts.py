@@ -211,10 +211,13 @@ def character_workload(one: CharacterModel, evaluations: int, seed: int, progres
 
     recipe = TrainedWeightsRecipe(one.name, one.version, {"seed": seed}, load_help_texts().hash)
     model, reached = load_or_train(recipe, one.build, train, one.goal, seed=seed)
-    evaluated = windows[torch.linspace(0, len(windows) - 1, evaluations).long()]
+    rows = torch.linspace(0, len(windows) - 1, evaluations).long()
+    evaluated = windows[rows]
     return Workload(
         model,
         [evaluated],
+        labels=[following[rows, -1]],
+        show=lambda window: "".join((*ALPHABET, "?")[token] for token in window[0].tolist()),
         judge="next-token",
         name=one.name,
         components=one.components,

@@ -24,13 +24,11 @@ from torch import Tensor, nn
 
 from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError, first_line
+from unsilent.outcomes import NUMERIC
 from unsilent.workloads.base import Workload
 from unsilent.workloads.hf_generate import SEQUENCES, prepare, run_generate
-from unsilent.workloads.hf_inputs import Inputs, from_npz, synthetic_inputs
+from unsilent.workloads.hf_inputs import Inputs, decoded_text, from_npz, synthetic_inputs
 from unsilent.workloads.model_fitting import check_option_range, isolated_training, parameter_count
-
-NUMERIC = "tolerance:rtol=0.001,atol=0.00001"
-"""Judge of architectures whose output is no decision."""
 
 
 def hf_folder(
@@ -79,6 +77,7 @@ def hf_folder(
         batches,
         judge=_judge(architecture, model.config) if generate is None else SEQUENCES,
         run=evaluate,
+        show=partial(decoded_text, folder) if "input_ids" in inputs.arrays else None,
         name=ref,
         components=_components(model),
         info={

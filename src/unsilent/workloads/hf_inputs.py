@@ -100,21 +100,32 @@ def _of_text(config: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _tokenised(folder: str, samples: int, length: int, vocabulary: int) -> Any:
-    """Consecutive stretches of tokenised text int64 [samples, length]; None without a tokenizer that fits."""
-    from pydoc_data.topics import topics
+def decoded_text(folder: str, batch: Mapping[str, Tensor]) -> str:
+    """The text of a batch of one sample by the tokenizer of the folder; its token ids without one."""
+    ids = batch["input_ids"][0].tolist()
+    try:
+        return str(_tokenizer(folder).decode(ids))
+    except Exception:  # there is none, or whatever a foreign tokenizer does
+        return " ".join(map(str, ids))
 
+
+def _tokenizer(folder: str) -> Any:
+    """The tokenizer of the folder, None without one; raises whatever a foreign tokenizer does."""
     transformers: Any = importlib.import_module("transformers")
     where = Path(folder).expanduser().resolve()
     # Without files of its own, AutoTokenizer may make up an empty one that knows no word.
     if not any(any(where.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model")):
         return None
+    return transformers.AutoTokenizer.from_pretrained(str(where), local_files_only=True, trust_remote_code=False)
+
+
+def _tokenised(folder: str, samples: int, length: int, vocabulary: int) -> Any:
+    """Consecutive stretches of tokenised text int64 [samples, length]; None without a tokenizer that fits."""
+    from pydoc_data.topics import topics
+
     text = "\n\n".join(topics[name] for name in sorted(topics))[:TEXT]
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(where), local_files_only=True, trust_remote_code=False
-        )
-        ids = np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
+        ids = np.asarray(_tokenizer(folder)(text, add_special_tokens=False)["input_ids"], np.int64)
     except Exception:  # whatever a foreign tokenizer does: random tokens do as well
         return None
     if len(ids) < samples * length or ids.max() >= vocabulary or ids.min() == ids.max():

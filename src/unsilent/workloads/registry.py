@@ -159,6 +159,11 @@ def _other_kind(ref: str, wanted: str) -> UsageError:
     )
 
 
+def is_weights_file(ref: str) -> bool:
+    """Whether a reference has the name of a file of weights, such as a checkpoint."""
+    return ":" not in ref and Path(ref).suffix in _WEIGHTS
+
+
 def check_own(ref: str, known: Mapping[str, WorkloadEntry]) -> None:
     """Raise unless the reference has the form of one to the user's own code."""
     if ":" in ref or "/" in ref or ref.endswith(".py"):

@@ -10,7 +10,6 @@ nor interruptions.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans, trial_ids_of
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.errors import UsageError
 from unsilent.outcomes.tallies import PvfEstimator
+from unsilent.sizes import parse_share
 from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import GROWTH, confidence_at
 from unsilent.statistics.planning import allocate, expected_half_width, expected_interval
@@ -49,7 +49,6 @@ LEAST_HALF_WIDTH = 0.0002
 REPLAN_FACTOR = 3.0
 """A tighter precision that needs so many times more trials is planned anew, with all that is known as its pilot."""
 _FARTHEST = 40
-_NUMBER = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(%?)\s*")
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class Precision:
         """From the texts of ``--ci`` and ``--rel`` (``0.1%``, ``0.001``); None where neither is given."""
         if ci is None and rel is None:
             return None
-        absolute = LEAST_HALF_WIDTH if ci is None else _share("--ci", ci, "0.1% or 0.001")
-        return cls(absolute, 0.0 if rel is None else _share("--rel", rel, "20% or 0.2"))
+        absolute = LEAST_HALF_WIDTH if ci is None else parse_share("--ci", ci, "0.1% or 0.001")
+        return cls(absolute, 0.0 if rel is None else parse_share("--rel", rel, "20% or 0.2"))
 
     def target_half_width(self, estimate: float) -> float:
         """The half-width that is enough for this estimate."""
@@ -80,17 +79,6 @@ class Precision:
         return (
             f"±{100 * self.relative:.4g} % of the estimate or {floor}, whichever is wider" if self.relative else floor
         )
-
-
-def _share(option: str, text: str, like: str) -> float:
-    match = _NUMBER.fullmatch(text)
-    try:
-        value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1:
-        raise UsageError(f"{option} is {text!r}; expected a share between 0 and 1, like {like}")
-    return value
 
 
 @dataclass

@@ -1,0 +1,310 @@
+"""Two models run on the same inputs, and what follows: disagreement, measures of language models, layers, worst inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from unsilent.argument_names import names_arguments
+from unsilent.compare.disagreement import SampleRecords, compare_outputs
+from unsilent.compare.language import (
+    GreedyRuns,
+    LanguageComparison,
+    SequenceRecord,
+    compare_texts,
+    first_differences,
+    joined_runs,
+    run_greedily,
+    tokens_of,
+)
+from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models, run_where_it_is
+from unsilent.error_origin import call_user_code
+from unsilent.errors import UsageError
+from unsilent.interval import Interval
+from unsilent.outcomes import judge as make_judge
+from unsilent.outcomes import judge_for_output, judge_text
+from unsilent.outcomes.base import Judge
+from unsilent.outcomes.classify import changed_and_nonfinite
+from unsilent.outcomes.decision_judges import ExactSequence, NextToken
+from unsilent.report.model import Report
+from unsilent.report.shown import Shown
+from unsilent.statistics import bounded_mean, clopper_pearson
+from unsilent.workloads.base import InferenceWorkload, call_model, labels_of
+from unsilent.workloads.batch_samples import take_samples
+
+WORST = 8
+"""Inputs that the page shows."""
+MOST_PROMPTS = 64
+"""That are continued greedily; whole batches, at least one."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Shown):
+    """Whether a deployed model still answers as the original did.
+
+    Attributes:
+        original, deployed: Names of the models.
+        judge: What another answer is, as text.
+        records: Of each input.
+        worst_inputs: Number of an input, and the input as a batch of one or as a text; those that differ most first.
+        language: Measures of language models; None for others.
+        layers: What ``compare_layers`` returns; None where the layers of a model cannot be read.
+        data: What the inputs are, in words.
+        most_changed: The share of changed answers that is allowed; None: any.
+        confidence: Of every interval.
+    """
+
+    original: str
+    deployed: str
+    judge: str
+    records: SampleRecords
+    worst_inputs: tuple[tuple[int, Any], ...]
+    language: LanguageComparison | None
+    layers: Any = None
+    data: str = ""
+    most_changed: float | None = None
+    confidence: float = 0.95
+
+    @property
+    def n(self) -> int:
+        """Inputs."""
+        return len(self.records.changed)
+
+    @property
+    def changed(self) -> Interval:
+        """Share of inputs with another answer."""
+        return self._share(self.records.changed)
+
+    @property
+    def lost(self) -> Interval:
+        """Share of inputs that only the original answers rightly; without labels, of those with another answer."""
+        return self.changed if self.records.lost is None else self._share(self.records.lost)
+
+    @property
+    def gained(self) -> Interval | None:
+        """Share of inputs that only the deployed model answers rightly; None without labels."""
+        return None if self.records.gained is None else self._share(self.records.gained)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where more answers may have changed than is allowed: the upper limit of their share is above it."""
+        return int(self.most_changed is not None and self.changed.high > self.most_changed)
+
+    @property
+    def measures(self) -> dict[str, Interval]:
+        """All shares and means with limits, by name."""
+        shares = {"changed": self.changed, "identical": self._share(self.records.identical)}
+        if self.gained is not None:
+            shares |= {"lost": self.lost, "gained": self.gained}
+            shares["right, original"] = self._share(self.records.right_before)
+            shares["right, deployed"] = self._share(self.records.right_after)
+        for name, values in (
+            ("confidence delta", self.records.confidence_delta),
+            ("top-k overlap", self.records.overlap),
+            ("JS divergence", self.records.js),
+        ):
+            if values is not None:
+                shares[name] = bounded_mean(values, self.confidence)
+        return shares
+
+    def _share(self, flags: Any) -> Interval:
+        return clopper_pearson(int(flags.sum()), len(flags), self.confidence)
+
+    def report(self) -> Report:
+        """What is shown of it."""
+        from unsilent.compare.report import report
+
+        return report(self)
+
+
+@names_arguments
+def compare(
+    original: Any,
+    deployed: Any,
+    data: Any = None,
+    *,
+    workload: str | InferenceWorkload | None = None,
+    labels: Iterable[Any] | None = None,
+    judge: Judge | str | Callable[[Any, Any, Any], Any] | None = None,
+    run: Callable[[nn.Module, Any], Any] = call_model,
+    options: Mapping[str, str] | None = None,
+    weights: str | None = None,
+    confidence: float = 0.95,
+) -> Comparison:
+    """Compare two models that should agree, such as a network and its quantised, pruned, compiled or corrupted copy.
+
+    Args:
+        original: A module, an ONNX Runtime session, a function of a batch, a workload, or a text as for ``unsilent compare``.
+        deployed: The same, or an adapter such as ``"int8"``, or a checkpoint of the original's architecture.
+        data: An iterable of batches; with a workload by name, its data file instead.
+        workload: Gives architecture, inputs and judge where the original is a checkpoint.
+        labels: The right answers of each batch; default: those of the workload, where it has some.
+        judge: What another answer is, as for `Workload`; default: that of the workload, else by the form of the outputs.
+        run: ``run(model, batch) -> output``; default one call. With a workload, its own is used.
+        options: Options of the workload.
+        weights: Weights file of the workload.
+        confidence: Of every interval.
+
+    Returns:
+        Comparison: Whether a deployed model still answers as the original did.
+
+    Raises:
+        UsageError: A model cannot be run on the inputs, is not deterministic, or answers with other classes or with NaN.
+    """
+    if not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence is {confidence}; expected a value from 0.5 to below 1, like 0.95")
+    by_name = isinstance(data, str) or data is None
+    if workload is None and by_name and not isinstance(original, (str, InferenceWorkload)):
+        raise UsageError(
+            "no inputs were given; expected data=, an iterable of batches such as a list of tensors, or a workload in place of "
+            "the original"
+        )
+    rule = None if judge is None else make_judge(judge)
+    if workload is not None or isinstance(original, (str, InferenceWorkload)):
+        pair = load_models(
+            original, deployed, workload, options=options, data=data if by_name else None, weights=weights
+        )
+        if by_name:
+            return compare_pair(pair, judge=rule, labels=labels, confidence=confidence)
+        models, judge, run = (pair.original, pair.deployed), rule or pair.workload.judge, pair.workload.run
+    else:
+        models = compared_model(original, "the original", run), compared_model(deployed, "the deployed model", run)
+        judge = rule
+    return compare_models(*models, list(data), judge=judge, labels=labels, run=run, confidence=confidence)
+
+
+def compare_pair(
+    pair: ModelPair,
+    *,
+    judge: Judge | None = None,
+    labels: Iterable[Any] | None = None,
+    most_changed: float | None = None,
+    confidence: float = 0.95,
+) -> Comparison:
+    """The comparison on the inputs of the workload, with its judge and labels where none are given."""
+    workload = pair.workload
+    return compare_models(
+        pair.original, pair.deployed, list(workload.batches()), judge=judge or workload.judge,
+        labels=labels_of(workload) if labels is None else labels, run=workload.run, show=getattr(workload, "show", None),
+        data=str(workload.info.get("data", "")), most_changed=most_changed, confidence=confidence,
+    )  # fmt: skip
+
+
+def compare_models(
+    original: ComparedModel,
+    deployed: ComparedModel,
+    batches: Sequence[Any],
+    *,
+    judge: Judge | None = None,
+    labels: Iterable[Any] | None = None,
+    run: Callable[[nn.Module, Any], Any] = call_model,
+    show: Callable[[Any], str] | None = None,
+    data: str = "",
+    most_changed: float | None = None,
+    confidence: float = 0.95,
+) -> Comparison:
+    """The comparison on these batches; ``judge`` None: by the form of the outputs; ``show``: the text of a batch of one input.
+
+    Raises ``UsageError`` as `compare` does.
+    """
+    if not batches:
+        raise UsageError("there are no inputs to compare the models on; give at least one batch")
+    known = [None] * len(batches) if labels is None else list(labels)
+    if len(known) != len(batches):
+        raise UsageError(
+            f"there are labels of {len(known)} batches; expected those of each of the {len(batches)} batches"
+        )
+    for model in (original, deployed):
+        _check_deterministic(model, batches[0])
+    first = original.answer(batches[0], 0)
+    chosen = make_judge(judge_for_output(first, tokens_of(batches[0], first) is not None)) if judge is None else judge
+    records: list[SampleRecords] = []
+    texts = _Texts()
+    for number, (batch, right) in enumerate(zip(batches, known, strict=True)):
+        outputs = original.answer(batch, number), deployed.answer(batch, number)
+        records.append(compare_outputs(chosen, *outputs, batch, right))
+        texts.add(chosen, original, deployed, batch, *outputs)
+    joined = SampleRecords.joined(records)
+    return Comparison(
+        original.name, deployed.name, judge_text(chosen), joined,
+        _inputs(batches, records, joined.worst(WORST), show), texts.result(),
+        _compare_layers(original, deployed, batches, run), data, most_changed, confidence,
+    )  # fmt: skip
+
+
+@dataclass
+class _Texts:
+    """Collects what is found of language models, batch by batch."""
+
+    sequences: list[SequenceRecord] = field(default_factory=list)
+    runs: list[GreedyRuns | None] = field(default_factory=list)
+    prompts: int = 0
+
+    def add(
+        self, judge: Judge, original: ComparedModel, deployed: ComparedModel, batch: Any, before: Any, after: Any
+    ) -> None:
+        """One batch, and the outputs for it."""
+        if isinstance(judge, ExactSequence):
+            tokens, others = judge.decision_rows(before), judge.decision_rows(after)
+            self.runs.append(first_differences(tokens, others))
+        elif isinstance(judge, NextToken) and (tokens_read := tokens_of(batch, before)) is not None:
+            self.sequences += compare_texts(batch, tokens_read, before, after)
+            if self.prompts < MOST_PROMPTS:
+                self.runs.append(run_greedily(original.run, deployed.run, batch, tokens_read))
+                self.prompts += len(tokens_read)
+
+    def result(self) -> LanguageComparison | None:
+        """None where the models are no language models."""
+        if not self.sequences and not self.runs:
+            return None
+        return LanguageComparison(tuple(self.sequences), joined_runs(self.runs))
+
+
+def _check_deterministic(model: ComparedModel, batch: Any) -> None:
+    """Raise ``UsageError`` where two runs on the first batch give different bits."""
+    changed, _ = changed_and_nonfinite(model.answer(batch, 0), model.answer(batch, 0), 1)
+    if changed.any():
+        raise UsageError(
+            f"{model.name} answers batch 0 differently when it is run again; only models whose outputs are repeatable can be "
+            "compared: switch off dropout and sampling, or set torch.use_deterministic_algorithms(True)"
+        )
+
+
+def _inputs(
+    batches: Sequence[Any],
+    records: Sequence[SampleRecords],
+    numbers: Sequence[int],
+    show: Callable[[Any], str] | None,
+) -> tuple[tuple[int, Any], ...]:
+    """Some inputs by their numbers over all batches, as texts where ``show`` makes them; none of batches without tensors."""
+    import torch
+
+    result = []
+    for number in numbers:
+        batch, row = 0, number
+        while row >= len(records[batch].changed):
+            row -= len(records[batch].changed)
+            batch += 1
+        try:
+            sample = take_samples(batches[batch], torch.tensor([row]))
+        except UsageError:
+            return ()
+        result.append((number, sample if show is None else call_user_code(show, sample)))
+    return tuple(result)
+
+
+def _compare_layers(
+    original: ComparedModel, deployed: ComparedModel, batches: Sequence[Any], run: Callable[[nn.Module, Any], Any]
+) -> Any:
+    """Layer by layer where both models have layers."""
+    if original.module is None or deployed.module is None:
+        return None
+    try:
+        from unsilent.compare.layers import compare_layers
+    except ImportError:
+        return None
+    return compare_layers(original.module, deployed.module, batches, partial(run_where_it_is, run=run))

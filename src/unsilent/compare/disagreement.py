@@ -1,0 +1,198 @@
+"""Where two models disagree, input by input: answers that changed, that were lost and gained, and how far their scores lie apart.
+
+The verdict is that of the judge, on the outputs as they are; it depends on position, so that swapped classes are other answers.
+Scores of classes are read as probabilities where the rows of a batch are distributions already, else by a softmax in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.outcomes.base import Judge, Outcome
+from unsilent.outcomes.classify import classify, sample_count
+from unsilent.outcomes.decision_judges import (
+    DecisionJudge,
+    Doubles,
+    ExactSequence,
+    NextToken,
+    Top1,
+    TopK,
+    decision_tensor,
+    host_rows,
+)
+from unsilent.outcomes.detections import DetectionSet
+from unsilent.outcomes.judges import Tolerance
+from unsilent.outcomes.tensors import array_of
+
+MOST_OVERLAP = 5
+"""How many of the most likely classes are compared, at most."""
+_TINY = np.finfo(np.float64).tiny
+_SLACK = 1e-3
+"""How far the sum of a row of probabilities may lie from 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampleRecords:
+    """What two models answered, one value for each of n inputs; None where the judge looks at no scores of classes.
+
+    Attributes:
+        identical: Whether the outputs have the same bits, bool[n].
+        changed: Whether the judge finds another answer, bool[n].
+        severity: How much, in the judge's own unit, float64[n].
+        right_before, right_after: Whether the original, the deployed model is right, bool[n]; None without labels.
+        classes: The label, without labels the original's class, int64[n].
+        confidence_delta: By how much the probability of that class differs, float64[n].
+        kl: Divergence of the deployed model's distribution from the original's in nats, float64[n].
+        js: Jensen-Shannon divergence of the two in bits, from 0 to 1, float64[n].
+        overlap: Share of the original's most likely classes that are among the deployed model's, float64[n].
+    """
+
+    identical: NDArray[np.bool_]
+    changed: NDArray[np.bool_]
+    severity: Doubles
+    right_before: NDArray[np.bool_] | None = None
+    right_after: NDArray[np.bool_] | None = None
+    classes: NDArray[np.int64] | None = None
+    confidence_delta: Doubles | None = None
+    kl: Doubles | None = None
+    js: Doubles | None = None
+    overlap: Doubles | None = None
+
+    @property
+    def lost(self) -> NDArray[np.bool_] | None:
+        """Where the original is right and the deployed model wrong; None without labels."""
+        return None if self.right_before is None or self.right_after is None else self.right_before & ~self.right_after
+
+    @property
+    def gained(self) -> NDArray[np.bool_] | None:
+        """Where the original is wrong and the deployed model right; None without labels."""
+        return None if self.right_before is None or self.right_after is None else ~self.right_before & self.right_after
+
+    @classmethod
+    def joined(cls, parts: Sequence[SampleRecords]) -> SampleRecords:
+        """Those of several batches; what one of them lacks is left out."""
+        joined: dict[str, Any] = {}
+        for field in fields(cls):
+            values = [getattr(part, field.name) for part in parts]
+            joined[field.name] = None if any(value is None for value in values) else np.concatenate(values)
+        return cls(**joined)
+
+    def worst(self, count: int) -> list[int]:
+        """Inputs whose outputs differ, at most ``count``: lost ones first, then changed ones, then by severity."""
+        lost = self.changed if self.lost is None else self.lost
+        order = np.lexsort((-self.severity, ~self.changed, ~lost))
+        return [int(i) for i in order if not self.identical[i]][:count]
+
+
+def compare_outputs(judge: Judge, original: Any, deployed: Any, batch: Any, labels: Any = None) -> SampleRecords:
+    """The records of one batch; ``labels``: its right answers, None where they are not known.
+
+    Raises:
+        UsageError: the outputs do not fit the judge, each other or the labels.
+    """
+    samples = sample_count(judge, original, batch)
+    _check_alike(judge, original, deployed)
+    outcome = classify(judge, original, deployed, batch, samples)
+    records = {
+        "identical": outcome.codes == Outcome.MASKED,
+        "changed": outcome.codes >= Outcome.SDC,
+        "severity": outcome.severity,
+        **_right(judge, original, deployed, labels, samples),
+    }
+    scores = [_scores(judge, output) for output in (original, deployed)]
+    if scores[0] is not None and scores[1] is not None:
+        classes = scores[0].argmax(1) if labels is None else _label_array(labels, samples)
+        if classes.min() < 0 or classes.max() >= scores[0].shape[1]:
+            raise UsageError(
+                f"labels range from {classes.min()} to {classes.max()}; the models answer with classes 0 to "
+                f"{scores[0].shape[1] - 1}"
+            )
+        records |= {"classes": classes, **_divergences(scores[0], scores[1], classes)}
+    return SampleRecords(**records)
+
+
+def overlap_size(classes: int) -> int:
+    """How many of the most likely classes are compared."""
+    return min(MOST_OVERLAP, classes - 1)
+
+
+def log_probabilities(scores: Doubles) -> Doubles:
+    """Logarithms of probabilities, from rows of scores or of probabilities, float64[n, classes]."""
+    if bool((scores >= 0).all()) and bool((np.abs(scores.sum(1) - 1) < _SLACK).all()):
+        return np.asarray(np.log(np.maximum(scores, _TINY)))
+    shifted = scores - scores.max(1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
+
+
+def kl_divergence(before: Doubles, after: Doubles) -> Doubles:
+    """Of each row in nats, from logarithms of probabilities [n, classes]; 0 or more."""
+    return np.asarray(np.maximum((np.exp(before) * (before - after)).sum(1), 0.0))
+
+
+def _divergences(original: Doubles, deployed: Doubles, classes: NDArray[np.int64]) -> dict[str, Doubles]:
+    before, after = log_probabilities(original), log_probabilities(deployed)
+    # exactly the one where both are equal
+    middle = np.maximum(before, after) + np.log((1 + np.exp(-np.abs(before - after))) / 2)
+    rows, top = np.arange(len(before)), TopK(overlap_size(original.shape[1]))
+    kept = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (original, deployed)))
+    js = (kl_divergence(before, middle) + kl_divergence(after, middle)) / (2 * np.log(2))
+    return {
+        "confidence_delta": np.abs(np.exp(before[rows, classes]) - np.exp(after[rows, classes])),
+        "kl": kl_divergence(before, after),
+        "js": np.clip(js, 0.0, 1.0),
+        "overlap": 1 - kept.severity,
+    }
+
+
+def _scores(judge: Judge, output: Any) -> Doubles | None:
+    """Rows of scores of classes that the judge decides by; None for other judges."""
+    if not isinstance(judge, (Top1, TopK, NextToken)):
+        return None
+    tensor = decision_tensor(output, judge, judge.DIMENSIONS)
+    return np.asarray(host_rows((tensor[:, -1] if isinstance(judge, NextToken) else tensor).float()), np.float64)
+
+
+def _right(judge: Judge, original: Any, deployed: Any, labels: Any, samples: int) -> dict[str, Any]:
+    """Which answers of either model are right; nothing without labels, or where they are no answers of the judge."""
+    if labels is None or not isinstance(judge, DecisionJudge):
+        return {}
+    rows = [host_rows(judge.decision_rows(output)) for output in (original, deployed)]
+    if judge.is_right(rows[0][:0], np.zeros(0, np.int64)) is None:
+        return {}
+    answers = _label_array(labels, samples)
+    return {
+        "right_before": judge.is_right(rows[0], answers),
+        "right_after": judge.is_right(rows[1], answers),
+    }
+
+
+def _label_array(labels: Any, samples: int) -> NDArray[np.int64]:
+    found = array_of(labels)
+    if found.shape != (samples,) or found.dtype.kind not in "biuf" or not np.array_equal(found, np.round(found)):
+        raise UsageError(
+            f"the labels of a batch are {found.dtype}{list(found.shape)}; expected a whole number for each of its "
+            f"{samples} inputs"
+        )
+    return found.astype(np.int64)
+
+
+def _check_alike(judge: Judge, original: Any, deployed: Any) -> None:
+    """Raise ``UsageError`` where two outputs cannot be answers to one question."""
+    if isinstance(judge, DetectionSet):
+        shapes = [[len(x)] if isinstance(x, list) else [] for x in (original, deployed)]
+    elif isinstance(judge, (DecisionJudge, Tolerance)):
+        shapes = [list(decision_tensor(x, judge, 1).shape) for x in (original, deployed)]
+        shapes = [shape[:1] for shape in shapes] if isinstance(judge, ExactSequence) else shapes
+    else:
+        return
+    if shapes[0] != shapes[1]:
+        raise UsageError(
+            f"the original answers with a tensor {shapes[0]} and the deployed model with {shapes[1]}; expected two models with "
+            "the same inputs and the same classes"
+        )

@@ -1,0 +1,217 @@
+"""Measures of two language models, over all positions of texts that both read (teacher forcing), and greedy runs of both.
+
+Sequences are independent, positions within one are not: intervals are over sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.compare.disagreement import kl_divergence, log_probabilities
+from unsilent.interval import Interval
+from unsilent.outcomes.decision_judges import Doubles, decision_tensor, doubles
+from unsilent.outcomes.judges import JUDGES
+from unsilent.statistics import clopper_pearson, ratio_of_means
+
+QUANTILE = 0.999
+_NAMES = ("decoder_input_ids", "input_ids")
+_JUDGE = JUDGES["next-token"]()
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceRecord:
+    """One text that two models read: ``kl`` in nats at each position, float64[t], and what they say of the next tokens.
+
+    Attributes:
+        same: Whether the most likely token is the same, bool[t].
+        right_before, right_after: Whether it is the next token of the text, bool[t - 1].
+        loss_before, loss_after: Negative logarithm of the probability of the next token of the text, float64[t - 1].
+    """
+
+    kl: Doubles
+    same: NDArray[np.bool_]
+    right_before: NDArray[np.bool_]
+    right_after: NDArray[np.bool_]
+    loss_before: Doubles
+    loss_after: Doubles
+
+
+@dataclass(frozen=True, eq=False)
+class GreedyRuns:
+    """Greedy continuations of ``prompts`` prompts, ``tokens`` tokens each.
+
+    ``first_differences``: the number of the first token that differs, from 0, of those that differ.
+    """
+
+    prompts: int
+    tokens: int
+    first_differences: tuple[int, ...]
+
+    def differing(self, confidence: float) -> Interval:
+        """Share of prompts whose continuations differ."""
+        return clopper_pearson(len(self.first_differences), self.prompts, confidence)
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageComparison:
+    """Two language models on the same texts."""
+
+    sequences: tuple[SequenceRecord, ...]
+    greedy: GreedyRuns | None
+
+    @property
+    def positions(self) -> int:
+        """Positions in all."""
+        return sum(len(one.kl) for one in self.sequences)
+
+    @property
+    def kl(self) -> Doubles:
+        """Divergence at all positions in nats, float64[positions]."""
+        return np.concatenate([one.kl for one in self.sequences])
+
+    def shares(self, confidence: float) -> dict[str, Interval]:
+        """Shares of positions by name: the same most likely token, next tokens of the text that were lost and gained."""
+        counted = {
+            "same top-1 token": [(one.same.sum(), len(one.same)) for one in self.sequences],
+            "lost next token": [((b & ~a).sum(), len(b)) for b, a in self._right],
+            "gained next token": [((~b & a).sum(), len(b)) for b, a in self._right],
+        }
+        return {name: _over_sequences(pairs, confidence) for name, pairs in counted.items()}
+
+    @property
+    def perplexities(self) -> tuple[float, float]:
+        """Of the original and the deployed model on the texts."""
+        before, after = (
+            float(np.mean(np.concatenate([getattr(one, name) for one in self.sequences])))
+            for name in ("loss_before", "loss_after")
+        )
+        return _exp(before), _exp(after)
+
+    def perplexity_ratio(self, confidence: float) -> Interval:
+        """Perplexity of the deployed model over that of the original; limits by Student's t over sequences."""
+        from scipy.stats import t
+
+        before, after = (
+            np.array([getattr(one, name).mean() for one in self.sequences]) for name in ("loss_before", "loss_after")
+        )
+        gaps, n = after - before, len(self.sequences)
+        wide = float(t.ppf((1 + confidence) / 2, n - 1) * gaps.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
+        middle = float(gaps.mean())
+        return Interval(
+            _exp(middle), _exp(middle - wide), _exp(middle + wide), confidence, n, "Student's t, of sequences"
+        )
+
+    @property
+    def _right(self) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+        return [(one.right_before, one.right_after) for one in self.sequences]
+
+
+def tokens_of(batch: Any, output: Any) -> Tensor | None:
+    """The tokens int64 [n, t] of a batch to which a model answers with scores [n, t, vocabulary]; None where it does not."""
+    tokens = next((batch[name] for name in _NAMES if name in batch), None) if isinstance(batch, Mapping) else batch
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.ndim != 2 or tokens.shape[1] < 2:
+        return None
+    scores = decision_tensor(output, _JUDGE, 0)
+    return tokens if scores.is_floating_point() and scores.ndim == 3 and scores.shape[:2] == tokens.shape else None
+
+
+def compare_texts(batch: Any, tokens: Tensor, original: Any, deployed: Any) -> list[SequenceRecord]:
+    """Records of the texts of one batch; positions that its ``attention_mask`` leaves out do not count."""
+    outputs = [decision_tensor(output, _JUDGE, 3) for output in (original, deployed)]
+    mask = _mask(batch, tokens)
+    return [
+        _sequence(tokens[i][mask[i]].cpu().numpy(), *(doubles(output[i].cpu()[mask[i].cpu()]) for output in outputs))
+        for i in range(len(tokens))
+        if int(mask[i].sum()) > 1
+    ]
+
+
+def run_greedily(
+    original: Callable[[Any], Any], deployed: Callable[[Any], Any], batch: Any, tokens: Tensor
+) -> GreedyRuns | None:
+    """Continuations of the first half of each text, as long as its second half; None for padded texts.
+
+    Up to the first difference both models read the same tokens, so that one row of tokens serves both.
+    """
+    if not bool(_mask(batch, tokens).all()):
+        return None
+    length = tokens.shape[1] // 2
+    read, steps = tokens[:, :length], tokens.shape[1] - length
+    first = np.full(len(tokens), -1)
+    for step in range(steps):
+        chosen = [
+            decision_tensor(run(_with_tokens(batch, read)), _JUDGE, 3)[:, -1].argmax(-1).cpu()
+            for run in (original, deployed)
+        ]
+        first[(first < 0) & (chosen[0] != chosen[1]).numpy()] = step
+        if (first >= 0).all():
+            break
+        read = torch.cat([read, chosen[0][:, None].to(read.device, read.dtype)], 1)
+    return GreedyRuns(len(tokens), steps, tuple(int(i) for i in first if i >= 0))
+
+
+def first_differences(original: Tensor, deployed: Tensor) -> GreedyRuns:
+    """Of two outputs of generated tokens, int64 [n, t] and [n, u]; where one ends earlier, its end is the difference."""
+    common = min(original.shape[1], deployed.shape[1])
+    differ = (original[:, :common].cpu() != deployed[:, :common].cpu()).numpy()
+    longer = np.full((len(differ), 1), original.shape[1] != deployed.shape[1])
+    differ = np.concatenate([differ, longer], 1)
+    found = tuple(int(row.argmax()) for row in differ if row.any())
+    return GreedyRuns(len(differ), max(original.shape[1], deployed.shape[1]), found)
+
+
+def joined_runs(parts: Sequence[GreedyRuns | None]) -> GreedyRuns | None:
+    """Those of several batches; None where there are none."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    differences = tuple(i for part in known for i in part.first_differences)
+    return GreedyRuns(sum(part.prompts for part in known), max(part.tokens for part in known), differences)
+
+
+def _sequence(tokens: NDArray[Any], original: Doubles, deployed: Doubles) -> SequenceRecord:
+    before, after = log_probabilities(original), log_probabilities(deployed)
+    best, following, rows = [x.argmax(1) for x in (original, deployed)], tokens[1:], np.arange(len(tokens) - 1)
+    return SequenceRecord(
+        kl=kl_divergence(before, after),
+        same=np.asarray(best[0] == best[1]),
+        right_before=np.asarray(best[0][:-1] == following),
+        right_after=np.asarray(best[1][:-1] == following),
+        loss_before=-before[rows, following],
+        loss_after=-after[rows, following],
+    )
+
+
+def _over_sequences(pairs: Sequence[tuple[Any, int]], confidence: float) -> Interval:
+    parts, wholes = [float(part) for part, _ in pairs], [float(whole) for _, whole in pairs]
+    return ratio_of_means(parts, wholes, max(wholes), confidence)
+
+
+def _mask(batch: Any, tokens: Tensor) -> Tensor:
+    """Positions that count, bool[n, t]."""
+    given = batch.get("attention_mask") if isinstance(batch, Mapping) and "decoder_input_ids" not in batch else None
+    fits = isinstance(given, Tensor) and given.shape == tokens.shape
+    return given.bool() if fits else torch.ones_like(tokens, dtype=torch.bool)  # type: ignore[union-attr]
+
+
+def _with_tokens(batch: Any, tokens: Tensor) -> Any:
+    """The batch with other tokens of the same rows."""
+    if not isinstance(batch, Mapping):
+        return tokens
+    name = next(name for name in _NAMES if name in batch)
+    of_tokens = (
+        {} if name != "input_ids" or "attention_mask" not in batch else {"attention_mask": torch.ones_like(tokens)}
+    )
+    return {**batch, name: tokens, **of_tokens}
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf

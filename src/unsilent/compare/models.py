@@ -1,0 +1,213 @@
+"""What is compared: two models that should agree, from texts of a command line or from objects.
+
+A text names a workload (built in, ``file.py:name``, ``hf:DIR``, ``FILE.pt2``), a checkpoint of the architecture of the basis, or
+an adapter, which makes an adapted copy of the basis. The basis is the workload that gives architecture, inputs and judge:
+``workload`` where it is given, else the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from unsilent.engine.device_placement import place
+from unsilent.errors import UsageError, first_line, wrong_value_error
+from unsilent.nested import map_tensors
+from unsilent.outcomes.classify import has_nonfinite_values
+from unsilent.outcomes.tensors import array_of, leaves
+from unsilent.sites.modules import copied, mode_readers, reject_training_mode
+from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWorkload, call_model
+from unsilent.workloads.cifar_files import read_weights
+from unsilent.workloads.registry import is_weights_file, load
+from unsilent.workloads.saved_files import state_dict_misfit
+from unsilent.workloads.zoo import HF, ZOO
+
+CALIBRATION_SAMPLES = 200
+"""Clean inputs that an adapter is calibrated on, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedModel:
+    """One of two models that should agree.
+
+    Attributes:
+        name: As the user named it.
+        run: Output for a batch of inputs.
+        module: The network whose layers can be read; None where outputs are all there is (a callable, an ONNX session).
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    module: nn.Module | None = None
+
+    def answer(self, batch: Any, number: int) -> Any:
+        """The output for batch ``number`` on the CPU; raises ``UsageError`` where it cannot be run or is not finite."""
+        try:
+            with torch.no_grad():
+                output = map_tensors(self.run(batch), lambda _, tensor: tensor.cpu())
+        except UsageError:
+            raise
+        except Exception as error:  # whatever a model raises for inputs that are not its own
+            raise UsageError(
+                f"{self.name} cannot run on batch {number}: {first_line(error)}; give inputs that both models take"
+            ) from None
+        if has_nonfinite_values(output):
+            raise UsageError(
+                f"{self.name} answers batch {number} with NaN or infinity; only finite outputs can be compared: repair the "
+                "model, or leave out these inputs"
+            )
+        return output
+
+
+@dataclass(frozen=True, eq=False)
+class ModelPair:
+    """Two models, and the workload that gives inputs, judge and labels."""
+
+    original: ComparedModel
+    deployed: ComparedModel
+    workload: InferenceWorkload
+
+
+def compared_model(model: Any, name: str, run: Callable[[nn.Module, Any], Any] = call_model) -> ComparedModel:
+    """A module, an ONNX Runtime session or any function of a batch as a model to be compared.
+
+    A function is called as a module is: with a dict as keyword arguments, with a tuple as positional ones.
+    """
+    if isinstance(model, ComparedModel):
+        return model
+    if isinstance(model, nn.Module):
+        reject_training_mode(mode_readers(model))
+        return ComparedModel(name, partial(run_where_it_is, model, run=run), model)
+    if hasattr(model, "get_inputs") and hasattr(model, "run"):
+        return ComparedModel(name, partial(_run_session, model))
+    if callable(model):
+        return ComparedModel(name, partial(run, model))
+    raise wrong_value_error(name, model, "a torch.nn.Module, an ONNX Runtime session or a function of a batch")
+
+
+def load_pair(
+    original: str, deployed: str, workload: str | None = None, **how: Any
+) -> tuple[ComparedModel, ComparedModel, list[Any]]:
+    """The two models, and the batches of the basis; arguments and errors as of `load_models`."""
+    pair = load_models(original, deployed, workload, **how)
+    return pair.original, pair.deployed, list(pair.workload.batches())
+
+
+def load_models(
+    original: Any,
+    deployed: Any,
+    workload: str | InferenceWorkload | None = None,
+    *,
+    options: Mapping[str, str] | None = None,
+    data: str | None = None,
+    weights: str | None = None,
+) -> ModelPair:
+    """The two models that texts name, see the module, or that are given as objects.
+
+    Args:
+        original: A workload, or with ``workload`` also a checkpoint, an adapter or what `compared_model` takes.
+        deployed: A workload, a checkpoint, an adapter or what `compared_model` takes.
+        workload: The basis; None: the original is it.
+        options: Options of the basis; a built-in workload or a folder in place of ``deployed`` gets those that it has.
+        data: Data file of the basis.
+        weights: Weights file of the basis; None: where it needs one, the checkpoint ``original``.
+
+    Raises:
+        UsageError: a text names nothing, a checkpoint does not fit the architecture, or the basis cannot be loaded.
+    """
+    if workload is None and isinstance(original, str) and is_weights_file(original):
+        raise UsageError(
+            f"{original} holds weights, not a model to run; name a workload of its architecture with --workload"
+        )
+    basis = original if workload is None else workload
+    if isinstance(basis, InferenceWorkload):
+        loaded = basis
+    else:
+        needs_weights = basis in ZOO and ZOO[basis].weights == "required"
+        if weights is None and needs_weights and isinstance(original, str) and is_weights_file(original):
+            weights = original
+        loaded = load(basis, options, data=data, weights=weights)
+
+    def make(what: Any, role: str) -> ComparedModel:
+        if what is basis:
+            return compared_model(loaded.model(), loaded.name, loaded.run)
+        if isinstance(what, InferenceWorkload):
+            return compared_model(what.model(), what.name, what.run)
+        if not isinstance(what, str):
+            return compared_model(what, role, loaded.run)
+        module, run = _module(what, loaded, options or {}, {"data": data, "weights": weights})
+        return compared_model(module, what, run)
+
+    return ModelPair(make(original, "the original"), make(deployed, "the deployed model"), loaded)
+
+
+def calibration_batches(workload: InferenceWorkload) -> Sequence[Any]:
+    """Clean inputs besides those that are compared, where the workload has some; else those that are."""
+    if isinstance(workload, CalibratedWorkload):
+        try:
+            return workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)
+        except UsageError:  # none are left, or the user's own workload has none
+            pass
+    return workload.batches()
+
+
+def _module(
+    text: str, loaded: InferenceWorkload, options: Mapping[str, str], files: Mapping[str, str | None]
+) -> tuple[nn.Module, Callable[[nn.Module, Any], Any]]:
+    """The network that a text names, and how it is run on a batch of the basis."""
+    if is_weights_file(text):
+        return _with_weights(loaded.model(), text, loaded.name), loaded.run
+    if text.endswith(".pt2"):
+        from unsilent.workloads.exported import load_program
+
+        return load_program(text), loaded.run
+    if not _names_workload(text):
+        from unsilent.compare.adapters.names import adapt
+
+        return adapt(loaded.model(), text, calibration_batches(loaded)), loaded.run
+    entry = HF if text.startswith("hf:") else ZOO.get(text)
+    known = {key: value for key, value in options.items() if entry is not None and key in entry.options}
+    data, weights = (files[key] if entry and getattr(entry, key) != "no" else None for key in ("data", "weights"))
+    other = load(text, known, data=data, weights=weights)
+    return other.model(), other.run
+
+
+def _names_workload(text: str) -> bool:
+    """Whether a text has the form of a workload, and is no adapter such as ``prune:0.8`` or ``int8:tensor``."""
+    place, _, name = text.partition("+")[0].partition(":")
+    if text in ZOO or "/" in text or place.endswith(".py") or place == "hf":
+        return True
+    from unsilent.compare.adapters.names import ADAPTERS
+
+    return name.isidentifier() and place not in ADAPTERS
+
+
+def _with_weights(model: nn.Module, path: str, basis: str) -> nn.Module:
+    """A copy of a model with the tensors of a checkpoint."""
+    state = {name.removeprefix("_orig_mod."): tensor for name, tensor in read_weights(path).items()}
+    own = model.state_dict()
+    if problem := state_dict_misfit(own, state, basis):
+        raise UsageError(f"{path} does not fit {basis}: it {problem}; give a checkpoint of that architecture")
+    result = copied(model)
+    result.load_state_dict({**own, **state})
+    return result
+
+
+def run_where_it_is(model: nn.Module, batch: Any, run: Callable[[nn.Module, Any], Any]) -> Any:
+    """The output for a batch, which is moved to the device of the model."""
+    first = next(chain(model.parameters(), model.buffers()), None)
+    return run(model, batch if first is None else place(batch, str(first.device), None))
+
+
+def _run_session(session: Any, batch: Any) -> Any:
+    """The outputs of an ONNX Runtime session, a single one alone; inputs go by name or in order."""
+    names = [one.name for one in session.get_inputs()]
+    given = batch if isinstance(batch, Mapping) else dict(zip(names, leaves(batch), strict=False))
+    outputs = session.run(None, {name: array_of(given[name]) for name in names if name in given})
+    return outputs[0] if len(outputs) == 1 else list(outputs)

@@ -1,0 +1,248 @@
+"""The report of a comparison of two models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from unsilent.compare.disagreement import MOST_OVERLAP
+from unsilent.compare.language import QUANTILE
+from unsilent.interval import known_value
+from unsilent.nested import leaves_in
+from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
+from unsilent.report.model import Column, Heading, Plot, Report, Section, SideBySide, Table, TextBlock
+from unsilent.report.text import count_text, number_text, ratio_text, share_with_limits_text, upper_bound_text
+from unsilent.report.theme import Figure, figure
+from unsilent.statistics import clopper_pearson
+
+if TYPE_CHECKING:
+    from unsilent.compare.comparing import Comparison
+    from unsilent.compare.language import LanguageComparison
+
+MOST_PIXELS = 64
+"""Of a side of a picture; larger ones are shown by every second pixel, or fewer."""
+MOST_VALUES = 64
+"""Of an input that is shown as text."""
+CHANNELS = (1, 3)
+RATIO = "perplexity ratio"
+
+
+def report(result: Comparison) -> Report:
+    """What is shown of a comparison."""
+    rows = _estimates(result)
+    sections = [*_sections(result, rows), *_layers(result)]
+    names = {"original": result.original, "deployed": result.deployed, "judge": result.judge, "data": result.data}
+    facts = [("inputs", f"{result.n:,}"), *((name, text) for name, text in names.items() if text)]
+    return Report(
+        "unsilent/compare/1", "comparison", f"{result.deployed} compared with {result.original}", headline(result),
+        machine_table(rows, ["class", "measure", ""]), tuple(_numbers(result)), tuple(_findings(result)), tuple(sections),
+        tuple(facts), tuple(_notes(result)),
+    )  # fmt: skip
+
+
+def headline(result: Comparison) -> str:
+    """Lost answers with labels, changed ones without, and of how many inputs."""
+    if not result.records.changed.any():
+        limit = upper_bound_text(result.changed.high, 100)
+        return f"No answer changed for {count_text(result.n, 'input')}: in at most {limit} % of such inputs one does"
+    if result.gained is None:
+        share = share_with_limits_text(result.changed)
+        return f"Answers changed for {result.records.changed.sum():,} of {count_text(result.n, 'input')}: {share}"
+    lost, gained = (round((share.estimate or 0) * result.n) for share in (result.lost, result.gained))
+    share = share_with_limits_text(result.lost)
+    return (
+        f"Of {count_text(result.n, 'input')}, the deployed model answers {lost:,} wrongly that the original answers rightly "
+        f"({share}), and {gained:,} rightly that the original answers wrongly"
+    )
+
+
+def _estimates(result: Comparison) -> list[Estimate]:
+    """All numbers: of all inputs, of the classes, of texts."""
+    records, text, confidence = result.records, result.language, result.confidence
+    rows = measured({"class": ""}, result.measures, "input")
+    if records.kl is not None:
+        rows += measured({"class": ""}, {"KL divergence": known_value(float(records.kl.mean()), result.n)}, "input")
+    if text is None:
+        rows += _class_estimates(result)
+    if text is not None and text.sequences:
+        of_sequences = {**text.shares(confidence), RATIO: text.perplexity_ratio(confidence)}
+        rows += measured({"class": ""}, of_sequences, "sequence")
+        rows += measured({"class": ""}, {n: known_value(v, text.positions) for n, v in _token_kl(text)}, "token")
+    if text is not None and text.greedy is not None:
+        rows += measured({"class": ""}, {"greedy runs that differ": text.greedy.differing(confidence)}, "prompt")
+    return rows
+
+
+def _class_estimates(result: Comparison) -> list[Estimate]:
+    """Shares of the inputs of each class, most changed answers first; none where answers are no classes."""
+    records, classes = result.records, result.records.classes
+    if classes is None:
+        return []
+    flags = {"changed": records.changed, "lost": records.lost, "gained": records.gained}
+    names, counts = np.unique(classes, return_counts=True)
+    shares = [float(records.changed[classes == name].mean()) for name in names]
+    rows: list[Estimate] = []
+    for k in sorted(range(len(names)), key=lambda k: -shares[k]):
+        of_class = {
+            key: clopper_pearson(int(flag[classes == names[k]].sum()), int(counts[k]), result.confidence)
+            for key, flag in flags.items()
+            if flag is not None
+        }
+        rows += measured({"class": str(names[k])}, of_class, "input")
+    return rows
+
+
+def _token_kl(text: LanguageComparison) -> list[tuple[str, float]]:
+    kl = text.kl
+    return [
+        ("mean KL of a token", float(kl.mean())),
+        (f"{100 * QUANTILE:g} % quantile of KL", float(np.quantile(kl, QUANTILE, method="higher"))),
+    ]
+
+
+def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
+    yield "changed answers", share_with_limits_text(result.changed), f"n = {result.n:,} inputs"
+    if result.gained is not None:
+        yield "lost", share_with_limits_text(result.lost), "original right, deployed wrong"
+        yield "gained", share_with_limits_text(result.gained), "original wrong, deployed right"
+    if result.records.kl is not None:
+        mean, most = (number_text(float(value)) for value in (result.records.kl.mean(), result.records.kl.max()))
+        yield "KL divergence", f"{mean} nats", f"largest {most}"
+    if (text := result.language) is not None and text.sequences:
+        ratio = text.perplexity_ratio(result.confidence)
+        before, after = text.perplexities
+        shown = ratio_text(ratio.estimate, ratio.low, ratio.high)
+        yield RATIO, f"{shown.estimate} {shown.limits}", f"{number_text(before)} and {number_text(after)}"
+        for name, value in _token_kl(text):
+            yield name, f"{number_text(value)} nats", f"{text.positions:,} positions"
+
+
+def _findings(result: Comparison) -> Iterator[str]:
+    identical = int(result.records.identical.sum())
+    yield f"Outputs have the same bits for {identical:,} of {count_text(result.n, 'input')}."
+    if result.most_changed is not None:
+        limit, allowed = upper_bound_text(result.changed.high, 100), f"{100 * result.most_changed:g} %"
+        verdict = "more than is allowed" if result.exit_code else "within what is allowed"
+        yield f"The upper limit of the share of changed answers is {limit} %: {verdict}, {allowed}."
+    text = result.language
+    if text is None:
+        return
+    if text.sequences:
+        same = text.shares(result.confidence)["same top-1 token"]
+        yield f"Both models name the same most likely token at {share_with_limits_text(same)} of {text.positions:,} positions."
+    if (runs := text.greedy) is not None:
+        differ = runs.first_differences
+        places = (min(differ) + 1, int(np.median(differ)) + 1) if differ else ()
+        where = "; the first difference is at token {}, in the median at {}".format(*places) if places else ""
+        yield f"Greedy runs of {runs.tokens} tokens differ for {len(differ):,} of {count_text(runs.prompts, 'prompt')}{where}."
+
+
+def _notes(result: Comparison) -> Iterator[str]:
+    yield (
+        f"limits: {100 * result.confidence:g} % intervals, each alone, for inputs drawn at random from those that the models "
+        "will get; inputs that were chosen say nothing of others"
+    )
+    yield "changed: another answer by the judge, also one wrong answer in place of another"
+    if result.gained is None:
+        yield "no labels are known: a changed answer counts as lost"
+    if result.records.overlap is not None:
+        yield (
+            "confidence delta: by how much the probability of the class differs; "
+            f"top-k overlap: share of at most {MOST_OVERLAP} of the most likely classes that both models name; "
+            "JS divergence: share of its largest value, 1 bit; KL in nats, of the deployed model from the original"
+        )
+
+
+def _sections(result: Comparison, estimates: Sequence[Estimate]) -> Iterator[Section]:
+    for title, about, unit in (
+        ("Disagreement", "Shares of inputs, and means over them.", "input"),
+        ("Next tokens", "Shares of positions; both models read the same texts.", "sequence"),
+    ):
+        own = [one for one in estimates if one.unit == unit and not one.keys["class"]]
+        shares = [one for one in own if one.keys["measure"] != RATIO and not math.isnan(one.interval.low)]
+        rows = [{**one.keys, "value": one.interval} for one in shares]
+        if rows:
+            yield Section(title, about, (Table.of(rows, (Column.text("measure"), Column.share("value"))),))
+    if classes := rows_across((one for one in estimates if one.keys["class"]), "measure"):
+        inputs = {one.keys["class"]: one.interval.n for one in estimates}
+        rows = [{"inputs": inputs[row["class"]], **row} for row in classes]
+        columns = (Column.text("class"), Column.count("inputs"), *map(Column.share, list(classes[0])[1:]))
+        what = "the label" if result.gained is not None else "the original's answer"
+        table = Table.of(rows, columns, terminal_rows=10, sortable=True)
+        yield Section("By class", f"The class is {what}.", (table,))
+    if result.worst_inputs:
+        yield _worst(result)
+
+
+def _worst(result: Comparison) -> Section:
+    parts: list[SideBySide | Heading | TextBlock] = []
+    pictures: list[Plot] = []
+    for number, sample in result.worst_inputs:
+        title = _verdict(result, number)
+        picture = _picture(sample)
+        if picture is None:
+            parts += [Heading(f"Input {number}", title), TextBlock(((None, _text(sample)),))]
+        else:
+            picture["layout"]["title"] = {"text": f"input {number}: {title}", "font": {"size": 12}}
+            pictures.append(Plot(f"input-{number}", f"Input {number}: {title}", picture))
+    every = [*(SideBySide(tuple(pictures[i : i + 4])) for i in range(0, len(pictures), 4)), *parts]
+    return Section(
+        "Worst inputs", "Lost answers first, then changed ones, then by how far the outputs lie apart.", tuple(every)
+    )
+
+
+def _verdict(result: Comparison, number: int) -> str:
+    records = result.records
+    if records.lost is not None and records.gained is not None and (records.lost[number] or records.gained[number]):
+        word = "lost" if records.lost[number] else "gained"
+    else:
+        word = "changed" if records.changed[number] else "same answer"
+    size = "" if math.isinf(records.severity[number]) else f", severity {number_text(float(records.severity[number]))}"
+    return f"{word}{size}" + ("" if records.classes is None else f", class {records.classes[number]}")
+
+
+def _picture(sample: Any) -> Figure | None:
+    """An image [1, 1 or 3, h, w], its own darkest and brightest values as black and white; None for other inputs."""
+    if (
+        not isinstance(sample, Tensor)
+        or not sample.is_floating_point()
+        or sample.ndim != 4
+        or sample.shape[1] not in CHANNELS
+    ):
+        return None
+    step = math.ceil(max(sample.shape[2:]) / MOST_PIXELS)
+    values = sample[0, :, ::step, ::step].float().cpu()
+    spread = (values - values.min()) / (values.max() - values.min()).clamp(min=1e-12)
+    pixels = (255 * spread).round().byte().permute(1, 2, 0).expand(-1, -1, 3).tolist()
+    trace = {"type": "image", "z": pixels, "hoverinfo": "skip"}
+    axis = {"visible": False}
+    return figure(
+        [trace], 220, xaxis=axis, yaxis={**axis, "scaleanchor": "x"}, margin={"l": 8, "r": 8, "t": 34, "b": 8}
+    )
+
+
+def _text(sample: Any) -> str:
+    """The first values of each tensor of an input."""
+    if isinstance(sample, str):
+        return " ↵ ".join(sample.splitlines())
+    lines = []
+    for path, leaf in leaves_in(sample):
+        if isinstance(leaf, Tensor):
+            values = leaf.flatten()[:MOST_VALUES].tolist()
+            more = " …" if leaf.numel() > MOST_VALUES else ""
+            name = f"{'.'.join(path)}: " if isinstance(sample, Mapping) else ""
+            lines.append(name + " ".join(f"{value:g}" for value in values) + more)
+    return "; ".join(lines)
+
+
+def _layers(result: Comparison) -> tuple[Section, ...]:
+    if result.layers is None:
+        return ()
+    from unsilent.compare.layer_report import layer_sections
+
+    sections: tuple[Section, ...] = layer_sections(result.layers)
+    return sections
