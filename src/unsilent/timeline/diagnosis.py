@@ -25,6 +25,7 @@ from unsilent.timeline.what_if import Answer, answer, answer_interval
 MOST_UNEXPLAINED, MOST_LONGER = 0.5, 1.1
 """Replays are not believed from this share of unexplained gaps on, in the time of all ranks, and where the one without gaps takes
 so many times as long as the recorded steps."""
+BEYOND = " (beyond the sizes that the cost was fitted to)"
 MOST_BARS = 4000
 """Of the figure of a step; with more operations, the longest are drawn."""
 
@@ -64,6 +65,7 @@ class Timeline(Shown):
                 *(base.findings if self.is_explained else ()),
             ),
             sections=(*_sections(self), *base.sections),
+            notes=(*base.notes, *_answer_notes(self.answers)),
             further_json={"results": {**base.further_json["results"], **_json(self)}},
         )
 
@@ -74,11 +76,11 @@ class Timeline(Shown):
         return self.slowdown.unexplained_share < MOST_UNEXPLAINED and ratio < MOST_LONGER
 
 
-def diagnose(job: Job, questions: Sequence[str] = ()) -> Timeline:
-    """What a job's time went to, and answers to what-ifs; raises ``UsageError`` for a question that names nothing."""
+def diagnose(job: Job, questions: Sequence[str] = (), system: str = "") -> Timeline:
+    """What a job's time went to, and answers to what-ifs (see `answer`); raises ``UsageError`` for one that names nothing."""
     slowdown = measure_slowdown(job)
     step = int(np.argsort(slowdown.recorded, kind="stable")[(len(slowdown.recorded) - 1) // 2])
-    answers = answer(Replay(job), questions) if questions else []
+    answers = answer(Replay(job), questions, system) if questions or system else []
     split = split_steps(job)
     return Timeline(job, slowdown, split, excesses(job, split), step, critical_path(job, step), answers)
 
@@ -128,8 +130,14 @@ def _answer_findings(answers: Sequence[Answer]) -> Iterator[str]:
     for one in answers:
         yield (
             f"{escape_unprintable(one.text)}: a step would take {time_text(float(one.predicted.mean()))} instead of "
-            f"{time_text(float(one.recorded.mean()))}, by replay"
+            f"{time_text(float(one.recorded.mean()))}, by replay{BEYOND if one.is_extrapolated else ''}"
         )
+
+
+def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
+    """Each note once, after the questions that it is about."""
+    for note in dict.fromkeys(note for one in answers for note in one.notes):
+        yield f"{escape_unprintable(', '.join(one.text for one in answers if note in one.notes))}: {note}"
 
 
 def _estimates(result: Timeline) -> Table:
@@ -237,7 +245,13 @@ def _json(result: Timeline) -> dict[str, Any]:
         ],
         "late": [{**vars(one), "is_separable": one.is_separable} for one in result.excesses],
         "what_if": [
-            {"text": one.text, "recorded": one.recorded.tolist(), "predicted": one.predicted.tolist()}
+            {
+                "text": one.text,
+                "recorded": one.recorded.tolist(),
+                "predicted": one.predicted.tolist(),
+                "is_extrapolated": one.is_extrapolated,
+                "notes": list(one.notes),
+            }
             for one in answers
         ],
     }

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from unsilent.errors import UsageError
 from unsilent.printable import escape_unprintable
 from unsilent.report.text import count_text
-from unsilent.timeline.job import COLLECTIVE, Lane, Operations
+from unsilent.timeline.job import COLLECTIVE, Gradients, Lane, Operations
 from unsilent.timeline.matching import Taken, match_collectives
-from unsilent.timeline.rank_operations import Gradients, RankOperations, find_steps, rank_operations
+from unsilent.timeline.rank_operations import RankOperations, find_steps, rank_operations
 from unsilent.timeline.rank_trace import Numbering, RankTrace, make_names, read_rank_trace
 
 _LONGEST_APART = 3600

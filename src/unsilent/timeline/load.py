@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
 from unsilent.timeline.job import Job
@@ -39,11 +40,14 @@ def job_of_recording(recording: Recording) -> Job:
     clocks = align_clocks(recording.operations, recording.anchors)
     operations = replace(recording.operations, start=clocks.start)
     before = recording.operations
-    times = {
-        rank: np.interp(of, before.start[before.rank == rank], operations.start[before.rank == rank])
-        for rank, of in recording.step_times.items()
-    }
+
+    def on_one_clock(rank: int, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        own = before.rank == rank
+        return np.asarray(np.interp(times, before.start[own], clocks.start[own]))
+
+    times = {rank: on_one_clock(rank, of) for rank, of in recording.step_times.items()}
+    gradients = {rank: of._replace(ready=on_one_clock(rank, of.ready)) for rank, of in recording.gradients.items()}
     operations, launches = cut_waits(operations, recording.lanes, recording.launches)
     edges = make_edges(operations, recording.lanes, launches)
     notes = (*recording.notes, *clocks.notes)
-    return Job(operations, edges, recording.lanes, recording.steps, {}, recording.world_size, notes, times)
+    return Job(operations, edges, recording.lanes, recording.steps, {}, recording.world_size, notes, times, gradients)

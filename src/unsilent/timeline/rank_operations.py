@@ -6,13 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.timeline.host_operations import Flat, annotated_phase, flatten, is_backward, phases
-from unsilent.timeline.job import BACKWARD, COLLECTIVE, COMPUTE, COPY, HOST, OTHER, Lane
+from unsilent.timeline.job import BACKWARD, COLLECTIVE, COMPUTE, COPY, HOST, OTHER, Gradients, Lane
 from unsilent.timeline.json_stream import Arguments
 from unsilent.timeline.matching import Taken
 from unsilent.timeline.rank_trace import (
@@ -35,20 +35,6 @@ _NCCL = re.compile(r"(nccl|rccl)(Dev)?Kernel", re.IGNORECASE)
 _MESSAGE = re.compile(r"send|recv", re.IGNORECASE)
 _RANKS = re.compile(r"\[(\d{1,7}(, ?\d{1,7})*)\]")
 _LONGEST_GROUP = 4096
-
-
-class Gradients(NamedTuple):
-    """When gradients of a rank were ready, in this order.
-
-    Attributes:
-        step: Index in the steps of the recording, int32.
-        ready: Seconds since the recording's begin, float64.
-        size: Bytes; -1: unknown, int64.
-    """
-
-    step: NDArray[np.int32]
-    ready: NDArray[np.float64]
-    size: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
