@@ -86,7 +86,7 @@ class DdpQuestions:
             f"with the recorded buckets, the model of DDP is off by {100 * off:+.2g} % from the recorded steps"
         )
         if not cost.covers(sizes):
-            notes.append(_beyond(cost, sizes))
+            notes.append(beyond_fit(cost, sizes))
         predicted = ddp.steps.step_seconds(buckets, cost, share)
         return DdpAnswer(recorded, predicted, tuple(notes), not cost.covers(sizes))
 
@@ -121,7 +121,8 @@ def _caps(value: str) -> list[int]:
     return [MIB * size for size in sizes]
 
 
-def _beyond(cost: LinkCost, sizes: Floats) -> str:
+def beyond_fit(cost: LinkCost, sizes: Floats) -> str:
+    """What is said where some of these sizes are outside those that a cost was fitted to."""
     return (
         f"collectives of {_range(float(sizes.min()), float(sizes.max()))} are outside the sizes that the cost was fitted to "
         f"({_range(cost.smallest, cost.largest)}): measure the link with unsilent placement measure; pass its file as --system"

@@ -3,7 +3,8 @@
 Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` (a rank begins each step later;
 ``-20ms``: does all that it does itself faster, by so much in a step), ``rank:R=0.9`` (computes in so much of the time),
 ``network=infinite`` (collectives take no time once all ranks are there), ``straggler=none`` (every operation takes its
-straggler-free duration, see `slowdown`), and those of `ddp_what_if` for trainings under DDP.
+straggler-free duration, see `slowdown`), and those of `ddp_what_if` and `fsdp_what_if` for trainings under DDP
+and FSDP2.
 
 Gaps before operations stay as recorded; in an operation table they hold waits that it does not explain, and are left out.
 """
@@ -22,12 +23,23 @@ from unsilent.interval import Interval
 from unsilent.timeline.ddp_what_if import FORMS as DDP_FORMS
 from unsilent.timeline.ddp_what_if import WORDS as DDP_WORDS
 from unsilent.timeline.ddp_what_if import DdpQuestions
+from unsilent.timeline.fsdp_what_if import FORMS as FSDP_FORMS
+from unsilent.timeline.fsdp_what_if import WORDS as FSDP_WORDS
+from unsilent.timeline.fsdp_what_if import sharded_change
 from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES, PIPELINE, Job
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.slowdown import mean_ratio, straggler_free_durations
 from unsilent.timeline.step_split import Floats
 
-FORMS = ("scale:GLOB=FACTOR", "rank:R=+20ms", "rank:R=0.9", "network=infinite", "straggler=none", *DDP_FORMS)
+FORMS = (
+    "scale:GLOB=FACTOR",
+    "rank:R=+20ms",
+    "rank:R=0.9",
+    "network=infinite",
+    "straggler=none",
+    *DDP_FORMS,
+    *FSDP_FORMS,
+)
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 LARGEST_FACTOR = 1e3
 _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
@@ -35,11 +47,13 @@ _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 @dataclass(frozen=True)
 class Change:
-    """What is different in a replay: seconds of each operation, and before it, float64[n] both."""
+    """What is different in a replay: seconds of each operation, and before it, float64[n] both; notes as in `Answer`."""
 
     text: str
     durations: Floats
     gaps: Floats
+    notes: tuple[str, ...] = ()
+    is_extrapolated: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ def answer(replay: Replay, questions: Sequence[str], system: str = "") -> list[A
         else:
             change = parse_change(text, replay)
             seconds = replay.step_seconds(*replay.run(change.durations, change.gaps))
-            result.append(Answer(text, recorded, seconds))
+            result.append(Answer(text, recorded, seconds, change.notes, change.is_extrapolated))
     return result
 
 
@@ -119,8 +133,10 @@ def parse_change(text: str, replay: Replay) -> Change:
         durations[replay.job.operations.kind == COLLECTIVE] = 0
     elif text == "straggler=none":
         durations = straggler_free_durations(replay.job, replay.durations)
+    elif what in FSDP_WORDS:
+        return Change(text, gaps=gaps, **sharded_change(text, replay.job, durations)._asdict())
     else:
-        raise unknown_name_error("what-if", what, [form.partition("=")[0] for form in FORMS])
+        raise unknown_name_error("what-if", what, dict.fromkeys(form.partition("=")[0] for form in FORMS))
     return Change(text, durations, gaps)
 
 
