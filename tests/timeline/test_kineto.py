@@ -138,6 +138,14 @@ def test_collectives_of_sharded_parameters_are_launched_and_waited_for(tmp_path)
     assert len({one[1] for one in waited}) == 4
 
 
+def test_the_last_step_ends_after_its_last_operation_has_begun(tmp_path):
+    for rank in (0, 1):
+        write(tmp_path / f"t{rank}.json", trace(sharded_step(3, 5 * rank) + sharded_step(4, 1000 + 5 * rank), rank))
+    recording = read_traces([tmp_path])
+    assert job_of_recording(recording).step_times[0] == pytest.approx(recording.step_times[0])
+    assert recording.step_times[0][-1, 1] == pytest.approx(2000e-6)
+
+
 def test_a_step_on_gpus(tmp_path):
     for rank in (0, 1):
         write(tmp_path / f"t{rank}.json", trace(gpu_step(5, 100 * rank) + gpu_step(6, 1000 + 100 * rank), rank))

@@ -14,8 +14,10 @@ from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
+from unsilent.sizes import human_bytes
 from unsilent.timeline.critical_path import Link, critical_path
 from unsilent.timeline.job import COLLECTIVE, KINDS, Job
+from unsilent.timeline.memory import MemoryPeak, memory_peaks
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.slowdown import Slowdown, measure_slowdown
 from unsilent.timeline.step_split import StepSplit, split_steps
@@ -152,6 +154,11 @@ def _sections(result: Timeline) -> Iterator[Section]:
         (Plot("step", "Operations of a step, by rank and time", step_figure(result)), _path_table(result)),
     )  # fmt: skip
     yield Section("Where the time went", "Mean seconds of a step, by rank.", (_split_table(result.split),))
+    if peaks := memory_peaks(result.job):
+        yield Section(
+            "Memory", "Most bytes allocated in recorded steps, as the trace counts them: on a CPU from the recording's begin on.",
+            (_memory_table(peaks),),
+        )  # fmt: skip
     if result.excesses:
         heads = (
             Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", lambda one: one.part),
@@ -180,6 +187,15 @@ def _split_table(split: StepSplit) -> Table:
         seconds("host gap", split.gap), Column.text("last to come", awaited),
     )  # fmt: skip
     return Table.of(range(len(split.ranks)), heads, "parts of a step", terminal_rows=10)
+
+
+def _memory_table(peaks: Sequence[MemoryPeak]) -> Table:
+    heads = (
+        Column("rank", of=lambda one: str(one.rank)),
+        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of=lambda one: one.bytes),
+        Column("step", of=lambda one: str(one.step)), Column.text("phase", lambda one: one.phase),
+    )  # fmt: skip
+    return Table.of(peaks, heads, "peak of allocated memory", terminal_rows=10)
 
 
 def _path_table(result: Timeline) -> Table:
@@ -243,6 +259,7 @@ def _json(result: Timeline) -> dict[str, Any]:
         "ranks": [
             {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
         ],
+        "memory": [vars(one) for one in memory_peaks(result.job)],
         "late": [{**vars(one), "is_separable": one.is_separable} for one in result.excesses],
         "what_if": [
             {

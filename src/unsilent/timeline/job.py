@@ -122,6 +122,7 @@ class Job:
         notes: What a reader should know about the trace, one sentence each.
         step_times: By rank, begin and end of each step in seconds, float64[steps, 2]; empty where operations alone tell.
         gradients: When they were ready, by rank; empty where the trace does not tell.
+        memory: By rank, rows of seconds since the job's begin and allocated bytes, float64[k, 2]; of ranks that recorded them.
     """
 
     operations: Operations
@@ -133,6 +134,7 @@ class Job:
     notes: tuple[str, ...] = ()
     step_times: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     gradients: dict[int, Gradients] = field(default_factory=dict)
+    memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:

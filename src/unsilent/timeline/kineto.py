@@ -40,6 +40,7 @@ class Recording:
         anchors: By rank, rows of seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
         gradients: When each parameter's gradient was ready, by rank.
         step_times: By rank, begin and end of each step in seconds, float64[steps, 2].
+        memory: By rank, rows of seconds and allocated bytes, float64[k, 2]; without ranks that recorded none.
         notes: What a reader should know, one sentence each.
     """
 
@@ -51,6 +52,7 @@ class Recording:
     anchors: dict[int, NDArray[np.float64]]
     gradients: dict[int, Gradients]
     step_times: dict[int, NDArray[np.float64]]
+    memory: dict[int, NDArray[np.float64]]
     notes: tuple[str, ...]
 
 
@@ -199,5 +201,6 @@ def _assemble(
         anchors,
         gradients,
         {one.rank: rank.step_times for one, rank in zip(traces, ranks, strict=True)},
+        {one.rank: rank.memory for one, rank in zip(traces, ranks, strict=True) if len(rank.memory)},
         (*notes, *matching.notes),
     )

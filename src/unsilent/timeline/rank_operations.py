@@ -50,6 +50,7 @@ class RankOperations:
         groups: Ranks of each group that it names; None: unknown.
         gradients: When they were ready.
         step_times: Begin and end of each step, seconds since the recording's begin, float64[steps, 2].
+        memory: Rows of seconds since the recording's begin, and allocated bytes, float64[k, 2].
         notes: What a reader should know.
     """
 
@@ -60,6 +61,7 @@ class RankOperations:
     groups: dict[str, frozenset[int] | None]
     gradients: Gradients
     step_times: NDArray[np.float64]
+    memory: NDArray[np.float64]
     notes: tuple[str, ...]
 
 
@@ -120,8 +122,17 @@ class _Rank:
         taken, groups = self._collectives(columns)
         del columns["cut"]
         step_times = (np.stack([self._step_start, self._step_end], 1) - self._origin) * 1e-6
+        memory = (self._trace.memory - (self._origin, 0)) * (1e-6, 1)
         return RankOperations(
-            columns, self._lanes, place[launches], taken, groups, self._gradients(), step_times, tuple(self._notes)
+            columns,
+            self._lanes,
+            place[launches],
+            taken,
+            groups,
+            self._gradients(),
+            step_times,
+            memory,
+            tuple(self._notes),
         )
 
     def _is_named(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
