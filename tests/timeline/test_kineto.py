@@ -112,11 +112,14 @@ def test_collectives_of_sharded_parameters_are_launched_and_waited_for(tmp_path)
     assert thread == [
         ("(between operations)", 0, 20), ("c10d::_allgather_base_", 20, 30),
         ("aten::addmm", 150, 100),
-        ("AddmmBackward0", 260, 20), ("c10d::_allgather_base_", 280, 20),
-        ("AddmmBackward0", 450, 110), ("c10d::_reduce_scatter_base_", 560, 20),
+        ("AddmmBackward0", 260, 5), ("fsdp::all_gather_copy_in", 265, 10), ("AddmmBackward0", 275, 5),
+        ("c10d::_allgather_base_", 280, 20),
+        ("fsdp::split_with_sizes_copy", 450, 15), ("AddmmBackward0", 465, 95), ("c10d::_reduce_scatter_base_", 560, 20),
         ("AddmmBackward0", 800, 60), ("c10d::allreduce_", 870, 20),
         ("aten::add_", 930, 60),
     ]  # fmt: skip
+    copies = {row[2] for row in rows(recording) if row[1].startswith("fsdp")}
+    assert copies == {"copy"}
     assert not any(lane.name == "thread 2" for lane in recording.lanes)  # what a collective does is part of it
     o, names = recording.operations, recording.operations.names
     own = (o.rank[recording.launches[:, 0]] == 0) & (o.step[recording.launches[:, 0]] == 0)

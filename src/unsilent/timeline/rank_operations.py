@@ -31,6 +31,8 @@ BETWEEN = "(between operations)"
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _LAUNCH, _GLOO = re.compile(r"c10d::_?(\w+?)(?:_base)?_*$"), re.compile(r"gloo:(\w+)")
 _SYNCHRONISES = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize")
+_SHARDED = re.compile("fsdp::")
+"""Copies of FSDP2 between parameters or gradients and what collectives send."""
 _NCCL = re.compile(r"(nccl|rccl)(Dev)?Kernel", re.IGNORECASE)
 _SCATTERS = re.compile(r"(gloo:|c10d::)_?reduce_?scatter")
 _MESSAGE = re.compile(r"send|recv", re.IGNORECASE)
@@ -191,6 +193,7 @@ class _Rank:
         is_cut = np.zeros(len(trace.start), bool)
         is_cut[pairs[:, 0]] = True
         is_cut |= (trace.category == RUNTIME) & self._is_named(_SYNCHRONISES)
+        is_cut |= (trace.category == CPU_OP) & self._is_named(_SHARDED)
         until = self._ends_of_waits(np.flatnonzero(is_host), pairs)
         marks = np.flatnonzero((trace.category == ANNOTATION) & ~self._is_named(_GLOO))
         mark_phase = np.array([annotated_phase(name) for name in self._names.shown], np.int8)[trace.event_name[marks]]
@@ -253,6 +256,8 @@ class _Rank:
         cut = np.where((event >= 0) & is_cut[event], event, -1)
         works = COMPUTE if not len(self._device) else HOST
         kind = np.where((cut >= 0) | (event < 0), HOST, works)
+        if works == COMPUTE:
+            kind[np.append(self._is_named(_SHARDED), False)[cut]] = COPY
         self._add(f"thread {trace.threads[thread]}", False, flat.start, flat.end, name, kind, phase, cut, None)
 
     def _add_lanes(self, events: NDArray[np.int64], is_device: bool) -> None:

@@ -47,9 +47,9 @@ _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 @dataclass(frozen=True)
 class Change:
-    """What is different in a replay: seconds of each operation, and before it, float64[n] both; notes as in `Answer`."""
+    """What is different: the replay, seconds of each operation and before it, float64[n] both; notes as in `Answer`."""
 
-    text: str
+    replay: Replay
     durations: Floats
     gaps: Floats
     notes: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def answer(replay: Replay, questions: Sequence[str], system: str = "") -> list[A
             result.append(Answer(text, *of_ddp.answer(text)))
         else:
             change = parse_change(text, replay)
-            seconds = replay.step_seconds(*replay.run(change.durations, change.gaps))
+            seconds = replay.step_seconds(*change.replay.run(change.durations, change.gaps))
             result.append(Answer(text, recorded, seconds, change.notes, change.is_extrapolated))
     return result
 
@@ -134,10 +134,10 @@ def parse_change(text: str, replay: Replay) -> Change:
     elif text == "straggler=none":
         durations = straggler_free_durations(replay.job, replay.durations)
     elif what in FSDP_WORDS:
-        return Change(text, gaps=gaps, **sharded_change(text, replay.job, durations)._asdict())
+        return Change(*sharded_change(text, replay, gaps))
     else:
         raise unknown_name_error("what-if", what, dict.fromkeys(form.partition("=")[0] for form in FORMS))
-    return Change(text, durations, gaps)
+    return Change(replay, durations, gaps)
 
 
 def _named(name: str, job: Job) -> np.ndarray:
