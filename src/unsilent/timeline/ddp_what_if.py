@@ -69,6 +69,9 @@ class DdpQuestions:
             )
         elif word == "reduction":
             cost = self._program_cost(value)
+            notes.append(
+                "the program runs while gradients are computed; unsilent.placement.program_hook waits for each bucket"
+            )
         else:
             servers = parse_whole_number(value) or 0
             if not 1 <= servers <= MOST_SERVERS:
