@@ -230,13 +230,13 @@ class _Rank:
         So a collective is waited for that is not asynchronous, as those of FSDP2 over gloo.
         """
         trace, until = self._trace, self._trace.end.copy()
-        for launch, launched in pairs[np.isin(pairs[:, 1], self._gloo)]:
-            own = events[trace.thread[events] == trace.thread[launch]]
-            starts, ends = trace.start[own], trace.end[own]
-            next_start = starts[starts >= until[launch]].min(initial=np.inf)
-            next_end = ends[ends > until[launch]].min(initial=np.inf)
-            if until[launch] < trace.end[launched] <= min(next_start, next_end):
-                until[launch] = trace.end[launched]
+        launch, launched = pairs[np.isin(pairs[:, 1], self._gloo)].T
+        for thread in np.unique(trace.thread[launch]):
+            own, here = events[trace.thread[events] == thread], trace.thread[launch] == thread
+            starts, ends = (np.append(np.sort(times[own]), np.inf) for times in (trace.start, trace.end))
+            end, done = trace.end[launch[here]], trace.end[launched[here]]
+            following = np.minimum(starts[np.searchsorted(starts, end)], ends[np.searchsorted(ends, end, "right")])
+            until[launch[here]] = np.where((end < done) & (done <= following), done, end)
         return until
 
     def _add_thread(
