@@ -32,7 +32,7 @@ from benchmarks.timeline_what_if import Sleep
 from unsilent.placement.measure import measure
 from unsilent.timeline.ddp_model import MIB
 from unsilent.timeline.ddp_traces import ddp_job
-from unsilent.timeline.link_costs import link_cost_of_system
+from unsilent.timeline.link_costs import FLAT, reduction_costs
 from unsilent.timeline.load import load_job
 from unsilent.timeline.optimise import PRECISIONS, optimise, predict
 
@@ -97,7 +97,7 @@ def rank_main(network, rank, configuration, options, folder):
     distributed.barrier()
     if rank == 0:
         traces = load_job([folder / "trace-rank0.json", folder / "trace-rank1.json"])
-        job = ddp_job(traces, link_cost_of_system(str(folder / "sweep.json"), 2))
+        job = ddp_job(traces, reduction_costs(str(folder / "sweep.json"), 2)[FLAT])
         best = optimise(job.steps, job.cost)
         chosen = [
             {

@@ -7,7 +7,7 @@ import pytest
 
 from unsilent.errors import UsageError
 from unsilent.timeline.ddp_model import MIB, LinkCost, server_cost
-from unsilent.timeline.link_costs import FLAT, link_cost_of_system, reduction_costs
+from unsilent.timeline.link_costs import FLAT, reduction_costs
 
 MACHINE = """
 [[level]]
@@ -40,12 +40,11 @@ def test_each_program_costs_what_its_steps_do(machine):
     assert costs[program](size) == pytest.approx(2 * within + between)
     hops = (6 * 10e-6 + 2 * 100e-6) / 8  # a ring of all eight crosses from node to node twice
     assert costs[FLAT](size) == pytest.approx(2 * 7 / 8 * size / 1e9 + 14 * hops)
-    assert link_cost_of_system(machine, 8)(size) == pytest.approx(costs[FLAT](size))
 
 
 def test_a_machine_of_another_size_is_refused(machine):
     with pytest.raises(UsageError, match="8 devices, but the job has 2 ranks"):
-        link_cost_of_system(machine, 2)
+        reduction_costs(machine, 2)
 
 
 def loads_of_servers(ranks: int, servers: int, size: float) -> float:

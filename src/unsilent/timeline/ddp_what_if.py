@@ -89,7 +89,7 @@ class DdpQuestions:
             f"with the recorded buckets, the model of DDP is off by {100 * off:+.2g} % from the recorded steps"
         )
         if not cost.covers(sizes):
-            notes.append(beyond_fit(cost, sizes))
+            notes.append(f"{beyond_fit(cost, sizes)}; give a --system that was measured with --sizes around these")
         predicted = ddp.steps.step_seconds(buckets, cost, share)
         return DdpAnswer(recorded, predicted, tuple(notes), not cost.covers(sizes))
 
@@ -126,10 +126,8 @@ def _caps(value: str) -> list[int]:
 
 def beyond_fit(cost: LinkCost, sizes: Floats) -> str:
     """What is said where some of these sizes are outside those that a cost was fitted to."""
-    return (
-        f"collectives of {_range(float(sizes.min()), float(sizes.max()))} are outside the sizes that the cost was fitted to "
-        f"({_range(cost.smallest, cost.largest)}): measure the link with unsilent placement measure; pass its file as --system"
-    )
+    sent, fitted = _range(float(sizes.min()), float(sizes.max())), _range(cost.smallest, cost.largest)
+    return f"collectives of {sent} are outside the sizes that the cost was fitted to ({fitted})"
 
 
 def _range(low: float, high: float) -> str:

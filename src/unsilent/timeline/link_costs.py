@@ -16,11 +16,6 @@ FLAT = "all-reduce over all devices"
 _EVERY = 10**9
 
 
-def link_cost_of_system(path: str, ranks: int) -> LinkCost:
-    """The cost of an all-reduce over so many ranks; see `reduction_costs`."""
-    return reduction_costs(path, ranks)[FLAT]
-
-
 def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
     """The cost of each reduction program, by its name in `unsilent placement`; the fastest for a MiB first.
 
