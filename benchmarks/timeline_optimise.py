@@ -32,9 +32,8 @@ from benchmarks.timeline_what_if import Sleep
 from unsilent.placement.measure import measure
 from unsilent.timeline.ddp_model import MIB
 from unsilent.timeline.ddp_traces import ddp_job
-from unsilent.timeline.kineto import read_traces
-from unsilent.timeline.link_costs import link_cost_of_system
-from unsilent.timeline.load import job_of_recording
+from unsilent.timeline.link_costs import FLAT, reduction_costs
+from unsilent.timeline.load import load_job
 from unsilent.timeline.optimise import PRECISIONS, optimise, predict
 
 CONFIGURATIONS = list(itertools.product((200, 400), (6, 12), (362, 512, 724)))
@@ -97,8 +96,8 @@ def rank_main(network, rank, configuration, options, folder):
     chosen = [None]
     distributed.barrier()
     if rank == 0:
-        recording = read_traces([folder / "trace-rank0.json", folder / "trace-rank1.json"])
-        job = ddp_job(recording, job_of_recording(recording), link_cost_of_system(str(folder / "sweep.json")))
+        traces = load_job([folder / "trace-rank0.json", folder / "trace-rank1.json"])
+        job = ddp_job(traces, reduction_costs(str(folder / "sweep.json"), 2)[FLAT])
         best = optimise(job.steps, job.cost)
         chosen = [
             {

@@ -33,9 +33,8 @@ from benchmarks.slow_network import SlowNetwork
 from unsilent.placement.measure import measure
 from unsilent.timeline.ddp_model import MIB, assign_buckets
 from unsilent.timeline.ddp_traces import ddp_job
-from unsilent.timeline.kineto import read_traces
-from unsilent.timeline.link_costs import link_cost_of_system
-from unsilent.timeline.load import job_of_recording
+from unsilent.timeline.link_costs import FLAT, reduction_costs
+from unsilent.timeline.load import load_job
 
 LAYERS, WIDTH = 12, 181  # 128 KiB each
 SLEEP = {50: 0.018, 200: 0.006}
@@ -159,9 +158,7 @@ def run(rate, options):
 
 def predictions(traces, base, rate):
     """Ratio of the step time of each other configuration to that of the recorded base, as predicted from its traces."""
-    recording = read_traces(traces)
-    cost = link_cost_of_system(str(traces[0].parent / "sweep.json"))
-    job = ddp_job(recording, job_of_recording(recording), cost)
+    job = ddp_job(load_job(traces), reduction_costs(str(traces[0].parent / "sweep.json"), len(traces))[FLAT])
 
     def seconds(cap, steps=job.steps):
         return steps.step_seconds(assign_buckets(steps.sizes.tolist(), [round(cap * MIB)]), job.cost).mean()

@@ -47,6 +47,29 @@ def cpu_step(step, ts, sizes=(16, 64)):
     ]
 
 
+def sharded_step(step, ts):
+    """A step of 1,000 µs under FSDP2 over gloo, which waits for each collective at once, also within an operation."""
+    return [
+        event(f"ProfilerStep#{step}", ts, 1000, "user_annotation"),
+        event("c10d::_allgather_base_", ts + 20, 30),
+        gloo("all_gather", ts + 40, 100),
+        event("aten::select", ts + 100, 30, tid=2),
+        event("aten::addmm", ts + 150, 100),
+        event("autograd::engine::evaluate_function: AddmmBackward0", ts + 260, 600),
+        event("fsdp::all_gather_copy_in", ts + 265, 10),
+        event("c10d::_allgather_base_", ts + 280, 20),
+        gloo("all_gather", ts + 290, 160, tid=3),
+        event("fsdp::split_with_sizes_copy", ts + 450, 15),
+        event("aten::mm", ts + 470, 80),
+        event("c10d::_reduce_scatter_base_", ts + 560, 20),
+        gloo("all_reduce", ts + 590, 210, 32),
+        event("aten::copy_", ts + 820, 20),
+        event("c10d::allreduce_", ts + 870, 20),
+        gloo("all_reduce", ts + 880, 40, tid=3),
+        event("aten::add_", ts + 930, 60),
+    ]
+
+
 def gpu_step(step, ts, **collective):
     """A step of 1,000 µs with two kernels, a copy, and an all-reduce on a stream of its own."""
     arguments = {"Collective name": "allreduce", "In msg nelems": 8, "dtype": "BFloat16", "Process Group Name": "0",

@@ -100,3 +100,27 @@ def test_settings_for_ddp(capsys):
 def test_what_names_nothing_is_one_line(capsys):
     assert run(["timeline", str(TRACES), "--what-if", "scale:all_redcue=2"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_what_ifs_of_ddp_say_what_they_assume(capsys):
+    words = ("--what-if", "buckets=1", "--what-if", "server=1")
+    out = " ".join(answer(capsys, "timeline", TRACES, *words, "--plain").split())
+    assert "buckets=1: a step would take" in out
+    assert "(beyond the sizes that the cost was fitted to)" in out
+    assert "buckets=1, server=1: with the recorded buckets, the model of DDP is off by" in out
+    first, _ = json.loads(answer(capsys, "timeline", TRACES, *words, "--json"))["results"]["what_if"]
+    assert first["is_extrapolated"]
+    assert first["notes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--system", "a100:2"], "ask one of these"), (["--system", "a100:2", "--what-if", "network=infinite"], "ask one of these"),
+     (["--system", "a100:2", "--what-if", "buckets=1"], "32 devices, but the job has 2 ranks"),
+     (["--system", "b100", "--what-if", "buckets=1"], "did you mean"), (["--what-if", "bucket=1"], "did you mean 'buckets'")],
+)  # fmt: skip
+def test_a_system_that_does_not_fit_is_one_line(words, message, capsys):
+    assert run(["timeline", str(TRACES), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

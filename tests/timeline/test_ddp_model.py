@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from torch.distributed import _compute_bucket_assignment_by_size
 
 from unsilent.timeline.ddp_model import MIB, DdpSteps, LinkCost, assign_buckets, fit_link_cost
-from unsilent.timeline.optimise import bucket_sizes, optimise, predict, reasons
+from unsilent.timeline.ddp_traces import DdpJob
+from unsilent.timeline.link_costs import FLAT
+from unsilent.timeline.optimise import PRECISIONS, bucket_sizes, optimise, predict, reasons
+from unsilent.timeline.optimise_report import find_settings
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.lists(st.integers(4, 20000), min_size=1, max_size=4))
@@ -119,3 +122,28 @@ def test_no_chosen_bucket_is_larger_than_what_was_measured():
     largest = 2 * float(recorded.sizes.max())
     best = optimise(recorded, LinkCost(1.0, 0.0, 1, largest), ["fp32"])[0]  # one bucket would be the fastest
     assert bucket_sizes(recorded, best).max() <= largest
+
+
+def test_of_all_reduction_programs_the_fastest_is_chosen():
+    recorded = steps_of(2, 4, 10, 3)
+    buckets = assign_buckets(recorded.sizes.tolist(), [4 * MIB])
+    costs = {FLAT: LinkCost(1e-3, 1e-9, 0, 1e12), "quick start": LinkCost(1e-5, 2e-9, 0, 1e12),
+             "wide": LinkCost(2e-3, 2e-10, 0, 1e12), "worse": LinkCost(3e-3, 2e-9, 0, 1e12)}  # fmt: skip
+    result = find_settings(DdpJob(recorded, buckets, costs[FLAT], recorded.step_seconds(buckets, costs[FLAT])), costs)
+    every = {
+        name: min(predict(recorded, cost, (cap,), precision).mean for cap in range(1, 90) for precision in PRECISIONS)
+        for name, cost in costs.items()
+    }
+    assert result.reduction == min(every, key=every.__getitem__)
+    assert result.best[0].mean <= min(every.values()) + 1e-12
+    assert result.default.mean == pytest.approx(predict(recorded, costs[FLAT]).mean)
+    assert f"reduced by: {result.reduction}" in " ".join(result.report().findings)
+
+
+def test_a_program_that_is_no_faster_is_not_chosen():
+    recorded = steps_of(2, 4, 10, 3)
+    cost = LinkCost(1e-3, 1e-9, 0, 1e12)
+    job = DdpJob(recorded, [list(range(10))], cost, recorded.before.sum(0))
+    result = find_settings(job, {"the same": cost, FLAT: cost})
+    assert result.reduction == FLAT
+    assert not any("reduced by" in one for one in result.report().findings)

@@ -12,11 +12,12 @@ from unsilent.timeline.host_operations import flatten, phases
 from unsilent.timeline.job import FORWARD, OPTIMIZER, OTHER
 
 
-def flat(events, cuts=(), elsewhere=(), boundaries=()):
+def flat(events, cuts=(), elsewhere=(), boundaries=(), waits=None):
     """Operations (start, end, event, outermost event) of events (start, end)."""
     start, end = (np.array([row[at] for row in events], float) for at in (0, 1))
     is_cut = np.isin(np.arange(len(events)), list(cuts))
-    result = flatten(start, end, is_cut, np.array(elsewhere, float), np.array(boundaries, float))
+    until = np.array([(waits or {}).get(at, one) for at, one in enumerate(end)], float)
+    result = flatten(start, end, is_cut, until, np.array(elsewhere, float), np.array(boundaries, float))
     return [tuple(map(float, row)) for row in zip(*result, strict=True)]
 
 
@@ -29,6 +30,10 @@ def test_nested_events_are_one_operation():
 
 def test_a_launch_is_cut_out():
     assert flat(NESTED, cuts=[2]) == [(0, 20, 0, 0), (20, 30, 2, 0), (30, 100, 0, 0), (150, 200, 4, 4)]
+
+
+def test_a_wait_for_what_was_launched_belongs_to_no_operation():
+    assert flat(NESTED, cuts=[1], waits={1: 48}) == [(0, 10, 0, 0), (10, 40, 1, 0), (48, 100, 0, 0), (150, 200, 4, 4)]
 
 
 def test_the_innermost_of_nested_launches_is_cut_out():

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kineto_traces import BASE, STORED, cpu_job, cpu_step, event, gloo, gpu_step, trace, write
+from kineto_traces import BASE, STORED, cpu_job, cpu_step, event, gloo, gpu_step, sharded_step, trace, write
 from unsilent.errors import UsageError
 from unsilent.timeline import json_stream
 from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES
@@ -24,6 +24,7 @@ from unsilent.timeline.json_stream import ARGUMENT_NAMES
 from unsilent.timeline.kineto import read_traces
 from unsilent.timeline.load import job_of_recording
 from unsilent.timeline.rank_trace import make_names, read_rank_trace
+from unsilent.timeline.replay import unexplained_gaps
 
 MI300 = Path(__file__).resolve().parents[3] / "shared" / "data" / "timeline" / "mi300-resnet-rank0of8.json.gz"
 
@@ -98,6 +99,54 @@ def test_time_in_which_a_thread_waits_is_no_operation(tmp_path):
     assert ("thread 1", "(between operations)", "host", "backward", 370, 340, -1) in rows(
         read_traces([tmp_path / "alone.json"])
     )
+
+
+def test_collectives_of_sharded_parameters_are_launched_and_waited_for(tmp_path):
+    """Time in which a thread waits for what it has just launched is no computation, within an operation either."""
+    for rank in (0, 1):
+        write(tmp_path / f"t{rank}.json", trace(sharded_step(3, 5 * rank) + sharded_step(4, 1000 + 5 * rank), rank))
+    recording = read_traces([tmp_path])
+    check_order(recording)
+    assert recording.notes == ()
+    thread = [row[1:2] + row[4:6] for row in rows(recording) if row[0] == "thread 1"]
+    assert thread == [
+        ("(between operations)", 0, 20), ("c10d::_allgather_base_", 20, 30),
+        ("aten::addmm", 150, 100),
+        ("AddmmBackward0", 260, 5), ("fsdp::all_gather_copy_in", 265, 10), ("AddmmBackward0", 275, 5),
+        ("c10d::_allgather_base_", 280, 20),
+        ("fsdp::split_with_sizes_copy", 450, 15), ("AddmmBackward0", 465, 95), ("c10d::_reduce_scatter_base_", 560, 20),
+        ("AddmmBackward0", 800, 60), ("c10d::allreduce_", 870, 20),
+        ("aten::add_", 930, 60),
+    ]  # fmt: skip
+    copies = {row[2] for row in rows(recording) if row[1].startswith("fsdp")}
+    assert copies == {"copy"}
+    assert not any(lane.name == "thread 2" for lane in recording.lanes)  # what a collective does is part of it
+    o, names = recording.operations, recording.operations.names
+    own = (o.rank[recording.launches[:, 0]] == 0) & (o.step[recording.launches[:, 0]] == 0)
+    pairs = [(names[o.name[a]], names[o.name[b]], int(o.size[b])) for a, b in recording.launches[own]]
+    assert sorted(pairs) == [
+        ("c10d::_allgather_base_", "gloo:all_gather", 16), ("c10d::_allgather_base_", "gloo:all_gather", 16),
+        ("c10d::_reduce_scatter_base_", "gloo:reduce_scatter", 32), ("c10d::allreduce_", "gloo:all_reduce", 16),
+    ]  # fmt: skip
+    job = job_of_recording(recording)
+    gaps = unexplained_gaps(job)[(job.operations.step == 0) & (job.operations.kind == COLLECTIVE)]
+    assert gaps.max() < 25e-6  # a launch goes on for a moment
+    waited = [
+        (job.operations.names[job.operations.name[a]], round(job.operations.start[b] * 1e6))
+        for a, b in zip(job.edges.source, job.edges.target, strict=True)
+        if job.operations.kind[a] == COLLECTIVE and job.operations.kind[b] != COLLECTIVE and job.operations.rank[a] == 0
+        and job.operations.step[a] == 0
+    ]  # fmt: skip
+    assert {one[0] for one in waited} == {"gloo:all_gather", "gloo:all_reduce", "gloo:reduce_scatter"}
+    assert len({one[1] for one in waited}) == 4
+
+
+def test_the_last_step_ends_after_its_last_operation_has_begun(tmp_path):
+    for rank in (0, 1):
+        write(tmp_path / f"t{rank}.json", trace(sharded_step(3, 5 * rank) + sharded_step(4, 1000 + 5 * rank), rank))
+    recording = read_traces([tmp_path])
+    assert job_of_recording(recording).step_times[0] == pytest.approx(recording.step_times[0])
+    assert recording.step_times[0][-1, 1] == pytest.approx(2000e-6)
 
 
 def test_a_step_on_gpus(tmp_path):

@@ -31,7 +31,12 @@ class TimelineOptions:
         metavar="TRACE", missing_error=NO_TRACES, is_repeatable=True)] = ()  # fmt: skip
     what_if: Annotated[tuple[str, ...], Option(
         "Predict steps if something were different: scale:GLOB=FACTOR, rank:R=+20ms, rank:R=0.9, network=infinite or "
-        "straggler=none; repeat the option for more questions.", "", is_repeatable=True)] = ()  # fmt: skip
+        "straggler=none; under DDP also buckets=1,8,25 (MiB), gradients=fp16, server=N (parameter servers) or reduction=PROGRAM "
+        "(as unsilent placement names it; needs --system), under FSDP2 reshard_after_forward=no or reduce_dtype=bf16. Repeat the "
+        "option for more questions.", "", is_repeatable=True)] = ()  # fmt: skip
+    system: Annotated[str | None, Option(
+        "What collectives cost, for questions on DDP: measurements of unsilent placement measure -o (.json), a TOML file or a "
+        "preset.", "", default_text="fitted to the traces")] = None  # fmt: skip
     perfetto: Annotated[Path | None, Option(
         "Write recorded and replayed steps to this zip, which Perfetto opens.", OUTPUT_PANEL)] = None  # fmt: skip
 
@@ -43,7 +48,7 @@ def timeline(asked: Asked) -> Report:
     from unsilent.timeline.perfetto import write_runs
 
     options = asked[TimelineOptions]
-    result = diagnose(load_job(options.traces), options.what_if)
+    result = diagnose(load_job(options.traces), options.what_if, options.system or "")
     if options.perfetto is not None:
         write_runs(options.perfetto, result.job, result.path)
     return result.report(options.traces[0].name)

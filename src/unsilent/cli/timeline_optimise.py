@@ -34,15 +34,14 @@ class OptimiseOptions:
 def find(asked: Asked) -> Report:
     """The best settings by prediction."""
     from unsilent.timeline.ddp_traces import ddp_job
-    from unsilent.timeline.kineto import read_traces
-    from unsilent.timeline.link_costs import link_cost_of_system
-    from unsilent.timeline.load import job_of_recording
+    from unsilent.timeline.link_costs import FLAT, reduction_costs
+    from unsilent.timeline.load import load_job
     from unsilent.timeline.optimise_report import find_settings
 
     options = asked[OptimiseOptions]
-    cost = link_cost_of_system(options.system) if options.system else None
-    recording = read_traces(options.traces)
-    return find_settings(ddp_job(recording, job_of_recording(recording), cost)).report(options.traces[0].name)
+    job = load_job(options.traces)
+    costs = reduction_costs(options.system, job.world_size) if options.system else {}
+    return find_settings(ddp_job(job, costs.get(FLAT)), costs).report(options.traces[0].name)
 
 
 COMMAND = Command(

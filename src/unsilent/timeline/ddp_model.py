@@ -112,6 +112,22 @@ class LinkCost:
         return bool(len(size) == 0 or (size.min() >= self.smallest and size.max() <= self.largest))
 
 
+def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
+    """What it costs to push a bucket to parameter servers and to pull its sum.
+
+    The servers are apart from the ranks, each with a link like a rank's, and share each bucket evenly: the most loaded link
+    carries the bucket once (a rank's), or the parts of all ranks (a server's), first in one direction, then in the other.
+
+    Args:
+        all_reduce: By a ring of the ranks, which has the latency 2 (n - 1) times, and carries 2 (n - 1) / n of the payload.
+        ranks: n, at least 2.
+        servers: At least 1.
+    """
+    hops = 2 * (ranks - 1)
+    per_byte = all_reduce.per_byte * ranks / hops
+    return replace(all_reduce, latency=2 * all_reduce.latency / hops, per_byte=2 * max(1.0, ranks / servers) * per_byte)
+
+
 def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
     """The line through the median time of each size, none of its numbers negative; of one size alone all of it is by the byte."""
     distinct = np.unique(sizes)

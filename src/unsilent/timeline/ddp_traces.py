@@ -10,7 +10,6 @@ import numpy as np
 from unsilent.errors import UsageError
 from unsilent.timeline.ddp_model import DdpSteps, LinkCost, fit_link_cost
 from unsilent.timeline.job import BACKWARD, COLLECTIVE, LOADER, Job
-from unsilent.timeline.kineto import Recording
 from unsilent.timeline.step_split import Floats, latest_entries, step_bounds
 from unsilent.timeline.stragglers import has_several_passes
 
@@ -43,8 +42,8 @@ class DdpJob:
         return result
 
 
-def ddp_job(recording: Recording, job: Job, cost: LinkCost | None = None) -> DdpJob:
-    """The training under DDP of a recording, whose ``job`` is on one clock.
+def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
+    """The training under DDP that a job is; ``cost``: of a collective, instead of one fitted to those of the trace.
 
     Raises:
         UsageError: gradients, a backward pass or all-reduces are missing, or ranks do not have the same ones.
@@ -54,7 +53,7 @@ def ddp_job(recording: Recording, job: Job, cost: LinkCost | None = None) -> Ddp
         raise UsageError(
             "the traces show no training under DDP with one backward pass in each step; record one, as buckets are those of DDP"
         )
-    gradients = {rank: recording.gradients.get(rank) for rank in ranks}
+    gradients = {rank: job.gradients.get(rank) for rank in ranks}
     counts = {
         tuple(np.bincount(one.step[one.step >= 0], minlength=count).tolist()) if one is not None else ()
         for one in gradients.values()
@@ -77,15 +76,13 @@ def ddp_job(recording: Recording, job: Job, cost: LinkCost | None = None) -> Ddp
         raise UsageError(
             "gradients become ready in another order in some steps, or their sizes are unknown; see record_shapes"
         )
-    return _from_times(recording, job, times, sizes[0, 0], cost)
+    return _from_times(job, times, sizes[0, 0], cost)
 
 
-def _from_times(recording: Recording, job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | None) -> DdpJob:
+def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | None) -> DdpJob:
     ranks = job.ranks
-    recorded, seen = recording.operations, job.operations
+    seen = job.operations
     begins, ends = (np.array(part) for part in zip(*(step_bounds(job, rank) for rank in ranks), strict=True))
-    shift = np.array([_shift(recorded.start, recorded.rank, seen.start, seen.rank, rank) for rank in ranks])
-    times = times + shift[:, None, None]
     backward, last = np.full(begins.shape, np.inf), np.full(begins.shape, -np.inf)
     of_step = seen.step >= 0
     rows = np.searchsorted(ranks, seen.rank)
@@ -108,11 +105,6 @@ def _from_times(recording: Recording, job: Job, times: Floats, sizes: np.ndarray
 def _periods(begins: Floats, ends: Floats) -> Floats:
     """How far the last rank moves from step to step, float64[steps]."""
     return np.asarray(ends.max(0) - np.append(begins[:, :1].max(0), ends.max(0)[:-1]))
-
-
-def _shift(before: Floats, before_rank: np.ndarray, after: Floats, after_rank: np.ndarray, rank: int) -> float:
-    """By how much a rank's clock was moved, at its first operation."""
-    return float(after[after_rank == rank].min() - before[before_rank == rank].min())
 
 
 def _transfers(job: Job, which: np.ndarray) -> tuple[Floats, Floats]:

@@ -14,8 +14,10 @@ from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
+from unsilent.sizes import human_bytes
 from unsilent.timeline.critical_path import Link, critical_path
 from unsilent.timeline.job import COLLECTIVE, KINDS, Job
+from unsilent.timeline.memory import MemoryPeak, memory_peaks
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.slowdown import Slowdown, measure_slowdown
 from unsilent.timeline.step_split import StepSplit, split_steps
@@ -25,6 +27,7 @@ from unsilent.timeline.what_if import Answer, answer, answer_interval
 MOST_UNEXPLAINED, MOST_LONGER = 0.5, 1.1
 """Replays are not believed from this share of unexplained gaps on, in the time of all ranks, and where the one without gaps takes
 so many times as long as the recorded steps."""
+BEYOND = " (beyond the sizes that the cost was fitted to)"
 MOST_BARS = 4000
 """Of the figure of a step; with more operations, the longest are drawn."""
 
@@ -64,6 +67,7 @@ class Timeline(Shown):
                 *(base.findings if self.is_explained else ()),
             ),
             sections=(*_sections(self), *base.sections),
+            notes=(*base.notes, *_answer_notes(self.answers)),
             further_json={"results": {**base.further_json["results"], **_json(self)}},
         )
 
@@ -74,11 +78,11 @@ class Timeline(Shown):
         return self.slowdown.unexplained_share < MOST_UNEXPLAINED and ratio < MOST_LONGER
 
 
-def diagnose(job: Job, questions: Sequence[str] = ()) -> Timeline:
-    """What a job's time went to, and answers to what-ifs; raises ``UsageError`` for a question that names nothing."""
+def diagnose(job: Job, questions: Sequence[str] = (), system: str = "") -> Timeline:
+    """What a job's time went to, and answers to what-ifs (see `answer`); raises ``UsageError`` for one that names nothing."""
     slowdown = measure_slowdown(job)
     step = int(np.argsort(slowdown.recorded, kind="stable")[(len(slowdown.recorded) - 1) // 2])
-    answers = answer(Replay(job), questions) if questions else []
+    answers = answer(Replay(job), questions, system) if questions or system else []
     split = split_steps(job)
     return Timeline(job, slowdown, split, excesses(job, split), step, critical_path(job, step), answers)
 
@@ -128,8 +132,14 @@ def _answer_findings(answers: Sequence[Answer]) -> Iterator[str]:
     for one in answers:
         yield (
             f"{escape_unprintable(one.text)}: a step would take {time_text(float(one.predicted.mean()))} instead of "
-            f"{time_text(float(one.recorded.mean()))}, by replay"
+            f"{time_text(float(one.recorded.mean()))}, by replay{BEYOND if one.is_extrapolated else ''}"
         )
+
+
+def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
+    """Each note once, after the questions that it is about."""
+    for note in dict.fromkeys(note for one in answers for note in one.notes):
+        yield f"{escape_unprintable(', '.join(one.text for one in answers if note in one.notes))}: {note}"
 
 
 def _estimates(result: Timeline) -> Table:
@@ -144,6 +154,11 @@ def _sections(result: Timeline) -> Iterator[Section]:
         (Plot("step", "Operations of a step, by rank and time", step_figure(result)), _path_table(result)),
     )  # fmt: skip
     yield Section("Where the time went", "Mean seconds of a step, by rank.", (_split_table(result.split),))
+    if peaks := memory_peaks(result.job):
+        yield Section(
+            "Memory", "Most bytes allocated in recorded steps, as the trace counts them: on a CPU from the recording's begin on.",
+            (_memory_table(peaks),),
+        )  # fmt: skip
     if result.excesses:
         heads = (
             Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", lambda one: one.part),
@@ -172,6 +187,15 @@ def _split_table(split: StepSplit) -> Table:
         seconds("host gap", split.gap), Column.text("last to come", awaited),
     )  # fmt: skip
     return Table.of(range(len(split.ranks)), heads, "parts of a step", terminal_rows=10)
+
+
+def _memory_table(peaks: Sequence[MemoryPeak]) -> Table:
+    heads = (
+        Column("rank", of=lambda one: str(one.rank)),
+        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of=lambda one: one.bytes),
+        Column("step", of=lambda one: str(one.step)), Column.text("phase", lambda one: one.phase),
+    )  # fmt: skip
+    return Table.of(peaks, heads, "peak of allocated memory", terminal_rows=10)
 
 
 def _path_table(result: Timeline) -> Table:
@@ -235,9 +259,16 @@ def _json(result: Timeline) -> dict[str, Any]:
         "ranks": [
             {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
         ],
+        "memory": [vars(one) for one in memory_peaks(result.job)],
         "late": [{**vars(one), "is_separable": one.is_separable} for one in result.excesses],
         "what_if": [
-            {"text": one.text, "recorded": one.recorded.tolist(), "predicted": one.predicted.tolist()}
+            {
+                "text": one.text,
+                "recorded": one.recorded.tolist(),
+                "predicted": one.predicted.tolist(),
+                "is_extrapolated": one.is_extrapolated,
+                "notes": list(one.notes),
+            }
             for one in answers
         ],
     }

@@ -3,7 +3,7 @@
 An operation follows the one before it in its lane, and what launched it. Where it begins after a gap in its lane, it may have
 waited: a thread for another one (as those of gloo, whose collectives nothing else waits for visibly), a synchronising call for
 streams of the device, and a stream for other streams. What ended in that gap, last in its lane, counts as what was waited for.
-No edge contradicts the recording: its source had ended when its target began.
+No edge contradicts the recording: its source had ended when its target began, but for rounding.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from unsilent.timeline.job import CHAIN, COLLECTIVE, LAUNCH, WAIT, Edges, Lane, Operations
 
 Indices = NDArray[np.int32]
+ROUNDING = 1e-9
+"""Seconds by which an operation may begin too early after one that it waited for: times were moved from clock to clock."""
 _SYNCHRONISES = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize")
 
 
@@ -108,7 +110,7 @@ def _wait_edges(
 def _last_in_gaps(operations: Operations, own: Indices, sources: Indices) -> tuple[Indices, Indices]:
     """For each gap before an operation of a lane, the source (of another lane) that ended last in it, and the operation."""
     ends = operations.end[sources]
-    after = np.searchsorted(operations.start[own], ends)
+    after = np.searchsorted(operations.start[own], ends - ROUNDING)
     begins = np.append(-np.inf, operations.end[own])[after]
     is_in_gap = (after < len(own)) & (begins <= ends)
     sources, after = sources[is_in_gap], after[is_in_gap]

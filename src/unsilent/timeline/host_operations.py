@@ -33,7 +33,9 @@ class Flat(NamedTuple):
     outer: NDArray[np.int64]
 
 
-def flatten(start: Floats, end: Floats, is_cut: NDArray[np.bool_], elsewhere: Floats, boundaries: Floats) -> Flat:
+def flatten(
+    start: Floats, end: Floats, is_cut: NDArray[np.bool_], until: Floats, elsewhere: Floats, boundaries: Floats
+) -> Flat:
     """Operations of nested events: the outermost ones, with some of the events in them cut out.
 
     The time between two of them is an operation too where nothing ended ``elsewhere`` meanwhile: then the thread waited for no
@@ -42,11 +44,12 @@ def flatten(start: Floats, end: Floats, is_cut: NDArray[np.bool_], elsewhere: Fl
     Args:
         start, end: Of events, microseconds.
         is_cut: Events that become operations of their own.
+        until: When the thread went on after an event: later than its end where it waited for what the event had launched.
         elsewhere: When operations of other threads ended, in order.
         boundaries: Times that no operation between events spans; before the first and after the last one there are none.
     """
     order = np.lexsort((-end, start))
-    start, end, is_cut = start[order], end[order], is_cut[order]
+    start, end, is_cut, until = start[order], end[order], is_cut[order], until[order]
     latest = np.maximum.accumulate(end)
     is_outer = np.append(True, start[1:] >= latest[:-1])[: len(start)]
     group = np.cumsum(is_outer) - 1
@@ -55,8 +58,8 @@ def flatten(start: Floats, end: Floats, is_cut: NDArray[np.bool_], elsewhere: Fl
     outer_start, outer_end = start[first], latest[last]
     cut = np.flatnonzero(is_cut)
     cut = cut[np.append(start[cut[1:]] >= end[cut[:-1]], True)[: len(cut)]]  # the innermost ones
-    # Between the begin of an outermost event or the end of a cut one, and what comes next, lies the rest of the event.
-    begins, ends = np.append(outer_start, end[cut]), np.append(outer_end, start[cut])
+    # Between the begin of an outermost event or the end of a cut one and its wait, and what comes next, lies the event's rest.
+    begins, ends = np.append(outer_start, until[cut]), np.append(outer_end, start[cut])
     parts = np.append(first, first[group[cut]])
     by_begin, by_end = np.argsort(begins, kind="stable"), np.argsort(ends, kind="stable")
     rest = Flat(begins[by_begin], ends[by_end], order[parts[by_begin]], order[parts[by_begin]])

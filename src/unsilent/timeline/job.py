@@ -94,6 +94,20 @@ class Edges:
     kind: NDArray[np.int8]
 
 
+class Gradients(NamedTuple):
+    """When gradients of a rank were ready, in this order.
+
+    Attributes:
+        step: Index in the steps of the recording, int32.
+        ready: Seconds since the recording's begin, float64.
+        size: Bytes; -1: unknown, int64.
+    """
+
+    step: NDArray[np.int32]
+    ready: NDArray[np.float64]
+    size: NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Job:
     """What was recorded of a job.
@@ -107,6 +121,8 @@ class Job:
         world_size: Ranks of the job, of which some may not have been recorded.
         notes: What a reader should know about the trace, one sentence each.
         step_times: By rank, begin and end of each step in seconds, float64[steps, 2]; empty where operations alone tell.
+        gradients: When they were ready, by rank; empty where the trace does not tell.
+        memory: By rank, rows of seconds since the job's begin and allocated bytes, float64[k, 2]; of ranks that recorded them.
     """
 
     operations: Operations
@@ -117,6 +133,8 @@ class Job:
     world_size: int = 0
     notes: tuple[str, ...] = ()
     step_times: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    gradients: dict[int, Gradients] = field(default_factory=dict)
+    memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:

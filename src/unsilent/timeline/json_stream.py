@@ -38,12 +38,14 @@ class Arguments:
     group_ranks: Any = None
     sequence: Any = None
     communication: Any = None
+    allocated: Any = None
+    device_type: Any = None
 
 
 ARGUMENT_NAMES = {
     "correlation": "correlation", "input_dims": "Input Dims", "input_type": "Input type", "collective": "Collective name",
     "elements": "In msg nelems", "dtype": "dtype", "group": "Process Group Name", "group_ranks": "Process Group Ranks",
-    "sequence": "Seq", "communication": "Comms Id",
+    "sequence": "Seq", "communication": "Comms Id", "allocated": "Total Allocated", "device_type": "Device Type",
 }  # fmt: skip
 
 

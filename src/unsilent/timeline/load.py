@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
 from unsilent.timeline.job import Job
@@ -39,11 +40,20 @@ def job_of_recording(recording: Recording) -> Job:
     clocks = align_clocks(recording.operations, recording.anchors)
     operations = replace(recording.operations, start=clocks.start)
     before = recording.operations
-    times = {
-        rank: np.interp(of, before.start[before.rank == rank], operations.start[before.rank == rank])
-        for rank, of in recording.step_times.items()
+
+    def on_one_clock(rank: int, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        own = before.rank == rank
+        moved = clocks.start[own] - before.start[own]  # before the first and after the last one as at these
+        return np.asarray(times + np.interp(times, before.start[own], moved))
+
+    times = {rank: on_one_clock(rank, of) for rank, of in recording.step_times.items()}
+    gradients = {rank: of._replace(ready=on_one_clock(rank, of.ready)) for rank, of in recording.gradients.items()}
+    memory = {
+        rank: np.stack([on_one_clock(rank, rows[:, 0]), rows[:, 1]], 1) for rank, rows in recording.memory.items()
     }
     operations, launches = cut_waits(operations, recording.lanes, recording.launches)
     edges = make_edges(operations, recording.lanes, launches)
     notes = (*recording.notes, *clocks.notes)
-    return Job(operations, edges, recording.lanes, recording.steps, {}, recording.world_size, notes, times)
+    return Job(
+        operations, edges, recording.lanes, recording.steps, {}, recording.world_size, notes, times, gradients, memory
+    )

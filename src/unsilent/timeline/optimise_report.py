@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from unsilent.report.model import Column, Report, Section, Table, TextBlock
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text
 from unsilent.sizes import human_bytes
+from unsilent.timeline.ddp_model import LinkCost
 from unsilent.timeline.ddp_traces import DdpJob
+from unsilent.timeline.link_costs import FLAT
 from unsilent.timeline.optimise import PRECISIONS, DdpSettings, bucket_sizes, optimise, predict, reasons
 from unsilent.timeline.slowdown import mean_ratio
 
@@ -31,11 +33,15 @@ class Optimised(Shown):
         job: What was recorded.
         default: What DDP's default would take.
         best: Settings by gradient precision, the fastest first.
+        reduction: Program by which buckets are reduced in ``best``; `FLAT`: DDP's own.
+        cost: Of that program.
     """
 
     job: DdpJob
     default: DdpSettings
     best: list[DdpSettings]
+    reduction: str
+    cost: LinkCost
 
     @property
     def noise_floor(self) -> float:
@@ -46,7 +52,7 @@ class Optimised(Shown):
     def report(self, source: str = "") -> Report:
         """What is shown of it; ``source``: the name of the traces."""
         job, first, steps = self.job, self.best[0], count_text(len(self.job.recorded), "step")
-        lines = tuple((None, line) for line in reasons(job.steps, job.cost, first))
+        lines = tuple((None, line) for line in reasons(job.steps, self.cost, first))
         error = float(job.replayed().mean() / job.recorded.mean() - 1)
         ratios = {
             f"{one.precision} {one.arguments or 'default'}": mean_ratio(one.seconds, self.default.seconds)
@@ -69,14 +75,29 @@ class Optimised(Shown):
             ),
             notes=tuple(_notes(self)),
             method=METHOD,
-            further_json={"results": {"best": [_json(one) for one in self.best], "default": _json(self.default)}},
+            further_json={"results": {
+                "reduction": self.reduction, "best": [_json(one) for one in self.best], "default": _json(self.default),
+            }},
         )  # fmt: skip
 
 
-def find_settings(job: DdpJob) -> Optimised:
-    """The best settings by prediction."""
+def find_settings(job: DdpJob, programs: Mapping[str, LinkCost] | None = None) -> Optimised:
+    """The best settings by prediction; ``programs``: costs of reductions that may be chosen by name; None: DDP's own alone."""
     precisions = list(PRECISIONS) if job.cost.per_byte > 0 else ["fp32"]
-    return Optimised(job, predict(job.steps, job.cost), optimise(job.steps, job.cost, precisions))
+    costs = {FLAT: job.cost, **(programs or {})}
+    tried = {name: optimise(job.steps, costs[name], precisions) for name in _undominated(costs)}
+    best = min(tried, key=lambda name: (round(tried[name][0].mean, 9), name != FLAT))
+    return Optimised(job, predict(job.steps, job.cost), tried[best], best, costs[best])
+
+
+def _undominated(costs: Mapping[str, LinkCost]) -> Iterator[str]:
+    """Programs that no other one is better than for every size: steps with another one are no shorter."""
+    least = float("inf")
+    order = sorted(costs, key=lambda name: (costs[name].latency, costs[name].per_byte, name != FLAT))
+    for name in order:
+        if costs[name].per_byte < least or name == FLAT:
+            least = min(least, costs[name].per_byte)
+            yield name
 
 
 def _headline(result: Optimised) -> str:
@@ -94,6 +115,11 @@ def _headline(result: Optimised) -> str:
 
 
 def _findings(result: Optimised) -> Iterator[str]:
+    if result.reduction != FLAT:
+        yield (
+            f"in these settings buckets are reduced by: {result.reduction}, while gradients are computed; "
+            "unsilent.placement.program_hook runs the program, but waits for each bucket"
+        )
     for one in result.best:
         if one.precision != "fp32":
             yield (
@@ -119,11 +145,12 @@ def _table(result: Optimised) -> Table:
 
 
 def _notes(result: Optimised) -> Iterator[str]:
-    cost, steps = result.job.cost, result.job.steps
+    cost, steps = result.cost, result.job.steps
     if cost.per_byte <= 0:
         yield "what a larger collective costs does not show in the traces; measure the link, and pass its file as --system"
     yield f"a collective costs {time_text(cost.latency)} and {time_text(cost.per_byte * 2**20)} for each MiB"
     for one in (result.default, *result.best):
+        cost = result.job.cost if one is result.default else result.cost
         if not cost.covers(bucket_sizes(steps, one)):
             yield (
                 f"buckets of {one.arguments or 'the default'} are outside the sizes that the cost was fitted to "

@@ -6,13 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.timeline.host_operations import Flat, annotated_phase, flatten, is_backward, phases
-from unsilent.timeline.job import BACKWARD, COLLECTIVE, COMPUTE, COPY, HOST, OTHER, Lane
+from unsilent.timeline.job import BACKWARD, COLLECTIVE, COMPUTE, COPY, HOST, OTHER, Gradients, Lane
 from unsilent.timeline.json_stream import Arguments
 from unsilent.timeline.matching import Taken
 from unsilent.timeline.rank_trace import (
@@ -29,26 +29,15 @@ from unsilent.timeline.rank_trace import (
 
 BETWEEN = "(between operations)"
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
-_LAUNCH, _GLOO = re.compile(r"c10d::_?(\w+?)_*$"), re.compile(r"gloo:(\w+)")
+_LAUNCH, _GLOO = re.compile(r"c10d::_?(\w+?)(?:_base)?_*$"), re.compile(r"gloo:(\w+)")
 _SYNCHRONISES = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize")
+_SHARDED = re.compile("fsdp::")
+"""Copies of FSDP2 between parameters or gradients and what collectives send."""
 _NCCL = re.compile(r"(nccl|rccl)(Dev)?Kernel", re.IGNORECASE)
+_SCATTERS = re.compile(r"(gloo:|c10d::)_?reduce_?scatter")
 _MESSAGE = re.compile(r"send|recv", re.IGNORECASE)
 _RANKS = re.compile(r"\[(\d{1,7}(, ?\d{1,7})*)\]")
 _LONGEST_GROUP = 4096
-
-
-class Gradients(NamedTuple):
-    """When gradients of a rank were ready, in this order.
-
-    Attributes:
-        step: Index in the steps of the recording, int32.
-        ready: Seconds since the recording's begin, float64.
-        size: Bytes; -1: unknown, int64.
-    """
-
-    step: NDArray[np.int32]
-    ready: NDArray[np.float64]
-    size: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -63,6 +52,7 @@ class RankOperations:
         groups: Ranks of each group that it names; None: unknown.
         gradients: When they were ready.
         step_times: Begin and end of each step, seconds since the recording's begin, float64[steps, 2].
+        memory: Rows of seconds since the recording's begin, and allocated bytes, float64[k, 2].
         notes: What a reader should know.
     """
 
@@ -73,6 +63,7 @@ class RankOperations:
     groups: dict[str, frozenset[int] | None]
     gradients: Gradients
     step_times: NDArray[np.float64]
+    memory: NDArray[np.float64]
     notes: tuple[str, ...]
 
 
@@ -133,8 +124,17 @@ class _Rank:
         taken, groups = self._collectives(columns)
         del columns["cut"]
         step_times = (np.stack([self._step_start, self._step_end], 1) - self._origin) * 1e-6
+        memory = (self._trace.memory - (self._origin, 0)) * (1e-6, 1)
         return RankOperations(
-            columns, self._lanes, place[launches], taken, groups, self._gradients(), step_times, tuple(self._notes)
+            columns,
+            self._lanes,
+            place[launches],
+            taken,
+            groups,
+            self._gradients(),
+            step_times,
+            memory,
+            tuple(self._notes),
         )
 
     def _is_named(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
@@ -157,12 +157,15 @@ class _Rank:
         """Collectives of a sort are carried out in the order of their launches."""
         trace, names = self._trace, self._names.shown
         launched: dict[str, list[list[int]]] = defaultdict(lambda: [[], []])
+        # gloo scatters what it has reduced as a whole, under the name of an all-reduce
+        aliases = {} if self._is_named(_SCATTERS)[self._gloo].any() else {"reducescatter": "allreduce"}
         calls = np.flatnonzero((trace.category == CPU_OP) & self._is_named(_LAUNCH))
         for events, pattern, side in ((calls, _LAUNCH, 0), (self._gloo, _GLOO, 1)):
             for event in events[np.argsort(trace.start[events], kind="stable")]:
                 match = pattern.match(names[trace.event_name[event]])
                 assert match
-                launched[match[1].replace("_", "")][side].append(int(event))
+                sort = match[1].replace("_", "")
+                launched[aliases.get(sort, sort)][side].append(int(event))
         pairs: list[tuple[int, int]] = []
         for sort, (calls_of_it, carried_out) in launched.items():
             if not carried_out:
@@ -178,14 +181,20 @@ class _Rank:
                     f"named gloo:{sort} was found"
                 )
             pairs += right
+        if aliases:
+            for call, event in pairs:
+                if _SCATTERS.match(names[trace.event_name[call]]):
+                    trace.event_name[event] = self._names["gloo:reduce_scatter"]
         return pairs
 
     def _add_host(self, pairs: NDArray[np.int64]) -> None:
         trace = self._trace
-        is_host = (trace.category == CPU_OP) | (trace.category == RUNTIME)
+        is_host = ((trace.category == CPU_OP) | (trace.category == RUNTIME)) & ~self._is_in_collective()
         is_cut = np.zeros(len(trace.start), bool)
         is_cut[pairs[:, 0]] = True
         is_cut |= (trace.category == RUNTIME) & self._is_named(_SYNCHRONISES)
+        is_cut |= (trace.category == CPU_OP) & self._is_named(_SHARDED)
+        until = self._ends_of_waits(np.flatnonzero(is_host), pairs)
         marks = np.flatnonzero((trace.category == ANNOTATION) & ~self._is_named(_GLOO))
         mark_phase = np.array([annotated_phase(name) for name in self._names.shown], np.int8)[trace.event_name[marks]]
         threads = np.unique(np.append(trace.thread[is_host], self._step_thread))
@@ -201,8 +210,34 @@ class _Rank:
                 phased = marks[here & (mark_phase != OTHER)]
                 times = (self._step_start, self._step_end, trace.start[phased], trace.end[phased])
                 boundaries = np.unique(np.concatenate(times))
-            flat = flatten(trace.start[own], trace.end[own], is_cut[own], elsewhere, boundaries)
+            flat = flatten(trace.start[own], trace.end[own], is_cut[own], until[own], elsewhere, boundaries)
             self._add_thread(int(thread), own, flat, is_cut, marks[here], mark_phase[here])
+
+    def _is_in_collective(self) -> NDArray[np.bool_]:
+        """Which events began while their thread carried out a collective, and so are part of it."""
+        trace, result = self._trace, np.zeros(len(self._trace.start), bool)
+        for thread in np.unique(trace.thread[self._gloo]):
+            own = self._gloo[trace.thread[self._gloo] == thread]
+            own = own[np.argsort(trace.start[own])]
+            events = np.flatnonzero(trace.thread == thread)
+            before = np.searchsorted(trace.start[own], trace.start[events], "right") - 1
+            result[events] = (before >= 0) & (trace.start[events] < trace.end[own][before])
+        return result
+
+    def _ends_of_waits(self, events: NDArray[np.int64], pairs: NDArray[np.int64]) -> NDArray[np.float64]:
+        """When each event's thread went on: as the event ended, or the collective that it launched where nothing began before.
+
+        So a collective is waited for that is not asynchronous, as those of FSDP2 over gloo.
+        """
+        trace, until = self._trace, self._trace.end.copy()
+        launch, launched = pairs[np.isin(pairs[:, 1], self._gloo)].T
+        for thread in np.unique(trace.thread[launch]):
+            own, here = events[trace.thread[events] == thread], trace.thread[launch] == thread
+            starts, ends = (np.append(np.sort(times[own]), np.inf) for times in (trace.start, trace.end))
+            end, done = trace.end[launch[here]], trace.end[launched[here]]
+            following = np.minimum(starts[np.searchsorted(starts, end)], ends[np.searchsorted(ends, end, "right")])
+            until[launch[here]] = np.where((end < done) & (done <= following), done, end)
+        return until
 
     def _add_thread(
         self, thread: int, own: NDArray[np.int64], flat: Flat, is_cut: NDArray[np.bool_], marks: NDArray[np.int64],
@@ -221,6 +256,8 @@ class _Rank:
         cut = np.where((event >= 0) & is_cut[event], event, -1)
         works = COMPUTE if not len(self._device) else HOST
         kind = np.where((cut >= 0) | (event < 0), HOST, works)
+        if works == COMPUTE:
+            kind[np.append(self._is_named(_SHARDED), False)[cut]] = COPY
         self._add(f"thread {trace.threads[thread]}", False, flat.start, flat.end, name, kind, phase, cut, None)
 
     def _add_lanes(self, events: NDArray[np.int64], is_device: bool) -> None:

@@ -80,6 +80,7 @@ class RankTrace:
         correlation: Number that a launch shares with what it launched; -1: none, int64.
         details: Arguments of collectives and gradients, by event.
         threads: Names of threads and streams.
+        memory: Rows of microseconds and allocated bytes, of the device where there is one, float64[k, 2].
         notes: What a reader should know.
     """
 
@@ -97,6 +98,7 @@ class RankTrace:
     correlation: NDArray[np.int64]
     details: dict[int, Arguments]
     threads: list[str]
+    memory: NDArray[np.float64]
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -119,6 +121,7 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
     trace = TraceFile(path)
     threads: Numbering[Any] = Numbering(lambda key: escape_unprintable(str(key[1])[:40]))
     parts, details, count = [_columns([], names, threads)], dict[int, Arguments](), 0
+    memory = [np.empty((0, 3))]
     try:
         for chunk in trace.chunks():
             events = [one for one in chunk if one.ph == "X" and type(one.cat) is str and one.cat in _CATEGORIES]
@@ -127,7 +130,10 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
                 if event.args.collective is not None or _HAS_DETAILS.match(event.name):
                     details[number] = kept_arguments(event.args)
             count += len(events)
-            if count > MOST_EVENTS:
+            allocations = [one for one in chunk if one.name == "[memory]" and _is_memory(one)]
+            rows = [(one.ts, one.args.allocated, one.args.device_type != 0) for one in allocations]
+            memory.append(np.array(rows, float).reshape(-1, 3))
+            if count + sum(map(len, memory)) > MOST_EVENTS:
                 raise UsageError(
                     f"{trace.name} has more than {MOST_EVENTS:,} events that are of use; record fewer steps"
                 )
@@ -152,7 +158,7 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
         raise UsageError(f"{trace.name}: its distributedInfo names no possible number of ranks; record it again")
     return RankTrace(
         trace.name, rank, world_size, distributed, base, anchors, start, duration, event_name, category, thread, correlation,
-        details, threads.shown, notes,
+        details, threads.shown, _of_device(np.concatenate(memory)), notes,
     )  # fmt: skip
 
 
@@ -169,6 +175,17 @@ def _columns(events: Sequence[Event], names: Numbering[Any], threads: Numbering[
         np.array([threads[one.pid, one.tid] for one in events], np.int32),
         np.array([one if type(one) is int and 0 <= one < 2**62 else -1 for one in correlations], np.int64),
     )  # fmt: skip
+
+
+def _of_device(memory: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows without their last number, those alone in which it is 1 where there are such."""
+    return memory[memory[:, 2] == memory[:, 2].max(initial=0), :2]
+
+
+def _is_memory(event: Event) -> bool:
+    """Whether an event says how many bytes were allocated when."""
+    is_timed = type(event.ts) in (int, float) and abs(event.ts) < _MOST_TIME
+    return is_timed and _is_count(event.args.allocated, 2**60)
 
 
 def _is_count(value: Any, most: int) -> bool:

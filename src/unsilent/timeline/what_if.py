@@ -3,7 +3,8 @@
 Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` (a rank begins each step later;
 ``-20ms``: does all that it does itself faster, by so much in a step), ``rank:R=0.9`` (computes in so much of the time),
 ``network=infinite`` (collectives take no time once all ranks are there), ``straggler=none`` (every operation takes its
-straggler-free duration, see `slowdown`).
+straggler-free duration, see `slowdown`), and those of `ddp_what_if` and `fsdp_what_if` for trainings under DDP
+and FSDP2.
 
 Gaps before operations stay as recorded; in an operation table they hold waits that it does not explain, and are left out.
 """
@@ -19,12 +20,26 @@ import numpy as np
 
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.interval import Interval
+from unsilent.timeline.ddp_what_if import FORMS as DDP_FORMS
+from unsilent.timeline.ddp_what_if import WORDS as DDP_WORDS
+from unsilent.timeline.ddp_what_if import DdpQuestions
+from unsilent.timeline.fsdp_what_if import FORMS as FSDP_FORMS
+from unsilent.timeline.fsdp_what_if import WORDS as FSDP_WORDS
+from unsilent.timeline.fsdp_what_if import sharded_change
 from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES, PIPELINE, Job
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.slowdown import mean_ratio, straggler_free_durations
 from unsilent.timeline.step_split import Floats
 
-FORMS = ("scale:GLOB=FACTOR", "rank:R=+20ms", "rank:R=0.9", "network=infinite", "straggler=none")
+FORMS = (
+    "scale:GLOB=FACTOR",
+    "rank:R=+20ms",
+    "rank:R=0.9",
+    "network=infinite",
+    "straggler=none",
+    *DDP_FORMS,
+    *FSDP_FORMS,
+)
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 LARGEST_FACTOR = 1e3
 _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
@@ -32,11 +47,13 @@ _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 @dataclass(frozen=True)
 class Change:
-    """What is different in a replay: seconds of each operation, and before it, float64[n] both."""
+    """What is different: the replay, seconds of each operation and before it, float64[n] both; notes as in `Answer`."""
 
-    text: str
+    replay: Replay
     durations: Floats
     gaps: Floats
+    notes: tuple[str, ...] = ()
+    is_extrapolated: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,11 +63,15 @@ class Answer:
     Attributes:
         text: The question.
         recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
+        notes: What was assumed, one sentence each.
+        is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
     """
 
     text: str
     recorded: Floats
     predicted: Floats
+    notes: tuple[str, ...] = ()
+    is_extrapolated: bool = False
 
     @property
     def ratios(self) -> Floats:
@@ -63,11 +84,32 @@ def answer_interval(one: Answer) -> Interval:
     return mean_ratio(one.predicted, one.recorded)
 
 
-def answer(replay: Replay, questions: Sequence[str]) -> list[Answer]:
-    """An answer to each question; raises ``UsageError`` for one that names nothing."""
-    changes = [parse_change(text, replay) for text in questions]
+def answer(replay: Replay, questions: Sequence[str], system: str = "") -> list[Answer]:
+    """An answer to each question; raises ``UsageError`` for one that names nothing.
+
+    ``system``: what collectives cost, for questions on DDP; empty: as fitted to the traces.
+    """
+    of_ddp = DdpQuestions(replay.job, system)
+    if system and not any(map(is_of_ddp, questions)):
+        raise UsageError(
+            f"--system {system} is of use for --what-if {', '.join(DDP_WORDS)}; ask one of these, or leave it out"
+        )
     recorded = replay.step_seconds(*replay.run(replay.durations, kept_gaps(replay)))
-    return [Answer(one.text, recorded, replay.step_seconds(*replay.run(one.durations, one.gaps))) for one in changes]
+    result = []
+    for text in questions:
+        if is_of_ddp(text):
+            result.append(Answer(text, *of_ddp.answer(text)))
+        else:
+            change = parse_change(text, replay)
+            seconds = replay.step_seconds(*change.replay.run(change.durations, change.gaps))
+            result.append(Answer(text, recorded, seconds, change.notes, change.is_extrapolated))
+    return result
+
+
+def is_of_ddp(text: str) -> bool:
+    """Whether a question is for `DdpQuestions`."""
+    word, _, value = text.partition("=")
+    return bool(value) and word in DDP_WORDS
 
 
 def kept_gaps(replay: Replay) -> Floats:
@@ -91,9 +133,11 @@ def parse_change(text: str, replay: Replay) -> Change:
         durations[replay.job.operations.kind == COLLECTIVE] = 0
     elif text == "straggler=none":
         durations = straggler_free_durations(replay.job, replay.durations)
+    elif what in FSDP_WORDS:
+        return Change(*sharded_change(text, replay, gaps))
     else:
-        raise unknown_name_error("what-if", what, [form.partition("=")[0] for form in FORMS])
-    return Change(text, durations, gaps)
+        raise unknown_name_error("what-if", what, dict.fromkeys(form.partition("=")[0] for form in FORMS))
+    return Change(replay, durations, gaps)
 
 
 def _named(name: str, job: Job) -> np.ndarray:

@@ -1,0 +1,135 @@
+"""What the steps of a training under DDP would take with other buckets, gradients, reductions, or a parameter server.
+
+Forms: ``buckets=25`` or ``buckets=1,8,25`` (MiB, the last for all further ones), ``gradients=fp16`` or ``bf16``,
+``reduction=PROGRAM`` (as `unsilent placement` names it), ``server=N``. Each is answered by `ddp_model`, all else as recorded.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.report.text import count_text
+from unsilent.sizes import human_bytes, parse_whole_number
+from unsilent.timeline.ddp_model import MIB, LinkCost, assign_buckets, server_cost
+from unsilent.timeline.ddp_traces import DdpJob, ddp_job
+from unsilent.timeline.job import Job
+from unsilent.timeline.link_costs import FLAT, reduction_costs
+from unsilent.timeline.step_split import Floats
+
+FORMS = ("buckets=25", "buckets=1,8,25", "gradients=fp16", "gradients=bf16", "reduction=PROGRAM", "server=N")
+WORDS = ("buckets", "gradients", "reduction", "server")
+LARGEST_BUCKET, MOST_SERVERS = 2**20, 2**20
+"""In MiB, and servers: more is taken for a slip of the finger."""
+SIXTEEN_BITS = ("fp16", "bf16")
+
+
+class DdpAnswer(NamedTuple):
+    """What steps would take.
+
+    Attributes:
+        recorded, predicted: Seconds of each step by the model, with recorded and with other settings, float64[steps].
+        notes: What was assumed, one sentence each.
+        is_extrapolated: Whether a collective is outside the sizes that the cost was fitted to.
+    """
+
+    recorded: Floats
+    predicted: Floats
+    notes: tuple[str, ...]
+    is_extrapolated: bool
+
+
+class DdpQuestions:
+    """Answers questions about one job.
+
+    Args:
+        job: On one clock.
+        system: What collectives cost (see `unsilent.timeline.link_costs`); empty: as fitted to the traces.
+    """
+
+    def __init__(self, job: Job, system: str = "") -> None:
+        self._job, self._system = job, system
+
+    def answer(self, text: str) -> DdpAnswer:
+        """The answer; raises ``UsageError`` for a question that names nothing, and for jobs that are no training under DDP."""
+        word, _, value = text.partition("=")
+        ddp, share, notes = self._ddp, 1.0, list[str]()
+        buckets, cost = ddp.buckets, ddp.cost
+        if word == "buckets":
+            buckets = assign_buckets(ddp.steps.sizes.tolist(), _caps(value))
+        elif word == "gradients":
+            if value not in SIXTEEN_BITS:
+                raise unknown_name_error("precision of gradients", value, SIXTEEN_BITS)
+            share = 0.5
+            notes.append(
+                "gradients are taken to have 32 bits where they were recorded; casts to 16 bits are not counted"
+            )
+        elif word == "reduction":
+            cost = self._program_cost(value)
+            notes.append(
+                "the program runs while gradients are computed; unsilent.placement.program_hook waits for each bucket"
+            )
+        else:
+            servers = parse_whole_number(value) or 0
+            if not 1 <= servers <= MOST_SERVERS:
+                raise wrong_value_error("--what-if server", value, "a whole number of 1 or more")
+            cost = server_cost(cost, self._ranks, servers)
+            notes.append(
+                f"{count_text(servers, 'server')} apart from the ranks, each with a link like that of a rank (its latency and "
+                "bandwidth are those of an all-reduce by a ring); each bucket is divided evenly over the servers, pushed by all "
+                "ranks at once, summed in no time and then pulled"
+            )
+        sizes = share * np.array([float(ddp.steps.sizes[bucket].sum()) for bucket in buckets])
+        recorded = ddp.replayed()
+        off = float(recorded.mean() / ddp.recorded.mean() - 1)
+        notes.append(
+            f"with the recorded buckets, the model of DDP is off by {100 * off:+.2g} % from the recorded steps"
+        )
+        if not cost.covers(sizes):
+            notes.append(f"{beyond_fit(cost, sizes)}; give a --system that was measured with --sizes around these")
+        predicted = ddp.steps.step_seconds(buckets, cost, share)
+        return DdpAnswer(recorded, predicted, tuple(notes), not cost.covers(sizes))
+
+    @cached_property
+    def _ddp(self) -> DdpJob:
+        return ddp_job(self._job, self._programs[FLAT] if self._system else None)
+
+    @property
+    def _ranks(self) -> int:
+        return self._job.world_size or len(self._job.ranks)
+
+    @cached_property
+    def _programs(self) -> dict[str, LinkCost]:
+        return reduction_costs(self._system, self._ranks)
+
+    def _program_cost(self, name: str) -> LinkCost:
+        if not self._system:
+            raise UsageError(
+                "--what-if reduction needs to know the machine; add --system with the file of unsilent placement measure -o, a "
+                "TOML file or a preset"
+            )
+        if name not in self._programs:
+            raise unknown_name_error("reduction program", name, self._programs)
+        return self._programs[name]
+
+
+def _caps(value: str) -> list[int]:
+    """Bytes of each bucket."""
+    sizes = [parse_whole_number(part) or 0 for part in value.split(",")]
+    if not all(1 <= size <= LARGEST_BUCKET for size in sizes):
+        raise wrong_value_error("--what-if buckets", value, "MiB as whole numbers of 1 or more, like 25 or 1,8,25")
+    return [MIB * size for size in sizes]
+
+
+def beyond_fit(cost: LinkCost, sizes: Floats) -> str:
+    """What is said where some of these sizes are outside those that a cost was fitted to."""
+    sent, fitted = _range(float(sizes.min()), float(sizes.max())), _range(cost.smallest, cost.largest)
+    return f"collectives of {sent} are outside the sizes that the cost was fitted to ({fitted})"
+
+
+def _range(low: float, high: float) -> str:
+    first, last = human_bytes(round(low)), human_bytes(round(high))
+    return first if first == last else f"{first} to {last}"

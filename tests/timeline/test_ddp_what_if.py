@@ -1,0 +1,118 @@
+"""What-ifs of trainings under DDP, against the slow simulation of a step."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from timeline.ddp_jobs import ddp_job as job_without_gradients
+from timeline.test_ddp_model import slow_prediction
+from unsilent.errors import UsageError
+from unsilent.timeline.ddp_model import MIB, assign_buckets, server_cost
+from unsilent.timeline.ddp_traces import ddp_job
+from unsilent.timeline.load import load_job
+from unsilent.timeline.replay import Replay
+from unsilent.timeline.what_if import answer
+
+TRACES = Path(__file__).parent / "data"
+SYSTEM = """
+[[level]]
+name = "gpu"
+count = 2
+bandwidth = "0.1GB/s"
+latency = "200us"
+"""
+
+
+@pytest.fixture(scope="module")
+def job():
+    """A recorded training whose tensors are said to be 512 times as large, so that buckets can differ."""
+    small = load_job([TRACES])
+    size = small.operations.size
+    operations = replace(small.operations, size=np.where(size > 0, 512 * size, size))
+    gradients = {rank: one._replace(size=512 * one.size) for rank, one in small.gradients.items()}
+    return replace(small, operations=operations, gradients=gradients)
+
+
+@pytest.fixture
+def system(tmp_path):
+    path = tmp_path / "pair.toml"
+    path.write_text(SYSTEM)
+    return str(path)
+
+
+def slow(job, caps=None, share=1.0, cost=None):
+    ddp = ddp_job(job)
+    buckets = ddp.buckets if caps is None else assign_buckets(ddp.steps.sizes.tolist(), [MIB * cap for cap in caps])
+    line = cost or ddp.cost
+    return slow_prediction(ddp.steps, buckets, line.latency, share * line.per_byte)
+
+
+@pytest.mark.parametrize(
+    ("question", "change"),
+    [
+        ("buckets=25", {"caps": [25]}),
+        ("buckets=1,2", {"caps": [1, 2]}),
+        ("gradients=fp16", {"share": 0.5}),
+        ("gradients=bf16", {"share": 0.5}),
+    ],
+)
+def test_steps_take_what_the_slow_simulation_says(job, question, change):
+    (result,) = answer(Replay(job), [question])
+    assert result.predicted == pytest.approx(slow(job, **change))
+    assert result.recorded == pytest.approx(slow(job))
+    assert any("recorded steps" in note for note in result.notes)
+
+
+def test_a_server_costs_what_its_links_do(job):
+    (result,) = answer(Replay(job), ["server=1"])
+    assert result.predicted == pytest.approx(slow(job, cost=server_cost(ddp_job(job).cost, 2, 1)))
+    assert any("server" in note for note in result.notes)
+
+
+def test_another_reduction_program_costs_what_the_machine_says(job, system):
+    question = "reduction=reduce-scatter over all devices; all-gather over all devices"
+    (result,) = answer(Replay(job), [question], system)
+    seconds = result.predicted - result.recorded
+    assert seconds == pytest.approx(0, abs=1e-9)  # on one level, both are the same ring
+
+
+def test_sizes_beyond_those_of_the_fit_are_flagged(job):
+    within, beyond = answer(Replay(job), ["buckets=1", "buckets=1000"])
+    ddp = ddp_job(job)
+    sizes = ddp.steps.sizes
+    largest = max(sizes[bucket].sum() for bucket in assign_buckets(sizes.tolist(), [MIB]))
+    assert ddp.cost.smallest < largest < ddp.cost.largest < sizes.sum()
+    assert [one.is_extrapolated for one in (within, beyond)] == [False, True]
+    assert [any("outside the sizes" in note for note in one.notes) for one in (within, beyond)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("buckets=0", "whole numbers"),
+        ("buckets=x", "whole numbers"),
+        ("buckets=1,,2", "whole numbers"),
+        ("gradients=fp61", "did you mean"),
+        ("server=0", "whole number"),
+        ("reduction=all-reduce over all devices", "--system"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(job, question, words):
+    with pytest.raises(UsageError, match=re.escape(words)) as error:
+        answer(Replay(job), [question])
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_program_names_the_known_ones(job, system):
+    with pytest.raises(UsageError, match="did you mean 'all-reduce over all devices'"):
+        answer(Replay(job), ["reduction=all-reduce over all device"], system)
+
+
+def test_jobs_without_gradients_have_no_buckets():
+    with pytest.raises(UsageError, match="no training under DDP"):
+        answer(Replay(job_without_gradients(2, 3)), ["buckets=25"])
