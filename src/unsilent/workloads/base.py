@@ -88,8 +88,10 @@ class Workload:
     Args:
         model: A trained module in eval mode, or a function returning one (called once).
         batches: Model inputs: a tensor, a dict (keyword arguments) or a tuple (positional arguments) per
-            batch. ``labelled=True`` drops the last item of each tuple, for a data loader that yields
+            batch. ``labelled=True`` takes the last item of each tuple as its labels, for a data loader that yields
             ``(inputs, labels)``.
+        labels: The right answers of each batch, in the order of ``batches``, for what compares answers with them.
+        input_range: Least and largest valid number of an input, or tensors of them that broadcast to an input, for attacks.
         judge: A judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see
             ``unsilent.outcomes``.
         components: Name -> a glob over parameter names or a list of them; the first match owns a parameter.
@@ -113,6 +115,8 @@ class Workload:
         name: str = "custom",
         info: Mapping[str, Any] | None = None,
         clean: CleanSource | None = None,
+        labels: Iterable[Any] | None = None,
+        input_range: tuple[float | Tensor, float | Tensor] | None = None,
     ) -> None:
         from unsilent.outcomes import judge as make_judge
 
@@ -132,6 +136,8 @@ class Workload:
         self._run = run
         self._source = batches
         self._labelled = labelled
+        self._labels = labels
+        self.input_range = input_range
         if isinstance(clean, Mapping):
             for part in clean:
                 _check_part(part)
@@ -157,10 +163,20 @@ class Workload:
     def batches(self) -> Sequence[Any]:
         """The batches, read once from the iterable and kept."""
         if self._batches is None:
-            self._batches = self._unlabelled(call_user_code(list, self._source))
+            given = call_user_code(list, self._source)
+            self._batches = self._unlabelled(given)
             if not self._batches:
                 raise UsageError(f"workload {self.name!r} has no batches; give at least one")
+            if self._labelled and self._labels is None:
+                self._labels = [batch[-1] for batch in given]
         return self._batches
+
+    def labels(self) -> Sequence[Any] | None:
+        """The right answers of each batch of `batches`; None where the workload has none."""
+        self.batches()
+        if self._labels is not None and not isinstance(self._labels, list):
+            self._labels = list(self._labels)
+        return self._labels
 
     def clean_batches(self, part: str, samples: int) -> Sequence[Any]:
         """Clean batches from ``clean``; see `CalibratedWorkload`. From a dict of batches: whole ones, up to the number wanted.

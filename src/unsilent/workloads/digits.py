@@ -212,6 +212,8 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
     return Workload(
         model,
         [data.test[:eval].clone()],
+        labels=[data.test_labels[:eval]],
+        input_range=(-1.0, 1.0),
         judge="top1",
         name=name,
         components=one.components,
