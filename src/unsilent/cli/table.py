@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "unsilent.cli.run:COMMAND",
     "watch": "unsilent.cli.watch:COMMAND",
     "explain": "unsilent.cli.explain:COMMAND",
+    "attack": "unsilent.cli.attack:COMMAND",
     "placement": "unsilent.cli.placement:COMMAND",
     "placement measure": "unsilent.cli.placement:MEASURE_COMMAND",
     "timeline": "unsilent.cli.timeline:COMMAND",

@@ -86,4 +86,4 @@ def _adapter(part: str, calibration: Sequence[Any]) -> Callable[[nn.Module], nn.
         raise UsageError(f"adapter {part!r} has the parameter {parameter!r}; {name} takes none: leave it out")
     if name == "compiled":
         return lambda model: torch.compile(copy.deepcopy(model).eval())  # type: ignore[return-value]
-    return lambda model: HalfPrecision(model, torch.bfloat16 if name == "bf16" else torch.float16)
+    return lambda model: HalfPrecision(model, torch.bfloat16 if name == "bf16" else torch.float16).eval()

@@ -7,8 +7,6 @@ The last input is the one with the best value of the objective.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -21,11 +19,11 @@ MOMENTUM, RISES = 0.75, 0.75
 
 def checkpoints(steps: int) -> list[int]:
     """The steps before which step sizes are looked at."""
-    result, last, at = [0], 0.0, 0.22
-    while at <= 1:
-        result.append(math.ceil(at * steps))
-        last, at = at, at + max(at - last - 0.03, 0.06)
-    return sorted({*result})
+    result, last, at = {0}, 0, 22  # percent
+    while at <= 100:
+        result.add(-(-at * steps // 100))
+        last, at = at, at + max(at - last - 3, 6)
+    return sorted(result)
 
 
 def apgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
