@@ -82,6 +82,13 @@ def as_inputs(batch: Any, run: Callable[[nn.Module, Any], Any]) -> Any:
     return tuple(batch) if run is call_model and isinstance(batch, list) else batch
 
 
+def labels_of(workload: InferenceWorkload) -> Sequence[Any] | None:
+    """The right answers of each batch, from a method ``labels()`` as `Workload` has; None where a workload has none."""
+    method = getattr(workload, "labels", None)
+    labels = call_user_code(method) if callable(method) else None
+    return None if labels is None else list(labels)
+
+
 class Workload:
     """A workload from a model and batches.
 
@@ -91,12 +98,13 @@ class Workload:
             batch. ``labelled=True`` takes the last item of each tuple as its labels, for a data loader that yields
             ``(inputs, labels)``.
         labels: The right answers of each batch, in the order of ``batches``, for what compares answers with them.
-        input_range: Least and largest valid number of an input, or tensors of them that broadcast to an input, for attacks.
+        show: ``show(batch) -> text`` of a batch of one sample, for readers; default: its values, or a picture.
         judge: A judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see
             ``unsilent.outcomes``.
         components: Name -> a glob over parameter names or a list of them; the first match owns a parameter.
             Default: the top-level children of the model.
         run: ``run(model, batch) -> output``; default one call of the model.
+        input_range: Least and largest valid number of an input, or tensors of them that broadcast to an input, for attacks.
         info: JSON values for the report.
         clean: Clean inputs for detectors, besides ``batches``: a dict from part (see `CLEAN_PARTS`) to an iterable of
             batches, or a function ``clean(part, samples) -> batches``. See `CalibratedWorkload.clean_batches`. Where samples are
@@ -111,12 +119,13 @@ class Workload:
         judge: Judge | str = "top1",
         components: Mapping[str, str | Sequence[str]] | None = None,
         run: Callable[[nn.Module, Any], Any] = call_model,
+        input_range: tuple[float | Tensor, float | Tensor] | None = None,
         labelled: bool = False,
         name: str = "custom",
         info: Mapping[str, Any] | None = None,
         clean: CleanSource | None = None,
         labels: Iterable[Any] | None = None,
-        input_range: tuple[float | Tensor, float | Tensor] | None = None,
+        show: Callable[[Any], str] | None = None,
     ) -> None:
         from unsilent.outcomes import judge as make_judge
 
@@ -134,10 +143,11 @@ class Workload:
         self.info = dict(info or {})
         self._model = model
         self._run = run
+        self.input_range = input_range
         self._source = batches
         self._labelled = labelled
         self._labels = labels
-        self.input_range = input_range
+        self.show = show
         if isinstance(clean, Mapping):
             for part in clean:
                 _check_part(part)

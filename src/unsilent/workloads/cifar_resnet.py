@@ -140,9 +140,9 @@ def cifar_resnet(
         model,
         list(normalised(images[picks]).split(batch)),
         labels=list(labels[picks].split(batch)),
-        input_range=input_range(),
         judge="top1",
         name=name,
+        input_range=input_range(),
         components={part: f"{part}.*" for part in ("layer1", "layer2", "layer3")}
         | {"stem": ("conv1.*", "bn1.*"), "linear": "linear.*"},
         clean=CleanInputs(name, originals.__getitem__, clean_copies, batch),

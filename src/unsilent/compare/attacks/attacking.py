@@ -29,7 +29,7 @@ from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.report.shown import Shown
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWorkload
+from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWorkload, labels_of
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report
@@ -121,7 +121,7 @@ def attack_workload(
 
 def labelled_inputs(workload: InferenceWorkload) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs to attack [n, …], their labels int64[n], and other inputs to calibrate on; raises ``UsageError``."""
-    batches, labels = workload.batches(), getattr(workload, "labels", lambda: None)()
+    batches, labels = workload.batches(), labels_of(workload)
     if not all(isinstance(batch, Tensor) and batch.is_floating_point() for batch in batches):
         raise UsageError(
             f"a batch of workload {workload.name!r} is not one tensor of real numbers; only such inputs have gradients"
