@@ -273,7 +273,7 @@ def test_unknown_attacks_and_too_few_inputs_are_refused(task):
 
 def test_pgd_does_what_foolbox_does(task):
     foolbox = pytest.importorskip("foolbox")
-    model = nn.Sequential(nn.Flatten(), *list(task.deployed)[1:])
+    model = nn.Sequential(nn.Flatten(), *list(task.deployed)[1:]).eval()
     wrapped = foolbox.PyTorchModel(model, bounds=(-1, 1), device="cpu")
     search = foolbox.attacks.LinfPGD(abs_stepsize=0.025, steps=20, random_start=False)
     theirs = search.run(wrapped, task.inputs, foolbox.criteria.Misclassification(task.labels), epsilon=0.2)
@@ -281,4 +281,4 @@ def test_pgd_does_what_foolbox_does(task):
     same = (ours - theirs).abs().amax((1, 2, 3)) < 1e-5
     assert same.double().mean() > 0.9
     losses = [cross_entropy(task.deployed(x), task.labels) for x in (ours, theirs)]
-    assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-2)
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-2)

@@ -61,9 +61,9 @@ def _ascend(
             values, gradient, original, adapted = pair.passes(x, labels, objective)
             found.gradients += len(x)
         else:
-            original, adapted = pair.scores(x)
-            values = objective.function(original, adapted, labels)
-        found.look_at(rows, x, original, adapted, labels, at)
+            original, adapted = pair.scores(x, objective)
+            values = objective.function(adapted if original is None else original, adapted, labels)
+        found.look_at(pair, objective, rows, x, (original, adapted), labels, at)
         better = values > best
         best = torch.where(better, values, best)
         best_x[better], best_gradient[better] = x[better], gradient[better]

@@ -19,18 +19,26 @@ from unsilent.errors import UsageError, unknown_name_error
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+def is_evasive(original: Tensor, adapted: Tensor, labels: Tensor) -> Tensor:
+    """Whether the adapted model is wrong and the original right, bool[n]."""
+    return (adapted.argmax(1) != labels) & (original.argmax(1) == labels)
+
+
 @dataclass(frozen=True)
 class Objective:
-    """A number for each input, [n], from scores of the original [n, classes], of the adapted model, and labels [n].
+    """What ascends, and what is a success; both from scores of the original [n, classes], of the adapted model, and labels [n].
 
     Attributes:
+        function: The number to maximise, [n].
         reads_original: Whether it needs a gradient through the original.
         reads_adapted: Whether it needs a gradient through the adapted model.
+        success: Which inputs are a success, bool[n], among those that the adapted model gets wrong.
     """
 
     function: Function
     reads_original: bool = False
     reads_adapted: bool = True
+    success: Function = is_evasive
 
 
 def margin(scores: Tensor, labels: Tensor) -> Tensor:

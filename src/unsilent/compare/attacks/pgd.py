@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsilent.compare.attacks.objectives import Objective
+from unsilent.compare.attacks.objectives import CROSS_ENTROPY, Objective
 from unsilent.compare.attacks.search import Ball, Budget, Found, Pair
 
 
@@ -41,7 +41,7 @@ def pgd(
             _, gradient, original, adapted = pair.passes(x, y, objective)
             found.gradients += len(x)
             if at:
-                found.look_at(left, x, original, adapted, y, at)
+                found.look_at(pair, objective, left, x, (original, adapted), y, at)
             if stops_when_evasive:
                 goes_on = found.evasive_step[left] == 0
                 left, within, y, x, gradient = (
@@ -54,7 +54,7 @@ def pgd(
             x = within.project(x + step * gradient.sign())
             found.last[left] = x
         if len(left):
-            found.look_at(left, x, *pair.scores(x), y, budget.steps)
+            found.look_at(pair, objective, left, x, pair.scores(x, objective), y, budget.steps)
     found.finish()
     return found
 
@@ -66,7 +66,7 @@ def noise(pair: Pair, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget)
     for at in range(1, budget.steps * budget.restarts + 1):
         signs = torch.rand(clean.shape, generator=generator) < 0.5
         x = torch.where(signs.to(clean.device), ball.low, ball.high)
-        found.look_at(rows, x, *pair.scores(x), labels, at)
+        found.look_at(pair, CROSS_ENTROPY, rows, x, pair.scores(x, CROSS_ENTROPY), labels, at)
         found.last = x
     found.finish()
     return found

@@ -26,34 +26,34 @@ class Pair:
     original: Classifier
     adapted: Classifier
 
-    def passes(self, x: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Values [n] of the objective, their gradient [n, …], and the scores of both models.
+    def passes(self, x: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Values [n] of the objective, their gradient [n, …], and the scores of both models; None where it reads no original.
 
         Raises:
             UsageError: a model that the objective reads has no gradient for its inputs.
         """
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            scores = []
-            for model, read, which in (
-                (self.original, objective.reads_original, "original"),
-                (self.adapted, objective.reads_adapted, "adapted"),
+            original = self.original(x) if objective.reads_original else None
+            with torch.set_grad_enabled(objective.reads_adapted):
+                adapted = self.adapted(x)
+            for scores, read, which in (
+                (original, objective.reads_original, "original"),
+                (adapted, objective.reads_adapted, "adapted"),
             ):
-                with torch.set_grad_enabled(read):
-                    scores.append(model(x))
-                if read and not scores[-1].requires_grad:
+                if read and scores is not None and not scores.requires_grad:
                     raise UsageError(
                         f"the {which} model gives no gradient for its inputs; expected a differentiable twin of it to attack, "
                         "such as the fake-quantised model of what was converted to integers"
                     )
-            values = objective.function(scores[0], scores[1], labels)
+            values = objective.function(adapted if original is None else original, adapted, labels)
             (gradient,) = torch.autograd.grad(values.sum(), x)
-        return values.detach(), gradient, scores[0].detach(), scores[1].detach()
+        return values.detach(), gradient, None if original is None else original.detach(), adapted.detach()
 
     @torch.no_grad()
-    def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The class scores of the original and of the adapted model."""
-        return self.original(x), self.adapted(x)
+    def scores(self, x: Tensor, objective: Objective) -> tuple[Tensor | None, Tensor]:
+        """The class scores of both models; None where the objective reads no original."""
+        return self.original(x) if objective.reads_original else None, self.adapted(x)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Found:
     """What an attack found for inputs [n, …], by what the attacker's pair of models answers.
 
     Attributes:
-        evasive: The first inputs that the adapted model gets wrong and the original right; the last ones where there is none.
+        evasive: The first inputs that are a success by the objective, such as evasive ones; the last ones where there is none.
         evasive_step: The step of these, int64[n]; 0 where there is none.
         wrong: The first inputs that the adapted model gets wrong; the last ones where there is none.
         wrong_step: The step of these, int64[n]; 0 where there is none.
@@ -147,15 +147,31 @@ class Found:
         self.wrong_step = torch.zeros(len(clean), dtype=torch.int64)
         self.gradients, self.seconds = 0, 0.0
 
-    def look_at(self, rows: Tensor, x: Tensor, original: Tensor, adapted: Tensor, labels: Tensor, step: int) -> None:
-        """Take note of the inputs ``x`` of a step, and of what both models answer."""
-        wrong = adapted.argmax(1) != labels
-        for fits, inputs, steps in (
-            (wrong & (original.argmax(1) == labels), self.evasive, self.evasive_step),
-            (wrong, self.wrong, self.wrong_step),
-        ):
-            new = fits & (steps[rows] == 0)
-            inputs[rows[new]], steps[rows[new]] = x[new], step
+    @torch.no_grad()
+    def look_at(
+        self,
+        pair: Pair,
+        objective: Objective,
+        rows: Tensor,
+        x: Tensor,
+        scores: tuple[Tensor | None, Tensor],
+        labels: Tensor,
+        step: int,
+    ) -> None:
+        """Take note of the inputs ``x`` of a step.
+
+        An original that the objective does not read is asked only where it matters: the adapted model is wrong, and nothing
+        was found before.
+        """
+        original, adapted = scores
+        wrong = (adapted.argmax(1) != labels).nonzero()[:, 0]
+        new = wrong[self.wrong_step[rows[wrong]] == 0]
+        self.wrong[rows[new]], self.wrong_step[rows[new]] = x[new], step
+        unsolved = wrong[self.evasive_step[rows[wrong]] == 0]
+        if len(unsolved):
+            theirs = pair.original(x[unsolved]) if original is None else original[unsolved]
+            new = unsolved[objective.success(theirs, adapted[unsolved], labels[unsolved])]
+            self.evasive[rows[new]], self.evasive_step[rows[new]] = x[new], step
 
     def finish(self) -> None:
         """Fill in the last inputs where nothing was found."""
