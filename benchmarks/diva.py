@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from unsilent.compare.adapters.fake_quant import converted, fake_quantised
 from unsilent.compare.adapters.names import adapt
 from unsilent.compare.adapters.pruning import pruned
 from unsilent.compare.adapters.training import fine_tuned, surrogate
+from unsilent.compare.attacks.defence import DivergenceDetector, adversarially_trained, defence_scores
 from unsilent.compare.attacks.evaluation import (
     ANY_STEP,
     ATTACKS,
@@ -52,7 +54,10 @@ from unsilent.workloads.registry import load
 LEAST_EVENTS = 15
 """With fewer undetected successes of PGD a ratio says nothing; the difference in points is given."""
 CALIBRATION = 200
+DETECTOR_IMAGES = 120
 RESAMPLES = 4000
+MOST_IMAGES = 400
+"""Attacked in a cell: the first that all models get right."""
 DISTILLATION = Schedule(epochs=10, batch=50, rate=5e-4)
 TUNING = Schedule(epochs=6, batch=64, rate=1e-3)
 
@@ -174,7 +179,7 @@ def attack_cell(
         pair = Pair(stand_in, adapted.twin)
         agreed = (classify(stand_in, x).argmax(1) == original_scores.argmax(1)).double().mean()
         extra = {"surrogate_agreement": float(agreed)}
-    rows = agreed_rows([subject.model, adapted.deployed, adapted.twin, pair.original], x, y)
+    rows = agreed_rows([subject.model, adapted.deployed, adapted.twin, pair.original], x, y)[:MOST_IMAGES]
     task = Task(pair, subject.model, adapted.deployed, x[rows], y[rows], subject.valid, budget)
     scores = {name: score(name, task, run_attack(name, task)) for name in attacks}
     return {
@@ -226,6 +231,39 @@ def resampled(values: np.ndarray, picks: np.ndarray) -> list[float]:
     """The mean in points, with bootstrap limits."""
     low, high = np.quantile(values[picks].mean(1), (0.025, 0.975))
     return [100 * float(values.mean()), 100 * float(low), 100 * float(high)]
+
+
+def defence_cell(subject: Subject, text: str, budget: Budget) -> dict[str, Any]:
+    """What passes each defence, before and after both models were trained on attacked inputs.
+
+    The detector is calibrated on held-out images that are not attacked.
+    """
+    clean, x, y = subject.inputs[:DETECTOR_IMAGES], subject.inputs[DETECTOR_IMAGES:], subject.labels[DETECTOR_IMAGES:]
+    seen = subject.calibration, subject.calibration_labels
+
+    def hardened(model: nn.Module) -> nn.Module:
+        return adversarially_trained(model, *seen, subject.valid, budget.eps, TUNING)
+
+    def adapted(model: nn.Module) -> nn.Module:
+        return adapt(model, text, subject.calibration[:CALIBRATION].split(100))
+
+    plain_twin, original = adapted(subject.model), hardened(subject.model)
+    plain_twin = fine_tuned(plain_twin, *seen, TUNING)
+    row: dict[str, Any] = {"eps": budget.eps, "steps": budget.steps}
+    for name, model, twin in (
+        ("undefended", subject.model, plain_twin),
+        ("adversarially trained", original, hardened(adapted(original))),
+    ):
+        deployed = converted(twin)
+        rows = agreed_rows([model, deployed, twin], x, y)
+        task = Task(Pair(model, twin), model, deployed, x[rows], y[rows], subject.valid, budget)
+        detector = DivergenceDetector.calibrated(model, deployed, clean)
+        alarms = detector.alarms(classify(model, task.inputs), classify(deployed, task.inputs))
+        row[name] = {
+            "n": len(rows), "accuracy": [float((classify(one, x).argmax(1) == y).double().mean()) for one in (model, deployed)],
+            "false_alarms": limits(alarms), "attacks": defence_scores(task, detector),
+        }  # fmt: skip
+    return row
 
 
 def cost_cell(subject: Subject, budget: Budget, rounds: int) -> dict[str, Any]:
@@ -301,6 +339,14 @@ def cells(subjects: Sequence[Subject], quick: bool) -> Iterator[tuple[str, Calla
                 )
 
 
+def defence_cells(subjects: Sequence[Subject], quick: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """The cells of subjects with a training set."""
+    for subject in subjects:
+        for text in ("int4", "prune:0.8") if subject.trained else ():
+            budget = Budget(eps=subject.eps, steps=2 if quick else 20)
+            yield f"{subject.name} | defence, {text}", lambda s=subject, t=text, b=budget: defence_cell(s, t, b)
+
+
 def has_onnxruntime() -> bool:
     """Whether a model can be exported and run by ONNX Runtime."""
     try:
@@ -326,9 +372,17 @@ def main() -> None:
     subjects = [cifar(asked.data, asked.weights)] if asked.data and asked.weights else []
     subjects += [digit_model("digits-cnn"), digit_model("digits-vit")]
     if asked.quick:
-        subjects = [replace(s, inputs=s.inputs[:60], labels=s.labels[:60]) for s in subjects]
-    done = {json.loads(line)["cell"] for line in asked.save.read_text().splitlines()} if asked.save.exists() else set()
-    for name, compute in cells(subjects, asked.quick):
+        images = DETECTOR_IMAGES + 60
+        subjects = [replace(s, inputs=s.inputs[:images], labels=s.labels[:images]) for s in subjects]
+    stored = [json.loads(line) for line in asked.save.read_text().splitlines()] if asked.save.exists() else []
+    for row in stored:
+        print(summary(row), flush=True)
+    if any(row["quick"] != asked.quick for row in stored):
+        parser.error(
+            f"{asked.save} has cells that were run {'without' if asked.quick else 'with'} --quick; give another file"
+        )
+    done = {row["cell"] for row in stored}
+    for name, compute in chain(cells(subjects, asked.quick), defence_cells(subjects, asked.quick)):
         if name in done or asked.only not in name:
             continue
         begun, cpu = time.perf_counter(), time.process_time()
@@ -346,6 +400,12 @@ def main() -> None:
 def summary(row: dict[str, Any]) -> str:
     """A cell in a line."""
     text = f"{row['cell']} ({row['cpu_seconds']:.0f} CPU s)"
+    if "undefended" in row:
+        return f"{text}: " + "; ".join(
+            f"{name}: n {one['n']}, accuracy {one['accuracy'][0]:.3f} and {one['accuracy'][1]:.3f}, {one['attacks']}"
+            for name, one in row.items()
+            if isinstance(one, dict)
+        )
     if "attacks" not in row:
         figures = (f"{name} {one['ratio']:.2f}" for name, one in row.items() if isinstance(one, dict))
         return f"{text}: {', '.join(figures)} of both gradients"
@@ -355,8 +415,15 @@ def summary(row: dict[str, Any]) -> str:
     return (
         f"{text}: n {row['n']}, accuracy {row['accuracy'][0]:.3f} and {row['accuracy'][1]:.3f}, "
         f"twin {row['twin_agreement']:.3f}; "
-        f"evasive at any/last step: {', '.join(shares)}"
+        f"evasive at any/last step: {', '.join(shares)}" + "".join(map(compared_text, row["compared"]))
     )
+
+
+def compared_text(one: dict[str, Any]) -> str:
+    """A comparison in a line."""
+    kind = "ratio" if "ratio" in one else "points"
+    value, loss = ("{:.2f} [{:.2f}, {:.2f}]".format(*one[what]) for what in (kind, "loss"))
+    return f"\n    {one['attack']} against {one['with']}, {one['rule']}: {kind} {value}; loss of attack success {loss} points"
 
 
 if __name__ == "__main__":
