@@ -125,7 +125,8 @@ def defence_scores(
 ) -> dict[str, dict[str, int]]:
     """Attack -> how many inputs pass each defence: first those that know it, then those that do not.
 
-    Those that know it, and a search that is as long, are APGD on their own objective; a success at any step counts if the deployed models confirm it.
+    Those that know it, and a search that is as long, are APGD on their own objective; a success at any step counts if the
+    deployed models confirm it.
     """
     evading, result = detector.evading(), {}
     for attack, success, objective in (
