@@ -21,6 +21,7 @@ COMMANDS = {
     "watch": "unsilent.cli.watch:COMMAND",
     "explain": "unsilent.cli.explain:COMMAND",
     "compare": "unsilent.cli.compare:COMMAND",
+    "attack": "unsilent.cli.attack:COMMAND",
     "placement": "unsilent.cli.placement:COMMAND",
     "placement measure": "unsilent.cli.placement:MEASURE_COMMAND",
     "timeline": "unsilent.cli.timeline:COMMAND",

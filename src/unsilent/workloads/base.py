@@ -104,6 +104,7 @@ class Workload:
         components: Name -> a glob over parameter names or a list of them; the first match owns a parameter.
             Default: the top-level children of the model.
         run: ``run(model, batch) -> output``; default one call of the model.
+        input_range: Least and largest valid number of an input, or tensors of them that broadcast to an input, for attacks.
         info: JSON values for the report.
         clean: Clean inputs for detectors, besides ``batches``: a dict from part (see `CLEAN_PARTS`) to an iterable of
             batches, or a function ``clean(part, samples) -> batches``. See `CalibratedWorkload.clean_batches`. Where samples are
@@ -118,6 +119,7 @@ class Workload:
         judge: Judge | str = "top1",
         components: Mapping[str, str | Sequence[str]] | None = None,
         run: Callable[[nn.Module, Any], Any] = call_model,
+        input_range: tuple[float | Tensor, float | Tensor] | None = None,
         labelled: bool = False,
         name: str = "custom",
         info: Mapping[str, Any] | None = None,
@@ -141,6 +143,7 @@ class Workload:
         self.info = dict(info or {})
         self._model = model
         self._run = run
+        self.input_range = input_range
         self._source = batches
         self._labelled = labelled
         self._labels = labels

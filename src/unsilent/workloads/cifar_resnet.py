@@ -142,6 +142,7 @@ def cifar_resnet(
         labels=list(labels[picks].split(batch)),
         judge="top1",
         name=name,
+        input_range=input_range(),
         components={part: f"{part}.*" for part in ("layer1", "layer2", "layer3")}
         | {"stem": ("conv1.*", "bn1.*"), "linear": "linear.*"},
         clean=CleanInputs(name, originals.__getitem__, clean_copies, batch),
@@ -161,6 +162,12 @@ def normalised(images: Tensor) -> Tensor:
     """uint8 [n, 32, 32, 3] -> float32 [n, 3, 32, 32] with the ImageNet mean and deviation."""
     scaled = (images.float() / 255 - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
     return scaled.permute(0, 3, 1, 2).contiguous()
+
+
+def input_range() -> tuple[Tensor, Tensor]:
+    """The normalised values of black and white, [3, 1, 1] each."""
+    black, white = normalised(torch.tensor([0, LEVELS], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 1, 1, 3))
+    return black, white
 
 
 def _fit_in(model: nn.Module, state: Mapping[str, Tensor], depth: int, path: str) -> None:

@@ -215,6 +215,7 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
         labels=[data.test_labels[:eval]],
         judge="top1",
         name=name,
+        input_range=(-1.0, 1.0),
         components=one.components,
         clean=CleanInputs(name, split_originals(range(eval, len(data.test))).__getitem__, clean_copies, batch=128),
         info={

@@ -1,0 +1,100 @@
+"""``unsilent attack WORKLOAD ADAPTER``: inputs that the original gets right and an adapted copy of it wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated
+
+from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
+from unsilent.command import EXPLAIN, Command
+from unsilent.errors import UsageError, wrong_value_error
+from unsilent.options import CONFIDENCE, EXECUTION_PANEL, FAULTS_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
+
+if TYPE_CHECKING:
+    from unsilent.compare.attacks.attacking import AttackResult
+
+HELP = """Search for inputs that the original gets right and an adapted copy of it wrong, and compare with PGD and random noise.
+
+ADAPTER is int8, int4, prune:0.8, bf16, fp16 or compiled, or several joined by +.
+"""
+USAGE = "expected unsilent attack WORKLOAD ADAPTER, such as unsilent attack digits-cnn int4"
+
+
+def read_fraction(given: str | float) -> float:
+    """A number that may be written as a fraction, like ``8/255``; raises ``UsageError``."""
+    try:
+        return float(Fraction(given))
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        raise wrong_value_error("--eps", given, "a number or a fraction, like 8/255") from None
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """What is attacked, and how."""
+
+    workload: Annotated[str, Option(
+        "The workload: built in, file.py:name or package.module:name.", WORKLOAD_PANEL,
+        missing_error=f"no workload was given; {USAGE}")]  # fmt: skip
+    adapter: Annotated[str, Option(
+        "How the copy is adapted, like int8 or prune:0.8+int8.", WORKLOAD_PANEL,
+        missing_error=f"no adapter was given; {USAGE}")]  # fmt: skip
+    attack: Annotated[str, Option(
+        "diva, apgd-diva, pgd, apgd-ce, apgd-dlr, pgd-original or noise.", FAULTS_PANEL)] = "diva"  # fmt: skip
+    loss: Annotated[str, Option("How DIVA measures that a model is sure: prob, logprob or margin.", FAULTS_PANEL)] = (
+        "logprob"
+    )
+    c: Annotated[float, Option("Weight of the adapted model in DIVA's objective.", FAULTS_PANEL)] = 1.0
+    temperature: Annotated[float, Option("What DIVA divides class scores by.", FAULTS_PANEL)] = 1.0
+    eps: Annotated[float, Option(
+        "Largest change of a number of an input, as a share of the valid range.", FAULTS_PANEL, default_text="8/255",
+        parser=read_fraction, formatter=lambda value: [f"{value:.15g}"])] = 8 / 255  # fmt: skip
+    steps: Annotated[int, Option("Steps of each restart.", FAULTS_PANEL)] = 20
+    restarts: Annotated[int, Option("How often inputs that withstood are tried again.", FAULTS_PANEL)] = 1
+    random_start: Annotated[bool, Option("Begin at a random input of those allowed.", FAULTS_PANEL)] = False
+    samples: Annotated[int | None, Option(
+        "Inputs to attack.", EXECUTION_PANEL, default_text="all that both models get right")] = None  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
+    data: Annotated[str | None, DATA] = None
+    weights: Annotated[str | None, Option("Weights file, for workloads that use one.", WORKLOAD_PANEL)] = None
+    confidence: Annotated[float, CONFIDENCE] = 0.95
+    seed: Annotated[int, Option("Seed of random starts and of the noise.", EXECUTION_PANEL)] = 0
+
+    def __post_init__(self) -> None:
+        """Raise ``UsageError`` for a number that makes no sense."""
+        if not 0.5 <= self.confidence < 1:
+            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
+        if self.samples is not None:
+            check_count("--samples", self.samples, 1)
+        check_count("--seed", self.seed, 0)
+
+
+def attack(asked: Asked) -> AttackResult:
+    """Attack, and score the attack and its controls."""
+    options = asked[AttackOptions]
+    from unsilent.compare.attacks.attacking import attack_workload
+    from unsilent.compare.attacks.evaluation import check_attack
+    from unsilent.compare.attacks.objectives import diva
+    from unsilent.compare.attacks.search import Budget
+    from unsilent.workloads.registry import load
+
+    check_attack(options.attack)
+    objective = diva(options.loss, options.c, options.temperature)
+    budget = Budget(
+        options.eps, options.steps, random_start=options.random_start, restarts=options.restarts, seed=options.seed
+    )
+    workload = load(options.workload, dict(options.options), data=options.data, weights=options.weights)
+    return attack_workload(
+        workload,
+        options.adapter,
+        options.attack,
+        objective,
+        budget,
+        samples=options.samples,
+        confidence=options.confidence,
+    )
+
+
+COMMAND = Command(
+    "attack", EXPLAIN, HELP, "unsilent attack digits-cnn int4 --eps 0.1", (AttackOptions,), attack, has_report=True
+)

@@ -1,0 +1,5 @@
+"""Adapted copies of a model, as they are deployed: quantised, pruned, in 16 bits, compiled."""
+
+from unsilent.compare.adapters.names import ADAPTERS, adapt
+
+__all__ = ["ADAPTERS", "adapt"]

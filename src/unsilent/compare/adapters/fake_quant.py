@@ -1,0 +1,200 @@
+"""Quantised copies of a model: one that rounds in float32 and has gradients (fake quantisation), one that computes in integers.
+
+Weights are symmetric, per output channel or per tensor, in 8 or 4 bits; the inputs of each quantised layer are affine 8-bit
+numbers per tensor, whose range is the largest one that calibration saw. Convolutions and linear layers are quantised,
+everything else computes in float32. Gradients pass through the rounding, and are 0 where a value was cut (straight-through).
+
+Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference" (CVPR 2018).
+Invariant: names and shapes of parameters are those of the original, whose modules are not changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.errors import UsageError
+from unsilent.workloads.base import call_model
+
+ACTIVATION_LEVELS = 255
+"""Steps between the least and the largest input of a layer."""
+
+
+class FakeQuantized(nn.Module):
+    """What a quantised layer adds to a convolution or a linear layer: the scales, and how they are found."""
+
+    weight: Tensor
+    input_low: Tensor
+    input_high: Tensor
+    input_scale: Tensor
+    input_zero: Tensor
+    weight_scale: Tensor
+
+    def set_up(self, bits: int, per_channel: bool) -> None:
+        """Begin with the scales of the weights, and an empty range of inputs."""
+        self.largest, self.per_channel, self.observes = 2 ** (bits - 1) - 1, per_channel, True
+        self.register_buffer("input_low", torch.zeros(()), persistent=False)
+        self.register_buffer("input_high", torch.zeros(()), persistent=False)
+        self.register_buffer("input_scale", torch.ones(()))
+        self.register_buffer("input_zero", torch.zeros((), dtype=torch.int32))
+        self.register_buffer("weight_scale", torch.ones(len(self.weight)))
+        self.fit_weights()
+
+    @torch.no_grad()
+    def fit_weights(self) -> None:
+        """Take the scales from the weights as they are."""
+        most = self.weight.abs().flatten(1).amax(1)
+        most = most if self.per_channel else most.amax().expand_as(most)
+        self.weight_scale.copy_((most / self.largest).clamp_min(torch.finfo(torch.float32).tiny * 2**24))
+
+    @torch.no_grad()
+    def fit_inputs(self, x: Tensor) -> None:
+        """Extend the range of inputs by those of a batch; it always has 0, which padding needs."""
+        self.input_low.copy_(torch.minimum(self.input_low, x.amin()))
+        self.input_high.copy_(torch.maximum(self.input_high, x.amax()))
+        scale = ((self.input_high - self.input_low) / ACTIVATION_LEVELS).clamp_min(1e-12)
+        self.input_scale.copy_(scale)
+        self.input_zero.copy_((-self.input_low / scale).round().to(torch.int32))
+
+    def quantised_inputs(self, x: Tensor) -> Tensor:
+        """The inputs, rounded; as they are while calibration looks at their range."""
+        if self.observes:
+            self.fit_inputs(x)
+            return x
+        return torch.fake_quantize_per_tensor_affine(x, self.input_scale, self.input_zero, 0, ACTIVATION_LEVELS)
+
+    def quantised_weight(self) -> Tensor:
+        """The weights, rounded; a training changes them, and with them the scales."""
+        if self.training:
+            self.fit_weights()
+        zeros = torch.zeros_like(self.weight_scale, dtype=torch.int32)
+        return torch.fake_quantize_per_channel_affine(
+            self.weight, self.weight_scale, zeros, 0, -self.largest, self.largest
+        )
+
+
+class FakeQuantConv2d(nn.Conv2d, FakeQuantized):
+    """A convolution with rounded inputs and weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._conv_forward(self.quantised_inputs(x), self.quantised_weight(), self.bias)
+        return out
+
+
+class FakeQuantLinear(nn.Linear, FakeQuantized):
+    """A linear layer with rounded inputs and weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.quantised_inputs(x), self.quantised_weight(), self.bias)
+
+
+class IntegerLayer(nn.Module):
+    """A quantised layer that multiplies and adds whole numbers; it has no gradient.
+
+    The sums are those of 32-bit accumulators: the type in which they are computed holds each of their values.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, layer: FakeQuantConv2d | FakeQuantLinear) -> None:
+        super().__init__()
+        self.layer_shape = (-1, 1, 1) if isinstance(layer, FakeQuantConv2d) else (-1,)
+        scale = layer.weight_scale.reshape(-1, *[1] * (layer.weight.ndim - 1))
+        rounded = (layer.weight / scale).round().clamp(-layer.largest, layer.largest)
+        self.register_buffer("weight", rounded.to(torch.int8))
+        self.register_buffer("scale", layer.weight_scale * layer.input_scale)
+        self.input_scale, self.input_zero = float(layer.input_scale), int(layer.input_zero)
+        self.bias = None if layer.bias is None else layer.bias.detach().clone()
+        largest_sum = layer.weight[0].numel() * layer.largest * ACTIVATION_LEVELS
+        self.sum_type = torch.float32 if largest_sum < 2**24 else torch.float64
+        self.arguments: dict[str, Any] = {}
+        if isinstance(layer, FakeQuantConv2d):
+            if layer.padding_mode != "zeros":
+                raise UsageError(
+                    f"a convolution pads with {layer.padding_mode!r}; expected 'zeros': only that is computed in integers"
+                )
+            self.arguments = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups")}
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        whole = (x * (1 / self.input_scale)).round() + self.input_zero
+        shifted = (whole.clamp(0, ACTIVATION_LEVELS) - self.input_zero).to(self.sum_type)
+        weight = self.weight.to(self.sum_type)
+        product = torch.conv2d if self.arguments else nn.functional.linear
+        sums = product(shifted, weight, **self.arguments)
+        result = sums.float() * self.scale.reshape(self.layer_shape)
+        return result if self.bias is None else result + self.bias.reshape(self.layer_shape)
+
+
+def fake_quantised(
+    model: nn.Module,
+    calibration: Iterable[Any],
+    bits: int = 8,
+    *,
+    per_channel: bool = True,
+    run: Callable[[nn.Module, Any], Any] = call_model,
+) -> nn.Module:
+    """A differentiable quantised copy in eval mode (post-training quantisation).
+
+    Train it as any model for quantisation-aware training: the scales of weights follow them.
+
+    Args:
+        calibration: Batches whose largest and least values set the ranges of inputs.
+        bits: Of weights, 2 to 8.
+
+    Raises:
+        UsageError: nothing can be quantised, or there is no batch.
+    """
+    twin = copy.deepcopy(model).eval()
+    layers = [layer for layer in twin.modules() if type(layer) in (nn.Conv2d, nn.Linear)]
+    if not layers:
+        raise UsageError("the model has no Conv2d and no Linear layer; expected at least one: only these are quantised")
+    for layer in layers:
+        layer.__class__ = FakeQuantConv2d if isinstance(layer, nn.Conv2d) else FakeQuantLinear
+        layer.set_up(bits, per_channel)  # type: ignore[operator]
+    count = 0
+    with torch.no_grad():
+        for batch in calibration:
+            run(twin, batch)
+            count += 1
+    if not count:
+        raise UsageError(
+            "there is no calibration batch; give at least one, from which the ranges of activations are taken"
+        )
+    for layer in quantised_layers(twin):
+        layer.observes = False
+    return twin
+
+
+def quantised_layers(model: nn.Module) -> list[FakeQuantized]:
+    """The layers of a copy that are quantised."""
+    return [layer for layer in model.modules() if isinstance(layer, FakeQuantized)]
+
+
+def converted(twin: nn.Module) -> nn.Module:
+    """A copy of a model whose quantised layers compute in integers, as deployed; without such layers, the model itself."""
+    if not quantised_layers(twin):
+        return twin
+    result = copy.deepcopy(twin).eval()
+    for name, layer in list(result.named_modules()):
+        if isinstance(layer, (FakeQuantConv2d, FakeQuantLinear)):
+            parent, _, child = name.rpartition(".")
+            if not name:
+                return IntegerLayer(layer)
+            setattr(result.get_submodule(parent), child, IntegerLayer(layer))
+    return result
+
+
+def dequantised(twin: nn.Module) -> nn.Module:
+    """A float32 copy that has the rounded weights and does not round activations."""
+    result = copy.deepcopy(twin).eval()
+    for layer in quantised_layers(result):
+        with torch.no_grad():
+            layer.weight.copy_(layer.quantised_weight())
+        layer.__class__ = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear  # type: ignore[assignment]
+    return result

@@ -1,0 +1,89 @@
+"""Adapted copies by name: ``int8``, ``prune:0.8+int8``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.compare.adapters.fake_quant import fake_quantised
+from unsilent.compare.adapters.pruning import pruned
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.nested import map_tensors
+
+ADAPTERS: Mapping[str, str] = {
+    "int8": "8-bit weights per output channel and 8-bit activations (int8:tensor: one scale for all weights of a layer)",
+    "int4": "4-bit weights per output channel and 8-bit activations (int4:tensor: one scale for all weights of a layer)",
+    "prune": "prune:0.8: the 80 % of weights of least magnitude are 0, statistics of batch norms are taken again",
+    "bf16": "all weights and activations in bfloat16",
+    "fp16": "all weights and activations in float16",
+    "compiled": "torch.compile with its defaults",
+}
+"""What each adapter does; several are joined by +, like ``prune:0.8+int8``, and are applied from left to right."""
+
+LAST = ("int8", "int4", "bf16", "fp16", "compiled")
+"""What nothing can come after."""
+
+
+class HalfPrecision(nn.Module):
+    """A copy of a model in 16 bits, that takes and returns float32."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = copy.deepcopy(model).eval().to(dtype), dtype
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The output of the copy."""
+        inputs, named = (map_tensors(given, self._narrowed) for given in (inputs, named))
+        return map_tensors(self.model(*inputs, **named), lambda _, one: one.float() if one.is_floating_point() else one)
+
+    def _narrowed(self, _: Any, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def adapt(model: nn.Module, text: str, calibration: Sequence[Any]) -> nn.Module:
+    """An adapted copy of a model in eval mode; differentiable, also where it is quantised (see `fake_quant.converted`).
+
+    Args:
+        text: Names of `ADAPTERS`, joined by ``+``.
+        calibration: Batches of clean inputs, for the ranges of quantised activations.
+
+    Raises:
+        UsageError: an adapter is unknown, has a wrong parameter, or does not fit the model.
+    """
+    parts = [part.strip() for part in text.split("+")]
+    for part, following in pairwise(parts):
+        if part.partition(":")[0] in LAST:
+            raise UsageError(
+                f"adapter {part!r} comes before {following!r} in {text!r}; expected it last: {following}+{part}"
+            )
+    for change in [_adapter(part, calibration) for part in parts]:
+        model = change(model)
+    return model
+
+
+def _adapter(part: str, calibration: Sequence[Any]) -> Callable[[nn.Module], nn.Module]:
+    name, _, parameter = part.partition(":")
+    if name not in ADAPTERS:
+        raise unknown_name_error("adapter", name, ADAPTERS)
+    if name == "prune":
+        try:
+            share = float(parameter)
+        except ValueError:
+            raise UsageError(
+                f"adapter {part!r} has no share of weights to prune; expected one, like prune:0.8"
+            ) from None
+        return lambda model: pruned(model, share, calibration)
+    if name in ("int8", "int4"):
+        if parameter not in ("", "tensor"):
+            raise UsageError(f"adapter {part!r} has the parameter {parameter!r}; expected {name} or {name}:tensor")
+        return lambda model: fake_quantised(model, calibration, int(name[3:]), per_channel=not parameter)
+    if parameter:
+        raise UsageError(f"adapter {part!r} has the parameter {parameter!r}; {name} takes none: leave it out")
+    if name == "compiled":
+        return lambda model: torch.compile(copy.deepcopy(model).eval())  # type: ignore[return-value]
+    return lambda model: HalfPrecision(model, torch.bfloat16 if name == "bf16" else torch.float16).eval()

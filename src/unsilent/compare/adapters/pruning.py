@@ -1,0 +1,80 @@
+"""Pruned copies of a model: the weights of least magnitude are 0, over all convolutions and linear layers together.
+
+Statistics of batch norms are taken again from calibration batches: those of the original do not fit what pruned layers compute.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.errors import UsageError
+from unsilent.workloads.base import call_model
+
+
+def pruned(model: nn.Module, share: float, calibration: Iterable[Any]) -> nn.Module:
+    """A copy in which this share of the weights of convolutions and linear layers is 0.
+
+    Args:
+        calibration: Batches that the statistics of batch norms are taken from.
+
+    Raises:
+        UsageError: the share is not above 0 and below 1, or there is no such layer.
+    """
+    if not 0 < share < 1:
+        raise UsageError(f"the share of pruned weights is {share:g}; expected above 0 and below 1, like prune:0.8")
+    result = copy.deepcopy(model).eval()
+    weights = _weights(result)
+    if not weights:
+        raise UsageError("the model has no Conv2d and no Linear layer; expected at least one: only these are pruned")
+    magnitudes = torch.cat([weight.detach().abs().flatten() for weight in weights])
+    dropped = torch.zeros_like(magnitudes, dtype=torch.bool)
+    dropped[magnitudes.argsort(stable=True)[: round(share * len(magnitudes))]] = True
+    with torch.no_grad():
+        for weight, drop in zip(weights, dropped.split([weight.numel() for weight in weights]), strict=True):
+            weight.masked_fill_(drop.view_as(weight), 0)
+        _fit_batch_norms(result, calibration)
+    return result
+
+
+def _fit_batch_norms(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Take running statistics from these batches, all with the same weight."""
+    norms = [
+        one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm) and one.track_running_stats
+    ]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    for batch in batches:
+        call_model(model, batch)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+
+
+@contextmanager
+def zeros_stay(model: nn.Module) -> Iterator[None]:
+    """Weights of convolutions and linear layers that are 0 have gradients of 0 inside, so that training keeps them."""
+    kept = [(weight, weight.detach() != 0) for weight in _weights(model) if weight.requires_grad]
+    handles = [weight.register_hook(partial(torch.mul, keep)) for weight, keep in kept]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _weights(model: nn.Module) -> list[Tensor]:
+    """Weights of convolutions and linear layers, tied ones once."""
+    layers = (layer for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear)))
+    return list({id(layer.weight): layer.weight for layer in layers}.values())

@@ -1,0 +1,79 @@
+"""Auto-PGD (Croce & Hein, ICML 2020): projected gradient ascent that chooses its own step sizes, on any objective.
+
+Each input begins with steps of 2 eps, with momentum 0.75. At the checkpoints an input whose objective rarely rose, or that has
+neither a new best value nor a new step size since the last checkpoint, halves its step and goes on from its best point.
+The last input is the one with the best value of the objective.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsilent.compare.attacks.objectives import Objective
+from unsilent.compare.attacks.search import Ball, Budget, Found, Pair
+
+MOMENTUM, RISES = 0.75, 0.75
+"""Share of the new direction in a step, and of steps of a window in which the objective has to rise."""
+
+
+def checkpoints(steps: int) -> list[int]:
+    """The steps before which step sizes are looked at."""
+    result, last, at = {0}, 0, 22  # percent
+    while at <= 100:
+        result.add(-(-at * steps // 100))
+        last, at = at, at + max(at - last - 3, 6)
+    return sorted(result)
+
+
+def apgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
+    """What ascent with steps of its own size finds; inputs for which something was found take no further restart."""
+    found, rows = Found(clean), torch.arange(len(clean))
+    generator = torch.Generator().manual_seed(budget.seed)
+    for restart in range(budget.restarts):
+        rows = rows[found.evasive_step[rows] == 0] if restart else rows
+        if not len(rows):
+            break
+        within = ball.of(rows)
+        start = within.random(generator) if budget.random_start or restart else clean[rows]
+        found.last[rows] = _ascend(pair, objective, start, labels[rows], within, budget, found, rows)
+    found.finish()
+    return found
+
+
+def _ascend(
+    pair: Pair, objective: Objective, x: Tensor, labels: Tensor, ball: Ball, budget: Budget, found: Found, rows: Tensor
+) -> Tensor:
+    """The best points of one restart."""
+    looks, shape = checkpoints(budget.steps), (-1, *[1] * (x.ndim - 1))
+    size = torch.full((len(x),), 2 * budget.eps, dtype=x.dtype)
+    values, gradient, *_ = pair.passes(x, labels, objective)
+    found.gradients += len(x)
+    best, best_x, best_gradient, before = values.clone(), x.clone(), gradient.clone(), x
+    rises = torch.zeros(len(x))
+    looked_best, looked_size = best.clone(), size.clone()
+    for at in range(1, budget.steps + 1):
+        moved = ball.project(x + size.view(shape) * ball.size * gradient.sign())
+        if at > 1:
+            moved = ball.project(x + MOMENTUM * (moved - x) + (1 - MOMENTUM) * (x - before))
+        before, x, last = x, moved, values
+        if at < budget.steps:
+            values, gradient, original, adapted = pair.passes(x, labels, objective)
+            found.gradients += len(x)
+        else:
+            original, adapted = pair.scores(x, objective)
+            values = objective.function(adapted if original is None else original, adapted, labels)
+        found.look_at(pair, objective, rows, x, (original, adapted), labels, at)
+        better = values > best
+        best = torch.where(better, values, best)
+        best_x[better], best_gradient[better] = x[better], gradient[better]
+        rises += values > last
+        if at in looks:
+            window = at - looks[looks.index(at) - 1]
+            halves = (rises < RISES * window) | ((looked_size == size) & (looked_best >= best))
+            looked_best, looked_size = best.clone(), size.clone()
+            size = torch.where(halves, size / 2, size)
+            x, gradient, values = x.clone(), gradient.clone(), values.clone()
+            x[halves], gradient[halves], values[halves] = best_x[halves], best_gradient[halves], best[halves]
+            rises.zero_()
+    return best_x

@@ -1,0 +1,147 @@
+"""Defences against evasive inputs: adversarial training, an agreement gate, a detector of divergence; and attacks that know them.
+
+The *gate* sends a share of the inputs to the original as well, and raises an alarm where its answer is another: it sees that
+share of the evasive inputs. Even if all inputs are sent, it does not see those that both models get wrong alike. The *detector*
+compares the probabilities of both models for every input with a threshold from clean ones. An attack that knows a defence has in
+its objective what the defence looks at.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from unsilent.compare.adapters.pruning import zeros_stay
+from unsilent.compare.adapters.training import train
+from unsilent.compare.attacks.evaluation import LAST_STEP, RULES, Task, classify, run_attack, score
+from unsilent.compare.attacks.objectives import CROSS_ENTROPY, Objective, diva, is_evasive
+from unsilent.compare.attacks.pgd import pgd
+from unsilent.compare.attacks.search import Ball, Budget, Classifier, Pair, no_parameter_gradients
+from unsilent.statistics.conformal import conformal_threshold
+from unsilent.workloads.model_fitting import Schedule
+
+TRAINING_STEPS = 5
+"""Steps of the attack within a step of adversarial training."""
+ADAPTIVE_STEPS, ADAPTIVE_RESTARTS = 4, 5
+"""How many times as many steps, and how many restarts, an attack gets that knows the defence."""
+PENALTY = 10.0
+"""Weight of what the detector looks at in the objective of the attack that knows it."""
+
+
+def adversarially_trained(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    valid: tuple[Tensor, Tensor],
+    eps: float,
+    schedule: Schedule,
+    seed: int = 0,
+) -> nn.Module:
+    """A copy that was trained further on inputs that PGD makes of the training inputs (Madry et al., ICLR 2018)."""
+    result = copy.deepcopy(model)
+    budget = Budget(eps, TRAINING_STEPS, step=eps / 2, random_start=True, seed=seed)
+
+    def attacked(rows: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = inputs[rows], labels[rows]
+        result.eval()  # batch norms are attacked as they will answer
+        with no_parameter_gradients(result):
+            x = pgd(Pair(result, result), CROSS_ENTROPY, x, y, Ball.around(x, valid, eps), budget).last
+        result.train()
+        return x, y
+
+    with zeros_stay(result):
+        train(result, attacked, len(inputs), cross_entropy, schedule, seed)
+    return result
+
+
+def divergence(original: Tensor, adapted: Tensor) -> Tensor:
+    """Jensen-Shannon divergence of the probabilities of both models, [n], in nats: 0 to ln 2."""
+    one, other = original.log_softmax(1), adapted.log_softmax(1)
+    middle = torch.logaddexp(one, other) - math.log(2)
+    return ((one.exp() * (one - middle)).sum(1) + (other.exp() * (other - middle)).sum(1)) / 2
+
+
+@dataclass(frozen=True)
+class DivergenceDetector:
+    """Raises an alarm for inputs for which the probabilities of both models differ by more than for clean inputs."""
+
+    threshold: float
+
+    @classmethod
+    def calibrated(
+        cls, original: Classifier, deployed: Classifier, clean: Tensor, rate: float = 0.01
+    ) -> DivergenceDetector:
+        """A detector with at most this rate of false alarms, for clean inputs as these."""
+        return cls(conformal_threshold(divergence(classify(original, clean), classify(deployed, clean)).tolist(), rate))
+
+    def alarms(self, original: Tensor, deployed: Tensor) -> Tensor:
+        """For which inputs there is an alarm, bool[n]; from class scores."""
+        return divergence(original, deployed) > self.threshold
+
+    def evading(self) -> Objective:
+        """DIVA with a penalty for divergence above the threshold; a success raises no alarm."""
+        ascent = diva()
+        return Objective(
+            lambda o, a, y: ascent.function(o, a, y) - PENALTY * (divergence(o, a) - self.threshold).clamp_min(0),
+            reads_original=True,
+            success=lambda o, a, y: is_evasive(o, a, y) & ~self.alarms(o, a),
+        )
+
+
+def unseen_by_gate(original: Tensor, deployed: Tensor, labels: Tensor) -> Tensor:
+    """Which inputs are wrong and seen by no agreement gate, however many it checks: both models give one wrong answer."""
+    return (deployed.argmax(1) != labels) & (original.argmax(1) == deployed.argmax(1))
+
+
+EVADING_GATE = Objective(
+    lambda o, a, y: cross_entropy(a, y, reduction="none") + cross_entropy(o, y, reduction="none"),
+    reads_original=True,
+    success=unseen_by_gate,
+)
+"""Ascent on the cross-entropy of both models: the attack that knows the gate."""
+
+
+def adaptive(task: Task, objective: Objective) -> Task:
+    """The task of an attack that knows a defence: its objective, more steps, restarts."""
+    budget = replace(task.budget, steps=ADAPTIVE_STEPS * task.budget.steps, restarts=ADAPTIVE_RESTARTS)
+    return replace(task, objective=objective, budget=budget)
+
+
+def passed(task: Task, found_inputs: Tensor, objective: Objective) -> Tensor:
+    """Which inputs are a success by an objective on the deployed models, bool[n]."""
+    with torch.no_grad():
+        return objective.success(
+            classify(task.original, found_inputs), classify(task.deployed, found_inputs), task.labels
+        )
+
+
+def defence_scores(
+    task: Task, detector: DivergenceDetector, attacks: tuple[str, ...] = ("diva", "pgd")
+) -> dict[str, dict[str, int]]:
+    """Attack -> how many inputs pass each defence: first those that know it, then those that do not.
+
+    Those that know it, and a search that is as long, are APGD on their own objective; a success at any step counts if the
+    deployed models confirm it.
+    """
+    evading, result = detector.evading(), {}
+    for attack, success, objective in (
+        ("longer search", "evasive", task.objective),
+        ("knows the detector", "past the detector", evading),
+        ("knows the gate", "past the gate", EVADING_GATE),
+    ):
+        known = adaptive(task, objective)
+        passes = passed(known, run_attack("apgd-diva", known).evasive, objective)
+        result[attack] = {success: int(passes.sum())}
+    for name in attacks:
+        found = run_attack(name, task)
+        scores = score(name, task, found)
+        result[name] = {f"evasive, {rule}": int(scores.evasive[rule].sum()) for rule in RULES} | {
+            f"past the {what}, {LAST_STEP}": int(passed(task, found.last, objective).sum())
+            for what, objective in (("detector", evading), ("gate", EVADING_GATE))
+        }
+    return result

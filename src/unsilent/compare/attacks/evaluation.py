@@ -1,0 +1,173 @@
+"""Attacks by name, run on inputs that both models get right and scored on the models that are deployed.
+
+Two rules say when an attack has succeeded: at some step (the published rule: the search stops at the first success), or at
+its last step. Evasive: the deployed model is wrong and the original right. By the top-5 rule the wrong answer is, besides, none
+of the original's five most likely classes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unsilent.compare.attacks.apgd import apgd
+from unsilent.compare.attacks.objectives import CROSS_ENTROPY, CROSS_ENTROPY_OF_ORIGINAL, DLR, Objective, diva
+from unsilent.compare.attacks.pgd import noise, pgd
+from unsilent.compare.attacks.search import Ball, Budget, Classifier, Found, Pair, no_parameter_gradients
+from unsilent.errors import UsageError, unknown_name_error
+
+ATTACKS: Mapping[str, str] = {
+    "diva": "ascent on how sure the original is of the label, minus how sure the adapted model is",
+    "apgd-diva": "the same objective, with step sizes of its own",
+    "pgd": "ascent on the cross-entropy of the adapted model",
+    "apgd-ce": "the same objective, with step sizes of its own",
+    "apgd-dlr": "ascent on the difference of logits ratio of the adapted model, with step sizes of its own",
+    "pgd-original": "ascent on the cross-entropy of the original",
+    "noise": "random corners of the ball, as many as steps",
+}
+"""What each attack does."""
+CONTROLS = ("pgd", "pgd-original", "noise")
+"""What every attack is compared with."""
+ANY_STEP, LAST_STEP = RULES = ("any step", "last step")
+BATCH = 100
+"""Inputs that are attacked together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is attacked, and with what.
+
+    Attributes:
+        pair: What the attacker has.
+        original, deployed: What is scored.
+        inputs: Clean inputs [n, …] that both models get right.
+        labels: Right answers, int64[n].
+        valid: Least and largest valid numbers of an input.
+    """
+
+    pair: Pair
+    original: Classifier
+    deployed: Classifier
+    inputs: Tensor
+    labels: Tensor
+    valid: tuple[Tensor, Tensor]
+    budget: Budget = field(default_factory=Budget)
+    objective: Objective = field(default_factory=diva)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What an attack achieved for each of n inputs, by the models that are deployed.
+
+    Attributes:
+        attack: Its name.
+        evasive, evasive_top5, wrong: By rule, bool[n]; ``wrong``: the deployed model is wrong, whatever the original answers.
+        confidence_change: How much less sure of the label the deployed model is than the original at the last step, float64[n].
+        largest_change: Largest change of a number of any input, as a share of the valid range.
+        steps: Steps to the first evasive input, in the mean over the inputs that have one; NaN where none has.
+        seconds: CPU time.
+        gradients: Gradients that were computed, of one input each.
+    """
+
+    attack: str
+    evasive: Mapping[str, Tensor]
+    evasive_top5: Mapping[str, Tensor]
+    wrong: Mapping[str, Tensor]
+    confidence_change: Tensor
+    largest_change: float
+    steps: float
+    seconds: float
+    gradients: int
+
+
+def check_attack(name: str) -> str:
+    """The name itself; raises ``UsageError`` for an unknown attack."""
+    if name not in ATTACKS:
+        raise unknown_name_error("attack", name, ATTACKS)
+    return name
+
+
+def run_attack(name: str, task: Task) -> Found:
+    """What an attack finds, in batches of `BATCH`; raises ``UsageError`` for an unknown attack."""
+    parts = []
+    objective = _objectives(task.objective)[check_attack(name)]
+    with no_parameter_gradients(task.pair.original, task.pair.adapted):
+        for x, labels in zip(task.inputs.split(BATCH), task.labels.split(BATCH), strict=True):
+            ball, start = Ball.around(x, task.valid, task.budget.eps), time.process_time()
+            if objective is None:
+                found = noise(task.pair, x, labels, ball, task.budget)
+            else:
+                search = apgd if name.startswith("apgd") else pgd
+                found = search(task.pair, objective, x, labels, ball, task.budget)
+            found.seconds = time.process_time() - start
+            parts.append(found)
+    return Found.joined(parts)
+
+
+def _objectives(chosen: Objective) -> Mapping[str, Objective | None]:
+    return {
+        "diva": chosen,
+        "apgd-diva": chosen,
+        "pgd": CROSS_ENTROPY,
+        "apgd-ce": CROSS_ENTROPY,
+        "apgd-dlr": DLR,
+        "pgd-original": CROSS_ENTROPY_OF_ORIGINAL,
+        "noise": None,
+    }
+
+
+@torch.no_grad()
+def score(name: str, task: Task, found: Found) -> Scores:
+    """What was found, scored on the models that are deployed.
+
+    At some step: the first input that the attacker's pair took for a success counts if it is one of the deployed models.
+    """
+    evasive, top5, wrong = {}, {}, {}
+    for rule, x in ((ANY_STEP, found.evasive), (LAST_STEP, found.last)):
+        original, deployed = classify(task.original, x), classify(task.deployed, x)
+        answers = deployed.argmax(1)
+        wrong[rule] = answers != task.labels
+        evasive[rule] = wrong[rule] & (original.argmax(1) == task.labels)
+        likely = original.topk(min(5, original.shape[1]), 1).indices
+        top5[rule] = evasive[rule] & (likely != answers[:, None]).all(1)
+    wrong[ANY_STEP] = classify(task.deployed, found.wrong).argmax(1) != task.labels
+    sure = [scores.double().softmax(1).gather(1, task.labels[:, None])[:, 0] for scores in (original, deployed)]
+    low, high = task.valid
+    steps = found.evasive_step[found.evasive_step > 0].double()
+    return Scores(
+        name, evasive, top5, wrong, sure[0] - sure[1],
+        float(((found.last - task.inputs).abs() / (high - low)).max()),
+        float(steps.mean()) if len(steps) else float("nan"),
+        found.seconds, found.gradients,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def classify(model: Classifier, inputs: Tensor) -> Tensor:
+    """Class scores [n, classes], computed in batches; raises ``UsageError`` for what is no classifier."""
+    scores = torch.cat([model(x) for x in inputs.split(BATCH)])
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(inputs) or scores.shape[1] < 2:
+        raise UsageError(
+            f"the model returns {list(scores.shape)} for {len(inputs):,} inputs; expected class scores [inputs, 2 or more]"
+        )
+    return scores
+
+
+def agreed_rows(models: list[Classifier], inputs: Tensor, labels: Tensor, wanted: int | None = None) -> Tensor:
+    """Which inputs all models get right, int64: the first ``wanted`` of them.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    right = torch.stack([classify(model, inputs).argmax(1) == labels for model in models]).all(0)
+    rows = right.nonzero()[:, 0]
+    if not len(rows) or (wanted is not None and len(rows) < wanted):
+        raise UsageError(
+            f"{len(rows):,} of {len(inputs):,} inputs are classified right by the original and the adapted model; expected "
+            f"{wanted or 1:,} or more: lower --samples, or give more inputs"
+        )
+    return rows if wanted is None else rows[:wanted]

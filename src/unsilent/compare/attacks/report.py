@@ -1,0 +1,121 @@
+"""The report of ``unsilent attack``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from unsilent.compare.attacks.evaluation import ANY_STEP, LAST_STEP, RULES, Scores
+from unsilent.interval import Interval, known_value
+from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
+from unsilent.report.model import Column, Report, Section, Table
+from unsilent.report.text import count_text, duration_text, share_with_limits_text
+from unsilent.statistics.comparing import paired
+from unsilent.statistics.intervals import clopper_pearson
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from unsilent.compare.attacks.attacking import AttackResult
+
+UNIT = "input"
+NOTES = (
+    "evasive: the deployed model is wrong and the original right; wrong: the deployed model is wrong, whatever the original says",
+    "any step: the first success with the attacked pair counts if the deployed models confirm it; last step: the last input does",
+    "top-5: the wrong answer is, besides, none of the original's five most likely classes",
+    "pgd, pgd-original and noise are controls: what an attack finds only where they do not is due to its objective",
+)
+
+
+def report(result: AttackResult) -> Report:
+    """What is shown of an attack."""
+    own = result.scores[result.attack]
+    estimates = [row for one in result.scores.values() for row in _estimates(result, one)]
+    differences = [row for name in result.scores if name != result.attack for row in _differences(result, name)]
+    shares = [Column.share(f"evasive, {rule}") for rule in RULES]
+    further = [
+        Column.share("evasive top-5, any step", priority=2),
+        *(Column.share(f"wrong, {rule}", priority=1) for rule in RULES),
+    ]
+    table = Table.of(
+        rows_across(estimates, "measure"), [Column.text("attack"), *shares, *further], "share of attacked inputs"
+    )
+    compared = Table.of(
+        rows_across(differences, "measure"),
+        [
+            Column.text("attack", lambda row: f"{result.attack} minus {row['attack']}"),
+            *map(Column.points, _names("evasive")),
+        ],
+        "difference on the same inputs",
+    )
+    how = "whitebox" if result.is_whitebox else "not called whitebox: the attacked twin often answers otherwise"
+    return Report(
+        "unsilent/attack/1", "attack", f"{result.attack} on {result.workload}, {result.adapter}", _headline(result, own),
+        machine_table([*estimates, *_clean(result)], ["attack", "measure", ""]),
+        numbers=(
+            ("inputs attacked", f"{result.n:,}", "both models get them right"),
+            ("clean disagreement", share_with_limits_text(result.clean), "original right, deployed wrong, without an attack"),
+            ("agreement of twin and deployed model", share_with_limits_text(result.twin_agreement), how),
+        ),
+        findings=tuple(_findings(result)),
+        sections=(Section("Attacks", "Each attack with the same limits and steps on the same inputs.", (table, compared)),),
+        facts=(
+            ("largest allowed change", f"{result.budget.eps:.4g} of the valid range"), ("steps", f"{result.budget.steps:,}"),
+            ("accuracy of the original", share_with_limits_text(result.accuracy[0])),
+            ("accuracy of the deployed model", share_with_limits_text(result.accuracy[1])),
+        ),
+        notes=NOTES,
+    )  # fmt: skip
+
+
+def _names(what: str) -> list[str]:
+    return [f"{what}, {rule}" for rule in RULES]
+
+
+def _headline(result: AttackResult, own: Scores) -> str:
+    counts = [
+        f"{name} {int(one.evasive[ANY_STEP].sum()):,} and {int(one.evasive[LAST_STEP].sum()):,}"
+        for name, one in result.scores.items()
+    ]
+    return (
+        f"Of {count_text(result.n, 'input')} that both models get right, {counts[0]} at any and at the last step become ones "
+        f"that only the original gets right; {', '.join(counts[1:])}."
+    )
+
+
+def _findings(result: AttackResult) -> Iterator[str]:
+    for name, one in result.scores.items():
+        steps = f"{one.steps:.1f} steps to the first evasive input in the mean; " if one.steps == one.steps else ""
+        yield (
+            f"{name}: {steps}the deployed model is {100 * float(one.confidence_change.mean()):.1f} points less sure of the label "
+            f"than the original at the last step; largest change {one.largest_change:.3g} of the valid range; "
+            f"{duration_text(one.seconds)} of CPU time"
+        )
+
+
+def _shares(events: dict[str, Tensor], confidence: float) -> dict[str, Interval]:
+    return {name: clopper_pearson(int(seen.sum()), len(seen), confidence) for name, seen in events.items()}
+
+
+def _estimates(result: AttackResult, one: Scores) -> list[Estimate]:
+    kinds = {"evasive": one.evasive, "evasive top-5": one.evasive_top5, "wrong": one.wrong}
+    events = {f"{kind}, {rule}": by_rule[rule] for kind, by_rule in kinds.items() for rule in RULES}
+    change = known_value(float(one.confidence_change.mean()), result.n)
+    return measured({"attack": one.attack}, {**_shares(events, result.confidence), "confidence change": change}, UNIT)
+
+
+def _clean(result: AttackResult) -> list[Estimate]:
+    measures = {"clean disagreement": result.clean, "agreement of twin": result.twin_agreement,
+                "accuracy, original": result.accuracy[0], "accuracy, deployed": result.accuracy[1]}  # fmt: skip
+    return measured({"attack": ""}, measures, UNIT)
+
+
+def _differences(result: AttackResult, other: str) -> list[Estimate]:
+    own, theirs = result.scores[result.attack], result.scores[other]
+    gaps = {
+        f"evasive, {rule}": paired(
+            (own.evasive[rule].double() - theirs.evasive[rule].double()).numpy(), result.confidence
+        )
+        for rule in RULES
+    }
+    return measured({"attack": other}, gaps, UNIT)

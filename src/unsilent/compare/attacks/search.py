@@ -1,0 +1,205 @@
+"""What all attacks share: the pair of models they look at, the inputs they may try, and what they found.
+
+Invariants: every input tried lies within the ball of the clean one and within the valid range; memory is linear in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.compare.attacks.objectives import Objective
+from unsilent.errors import UsageError
+
+Classifier = Callable[[Tensor], Tensor]
+"""Inputs [n, …] -> class scores [n, classes]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The original and the adapted model as the attacker has them: both differentiable."""
+
+    original: Classifier
+    adapted: Classifier
+
+    def passes(self, x: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Values [n] of the objective, their gradient [n, …], and the scores of both models; None where it reads no original.
+
+        Raises:
+            UsageError: a model that the objective reads has no gradient for its inputs.
+        """
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            original = self.original(x) if objective.reads_original else None
+            with torch.set_grad_enabled(objective.reads_adapted):
+                adapted = self.adapted(x)
+            for scores, read, which in (
+                (original, objective.reads_original, "original"),
+                (adapted, objective.reads_adapted, "adapted"),
+            ):
+                if read and scores is not None and not scores.requires_grad:
+                    raise UsageError(
+                        f"the {which} model gives no gradient for its inputs; expected a differentiable twin of it to attack, "
+                        "such as the fake-quantised model of what was converted to integers"
+                    )
+            values = objective.function(adapted if original is None else original, adapted, labels)
+            (gradient,) = torch.autograd.grad(values.sum(), x)
+        return values.detach(), gradient, None if original is None else original.detach(), adapted.detach()
+
+    @torch.no_grad()
+    def scores(self, x: Tensor, objective: Objective) -> tuple[Tensor | None, Tensor]:
+        """The class scores of both models; None where the objective reads no original."""
+        return self.original(x) if objective.reads_original else None, self.adapted(x)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much an attack may change, and how long it may try.
+
+    Attributes:
+        eps: Largest change of any number of an input, as a share of the valid range: 0 to 1.
+        steps: Steps of each restart.
+        step: Change in a step, as a share of the valid range; None: an eighth of ``eps``.
+        random_start: Whether to begin at a random point of the ball, not at the clean input.
+        restarts: How often to begin again with those inputs for which nothing was found.
+        seed: Of the random points.
+    """
+
+    eps: float = 8 / 255
+    steps: int = 20
+    step: float | None = None
+    random_start: bool = False
+    restarts: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("eps", self.eps), ("step", self.step)):
+            if value is not None and not 0 <= value <= 1:
+                raise UsageError(f"--{name} is {value:g}; expected a share of the valid range of inputs, from 0 to 1")
+        for name, count in (("steps", self.steps), ("restarts", self.restarts)):
+            if count < 1:
+                raise UsageError(f"--{name} is {count}; expected 1 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """The inputs that may be tried in place of clean ones.
+
+    Attributes:
+        low, high: Limits of each number, [n, …].
+        size: The valid range that eps is a share of, broadcasts to [n, …].
+    """
+
+    low: Tensor
+    high: Tensor
+    size: Tensor
+
+    @classmethod
+    def around(cls, clean: Tensor, valid: tuple[Tensor, Tensor], eps: float) -> Ball:
+        """Around clean inputs; ``valid``: least and largest valid numbers, broadcast to an input."""
+        low, high = (limit.to(clean) for limit in valid)
+        if bool((clean < low - 1e-5 * (high - low)).any() or (clean > high + 1e-5 * (high - low)).any()):
+            raise UsageError(
+                f"inputs range from {clean.min():g} to {clean.max():g}, outside the valid range that the workload states; "
+                "expected inputs within it: correct input_range"
+            )
+        reach = eps * (high - low)
+        # Clean inputs that are outside the range by rounding stay where they are.
+        return cls(
+            torch.minimum(torch.maximum(clean - reach, low), clean),
+            torch.maximum(torch.minimum(clean + reach, high), clean),
+            high - low,
+        )
+
+    def project(self, x: Tensor) -> Tensor:
+        """The nearest inputs that may be tried."""
+        return torch.minimum(torch.maximum(x, self.low), self.high)
+
+    def random(self, generator: torch.Generator) -> Tensor:
+        """A random point of each ball."""
+        return self.low + (self.high - self.low) * torch.rand(self.low.shape, generator=generator).to(self.low)
+
+    def of(self, rows: Tensor) -> Ball:
+        """Those of some inputs."""
+        return Ball(self.low[rows], self.high[rows], self.size)
+
+
+class Found:
+    """What an attack found for inputs [n, …], by what the attacker's pair of models answers.
+
+    Attributes:
+        evasive: The first inputs that are a success by the objective, such as evasive ones; the last ones where there is none.
+        evasive_step: The step of these, int64[n]; 0 where there is none.
+        wrong: The first inputs that the adapted model gets wrong; the last ones where there is none.
+        wrong_step: The step of these, int64[n]; 0 where there is none.
+        last: The inputs of the last step.
+        gradients: Gradients that were computed, of one input each.
+        seconds: CPU time.
+    """
+
+    def __init__(self, clean: Tensor) -> None:
+        self.evasive, self.wrong, self.last = clean.clone(), clean.clone(), clean.clone()
+        self.evasive_step = torch.zeros(len(clean), dtype=torch.int64)
+        self.wrong_step = torch.zeros(len(clean), dtype=torch.int64)
+        self.gradients, self.seconds = 0, 0.0
+
+    @torch.no_grad()
+    def look_at(
+        self,
+        pair: Pair,
+        objective: Objective,
+        rows: Tensor,
+        x: Tensor,
+        scores: tuple[Tensor | None, Tensor],
+        labels: Tensor,
+        step: int,
+    ) -> None:
+        """Take note of the inputs ``x`` of a step.
+
+        An original that the objective does not read is asked only where it matters: the adapted model is wrong, and nothing
+        was found before.
+        """
+        original, adapted = scores
+        wrong = (adapted.argmax(1) != labels).nonzero()[:, 0]
+        new = wrong[self.wrong_step[rows[wrong]] == 0]
+        self.wrong[rows[new]], self.wrong_step[rows[new]] = x[new], step
+        unsolved = wrong[self.evasive_step[rows[wrong]] == 0]
+        if len(unsolved):
+            theirs = pair.original(x[unsolved]) if original is None else original[unsolved]
+            new = unsolved[objective.success(theirs, adapted[unsolved], labels[unsolved])]
+            self.evasive[rows[new]], self.evasive_step[rows[new]] = x[new], step
+
+    def finish(self) -> None:
+        """Fill in the last inputs where nothing was found."""
+        for inputs, steps in ((self.evasive, self.evasive_step), (self.wrong, self.wrong_step)):
+            none = steps == 0
+            inputs[none] = self.last[none]
+
+    @classmethod
+    def joined(cls, parts: list[Found]) -> Found:
+        """What was found for several batches, one after the other."""
+        result = cls(parts[0].last[:0])
+        for name in ("evasive", "wrong", "last", "evasive_step", "wrong_step"):
+            setattr(result, name, torch.cat([getattr(part, name) for part in parts]))
+        result.gradients, result.seconds = (
+            sum(part.gradients for part in parts),
+            sum(part.seconds for part in parts),
+        )
+        return result
+
+
+@contextmanager
+def no_parameter_gradients(*models: object) -> Iterator[None]:
+    """Parameters of these models need no gradient inside, so that a pass keeps only what the gradient of inputs needs."""
+    changed = [p for model in models if isinstance(model, nn.Module) for p in model.parameters() if p.requires_grad]
+    for parameter in changed:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(True)
