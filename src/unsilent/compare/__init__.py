@@ -1,0 +1,1 @@
+"""Do two models that should agree answer alike."""
