@@ -251,3 +251,19 @@ def test_a_file_of_another_kind_is_refused_and_a_pickle_is_not_executed(file, tm
     assert "make the canaries again" in refusal(path)
     assert "cannot read" in refusal(tmp_path / "none")
     assert "Is a directory" in refusal(tmp_path)
+
+
+def test_labels_are_read_from_the_logits_of_an_answer_with_several_tensors(tmp_path):
+    def run(model, batch):
+        scores = model(batch)
+        return {"hidden": scores.flip(1), "logits": scores}
+
+    make_canaries(workload(run=run), 6).save(tmp_path / "c")
+    canaries, model = load_canaries(tmp_path / "c"), Net().eval()
+    assert check_canaries(canaries, lambda batch: run(model, batch), "labels").changed == 0
+
+    def hidden_alone(batch):
+        return {"hidden": model(batch), "logits": model(batch)}
+
+    assert check_canaries(canaries, hidden_alone, "labels").changed == 0
+    assert check_canaries(canaries, hidden_alone, "bits").changed == 6

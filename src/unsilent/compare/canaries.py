@@ -24,6 +24,8 @@ from unsilent.errors import UsageError, kind_and_line
 from unsilent.nested import map_tensors
 from unsilent.options import check_count
 from unsilent.outcomes import judge, judge_text
+from unsilent.outcomes.base import Judge
+from unsilent.outcomes.decision_judges import DecisionJudge, decision_tensor
 from unsilent.outcomes.tensors import leaves, samples_that_differ
 from unsilent.protection.golden_test import GoldenTest
 from unsilent.protection.hashed_file import FileKind, restored, stored
@@ -36,7 +38,7 @@ from unsilent.workloads.user import user_code
 
 BITS, LABELS = "bits", "labels"
 _FILE = FileKind("canaries", "unsilent/canaries/", 1, "a file of canaries", "unsilent canaries make")
-_PLAIN = ("workload", "choice", "judge", "shapes", "dtypes", "weights", "environment")
+_PLAIN = ("workload", "choice", "judge", "decision", "shapes", "dtypes", "weights", "environment")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,7 @@ class Canaries:
         workload: The workload that they were made of, as it was named.
         choice: How the inputs were chosen, one of `CHOICES`.
         judge: Text of the rule that says when an answer is another one.
+        decision: Which tensor of an answer the rule reads; None for all of them.
         shapes: Of the model's parameters and buffers, by name.
         dtypes: Floating-point types of these.
         weights: Fingerprint of their values.
@@ -57,6 +60,7 @@ class Canaries:
     workload: str
     choice: str
     judge: str
+    decision: int | None
     shapes: dict[str, list[int]]
     dtypes: list[str]
     weights: str
@@ -121,11 +125,13 @@ def make_canaries(
         parts = tuple(GoldenTest(count_samples(batch)) for batch in chosen)
         for part, batch in zip(parts, chosen, strict=True):
             part.calibrate(model, [batch], workload.run)
+        with torch.no_grad():
+            decision = _decision_number(workload.judge, workload.run(model, chosen[0]))
     if not all(bool(answer.isfinite().all()) for part in parts for answer in part.answer):
         raise UsageError(f"the model of {name} answers a canary with NaN or infinity; expected finite values")
     shapes = {name: list(tensor.shape) for name, tensor in named_tensors(model).items()}
     return Canaries(
-        name, choice, judge_text(workload.judge), shapes, list(dtypes_of(model)), model_fingerprint(model), environment(device),
+        name, choice, judge_text(workload.judge), decision, shapes, list(dtypes_of(model)), model_fingerprint(model), environment(device),
         parts,
     )  # fmt: skip
 
@@ -209,13 +215,22 @@ def check_canaries(
         largest, relative = _largest_differences(before, after, count)
         changed = different
         if rule is not None:
-            changed = rule(before, after, part.batch).incorrect | np.isinf(largest)
+            read = slice(None) if canaries.decision is None else canaries.decision
+            changed = rule(before[read], after[read], part.batch).incorrect | np.isinf(largest)
         elif not isinstance(comparison, str):
             changed = ~(relative <= comparison)
         columns = zip(changed, different, largest, relative, strict=True)
         rows += [CanaryDifference(len(rows) + n, *(value.item() for value in row)) for n, row in enumerate(columns, 1)]
     same = None if model is None else model_fingerprint(model) == canaries.weights
     return CanaryCheck(name, canaries.workload, canaries.choice, str(comparison), tuple(rows), same)
+
+
+def _decision_number(rule: Judge, output: Any) -> int | None:
+    """The place of the tensor that a judge of decisions reads, among those of an output."""
+    if not isinstance(rule, DecisionJudge):
+        return None
+    read = decision_tensor(output, rule, rule.DIMENSIONS)
+    return next((n for n, leaf in enumerate(leaves(output)) if leaf is read), None)
 
 
 def _check_bits_can_agree(canaries: Canaries, model: nn.Module | None, device: str) -> None:
