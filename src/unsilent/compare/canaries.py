@@ -131,9 +131,16 @@ def make_canaries(
         raise UsageError(f"the model of {name} answers a canary with NaN or infinity; expected finite values")
     shapes = {name: list(tensor.shape) for name, tensor in named_tensors(model).items()}
     return Canaries(
-        name, choice, judge_text(workload.judge), decision, shapes, list(dtypes_of(model)), model_fingerprint(model), environment(device),
-        parts,
-    )  # fmt: skip
+        workload=name,
+        choice=choice,
+        judge=judge_text(workload.judge),
+        decision=decision,
+        shapes=shapes,
+        dtypes=list(dtypes_of(model)),
+        weights=model_fingerprint(model),
+        environment=environment(device),
+        parts=parts,
+    )
 
 
 def load_canaries(path: str | Path) -> Canaries:
