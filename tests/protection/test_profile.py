@@ -79,3 +79,21 @@ def test_a_profile_of_an_older_version_must_be_made_again(model, path):
 def test_a_safetensors_file_without_a_profile_is_refused(model, path):
     save_file({"a": torch.zeros(2)}, str(path))
     assert "is not an activation profile" in refusal(path, model)
+
+
+def test_a_golden_test_gives_its_answer_again_whatever_the_strides_of_its_input_were(tmp_path):
+    class Layout(nn.Module):
+        """Kernels choose by strides in which order they add; here the answer depends on them openly."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return x.flatten(1) * self.weight + x.stride(1)
+
+    model = Layout().eval()
+    images = torch.randn(50, 8, 8, 1, generator=torch.Generator().manual_seed(0)).permute(0, 3, 1, 2)
+    assert images.stride(1) == 1  # of one channel, so that the tensor counts as contiguous all the same
+    make_profile(model, [images] * 6, "golden-test").save(tmp_path / "p")
+    load_profile(tmp_path / "p", model)

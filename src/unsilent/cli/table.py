@@ -35,6 +35,8 @@ COMMANDS = {
     "checkpoint corrupt": "unsilent.cli.checkpoint_editing:CORRUPT",
     "checkpoint undo": "unsilent.cli.checkpoint_editing:UNDO",
     "checkpoint replay": "unsilent.cli.checkpoint_editing:REPLAY",
+    "canaries make": "unsilent.cli.canaries:MAKE",
+    "canaries check": "unsilent.cli.canaries:CHECK",
     "report": "unsilent.cli.report:COMMAND",
     "diff": "unsilent.cli.diff:COMMAND",
     "replay": "unsilent.cli.replay:COMMAND",

@@ -53,11 +53,11 @@ class GoldenTest:
         """Store some samples of the first batch, and the answer to them."""
         batch = next(iter(batches), None)
         first = take_samples(batch, torch.arange(min(self._samples, count_samples(batch))))
-        self._run, self.batch = run, map_tensors(first, lambda _, tensor: tensor.detach().clone())
-        self.answer = self._answer_of(model)
-        if any(samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, self._answer_of(model), strict=True)):
+        self._run, self.batch = run, map_tensors(first, _canonical)
+        self.answer = self.answer_of(model)
+        if any(samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, self.answer_of(model), strict=True)):
             raise UsageError(
-                "the model answers the same input with other bits each time; golden-test needs a deterministic model"
+                "the model answers the same input with other bits each time; a stored answer needs a deterministic model"
             )
 
     def know(self, batch: Any, answer: list[Tensor], model: nn.Module, run: Callable[[nn.Module, Any], Any]) -> None:
@@ -86,14 +86,20 @@ class GoldenTest:
         return np.full((1, recorded.samples), float(is_due and not self._passes(recorded.model)))
 
     def _passes(self, model: nn.Module) -> bool:
-        answer = self._answer_of(model)
+        answer = self.answer_of(model)
         return len(answer) == len(self.answer) and not any(
             samples_that_differ(a, b, 1).any() for a, b in zip(self.answer, answer, strict=True)
         )
 
-    def _answer_of(self, model: nn.Module) -> list[Tensor]:
+    def answer_of(self, model: nn.Module) -> list[Tensor]:
+        """What the model answers now to the stored input: copies of the tensors of its output."""
         with torch.no_grad():
             return [
                 one.detach().clone()
                 for one in leaves(self._run(model, map_tensors(self.batch, lambda _, t: t.clone())))
             ]
+
+
+def _canonical(_: Any, tensor: Tensor) -> Tensor:
+    """A copy with the strides that it has when it is read from a file: kernels are chosen by them, also of one channel."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -16,32 +16,26 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unsilent.detectors.activations.rule import Floats
 from unsilent.engine.digests import tensors_hasher
 from unsilent.errors import UsageError
-from unsilent.nested import map_tensors, tensors_in
+from unsilent.nested import tensors_in
 from unsilent.protection.activation_detector import ActivationDetector, not_finite_error
 from unsilent.protection.calibration_batches import ExplainedRun, check_batches, divide
 from unsilent.protection.combination import Combination
 from unsilent.protection.detector import InferenceDetector, largest_margins, make_detector
 from unsilent.protection.golden_test import GoldenTest
+from unsilent.protection.hashed_file import FileKind, restored, stored
 from unsilent.protection.layer_watch import find_layers, reject_compiled
 from unsilent.protection.recorded_pass import record_pass
 from unsilent.protection.weight_detector import WeightDetector
-from unsilent.sites.memory import content_of
 from unsilent.sites.modules import mode_readers, named_tensors, packed_weights, reject_training_mode
 from unsilent.statistics.conformal import conformal_threshold, samples_needed
 from unsilent.workloads.base import as_inputs, call_model
 
-_FORMATS = "unsilent/activation-profile/"
-FORMAT = f"{_FORMATS}4"
-_HASH = "xxh3-128"
-"""Key of the header under which `_content_hash` stands."""
+_FILE = FileKind("profile", "unsilent/activation-profile/", 4, "an activation profile", "unsilent profile")
 
 
 @dataclass(eq=False)
@@ -101,16 +95,13 @@ class Profile:
         """Write a file that `load_profile` reads. Raises ``UsageError`` where it cannot be written."""
         arrays: dict[str, Tensor] = {}
         text: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
-        text |= {"format": FORMAT, "detector": self.detector.name, "parts": []}
+        text |= {"detector": self.detector.name, "parts": []}
         if isinstance(self.detector, Combination):
             text["scales"] = self.detector.scales
         for number, part in enumerate(self.parts):
             text["parts"].append(_part_as_json(part, f"{number}/", arrays))
         try:
-            text[_HASH] = _content_hash(text, arrays)
-            save_file(arrays, str(path), metadata={"profile": json.dumps(text)})
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f"cannot write the profile {path} ({error}); give another file") from None
+            _FILE.write(path, text, arrays)
         except TypeError as error:
             raise UsageError(
                 f"the stored input of golden-test cannot be written as JSON ({error}); leave golden-test out"
@@ -118,15 +109,6 @@ class Profile:
 
 
 _PLAIN = ("layers", "rate", "seed", "samples", "model", "dtypes", "threshold", "passes")
-
-
-def _content_hash(text: dict[str, Any], arrays: dict[str, Tensor]) -> str:
-    """xxh3-128 of all that a file holds: its text, and names, dtypes, shapes and bits of its arrays."""
-    digest = xxhash.xxh3_128(json.dumps(text).encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name};{array.dtype};{list(array.shape)};".encode())
-        digest.update(content_of(array))
-    return digest.hexdigest()
 
 
 def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
@@ -142,17 +124,8 @@ def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor
             "stride": part.readers.stride,
         }
     if isinstance(part, GoldenTest):
-
-        def keep(path: tuple[str, ...], tensor: Tensor) -> dict[str, str]:
-            name = f"{prefix}{len(arrays)}"
-            arrays[name] = tensor.detach().cpu().contiguous().clone()
-            return {_TENSOR: name}
-
-        return {"batch": map_tensors(part.batch, keep), "answer": map_tensors(part.answer, keep)}
+        return {"batch": stored(part.batch, prefix, arrays), "answer": stored(part.answer, prefix, arrays)}
     return {}
-
-
-_TENSOR = "tensor of the file"
 
 
 def load_profile(path: str | Path, model: nn.Module, run: Callable[[nn.Module, Any], Any] = call_model) -> Profile:
@@ -166,16 +139,7 @@ def load_profile(path: str | Path, model: nn.Module, run: Callable[[nn.Module, A
     Raises:
         UsageError: any other file or model, or a ``run`` that does not give the stored answer of ``golden-test``.
     """
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            text = json.loads((file.metadata() or {}).get("profile", "{}"))
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
-        if not (version := str(text.get("format", ""))).startswith(_FORMATS):
-            raise ValueError("its header has no profile")
-        if version != FORMAT:
-            raise UsageError(f"the profile has format {version}, expected {FORMAT}; make the profile again")
-        if text.pop(_HASH, None) != _content_hash(text, arrays):
-            raise UsageError("the content of the profile differs from what was written; make the profile again")
+    with _FILE.reading(path) as (text, arrays):
         detector = make_detector(text["detector"], text["layers"], text["seed"])
         plain: dict[str, Any] = {name: tuple(v) if isinstance(v := text[name], list) else v for name in _PLAIN}
         profile = Profile(detector, **plain)
@@ -184,21 +148,6 @@ def load_profile(path: str | Path, model: nn.Module, run: Callable[[nn.Module, A
             detector.scales = [(float(middle), float(high)) for middle, high in text["scales"]]
         for number, (part, known) in enumerate(zip(profile.parts, text["parts"], strict=True)):
             _restore_part(part, known, f"{number}/", arrays, model, run)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
-    except (
-        OSError,
-        SafetensorError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        IndexError,
-        RecursionError,
-    ) as error:
-        raise UsageError(
-            f"{path} is not an activation profile ({error}); expected a file of unsilent profile"
-        ) from None
     return profile
 
 
@@ -221,15 +170,7 @@ def _restore_part(
         part.know(layers, ranges, {name: int(width) for name, width in known["widths"].items()}, known["stride"], model)
     elif isinstance(part, GoldenTest):
         device = next((tensor.device for tensor in named_tensors(model).values()), torch.device("cpu"))
-
-        def tensors(value: Any) -> Any:
-            if isinstance(value, dict):
-                if set(value) == {_TENSOR}:
-                    return arrays[value[_TENSOR]].to(device)
-                return {key: tensors(one) for key, one in value.items()}
-            return [tensors(one) for one in value] if isinstance(value, list) else value
-
-        part.know(tensors(known["batch"]), tensors(known["answer"]), model, run)
+        part.know(restored(known["batch"], arrays, device), restored(known["answer"], arrays, device), model, run)
     else:
         part.calibrate(model, ())
 

@@ -1,0 +1,170 @@
+"""``unsilent canaries make|check``: store a few inputs with a model's answers, and find out later whether it still answers so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from unsilent.command import WATCH, Command, DisplayOptions
+from unsilent.errors import UsageError
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+
+if TYPE_CHECKING:
+    from unsilent.compare.canary_report import CanaryCheck
+
+NO_WORKLOAD = (
+    "no workload was given; expected unsilent canaries make WORKLOAD, such as digits-cnn (see unsilent workloads)"
+)
+NO_FILE = "no file was given; expected unsilent canaries check FILE MODEL"
+NO_MODEL = "no model was given; expected unsilent canaries check FILE MODEL: a workload, a checkpoint or an adapter such as int8"
+WITH = Option("An option of the workload: key=value.", WORKLOAD_PANEL, "with", is_repeatable=True)
+DATA = Option("Data for a workload that takes some.", WORKLOAD_PANEL)
+WEIGHTS = Option("Weights for a workload that takes some.", WORKLOAD_PANEL)
+DEVICE = Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)
+
+
+@dataclass(frozen=True)
+class MakeOptions:
+    """Which inputs are stored, and where."""
+
+    workload: Annotated[
+        str,
+        Option("The workload: built in, file.py:name, package.module:name or hf:DIR.", "", missing_error=NO_WORKLOAD),
+    ]
+    count: Annotated[int, Option("How many canaries.", WORKLOAD_PANEL, "count", short_flag="k")] = 16
+    choice: Annotated[
+        str,
+        Option("boundary (nearest to another answer), random, or constructed (moved close to another answer).", WORKLOAD_PANEL),
+    ] = "boundary"  # fmt: skip
+    workload_options: Annotated[tuple[str, ...], WITH] = ()
+    data: Annotated[str | None, DATA] = None
+    weights: Annotated[str | None, WEIGHTS] = None
+    seed: Annotated[int, Option("Seed of random choices.", WORKLOAD_PANEL)] = 0
+    device: Annotated[str, DEVICE] = "cpu"
+    output: Annotated[
+        Path | None,
+        Option("Where to write the canaries.", OUTPUT_PANEL, default_text="WORKLOAD.canaries", short_flag="o"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Which model is compared with which canaries."""
+
+    file: Annotated[Path, Option("A file of unsilent canaries make.", "", missing_error=NO_FILE)]
+    model: Annotated[
+        str,
+        Option("A workload, a checkpoint, or an adapter such as int8.", "", missing_error=NO_MODEL),
+    ]
+    compare: Annotated[
+        str,
+        Option("bits, labels, or the largest difference allowed, as a part of the largest stored value.", WORKLOAD_PANEL),
+    ] = "bits"  # fmt: skip
+    workload: Annotated[
+        str | None,
+        Option("The workload whose model a checkpoint or an adapter is of.", WORKLOAD_PANEL, default_text="that of the canaries"),
+    ] = None  # fmt: skip
+    workload_options: Annotated[tuple[str, ...], WITH] = ()
+    data: Annotated[str | None, DATA] = None
+    weights: Annotated[str | None, WEIGHTS] = None
+    device: Annotated[str, DEVICE] = "cpu"
+
+
+def make(asked: Asked) -> int:
+    """Choose canaries, write them, and print what they are of."""
+    from unsilent.campaigns.options import read_pairs
+    from unsilent.compare.canaries import make_canaries
+    from unsilent.engine.device_placement import resolve_device
+    from unsilent.workloads.registry import load
+
+    options = asked[MakeOptions]
+    device = resolve_device(options.device)
+    workload = load(
+        options.workload, dict(read_pairs(options.workload_options)), data=options.data, weights=options.weights
+    )
+    made = make_canaries(
+        workload, options.count, options.choice, seed=options.seed, device=device, name=options.workload
+    )
+    path = options.output or Path(f"{workload.name}.canaries")
+    made.save(path)
+    values = {"workload": made.workload, "canaries": made.count, "choice": made.choice, "environment": made.environment,
+              "weights": made.weights, "file": str(path)}  # fmt: skip
+    if asked[DisplayOptions].as_json:
+        print(
+            json.dumps(
+                {"schema": "unsilent/canaries-make/1", "command": "canaries make", "results": [values]}, indent=2
+            )
+        )
+        return 0
+    from unsilent.cli.tables import show_lines
+
+    show_lines(
+        f"Canaries: {made.count:,} of {made.workload}, {made.choice}",
+        f"Bits can be compared on: {made.environment}",
+        f"File: {path}",
+    )
+    return 0
+
+
+def check(asked: Asked) -> CanaryCheck:
+    """Let a model answer canaries."""
+    from unsilent.campaigns.options import read_pairs
+    from unsilent.compare.adapters.names import ADAPTERS  # type: ignore[import-not-found, unused-ignore]
+    from unsilent.compare.canaries import check_canaries, load_canaries, parse_comparison
+    from unsilent.compare.models import load_models  # type: ignore[import-not-found, unused-ignore]
+    from unsilent.engine.device_placement import resolve_device
+    from unsilent.workloads.registry import is_weights_file  # type: ignore[attr-defined, unused-ignore]
+
+    options = asked[CheckOptions]
+    comparison, device = parse_comparison(options.compare), resolve_device(options.device)
+    canaries, text = load_canaries(options.file), options.model
+    is_checkpoint = is_weights_file(text)
+    has_other_names = text.partition("+")[0].partition(":")[0] in ADAPTERS or text.endswith(".pt2")
+    needs_basis = is_checkpoint or has_other_names
+    basis = options.workload or (_stored_workload(canaries.workload) if needs_basis else text)
+    pair = load_models(
+        text if is_checkpoint else basis,
+        text,
+        basis,
+        options=dict(read_pairs(options.workload_options)),
+        data=options.data,
+        weights=options.weights,
+    )
+    for one in (pair.original, pair.deployed):
+        if one.module is not None:
+            one.module.to(device)
+    model = None if has_other_names else pair.deployed.module
+    try:
+        for module in (pair.original.module, model):
+            if module is not None:
+                canaries.check_architecture(module)
+        return check_canaries(canaries, pair.deployed.run, comparison, model=model, name=text, device=device)
+    except UsageError as error:
+        raise UsageError(f"{options.file}: {error}") from None
+
+
+def _stored_workload(name: str) -> str:
+    """The built-in workload that a file names; others are not loaded, as their code would run that a file chooses."""
+    from unsilent.workloads.zoo import ZOO
+
+    if name not in ZOO:
+        raise UsageError(
+            f"the canaries are of {name!r}, which is not built in; give it with --workload, if you trust it"
+        )
+    return name
+
+
+MAKE = Command(
+    "canaries make", WATCH, "Store a few inputs of a workload with its model's answers, for canaries check.",
+    "unsilent canaries make digits-cnn -k 16 -o digits.canaries", (MakeOptions, DisplayOptions), make,
+)  # fmt: skip
+CHECK = Command(
+    "canaries check", WATCH,
+    """Compare what a model answers to canaries with their stored answers.
+
+Exit code: 1 where the answer to a canary changed, 0 where none did.
+""",
+    "unsilent canaries check digits.canaries digits-cnn", (CheckOptions,), check, has_report=True,
+)  # fmt: skip

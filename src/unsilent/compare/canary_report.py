@@ -1,0 +1,116 @@
+"""What a check of canaries came to, and its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unsilent.report.model import Column, Report, Section, Table
+from unsilent.report.shown import Shown
+from unsilent.report.text import escape_unprintable, upper_bound_text
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryDifference:
+    """One canary.
+
+    Attributes:
+        number: From 1, in the order of the file.
+        changed: Whether its answer counts as changed, by the comparison that was asked for.
+        bits_differ: Whether any bit of its answer differs.
+        largest: Largest difference of a value of its answer; infinite for NaN.
+        relative: That, as a part of the largest magnitude in the stored answer.
+    """
+
+    number: int
+    changed: bool
+    bits_differ: bool
+    largest: float
+    relative: float
+
+
+@dataclass(frozen=True, repr=False)
+class CanaryCheck(Shown):
+    """How a model answers canaries.
+
+    Attributes:
+        model: As it was named.
+        workload: That the canaries were made of.
+        choice: How they were chosen.
+        comparison: ``bits``, ``labels`` or a tolerance.
+        rows: Every canary.
+        weights_are_the_same: Whether its weights have the bits that they had; None where they cannot be read.
+    """
+
+    model: str
+    workload: str
+    choice: str
+    comparison: str
+    rows: tuple[CanaryDifference, ...]
+    weights_are_the_same: bool | None
+
+    @property
+    def changed(self) -> int:
+        """How many canaries have another answer."""
+        return sum(row.changed for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where the model changed."""
+        return int(self.changed > 0)
+
+    def report(self) -> Report:
+        """A row for each canary."""
+        columns = (
+            Column.count("canary"), Column("answer"), Column("largest difference", "number", digits=".3g"),
+            Column("relative difference", "number", digits=".3g"),
+        )  # fmt: skip
+        rows = [
+            {
+                "canary": row.number,
+                "answer": "changed" if row.changed else "other bits, not counted" if row.bits_differ else "same bits",
+                "largest difference": row.largest,
+                "relative difference": row.relative,
+            }
+            for row in self.rows
+        ]
+        table = Table.of(rows, columns, is_emphasised=lambda row: row["answer"] == "changed")
+        weights = {None: "cannot be read", True: "same bits as stored", False: "differ from the stored ones"}
+        name, by = escape_unprintable(self.model), _BY.get(self.comparison, f"with tolerance {self.comparison}")
+        return Report(
+            "unsilent/canaries-check/1", "canaries check", f"Canaries of {escape_unprintable(self.workload)}",
+            self._headline(name, by), table,
+            findings=tuple(self._findings()),
+            sections=(Section("Canaries", "Each stored input was answered again.", (table,)),),
+            facts=(("Model", name), ("Choice of inputs", self.choice), ("Compared", by),
+                   ("Weights", weights[self.weights_are_the_same])),
+            notes=("a relative difference is a part of the largest magnitude in the stored answer to that input",),
+            further_json={"changed": self.changed, "canaries": len(self.rows), "weights_are_the_same": self.weights_are_the_same},
+        )  # fmt: skip
+
+    def _headline(self, name: str, by: str) -> str:
+        count = len(self.rows)
+        if self.changed:
+            canaries = "1 canary" if count == 1 else f"{count:,} canaries"
+            return f"{name} answers {self.changed:,} of {canaries} differently, compared {by}"
+        what = "the canary" if count == 1 else f"the {count:,} canaries"
+        return f"{name} answers {what} as stored, compared {by}; a change that they do not show is not ruled out"
+
+    def _findings(self) -> list[str]:
+        findings = []
+        if self.changed and self.weights_are_the_same:
+            findings.append(
+                "The weights have the bits that they had, so the device, the software or code of the model computes otherwise."
+            )
+        if not self.changed and self.weights_are_the_same is False:
+            findings.append(
+                "The weights differ from those that the canaries were made with, although no canary shows it."
+            )
+        if not self.changed and (other := [row for row in self.rows if row.bits_differ]):
+            most = upper_bound_text(max(row.relative for row in other))
+            findings.append(
+                f"{len(other):,} of {len(self.rows):,} answers have other bits, by at most {most} of their largest value"
+            )
+        return findings
+
+
+_BY = {"bits": "bit for bit", "labels": "by label"}
