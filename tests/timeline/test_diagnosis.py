@@ -193,3 +193,12 @@ def test_steps_that_overlap_are_said_to():
     job = replace(job, operations=replace(operations, start=operations.start + late), step_times={0: times})
     notes = diagnose(job).report().notes
     assert any("steps overlap" in note and "a step begins every 126 ms" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("job", "verdict"),
+    [(ddp_job(2, 20, late={(1, "forward"): 0.05}), "straggler"), (ddp_job(2, 20, noise=0.01), "not_separable"),
+     (ddp_job(2, 4), "not_compared"), (ddp_job(1, 20), "not_compared")],
+)  # fmt: skip
+def test_the_json_object_has_a_verdict(job, verdict):
+    assert diagnose(job).report().further_json["results"]["verdict"] == verdict

@@ -49,6 +49,16 @@ def test_a_planted_desync_is_named_with_rank_and_collective(name, form, missing,
     assert found(name, form) == (missing, different, int(bool(missing or different)))
 
 
+@pytest.mark.parametrize(
+    ("dumps", "verdict"),
+    [("healthy", "none"), ("stop", "missing"), ("skip", "different"), ("stop/json/flight-rank0.json", "waiting")],
+)
+def test_the_json_object_has_a_verdict(dumps, verdict):
+    path = DATA / dumps
+    result = find_hang([path if path.is_file() else path / "json"])
+    assert result.report().further_json["results"]["verdict"] == verdict
+
+
 def test_a_pickled_dump_says_where_in_the_code():
     (missing,) = find_hang([DATA / "stop" / "pickle"]).missing
     assert (missing.collective.file, missing.waiting) == ("train.py", (0,))

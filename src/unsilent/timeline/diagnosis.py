@@ -26,6 +26,8 @@ from unsilent.timeline.what_if import Answer, answer, answer_interval
 MOST_UNEXPLAINED, MOST_LONGER = 0.5, 1.1
 """Replays are not believed from this share of unexplained gaps on, in the time of all ranks, and where the one without gaps takes
 so many times as long as the recorded steps."""
+VERDICTS = ("straggler", "not_separable", "not_compared")
+"""A rank is late by more than noise; none is, in any part of the steps; or not all parts, ranks or steps could be compared."""
 MOST_BARS = 4000
 """Of the figure of a step; with more operations, the longest are drawn."""
 
@@ -75,6 +77,13 @@ class Timeline(Shown):
         )
 
     @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        if self.excesses and self.excesses[0].is_separable:
+            return "straggler"
+        return "not_separable" if {one.part for one in self.excesses} == set(PARTS) else "not_compared"
+
+    @property
     def is_explained(self) -> bool:
         """Whether the dependencies that were found explain when operations ran, so that replays mean something."""
         ratio = float(self.slowdown.without_gaps.mean() / self.slowdown.recorded.mean())
@@ -98,19 +107,19 @@ def _doubts(result: Timeline) -> Iterator[str]:
 def _lateness(result: Timeline) -> Iterator[str]:
     """One sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
     found, split = result.excesses, result.split
-    compared = {one.part for one in found}
     if len(split.ranks) == 1:
         period, steps = split.end - split.begin, len(result.job.steps)
         yield (
             f"Only rank {split.ranks[0]} was read, so that late ranks cannot be seen. A step takes "
             f"{time_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
         )
-    elif found and (first := found[0]).is_separable:
+    elif result.verdict == "straggler":
+        first = found[0]
         yield (
             f"Rank {first.rank} takes {time_text(first.seconds)} longer than the others in its {first.part} "
             f"(noise floor {time_text(first.floor)})."
         )
-    elif compared == set(PARTS):
+    elif result.verdict == "not_separable":
         floors = {part: max(one.floor for one in found if one.part == part) for part in PARTS}
         parts = ", ".join(f"{part} {time_text(floors[part])}" for part in PARTS)
         yield f"No rank is late by more than the noise floor (in {parts})."
@@ -261,6 +270,7 @@ def _json(result: Timeline) -> dict[str, Any]:
     split, answers = result.split, result.answers
     means = {name: np.nanmean(getattr(split, name), 1).tolist() for name in ("compute", "transfer", "waiting", "gap")}
     return {
+        "verdict": result.verdict,
         "ranks": [
             {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
         ],

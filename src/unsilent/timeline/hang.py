@@ -12,6 +12,9 @@ from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.timeline.flight_recorder import DEFAULT_GROUP, Collective, Dump, Entered, Group, read_dumps
 
+VERDICTS = ("different", "missing", "waiting", "none")
+"""Collectives differ between ranks; a rank is missing from one; ranks wait, and none is known to be missing; none of these."""
+
 
 class Missing(NamedTuple):
     """A rank that had not entered a collective which others had entered.
@@ -71,9 +74,18 @@ class Hang(Shown):
     dropped: dict[int, int]
 
     @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        if self.different:
+            return "different"
+        if any(one.is_certain for one in self.missing):
+            return "missing"
+        return "waiting" if self.missing or self.stuck else "none"
+
+    @property
     def exit_code(self) -> int:
         """1: a rank was missing from a collective, or collectives differ."""
-        return int(bool(self.different or any(one.is_certain for one in self.missing)))
+        return int(self.verdict in ("different", "missing"))
 
     def report(self) -> Report:
         """The ranks, the collectives, and what was not looked at."""

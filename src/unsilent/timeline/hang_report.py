@@ -123,6 +123,7 @@ def _ranks(ranks: Sequence[int], verb: str = "") -> str:
 def _json(result: Hang) -> dict[str, Any]:
     """The field ``results``."""
     return {
+        "verdict": result.verdict,
         "ranks": result.ranks, "ranks_without_dump": result.without_dump, "knows_number_of_ranks": result.knows_size,
         "missing": [
             {**_place(one), "ranks": one.ranks, "is_certain": one.is_certain,
