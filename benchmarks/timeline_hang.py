@@ -30,7 +30,7 @@ from unsilent.timeline.hang import find_hang
 KINDS = ("skip", "stop", "size", "operation", "subgroup")
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "barrier")
 COUNT = 8
-QUIET = 1.0
+QUIET = 3.0
 """Seconds without a new collective after which a rank dumps."""
 DEADLINE = 40.0
 
@@ -179,10 +179,13 @@ def main() -> None:
             folder = Path(name)
             run_case(case, folder)
             ranks, at, since = named(folder)
-        expected = set(case.members) if len(case.members) == 2 and case.kind in ("size", "operation") else {case.rank}
         # Of two ranks that call different collectives, nothing says which is wrong: naming both is right.
-        both = ranks == set(case.members) and len(ranks) == 2 and case.kind == "skip"
-        row = {"rank": ranks == expected or both, "collective": at == case.number, "range": since <= case.number <= at}
+        both = ranks == set(case.members) and len(ranks) == 2 and case.kind in ("skip", "size", "operation")
+        row = {
+            "rank": ranks == {case.rank} or both,
+            "collective": at == case.number,
+            "range": since <= case.number <= at,
+        }
         rows.append((case, row))
         if not (row["rank"] and row["collective"]):
             print(
