@@ -10,7 +10,7 @@ from rich.console import Console
 
 from report.conftest import HOSTILE
 from report.test_report_html import Page, check_harmless
-from unsilent.render.report_json import report_json
+from unsilent.render.report_json import report_json, without_run_details
 from unsilent.render.report_page import report_html
 from unsilent.render.report_terminal import render_report
 from unsilent.report.model import Column, Report, Section, Table, TableRow, TextCell
@@ -107,8 +107,14 @@ def test_bars_go_from_end_to_end():
 
 def test_a_study_may_give_results_of_its_own():
     told = report_json(report(further_json={"results": {"a": 1}}))
-    assert json.loads(json.dumps(told)) == {"schema": "unsilent/x/1", "command": "", "results": {"a": 1}}
+    assert json.loads(json.dumps(told)) == {"schema": "unsilent/x/1", "command": "", "notes": [], "results": {"a": 1}}
     assert report_json(report())["results"] == []
+
+
+def test_the_json_object_has_the_notes_which_are_no_result():
+    told = report_json(report(notes=("one rank was not read",)))
+    assert told["notes"] == ["one rank was not read"]
+    assert "notes" not in without_run_details(told)
 
 
 def test_names_are_only_names_in_any_cell():

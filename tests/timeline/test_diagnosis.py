@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timeline.ddp_jobs import LENGTHS, TRANSFER, ddp_job
+from unsilent.report.model import Table
 from unsilent.timeline.critical_path import critical_path
 from unsilent.timeline.diagnosis import diagnose
-from unsilent.timeline.job import FORWARD, OPTIMIZER, Edges
+from unsilent.timeline.job import COLLECTIVE, FORWARD, OPTIMIZER, Edges
 from unsilent.timeline.step_split import split_steps, step_bounds
 from unsilent.timeline.stragglers import PARTS, excesses
 
@@ -117,3 +118,87 @@ def test_replays_that_the_traces_do_not_explain_are_doubted():
     report = diagnose(replace(job, edges=none)).report()
     assert report.headline.endswith("replays are not to be trusted.")
     assert not any("M_W" in finding for finding in report.findings)
+
+
+def without_partners(job):
+    """The job, with collectives of which no other rank was found."""
+    operations = job.operations
+    return replace(job, operations=replace(operations, collective=np.full_like(operations.collective, -1)))
+
+
+def test_a_collective_without_a_partner_is_no_gap_of_the_host():
+    split = split_steps(without_partners(ddp_job(3, 6, late={(1, "late backward"): 0.02})))
+    assert (split.transfer > 0).all()
+    assert (split.waiting == 0).all()
+    np.testing.assert_allclose(split.gap, 0, atol=1e-12)
+
+
+def test_who_waits_for_whom_is_not_claimed_where_no_collective_was_matched():
+    report = diagnose(without_partners(ddp_job(2, 4))).report()
+    assert "Other ranks wait longest" not in report.headline
+    assert "nothing is known of who waited for whom" in report.headline
+    assert "or waiting in collectives whose other ranks were not found" in report.findings[0]
+    assert "waiting for late ranks" not in report.findings[0]
+
+
+def test_no_rank_is_said_to_be_waited_for_where_none_waits():
+    assert "No rank waited for another one" in diagnose(ddp_job(2, 4)).report().headline
+
+
+def test_one_rank_is_compared_with_no_other():
+    report = diagnose(replace(ddp_job(1, 6), world_size=8)).report()
+    assert report.headline == (
+        "Only rank 0 was read, so that late ranks cannot be seen. A step takes 119 ms, from its begin to the next one's "
+        "(mean of 6)."
+    )
+    assert report.findings[0].startswith("of the time of rank 0, ")
+    assert "in exposed transfers, or waiting for 7 ranks that were not recorded" in report.findings[0]
+    shown = " ".join(report.findings)
+    assert "late ranks" not in shown
+    assert "straggler" not in shown
+    assert not {"workers", "data-parallel ranks"} & {
+        part.title for one in report.sections for part in one.parts if isinstance(part, Table)
+    }
+
+
+def test_long_names_are_shortened_in_the_middle():
+    job = ddp_job(2, 6)
+    names = tuple(f"{name}_{'x' * 100}_end" for name in job.operations.names)
+    report = diagnose(replace(job, operations=replace(job.operations, names=names))).report()
+    texts = [
+        cell
+        for one in report.sections
+        for part in one.parts
+        if isinstance(part, Table)
+        for row in part.rows
+        for cell in row.cells
+    ]
+    shown = [one for one in texts if isinstance(one, str) and one.startswith("forward_")]
+    assert shown
+    assert all(len(one) <= 60 and one.endswith("_end") for one in shown)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_straggler_free_mean_of_two_ranks_is_said_to_keep_half_of_a_delay(ranks):
+    notes = diagnose(ddp_job(ranks, 6)).report().notes
+    assert any("half" in note for note in notes) is (ranks == 2)
+
+
+def test_steps_that_overlap_are_said_to():
+    job = ddp_job(1, 6)
+    assert not any("overlap" in note for note in diagnose(job).report().notes)
+    times = np.arange(6)[:, None] * 0.126 + np.array([0.0, 0.126])
+    operations = job.operations
+    late = np.where(operations.kind == COLLECTIVE, 0.126, 0.0)  # a device that is a step behind its host
+    job = replace(job, operations=replace(operations, start=operations.start + late), step_times={0: times})
+    notes = diagnose(job).report().notes
+    assert any("steps overlap" in note and "a step begins every 126 ms" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("job", "verdict"),
+    [(ddp_job(2, 20, late={(1, "forward"): 0.05}), "straggler"), (ddp_job(2, 20, noise=0.01), "not_separable"),
+     (ddp_job(2, 4), "not_compared"), (ddp_job(1, 20), "not_compared")],
+)  # fmt: skip
+def test_the_json_object_has_a_verdict(job, verdict):
+    assert diagnose(job).report().further_json["results"]["verdict"] == verdict

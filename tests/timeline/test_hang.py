@@ -9,12 +9,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch.distributed
+import torch
+from torch import distributed
 
 from conftest import in_process
 from timeline import make_hang
 from unsilent.cli.main import run
 from unsilent.errors import UsageError
+from unsilent.timeline.dump import write_dump
+from unsilent.timeline.flight_recorder import read_dumps
 from unsilent.timeline.hang import find_hang
 
 DATA = Path(__file__).parent / "data" / "hang"
@@ -47,6 +50,16 @@ def found(name, form):
 )
 def test_a_planted_desync_is_named_with_rank_and_collective(name, form, missing, different):
     assert found(name, form) == (missing, different, int(bool(missing or different)))
+
+
+@pytest.mark.parametrize(
+    ("dumps", "verdict"),
+    [("healthy", "none"), ("stop", "missing"), ("skip", "different"), ("stop/json/flight-rank0.json", "waiting")],
+)
+def test_the_json_object_has_a_verdict(dumps, verdict):
+    path = DATA / dumps
+    result = find_hang([path if path.is_file() else path / "json"])
+    assert result.report().further_json["results"]["verdict"] == verdict
 
 
 def test_a_pickled_dump_says_where_in_the_code():
@@ -224,9 +237,43 @@ def test_altered_dumps_are_read_or_refused_in_one_line(tmp_path, form, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+@pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_rank_that_stops_is_named_by_the_dumps_of_real_processes(tmp_path, form):
     make_hang.run("stop", tmp_path)
     result = find_hang([tmp_path / form])
     assert [(one.ranks, one.number, one.waiting) for one in result.missing] == [((1,), 3, (0,))]
+
+
+def test_a_written_dump_names_the_members_of_groups(tmp_path):
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        group = distributed.new_group([0])
+        distributed.all_reduce(torch.ones(3), group=group)
+        write_dump(tmp_path / "dumps")
+        name = group.group_name
+    finally:
+        distributed.destroy_process_group()
+    (dump,) = read_dumps([tmp_path / "dumps"])
+    assert dump.members[name] == {0}
+    assert len(dump.members) == 2
+    entered = next(one for of, one in dump.groups.items() if of.name == name)
+    assert entered.collectives[1].operation == "all_reduce"
+    assert entered.collectives[1].file.endswith("test_hang.py")
+
+
+def test_equal_collectives_of_which_one_may_have_been_skipped_are_said(tmp_path):
+    """Collective 2 was skipped, and paired with the equal collective 3."""
+    (missing,) = find_hang([DATA / "skip_equal" / "json"]).missing
+    assert (missing.since, missing.number) == (2, 3)
+    said = find_hang([DATA / "skip_equal" / "json"]).report().headline
+    assert "or skipped an earlier one, as collectives 2 to 3 are equal" in said
+    (missing,) = find_hang([DATA / "stop" / "pickle"]).missing  # called in other lines before
+    assert (missing.since, missing.number) == (3, 3)
+
+    dumps = stored("skip")
+    for dump in dumps:
+        dump["entries"][0] |= {key: dumps[0]["entries"][1][key] for key in ("input_sizes", "output_sizes")}
+    (different,) = find_hang([write(tmp_path, *dumps)]).different
+    assert (different.since, different.number) == (1, 2)
+    assert "one of the equal collectives 1 to 2 may have been skipped" in find_hang([tmp_path]).report().headline

@@ -193,6 +193,48 @@ def test_old_gpu_traces_name_no_collective_and_no_size(tmp_path):
     ]
 
 
+def test_a_kernel_without_arguments_has_the_name_and_size_of_the_annotation_around_its_launch(tmp_path):
+    """Old traces: NCCL runs an all-to-all as a kernel that is named after messages between two ranks."""
+    for rank in (0, 1):
+        events = gpu_step(5, 0)
+        for one in events:
+            if one["name"].startswith("nccl"):
+                one["name"], one["args"] = "ncclKernel_SendRecv(x)", {"correlation": one["args"]["correlation"]}
+        shape = {"Input type": ["float"], "Input Dims": [[8]]}
+        events.append(event("nccl:all_to_all", 155, 20, "user_annotation", tid=5, **shape))
+        events.append(event("nccl:all_reduce", 155, 20, "user_annotation", tid=1, **shape))
+        write(tmp_path / f"t{rank}.json", trace(events, rank))
+    recording = read_traces([tmp_path])
+    o = recording.operations
+    own = np.flatnonzero(o.kind == COLLECTIVE)
+    assert [(o.names[o.name[at]], o.size[at], o.collective[at]) for at in own] == [("nccl:all_to_all", 32, 0)] * 2
+    assert recording.notes == ()
+
+
+@pytest.mark.parametrize(
+    "sign", [event("cudaLaunchKernel", 100, 5, "cuda_runtime"), event("nccl:all_reduce", 100, 5, "user_annotation")]
+)
+def test_work_of_a_device_that_was_not_recorded_is_no_computation_of_the_host(tmp_path, sign):
+    events = [one for one in cpu_step(3, 0) if not one["name"].startswith(("gloo", "c10d"))]
+    recording = read_traces([write(tmp_path / "t.json", trace([*events, sign], 0, 1))])
+    assert not (recording.operations.kind == COMPUTE).any()
+    assert recording.notes == (
+        "rank 0 used a device, and what ran there was not recorded: record it with ProfilerActivity.CUDA",
+    )
+
+
+def test_operations_of_other_accelerators_are_read(tmp_path):
+    events = [
+        event("ProfilerStep#5", 0, 1000, "user_annotation"),
+        event("aten::linear", 20, 60),
+        event("runFunction", 40, 10, "mtia_runtime", correlation=1),
+        event("fc-dtype_Float", 100, 200, "mtia_ccp_events", 408, 9, correlation=1),
+    ]
+    recording = read_traces([write(tmp_path / "t.json", trace(events, 0, 1))])
+    assert [row[:3] for row in rows(recording) if row[2] == "compute"] == [("stream 408", "fc-dtype_Float", "compute")]
+    assert len(recording.launches) == 1
+
+
 def test_groups_of_gpu_traces_are_matched_apart(tmp_path):
     for rank in range(4):
         ranks = [0, 2] if rank % 2 == 0 else [1, 3]
@@ -279,6 +321,7 @@ DAMAGED = {
 JOBS = {
     "an empty folder": ({}, "has 0 traces"),
     "no step": ({"a.json": trace([event("aten::add", 0, 1)])}, "a.json has no complete step"),
+    "no event of torch": ({"a.json": trace([event("all-reduce", 0, 1, None)])}, "a.json has no event of PyTorch's profiler"),
     "no common step": ({"a.json": trace(cpu_step(3, 0)), "b.json": trace(cpu_step(4, 0), 1)}, "no step in common"),
     "a rank twice": ({"a.json": trace(STEP), "b.json": trace(STEP)}, "are both of rank 0"),
     "other sizes": ({"a.json": trace(STEP), "b.json": trace(STEP, 1, 4)}, "different jobs: 2 ranks over gloo, 4 ranks over gloo"),

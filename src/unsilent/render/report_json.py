@@ -10,7 +10,7 @@ from unsilent.strictjson import as_json_values
 
 FIELDS = ("estimate", "low", "high", "confidence", "n", "method")
 RUN_DETAILS = frozenset(
-    ("command", "store", "seconds", "cpu_seconds", "golden_seconds", "per_hour", "versions", "machine")
+    ("command", "store", "seconds", "cpu_seconds", "golden_seconds", "per_hour", "versions", "machine", "notes")
 )
 """Fields, and measures of estimates, that differ between two runs of the same campaign."""
 
@@ -24,6 +24,7 @@ def report_json(report: Report) -> dict[str, Any]:
         {
             "schema": report.schema,
             "command": report.repeat_command,
+            "notes": list(report.notes),
             **further,
             "results": further.get("results", results),
         }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
-from unsilent.report.text import count_text
+from unsilent.report.text import count_text, listed
 from unsilent.statistics.intervals import median_interval
 from unsilent.timeline.job import COLLECTIVE, Operations
 
@@ -124,7 +124,7 @@ def _inference_notes(inferred: list[Interval]) -> list[str]:
 def _unknown_notes(ranks: list[int]) -> list[str]:
     if not ranks:
         return []
-    shown = ", ".join(map(str, ranks[:5])) + (f" and {len(ranks) - 5} more" if len(ranks) > 5 else "")
+    shown = listed(map(str, ranks), 5)
     return [
         f"The clock of rank {shown} is as recorded: it was not measured, and no collective connects it with the first rank."
     ]

@@ -12,13 +12,14 @@ from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
-from unsilent.report.text import escape_unprintable
+from unsilent.report.text import count_text, escape_unprintable, short
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
 from unsilent.sizes import human_bytes
 from unsilent.timeline.critical_path import Link, critical_path
 from unsilent.timeline.job import COLLECTIVE, KINDS, Job
 from unsilent.timeline.memory import MemoryPeak, memory_peaks
 from unsilent.timeline.replay import Replay
+from unsilent.timeline.report import MOST_NAME
 from unsilent.timeline.slowdown import Slowdown, measure_slowdown
 from unsilent.timeline.step_split import StepSplit, split_steps
 from unsilent.timeline.stragglers import PARTS, Excess, excesses
@@ -28,6 +29,8 @@ MOST_UNEXPLAINED, MOST_LONGER = 0.5, 1.1
 """Replays are not believed from this share of unexplained gaps on, in the time of all ranks, and where the one without gaps takes
 so many times as long as the recorded steps."""
 BEYOND = " (beyond the sizes that the cost was fitted to)"
+VERDICTS = ("straggler", "not_separable", "not_compared")
+"""A rank is late by more than noise; none is, in any part of the steps; or not all parts, ranks or steps could be compared."""
 MOST_BARS = 4000
 """Of the figure of a step; with more operations, the longest are drawn."""
 
@@ -59,7 +62,13 @@ class Timeline(Shown):
         base = self.slowdown.report(source)
         return replace(
             base,
-            headline=" ".join([*_lateness(self), *([base.headline] if self.is_explained else []), *_doubts(self)]),
+            headline=" ".join(
+                [
+                    *_lateness(self),
+                    *([base.headline] if self.is_explained and len(self.split.ranks) > 1 else []),
+                    *_doubts(self),
+                ]
+            ),
             estimates=_estimates(self),
             findings=(
                 *_split_findings(self),
@@ -70,6 +79,13 @@ class Timeline(Shown):
             notes=(*base.notes, *_answer_notes(self.answers)),
             further_json={"results": {**base.further_json["results"], **_json(self)}},
         )
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        if self.excesses and self.excesses[0].is_separable:
+            return "straggler"
+        return "not_separable" if {one.part for one in self.excesses} == set(PARTS) else "not_compared"
 
     @property
     def is_explained(self) -> bool:
@@ -95,35 +111,55 @@ def _doubts(result: Timeline) -> Iterator[str]:
 def _lateness(result: Timeline) -> Iterator[str]:
     """One sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
     found, split = result.excesses, result.split
-    compared = {one.part for one in found}
-    if found and (first := found[0]).is_separable:
+    if len(split.ranks) == 1:
+        period, steps = split.end - split.begin, len(result.job.steps)
+        yield (
+            f"Only rank {split.ranks[0]} was read, so that late ranks cannot be seen. A step takes "
+            f"{time_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
+        )
+    elif result.verdict == "straggler":
+        first = found[0]
         yield (
             f"Rank {first.rank} takes {time_text(first.seconds)} longer than the others in its {first.part} "
             f"(noise floor {time_text(first.floor)})."
         )
-    elif compared == set(PARTS):
+    elif result.verdict == "not_separable":
         floors = {part: max(one.floor for one in found if one.part == part) for part in PARTS}
         parts = ", ".join(f"{part} {time_text(floors[part])}" for part in PARTS)
         yield f"No rank is late by more than the noise floor (in {parts})."
-    elif len(split.ranks) > 1 and not result.job.stages:
+    elif not result.job.stages:
         waiting = np.nanmedian(split.waiting_for.sum(0), 1)
         last = int(waiting.argmax())
-        yield (
-            f"Not all parts of steps were compared. Other ranks wait longest for rank {split.ranks[last]}: "
-            f"{time_text(float(waiting[last]))} of a step, together (median)."
-        )
+        yield "Not all parts of steps were compared."
+        if not (result.job.operations.collective >= 0).any():
+            yield "No collective was found on two ranks: nothing is known of who waited for whom."
+        elif waiting[last] > 0:
+            yield (
+                f"Other ranks wait longest for rank {split.ranks[last]}: {time_text(float(waiting[last]))} of a step, "
+                "together (median)."
+            )
+        else:
+            yield "No rank waited for another one in a collective, in the median step."
 
 
 def _split_findings(result: Timeline) -> Iterator[str]:
     split, job = result.split, result.job
-    unseen = job.world_size - len(job.ranks)
+    unseen = 0 if job.stages else job.world_size - len(job.ranks)
+    is_matched = job.operations.collective[job.operations.kind == COLLECTIVE] >= 0
     transfers = "in exposed transfers"
-    if unseen > 0 and not job.stages:
-        transfers = f"in exposed transfers, or waiting for one of {unseen:,} ranks that were not recorded"
+    if unseen > 0:
+        verb = "was" if unseen == 1 else "were"
+        transfers += f", or waiting for {count_text(unseen, 'rank')} that {verb} not recorded"
+    elif not is_matched.all():
+        transfers += ", or waiting in collectives whose other ranks were not found"
     whole = np.nansum(split.end - split.begin)
-    parts = [("computing", split.compute), (transfers, split.transfer), ("waiting for late ranks", split.waiting),
-             ("in gaps of the host", split.gap)]  # fmt: skip
-    yield "of the time of all ranks, " + ", ".join(
+    parts = [("computing", split.compute), (transfers, split.transfer)]
+    if len(split.ranks) > 1 and is_matched.any():
+        parts.append(("waiting for late ranks", split.waiting))
+    parts.append(("in gaps of the host", split.gap))
+    recorded = f"the {len(split.ranks):,} ranks that were read" if unseen > 0 else "all ranks"
+    whose = f"rank {split.ranks[0]}" if len(split.ranks) == 1 else recorded
+    yield f"of the time of {whose}, " + ", ".join(
         f"{100 * np.nansum(part) / whole:.3g} % {name}" for name, part in parts
     )
 
@@ -153,7 +189,8 @@ def _sections(result: Timeline) -> Iterator[Section]:
         "One step", f"Step {result.job.steps[result.step]}, of median length; operations on the critical path are framed.",
         (Plot("step", "Operations of a step, by rank and time", step_figure(result)), _path_table(result)),
     )  # fmt: skip
-    yield Section("Where the time went", "Mean seconds of a step, by rank.", (_split_table(result.split),))
+    introduction = "Means of the steps, by rank; a step lasts until the next one begins."
+    yield Section("Where the time went", introduction, (_split_table(result.split),))
     if peaks := memory_peaks(result.job):
         yield Section(
             "Memory", "Most bytes allocated in recorded steps, as the trace counts them: on a CPU from the recording's begin on.",
@@ -207,7 +244,8 @@ def _path_table(result: Timeline) -> Table:
         total[1] += link.seconds
         total[2] += link.gap
     heads = (
-        Column("rank", of=lambda row: str(row[0][0])), Column.text("operation", lambda row: escape_unprintable(row[0][1])),
+        Column("rank", of=lambda row: str(row[0][0])),
+        Column.text("operation", lambda row: short(escape_unprintable(row[0][1]), MOST_NAME)),
         Column.count("times", lambda row: row[1][0]), Column("seconds", "number", digits=time_text, of=lambda row: row[1][1]),
         Column("gaps before", "number", digits=time_text, of=lambda row: row[1][2]),
     )  # fmt: skip
@@ -256,6 +294,7 @@ def _json(result: Timeline) -> dict[str, Any]:
     split, answers = result.split, result.answers
     means = {name: np.nanmean(getattr(split, name), 1).tolist() for name in ("compute", "transfer", "waiting", "gap")}
     return {
+        "verdict": result.verdict,
         "ranks": [
             {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
         ],

@@ -12,6 +12,9 @@ from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.timeline.flight_recorder import DEFAULT_GROUP, Collective, Dump, Entered, Group, read_dumps
 
+VERDICTS = ("different", "missing", "waiting", "none")
+"""Collectives differ between ranks; a rank is missing from one; ranks wait, and none is known to be missing; none of these."""
+
 
 class Missing(NamedTuple):
     """A rank that had not entered a collective which others had entered.
@@ -24,6 +27,8 @@ class Missing(NamedTuple):
         left: Ranks that were through with it: it failed there, they did not need the rank, or their dumps are later.
         waits_in: Groups in which the rank waits itself.
         is_certain: Whether the rank is a member of the group; of several, whether one of them must be.
+        since: Number of the first of equal collectives up to this one: the rank may have skipped any of them, as each is paired
+            with the next.
     """
 
     group: Group
@@ -34,14 +39,16 @@ class Missing(NamedTuple):
     left: tuple[int, ...] = ()
     waits_in: tuple[Group, ...] = ()
     is_certain: bool = True
+    since: int = 0
 
 
 class Different(NamedTuple):
-    """A collective that ranks called differently: each way with its ranks, that of most ranks first."""
+    """A collective that ranks called differently: ways with their ranks, that of most ranks first; ``since`` as in `Missing`."""
 
     group: Group
     number: int
     ways: tuple[tuple[Collective, tuple[int, ...]], ...]
+    since: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,9 +78,18 @@ class Hang(Shown):
     dropped: dict[int, int]
 
     @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        if self.different:
+            return "different"
+        if any(one.is_certain for one in self.missing):
+            return "missing"
+        return "waiting" if self.missing or self.stuck else "none"
+
+    @property
     def exit_code(self) -> int:
         """1: a rank was missing from a collective, or collectives differ."""
-        return int(bool(self.different or any(one.is_certain for one in self.missing)))
+        return int(self.verdict in ("different", "missing"))
 
     def report(self) -> Report:
         """The ranks, the collectives, and what was not looked at."""
@@ -135,7 +151,22 @@ def _missing(group: Group, entered: Mapping[int, Entered]) -> Iterator[Missing]:
         calls = {other: one.collectives[number] for other, one in entered.items() if number in one.collectives}
         waiting = tuple(other for other in calls if number in entered[other].open)
         left = tuple(other for other in calls if other not in waiting)
-        yield Missing(group, number, (rank,), next(iter(calls.values()), None), waiting, left)
+        call = next(iter(calls.values()), None)
+        since = _since(own, number, [call] if call else [])
+        yield Missing(group, number, (rank,), call, waiting, left, since=since)
+
+
+def _since(own: Entered, number: int, calls: Iterable[Collective]) -> int:
+    """Number of the first collective of ``own`` from which on all before this one equal one of ``calls``."""
+    result = number
+    for call in calls:
+        first = number
+        while (before := own.collectives.get(first - 1)) and (_as_compared(before), _line(before)) == (
+            _as_compared(call), _line(call)
+        ):  # fmt: skip
+            first -= 1
+        result = min(result, first)
+    return result
 
 
 def _perhaps_missing(
@@ -173,7 +204,8 @@ def _first_different(
                 ways.setdefault(way, (call, []))[1].append(rank)
         if len(ways) > 1:
             ordered = sorted(ways.values(), key=lambda way: -len(way[1]))
-            return Different(group, number, tuple((call, tuple(ranks)) for call, ranks in ordered))
+            since = _since(next(iter(entered.values())), number, [call for call, _ in ordered])
+            return Different(group, number, tuple((call, tuple(ranks)) for call, ranks in ordered), since)
     return None
 
 

@@ -53,7 +53,11 @@ def _nothing(result: Hang) -> str:
 def _sentences(result: Hang) -> Iterator[str]:
     for one in result.different:
         ways = "; ".join(f"{_call(call)} on {_ranks(ranks)}" for call, ranks in one.ways)
-        yield f"collective {one.number:,} of group {one.group.label} differs between ranks: {ways}"
+        skipped = f"; one of the equal collectives {one.since:,} to {one.number:,} may have been skipped"
+        yield (
+            f"collective {one.number:,} of group {one.group.label} differs between ranks: {ways}"
+            f"{skipped if one.since < one.number else ''}"
+        )
     yield from map(_missing_text, result.missing)
     for one in result.other_lines:
         ways = ", ".join(f"{_ranks(ranks)} at {_site(call)}" for call, ranks in one.ways)
@@ -74,6 +78,8 @@ def _missing_text(one: Missing) -> str:
         text = f"at least one of {_ranks(one.ranks)} had not entered {called}"
     else:
         text = f"{_ranks(one.ranks, 'has')} no entry of group {one.group.label}: no dump says whether as no member or missing"
+    if 0 < one.since < one.number:
+        text += f", or skipped an earlier one, as collectives {one.since:,} to {one.number:,} are equal"
     if one.waiting:
         text += f"; {_ranks(one.waiting, 'waits')} in {'it' if one.is_certain else called}"
     if one.left:
@@ -123,6 +129,7 @@ def _ranks(ranks: Sequence[int], verb: str = "") -> str:
 def _json(result: Hang) -> dict[str, Any]:
     """The field ``results``."""
     return {
+        "verdict": result.verdict,
         "ranks": result.ranks, "ranks_without_dump": result.without_dump, "knows_number_of_ranks": result.knows_size,
         "missing": [
             {**_place(one), "ranks": one.ranks, "is_certain": one.is_certain,
@@ -145,7 +152,7 @@ def _group(group: Group) -> dict[str, Any]:
 
 
 def _place(one: Missing | Different) -> dict[str, Any]:
-    return {**_group(one.group), "number": one.number}
+    return {**_group(one.group), "number": one.number, "since": one.since}
 
 
 def _call_json(call: Collective) -> dict[str, Any]:

@@ -35,6 +35,8 @@ _SHARDED = re.compile("fsdp::")
 """Copies of FSDP2 between parameters or gradients and what collectives send."""
 _NCCL = re.compile(r"(nccl|rccl)(Dev)?Kernel", re.IGNORECASE)
 _SCATTERS = re.compile(r"(gloo:|c10d::)_?reduce_?scatter")
+_ANNOTATED = re.compile(r"nccl:")
+_LAUNCHES_KERNEL = re.compile(r"(cuda|cu|hip)\w*Launch")
 _MESSAGE = re.compile(r"send|recv", re.IGNORECASE)
 _RANKS = re.compile(r"\[(\d{1,7}(, ?\d{1,7})*)\]")
 _LONGEST_GROUP = 4096
@@ -99,13 +101,21 @@ class _Rank:
         self._step_thread = int(trace.thread[events[0]])
         is_device = (trace.category == KERNEL) | (trace.category == MEMORY)
         self._device = np.flatnonzero(is_device)
+        uses_device = (trace.category == RUNTIME) & self._is_named(_LAUNCHES_KERNEL) | self._is_named(_ANNOTATED)
+        self._works = HOST if len(self._device) or uses_device.any() else COMPUTE
         self._gloo = np.flatnonzero((trace.category == ANNOTATION) & self._is_named(_GLOO))
+        self._annotation: dict[int, int] = {}  # of kernels whose arguments name no collective
         self._parts: list[dict[str, NDArray[Any]]] = []
         self._lanes: list[Lane] = []
         self._notes: list[str] = []
+        if self._works == HOST and not len(self._device):
+            self._notes.append(
+                f"rank {trace.rank} used a device, and what ran there was not recorded: record it with ProfilerActivity.CUDA"
+            )
 
     def result(self) -> RankOperations:
         pairs = self._launched_events()
+        self._annotate(pairs)
         self._add_host(pairs)
         self._add_lanes(self._gloo, is_device=False)
         self._add_lanes(self._device, is_device=True)
@@ -152,6 +162,25 @@ class _Rank:
         pairs = [np.stack((runtime[place[is_known]], self._device[is_known]), axis=1)]
         pairs.append(np.array(self._gloo_launches(), np.int64).reshape(-1, 2))
         return np.concatenate(pairs)
+
+    def _annotate(self, pairs: NDArray[np.int64]) -> None:
+        """Give kernels of NCCL whose arguments name no collective the annotation around their launch.
+
+        Traces of older versions of torch have such kernels, of which an all-to-all is named after messages.
+        """
+        trace = self._trace
+        is_named = np.array(
+            [one in trace.details and trace.details[one].collective is not None for one in pairs[:, 1].tolist()]
+        )
+        calls, kernels = pairs[self._is_named(_NCCL)[pairs[:, 1]] & ~is_named.astype(bool)].T
+        annotations = np.flatnonzero((trace.category == ANNOTATION) & self._is_named(_ANNOTATED))
+        for thread in np.unique(trace.thread[annotations]):
+            own = annotations[trace.thread[annotations] == thread]
+            own = own[np.argsort(trace.start[own])]
+            around = own[np.searchsorted(trace.start[own], trace.start[calls], "right") - 1]
+            is_around = (trace.thread[calls] == thread) & (trace.start[around] <= trace.start[calls])
+            is_around &= trace.end[around] >= trace.end[calls]
+            self._annotation.update(zip(kernels[is_around].tolist(), around[is_around].tolist(), strict=True))
 
     def _gloo_launches(self) -> list[tuple[int, int]]:
         """Collectives of a sort are carried out in the order of their launches."""
@@ -254,9 +283,8 @@ class _Rank:
         between = between[(between > 0) & (between < len(phase) - 1)]
         phase[between[(phase[between - 1] == BACKWARD) & (phase[between + 1] == BACKWARD)]] = BACKWARD
         cut = np.where((event >= 0) & is_cut[event], event, -1)
-        works = COMPUTE if not len(self._device) else HOST
-        kind = np.where((cut >= 0) | (event < 0), HOST, works)
-        if works == COMPUTE:
+        kind = np.where((cut >= 0) | (event < 0), HOST, self._works)
+        if self._works == COMPUTE:
             kind[np.append(self._is_named(_SHARDED), False)[cut]] = COPY
         self._add(f"thread {trace.threads[thread]}", False, flat.start, flat.end, name, kind, phase, cut, None)
 
@@ -277,7 +305,10 @@ class _Rank:
             name = trace.event_name[own].copy()
             size = np.full(len(own), -1, np.int64)
             for at in np.flatnonzero(kind == COLLECTIVE):
-                arguments = trace.details.get(int(own[at]), Arguments())
+                event = int(own[at])
+                if (annotation := self._annotation.get(event)) is not None:
+                    name[at], event = trace.event_name[annotation], annotation
+                arguments = trace.details.get(event, Arguments())
                 size[at] = payload_bytes(arguments)
                 if is_device and isinstance(arguments.collective, str):
                     name[at] = self._names[f"nccl:{arguments.collective}"]

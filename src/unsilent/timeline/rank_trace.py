@@ -19,14 +19,14 @@ from unsilent.timeline.json_stream import Arguments, Event, TraceFile, kept_argu
 CPU_OP, ANNOTATION, RUNTIME, KERNEL, MEMORY = range(5)
 _CATEGORIES = {
     "cpu_op": CPU_OP, "user_annotation": ANNOTATION, "cuda_runtime": RUNTIME, "cuda_driver": RUNTIME, "hip_runtime": RUNTIME,
-    "kernel": KERNEL, "gpu_memcpy": MEMORY, "gpu_memset": MEMORY,
+    "kernel": KERNEL, "gpu_memcpy": MEMORY, "gpu_memset": MEMORY, "mtia_runtime": RUNTIME, "mtia_ccp_events": KERNEL,
 }  # fmt: skip
 MOST_EVENTS, MOST_NAMES, MOST_RANKS = 2**25, 2**20, 2**20
 _LONGEST_NAME = 200
 _MOST_TIME = 1e17
 """Microseconds: 3,000 years."""
 GRADIENT = "torch::autograd::AccumulateGrad"
-_HAS_DETAILS = re.compile(rf"gloo:|{GRADIENT}$")
+_HAS_DETAILS = re.compile(rf"gloo:|nccl:|{GRADIENT}$")
 _RANK = re.compile(r"rank\D?(\d{1,7})(?!\d)", re.IGNORECASE)
 _BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "long int": 8, "long": 8, "int": 4, "short int": 2, "short": 2,
@@ -145,6 +145,11 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
         raise UsageError(
             f"{trace.name} has an event whose name, time or thread is damaged, among the first {count + 2**16:,}; record it again"
         ) from None
+    if not count:
+        raise UsageError(
+            f"{trace.name} has no event of PyTorch's profiler ({', '.join(list(_CATEGORIES)[:2])}, kernel …); "
+            "give traces of torch.profiler"
+        )
     start, duration, event_name, category, thread, correlation = map(np.concatenate, zip(*parts, strict=True))
     notes: list[str] = []
     distributed = trace.fields.get("distributedInfo")

@@ -11,9 +11,10 @@ from unsilent.placement.report import time_text
 from unsilent.printable import escape_unprintable
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table
-from unsilent.report.text import count_text, interval_text, listed
+from unsilent.report.text import count_text, interval_text, listed, short
 from unsilent.timeline.job import EDGE_KINDS
 from unsilent.timeline.slowdown import Removal, Slowdown
+from unsilent.timeline.step_split import step_bounds
 
 METHOD = (
     "The job is replayed: each operation starts once all that it depends on has ended, and takes its time; a collective ends on "
@@ -24,35 +25,56 @@ METHOD = (
     "stage's."
 )
 TERMINAL_ROWS = 10
+MOST_NAME = 60
+"""Characters of the name of an operation that are shown."""
+OVERLAP = 1.1
+"""Steps overlap where one takes so many times as long as the time until the next one begins."""
 STEP_KEYS = ("step", "recorded", "without_gaps", "straggler_free", "prediction_error")
 
 
 def slowdown_report(result: Slowdown, source: str = "") -> Report:
     """What is shown of a slowdown; ``source``: the name of the trace."""
     slowdown, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
+    is_job = len(result.workers) > 1
     return Report(
         "unsilent/timeline/1", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),
         machine_table(measured({}, {"slowdown": slowdown, "slowdown_with_gaps": kept}, "step"), ("measure", "")),
         numbers=(
             ("slowdown", interval_text(slowdown), f"{_quantiles(result)} in single steps"),
             ("slowdown, gaps kept", interval_text(kept), "with recorded gaps in both replays"),
-            ("step time", time_text(result.recorded.mean()), f"recorded, mean of {count_text(len(result.recorded), 'step')}"),
-            ("slowest workers (M_W)", _share(result.slow_workers), _ranks(result.slow_workers)),
+            ("step time", time_text(result.recorded.mean()),
+             f"recorded, from the first operation to the last end, mean of {count_text(len(result.recorded), 'step')}"),
+            *([("slowest workers (M_W)", _share(result.slow_workers), _ranks(result.slow_workers))] if is_job else []),
             *((("last stage (M_S)", _share(last), f"{count_text(len(last.ranks), 'rank')}"),) if last else ()),
             ("unexplained gaps", f"{100 * result.unexplained_share:.2g} %", "of the time of all ranks"),
         ),
         findings=tuple(_findings(result)),
         sections=tuple(_sections(result)),
         facts=tuple(_facts(result)),
-        notes=(
-            *map(escape_unprintable, result.job.notes),
-            "intervals count steps as independent of each other",
-            "slowdown_with_gaps keeps the gaps before operations; where they are waits that were not recorded, it is too small",
-            "M_W and M_S: above 100 %, steps become faster than straggler-free ones; below 0 %, slower than they were",
-        ),
+        notes=tuple(_notes(result)),
         method=METHOD,
         further_json={"results": {"slowdown": _json(result)}},
     )  # fmt: skip
+
+
+def _notes(result: Slowdown) -> Iterator[str]:
+    job = result.job
+    yield from map(escape_unprintable, job.notes)
+    period = float(np.nanmean([end - begin for begin, end in (step_bounds(job, rank) for rank in job.ranks)]))
+    if (recorded := float(result.recorded.mean())) > OVERLAP * period:
+        yield (
+            f"steps overlap: a step begins every {time_text(period)}, and {time_text(recorded)} pass from its first operation "
+            "to the last end (means); replays are of the latter"
+        )
+    if len(job.ranks) == 2 and not job.stages:
+        yield (
+            "of two ranks, the straggler-free duration of a computation is the mean of both: it keeps half of what one takes "
+            "longer, so that the slowdown is too small"
+        )
+    yield "intervals count steps as independent of each other"
+    yield "slowdown_with_gaps keeps the gaps before operations; where they are waits that were not recorded, it is too small"
+    if len(job.ranks) > 1:
+        yield "M_W and M_S: above 100 %, steps become faster than straggler-free ones; below 0 %, slower than they were"
 
 
 def _percent(share: float) -> str:
@@ -89,7 +111,8 @@ def _findings(result: Slowdown) -> Iterator[str]:
             seconds, share = time_text(removal.seconds), _percent(removal.share)
             yield f"with {name} at straggler-free durations, a step takes {seconds}: {share} of the slowdown is gone ({symbol})"
     first = result.classes[0]
-    yield f"operations with the largest slowdown of their own: `{first.name}`, {first.slowdown:.3g}"
+    if (slowdown := f"{first.slowdown:.3g}") != "1":
+        yield f"operations with the largest slowdown of their own: `{short(first.name, MOST_NAME)}`, {slowdown}"
 
 
 def _ranks(removal: Removal) -> str:
@@ -111,15 +134,19 @@ def _sections(result: Slowdown) -> Iterator[Section]:
         Column("rank", of=lambda one: str(one.rank)), slowdown, Column("data-parallel rank", of=lambda one: str(one.data_rank)),
         *([Column("stage", of=lambda one: str(one.stage))] if result.stages else []),
     )  # fmt: skip
-    yield Section(
-        "Workers", "Ranks by the slowdown that they cause alone.",
-        (Table.of(result.workers, worker_heads, "workers", terminal_rows=TERMINAL_ROWS, sortable=True),),
-    )  # fmt: skip
+    is_job = len(result.workers) > 1
+    if is_job:
+        yield Section(
+            "Workers", "Ranks by the slowdown that they cause alone.",
+            (Table.of(result.workers, worker_heads, "workers", terminal_rows=TERMINAL_ROWS, sortable=True),),
+        )  # fmt: skip
     heads = (
-        Column.text("group", lambda one: one.name), slowdown, Column.count("operations", lambda one: one.operations, 1),
+        Column.text("group", lambda one: short(one.name, MOST_NAME)), slowdown,
+        Column.count("operations", lambda one: one.operations, 1),
         Column.percent("unexplained gaps", lambda one: one.unexplained_share, digits=".2g"),
     )  # fmt: skip
-    parts = (("operations", result.classes), ("stages", result.stages), ("data-parallel ranks", result.data_ranks))
+    data_ranks = result.data_ranks if result.stages else ()  # else they are the workers
+    parts = (("operations", result.classes), ("stages", result.stages), ("data-parallel ranks", data_ranks))
     yield Section(
         "Operations and stages", "Slowdown where only this group takes what it took, and gaps that no dependency explains.",
         tuple(Table.of(rows, heads, title, terminal_rows=TERMINAL_ROWS, sortable=True) for title, rows in parts if rows),

@@ -24,7 +24,8 @@ class StepSplit:
         ranks: Of the rows.
         begin, end: Of the steps: of its first operation, and of the next step's first (or its last operation's end).
         compute: Something computed.
-        transfer: Nothing computed, and a collective was transferred that all its ranks had entered.
+        transfer: Nothing computed, and a collective was transferred that all its ranks had entered; or, as transfer and waiting
+            cannot be separated there, the rank was in a collective whose other ranks were not found.
         waiting: Neither, and the rank was in a collective that another rank had not entered.
         gap: None of these.
         waiting_for: float64[ranks, ranks, steps]: ``waiting`` of a rank (first) by the rank that came last (second).
@@ -85,19 +86,23 @@ def split_steps(job: Job) -> StepSplit:
     for number, rank in enumerate(ranks):
         of_rank = np.flatnonzero(operations.rank == rank)
         busy = of_rank[np.isin(operations.kind[of_rank], (COMPUTE, COPY)) & (operations.collective[of_rank] < 0)]
-        inside = of_rank[(operations.kind[of_rank] == COLLECTIVE) & (operations.collective[of_rank] >= 0)]
+        inside = of_rank[operations.kind[of_rank] == COLLECTIVE]
+        inside = inside[np.argsort(operations.collective[inside], kind="stable")]
         start, stop = operations.start[inside], operations.end[inside]
-        all_in = np.clip(entered[operations.collective[inside]], start, stop)
+        first = np.searchsorted(operations.collective[inside], 0)  # before it, those without a partner
+        matched = inside[first:]
+        all_in = start.copy()
+        all_in[first:] = np.clip(entered[operations.collective[matched]], start[first:], stop[first:])
         compute = _Covered(operations.start[busy], operations.end[busy])
         used = _Covered(np.append(operations.start[busy], all_in), np.append(operations.end[busy], stop))
         anything = _Covered(np.append(operations.start[busy], start), np.append(operations.end[busy], stop))
         totals = [covered.between(begin[number], end[number]) for covered in (compute, used, anything)]
         parts["compute"][number], parts["gap"][number] = totals[0], (end - begin)[number] - totals[2]
         parts["transfer"][number], parts["waiting"][number] = totals[1] - totals[0], totals[2] - totals[1]
-        alone = (all_in - start) - used.between(start, all_in)
-        late = np.array([row[int(one)] for one in operations.rank[last[operations.collective[inside]]]], np.int64)
-        is_of_step = operations.step[inside] >= 0
-        np.add.at(waiting_for[number], (late[is_of_step], operations.step[inside][is_of_step]), alone[is_of_step])
+        alone = ((all_in - start) - used.between(start, all_in))[first:]
+        late = np.array([row[int(one)] for one in operations.rank[last[operations.collective[matched]]]], np.int64)
+        is_of_step = operations.step[matched] >= 0
+        np.add.at(waiting_for[number], (late[is_of_step], operations.step[matched][is_of_step]), alone[is_of_step])
         # two collectives may wait at once: each counts for its part
         whole = waiting_for[number].sum(0)
         waiting_for[number] *= np.divide(parts["waiting"][number], whole, out=np.zeros(steps), where=whole > 0)

@@ -1,0 +1,31 @@
+"""Writes what the flight recorder of this process holds, with the members of its process groups.
+
+Without them, nothing says whether a rank that entered no collective of a group should have: for gloo, torch leaves them out.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from unsilent.plainfiles import replace_file
+
+
+def write_dump(folder: str | Path) -> None:
+    """Write what this rank entered so far as ``dump_RANK``; call it in a thread, while the job hangs.
+
+    Args:
+        folder: Where it is written; it is made where it is missing.
+    """
+    recorder: Any = torch._C._distributed_c10d
+    content = pickle.loads(recorder._dump_fr_trace())  # noqa: S301 - of this process
+    world = distributed.distributed_c10d._world
+    groups = {name: sorted(world.pg_group_ranks[group]) for group, name in world.pg_names.items()}
+    content["pg_config"] = {name: {"name": name, "ranks": str(ranks)} for name, ranks in groups.items()}
+    path = Path(folder, f"dump_{distributed.get_rank()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, pickle.dumps(content, 2))
