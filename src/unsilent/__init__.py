@@ -19,7 +19,7 @@ from unsilent.version import __version__
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.verified_saving import verified_load, verified_save
-    from unsilent.compare.comparing import compare
+    from unsilent.compare.comparing import compare_models
     from unsilent.faults import Fault, FaultModel, fault_model
     from unsilent.monitor.guard import Guard
     from unsilent.monitor.monitor import Monitor
@@ -50,7 +50,7 @@ _LAZY = {
     "Workload": "unsilent.workloads",
     "Training": "unsilent.workloads.trainings",
     "checkpoint_study": "unsilent.studies.checkpoint.study",
-    "compare": "unsilent.compare.comparing",
+    "compare_models": "unsilent.compare.comparing",
     "coverage": "unsilent.studies.coverage.study",
     "inference_coverage": "unsilent.studies.coverage.inference.study",
     "noise": "unsilent.studies.noise.study",
@@ -77,7 +77,7 @@ __all__ = [
     "Workload",
     "__version__",
     "checkpoint_study",
-    "compare",
+    "compare_models",
     "coverage",
     "fault_model",
     "inference_coverage",

@@ -1,4 +1,4 @@
-"""`unsilent.compare`: models of all kinds that should agree."""
+"""`unsilent.compare_models`: models of all kinds that should agree."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def changed_by_hand(original, deployed) -> int:
 
 
 def test_a_model_agrees_with_itself():
-    found = unsilent.compare(network(), network(), inputs())
+    found = unsilent.compare_models(network(), network(), inputs())
     assert (found.n, found.changed.estimate, found.measures["identical"].estimate) == (48, 0, 1)
     assert found.report().headline == "No answer changed for 48 inputs: in at most 7.4 % of such inputs one does"
     assert found.worst_inputs == ()
 
 
 def test_swapped_class_outputs_are_seen():
-    found = unsilent.compare(network(), swapped(network()), inputs())
+    found = unsilent.compare_models(network(), swapped(network()), inputs())
     assert found.records.changed.sum() == changed_by_hand(network(), swapped(network())) == 48
 
 
@@ -53,7 +53,7 @@ def test_swapped_class_outputs_are_seen():
 def test_a_quantised_model():
     """Real int8 kernels, whose operations are others than the original's."""
     quantised = torch.ao.quantization.quantize_dynamic(network(), {nn.Linear}, torch.qint8)
-    found = unsilent.compare(network(), quantised, inputs())
+    found = unsilent.compare_models(network(), quantised, inputs())
     assert found.records.changed.sum() == changed_by_hand(network(), quantised)
     assert found.measures["identical"].estimate == 0
     assert 0 < found.records.kl.max() < 0.1
@@ -61,16 +61,16 @@ def test_a_quantised_model():
 
 def test_a_compiled_model():
     compiled = torch.compile(network(), backend="eager")
-    assert unsilent.compare(network(), compiled, inputs()).changed.estimate == 0
-    found = unsilent.compare(network(), torch.compile(swapped(network()), backend="eager"), inputs())
+    assert unsilent.compare_models(network(), compiled, inputs()).changed.estimate == 0
+    found = unsilent.compare_models(network(), torch.compile(swapped(network()), backend="eager"), inputs())
     assert found.records.changed.sum() == changed_by_hand(network(), swapped(network()))
 
 
 @pytest.mark.gpu
 def test_a_model_on_another_device():
-    found = unsilent.compare(network(), network().cuda(), inputs())
+    found = unsilent.compare_models(network(), network().cuda(), inputs())
     assert found.changed.estimate == 0
-    assert unsilent.compare(network(), swapped(network()).cuda(), inputs()).changed.estimate == 1
+    assert unsilent.compare_models(network(), swapped(network()).cuda(), inputs()).changed.estimate == 1
 
 
 class Session:
@@ -93,10 +93,10 @@ class Session:
 def test_functions_and_sessions_have_outputs_only():
     own = network()
     for deployed in (Session(own), own.forward, lambda x: own(x).numpy()):
-        found = unsilent.compare(own, deployed, inputs())
+        found = unsilent.compare_models(own, deployed, inputs())
         assert found.layers is None
         assert found.changed.estimate == 0
-    of_two = unsilent.compare(Session(own), Session(swapped(own)), [{"x": x} for x in inputs()])
+    of_two = unsilent.compare_models(Session(own), Session(swapped(own)), [{"x": x} for x in inputs()])
     assert of_two.records.changed.sum() == changed_by_hand(own, swapped(own))
 
 
@@ -107,20 +107,20 @@ def test_a_real_session():
 
     file = io.BytesIO()
     torch.onnx.export(network(), (inputs()[0],), file)
-    found = unsilent.compare(network(), ort.InferenceSession(file.getvalue()), inputs())
+    found = unsilent.compare_models(network(), ort.InferenceSession(file.getvalue()), inputs())
     assert found.records.changed.sum() == 0
 
 
 def test_labels_split_changes_into_lost_and_gained_ones():
     labels = [network()(x).argmax(1) for x in inputs()]
-    found = unsilent.compare(network(), swapped(network()), inputs(), labels=labels)
+    found = unsilent.compare_models(network(), swapped(network()), inputs(), labels=labels)
     assert found.lost == found.changed
     assert found.gained.estimate == 0
     assert found.report().headline == (
         "Of 48 inputs, the deployed model answers 48 wrongly that the original answers rightly (100 % [92, 100]), "
         "and 0 rightly that the original answers wrongly"
     )
-    reverse = unsilent.compare(swapped(network()), network(), inputs(), labels=labels)
+    reverse = unsilent.compare_models(swapped(network()), network(), inputs(), labels=labels)
     assert reverse.gained == found.lost
 
 
@@ -128,26 +128,26 @@ def test_a_workload_gives_labels_judge_and_inputs(tiny):
     workload = unsilent.Workload(
         network(), [(x, network()(x).argmax(1)) for x in inputs()], labelled=True, judge="topk:k=2", name="own"
     )
-    found = unsilent.compare(workload, swapped(network()))
+    found = unsilent.compare_models(workload, swapped(network()))
     assert found.judge == "topk:k=2"
     assert found.measures["right, original"].estimate == 1
     assert found.lost.estimate > 0.3
-    assert unsilent.compare(workload, workload).changed.estimate == 0
+    assert unsilent.compare_models(workload, workload).changed.estimate == 0
 
 
 def test_the_page_shows_the_worst_inputs_as_pictures_and_as_text(tmp_path):
     images = nn.Sequential(nn.Flatten(), nn.Linear(48, 4)).eval()
     broken = copy.deepcopy(images)
     broken[1].weight.data.neg_()
-    found = unsilent.compare(images, broken, [torch.randn(9, 3, 4, 4)])
+    found = unsilent.compare_models(images, broken, [torch.randn(9, 3, 4, 4)])
     page = found.write_html(tmp_path / "p.html").read_text()
     assert len(found.worst_inputs) == 8
     assert page.count('"type":"image"') + page.count('"type": "image"') == 8
-    text = unsilent.compare(network(), swapped(network()), inputs()).write_html(tmp_path / "t.html").read_text()
+    text = unsilent.compare_models(network(), swapped(network()), inputs()).write_html(tmp_path / "t.html").read_text()
     shown = [f"Input {number}" in text for number in range(48)]
     assert sum(shown) >= 8
     workload = unsilent.Workload(network(), inputs(), show=lambda x: f"begins with {float(x[0, 0]):.2f}")
-    found = unsilent.compare(workload, swapped(network()))
+    found = unsilent.compare_models(workload, swapped(network()))
     number, text = found.worst_inputs[0]
     assert text == f"begins with {float(torch.cat(inputs())[number, 0]):.2f}"
     assert text in found.write_html(tmp_path / "s.html").read_text()
@@ -155,7 +155,7 @@ def test_the_page_shows_the_worst_inputs_as_pictures_and_as_text(tmp_path):
 
 def test_the_package_is_the_function_also_after_its_modules_were_imported():
     importlib.import_module("unsilent.compare.models")
-    assert unsilent.compare(network(), network(), inputs()).n == 48
+    assert unsilent.compare_models(network(), network(), inputs()).n == 48
     assert list(inspect.signature(unsilent.compare).parameters)[:3] == ["original", "deployed", "data"]
     assert unsilent.compare.__doc__.startswith("Compare two models")
 
@@ -191,7 +191,7 @@ def nan_for_one(x):
 )  # fmt: skip
 def test_bad_input_is_said_in_one_line(deployed, more, message):
     with pytest.raises(UsageError, match=message) as raised:
-        unsilent.compare(network(), deployed, **{"data": inputs(), **more})
+        unsilent.compare_models(network(), deployed, **{"data": inputs(), **more})
     assert "\n" not in str(raised.value)
 
 
@@ -207,7 +207,7 @@ def test_a_limit_is_of_the_upper_limit(tmp_path):
 
 
 def test_results_of_all_measures_have_limits_that_hold_them():
-    found = unsilent.compare(network(), network(1), inputs(), labels=[torch.zeros(16)] * 3)
+    found = unsilent.compare_models(network(), network(1), inputs(), labels=[torch.zeros(16)] * 3)
     for interval in found.measures.values():
         assert 0 <= interval.low <= interval.estimate <= interval.high <= 1
         assert interval.n == 48

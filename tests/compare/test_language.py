@@ -34,7 +34,7 @@ def texts(n: int = 6) -> torch.Tensor:
 
 def test_all_measures_are_what_loops_count():
     original, deployed = Model(), Model(extra=1.0)
-    found = unsilent.compare(original, deployed, [texts()]).language
+    found = unsilent.compare_models(original, deployed, [texts()]).language
     kl, same, lost, gained, losses = [], 0, 0, 0, []
     with torch.no_grad():
         for row in texts():
@@ -60,7 +60,7 @@ def test_all_measures_are_what_loops_count():
 
 def test_greedy_runs_name_the_first_token_that_differs():
     original, deployed = Model(), Model(extra=1.0)
-    found = unsilent.compare(original, deployed, [{"input_ids": texts()}]).language.greedy
+    found = unsilent.compare_models(original, deployed, [{"input_ids": texts()}]).language.greedy
     expected = []
     with torch.no_grad():
         for row in texts():
@@ -74,15 +74,17 @@ def test_greedy_runs_name_the_first_token_that_differs():
             expected += [int(differ[0])] if len(differ) else []
     assert (found.prompts, found.tokens, found.first_differences) == (6, 4, tuple(expected))
     assert len(expected) > 0
-    assert unsilent.compare(original, Model(), [texts()]).language.greedy.first_differences == ()
+    assert unsilent.compare_models(original, Model(), [texts()]).language.greedy.first_differences == ()
 
 
 def test_padding_does_not_count_and_is_not_continued():
     mask = torch.ones_like(texts())
     mask[:, 5:] = 0
-    found = unsilent.compare(Model(), Model(extra=1.0), [{"input_ids": texts(), "attention_mask": mask}]).language
+    found = unsilent.compare_models(
+        Model(), Model(extra=1.0), [{"input_ids": texts(), "attention_mask": mask}]
+    ).language
     assert (found.positions, found.greedy) == (6 * 5, None)
-    short = unsilent.compare(Model(), Model(extra=1.0), [{"input_ids": texts()[:, :5]}]).language
+    short = unsilent.compare_models(Model(), Model(extra=1.0), [{"input_ids": texts()[:, :5]}]).language
     np.testing.assert_array_equal(found.kl, short.kl)
 
 
@@ -104,7 +106,7 @@ def test_only_scores_of_the_tokens_that_were_read_make_a_language_model():
 
 
 def test_the_report_names_them():
-    report = unsilent.compare(Model(), Model(extra=1.0), [texts()]).report()
+    report = unsilent.compare_models(Model(), Model(extra=1.0), [texts()]).report()
     names = {name for name, _, _ in report.numbers}
     assert {"perplexity ratio", "mean KL of a token", "99.9 % quantile of KL"} <= names
     assert any("same most likely token at" in line for line in report.findings)

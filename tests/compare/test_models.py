@@ -38,14 +38,14 @@ def test_two_checkpoints_of_one_architecture(checkpoints):
         first, second = outputs(original, batches), outputs(deployed, batches)
     torch.testing.assert_close(first, -second)
     assert (original.name, deployed.name) == ("a.pt", "b.pth")
-    found = unsilent.compare("a.pt", "b.pth", workload=TINY)
+    found = unsilent.compare_models("a.pt", "b.pth", workload=TINY)
     assert found.changed.estimate == 1
 
 
 def test_a_checkpoint_compared_with_the_workload_leaves_its_model_as_it_is(checkpoints):
     pair = load_models(TINY, "b.pth")
     assert pair.original.module is pair.workload.model() is not pair.deployed.module
-    assert unsilent.compare(TINY, "c.pt").measures["identical"].estimate == 1
+    assert unsilent.compare_models(TINY, "c.pt").measures["identical"].estimate == 1
 
 
 def test_a_program_reads_the_inputs_of_the_original(checkpoints):
@@ -53,18 +53,18 @@ def test_a_program_reads_the_inputs_of_the_original(checkpoints):
     batch = torch.export.Dim("n", min=2, max=64)
     program = torch.export.export(model, (torch.randn(7, 6),), dynamic_shapes=({0: batch},))
     torch.export.save(program, "model.pt2")
-    found = unsilent.compare(TINY, "model.pt2")
+    found = unsilent.compare_models(TINY, "model.pt2")
     assert (found.n, found.changed.estimate) == (14, 0)
     assert not Path("inputs.pt").exists()
 
 
 def test_a_workload_of_the_users_own_as_deployed_model(checkpoints):
-    found = unsilent.compare(TINY, "tiny.py:raises")
+    found = unsilent.compare_models(TINY, "tiny.py:raises")
     assert found.measures["identical"].estimate == 1
 
 
 def test_labels_and_options_are_those_of_the_workload():
-    found = unsilent.compare("digits-cnn", unsilent.load("digits-cnn"), options={"eval": "40"})
+    found = unsilent.compare_models("digits-cnn", unsilent.load("digits-cnn"), options={"eval": "40"})
     assert (found.n, found.lost.estimate, found.gained.estimate) == (40, 0, 0)
     assert found.measures["right, original"].estimate > 0.9
     assert found.data.startswith("scikit-learn digits")
@@ -84,14 +84,14 @@ def test_labels_and_options_are_those_of_the_workload():
 )  # fmt: skip
 def test_bad_names_are_said_in_one_line(checkpoints, original, deployed, workload, message):
     with pytest.raises(UsageError, match=message) as raised:
-        unsilent.compare(original, deployed, workload=workload)
+        unsilent.compare_models(original, deployed, workload=workload)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("adapter", ["int8", "int8:tensor", "prune:0.8", "prune:0.8+int8", "bf16"])
 def test_adapters_make_copies(checkpoints, adapter):
     pytest.importorskip("unsilent.compare.adapters.names")
-    found = unsilent.compare(TINY, adapter)
+    found = unsilent.compare_models(TINY, adapter)
     assert (found.deployed, found.n) == (adapter, 14)
     assert found.measures["identical"].estimate < 1
 
@@ -100,7 +100,7 @@ def test_adapters_make_copies(checkpoints, adapter):
 def test_unknown_adapters_are_compared_with_known_ones(checkpoints, adapter):
     pytest.importorskip("unsilent.compare.adapters.names")
     with pytest.raises(UsageError, match="did you mean"):
-        unsilent.compare(TINY, adapter)
+        unsilent.compare_models(TINY, adapter)
 
 
 def found_ids(folder, number):
@@ -113,12 +113,16 @@ def test_two_folders_of_transformers(tmp_path):
     for name in ("a", "b"):
         torch.manual_seed(ord(name))
         transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / name)
-    found = unsilent.compare(f"hf:{tmp_path / 'a'}", f"hf:{tmp_path / 'b'}", options={"eval": "4", "length": "12"})
+    found = unsilent.compare_models(
+        f"hf:{tmp_path / 'a'}", f"hf:{tmp_path / 'b'}", options={"eval": "4", "length": "12"}
+    )
     assert (found.n, found.language.positions, found.language.greedy.prompts) == (4, 48, 4)
     assert found.language.kl.min() > 0
     number, text = found.worst_inputs[0]
     assert text == " ".join(str(i) for i in found_ids(tmp_path / "a", number))
-    made = unsilent.compare(f"hf:{tmp_path / 'a'}", f"hf:{tmp_path / 'b'}", options={"eval": "4", "generate": "5"})
+    made = unsilent.compare_models(
+        f"hf:{tmp_path / 'a'}", f"hf:{tmp_path / 'b'}", options={"eval": "4", "generate": "5"}
+    )
     assert made.judge == "exact-sequence"
     assert (made.language.greedy.tokens, made.language.sequences) == (5, ())
     assert "transformers" in sys.modules

@@ -122,7 +122,7 @@ class Comparison(Shown):
 
 
 @names_arguments
-def compare(
+def compare_models(
     original: Any,
     deployed: Any,
     data: Any = None,
