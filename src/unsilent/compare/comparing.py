@@ -174,7 +174,7 @@ def compare_models(
     else:
         models = compared_model(original, "the original", run), compared_model(deployed, "the deployed model", run)
         judge = rule
-    return compare_models(*models, list(data), judge=judge, labels=labels, run=run, confidence=confidence)
+    return compared(*models, list(data), judge=judge, labels=labels, run=run, confidence=confidence)
 
 
 def compare_pair(
@@ -187,14 +187,14 @@ def compare_pair(
 ) -> Comparison:
     """The comparison on the inputs of the workload, with its judge and labels where none are given."""
     workload = pair.workload
-    return compare_models(
+    return compared(
         pair.original, pair.deployed, list(workload.batches()), judge=judge or workload.judge,
         labels=labels_of(workload) if labels is None else labels, run=workload.run, show=getattr(workload, "show", None),
         data=str(workload.info.get("data", "")), most_changed=most_changed, confidence=confidence,
     )  # fmt: skip
 
 
-def compare_models(
+def compared(
     original: ComparedModel,
     deployed: ComparedModel,
     batches: Sequence[Any],
