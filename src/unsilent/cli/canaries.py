@@ -111,11 +111,11 @@ def make(asked: Asked) -> int:
 def check(asked: Asked) -> CanaryCheck:
     """Let a model answer canaries."""
     from unsilent.campaigns.options import read_pairs
-    from unsilent.compare.adapters.names import ADAPTERS  # type: ignore[import-not-found, unused-ignore]
+    from unsilent.compare.adapters.names import ADAPTERS
     from unsilent.compare.canaries import check_canaries, load_canaries, parse_comparison
-    from unsilent.compare.models import load_models  # type: ignore[import-not-found, unused-ignore]
+    from unsilent.compare.models import load_models
     from unsilent.engine.device_placement import resolve_device
-    from unsilent.workloads.registry import is_weights_file  # type: ignore[attr-defined, unused-ignore]
+    from unsilent.workloads.registry import is_weights_file
 
     options = asked[CheckOptions]
     comparison, device = parse_comparison(options.compare), resolve_device(options.device)
