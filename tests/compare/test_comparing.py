@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import inspect
 
 import numpy as np
 import pytest
@@ -153,13 +151,6 @@ def test_the_page_shows_the_worst_inputs_as_pictures_and_as_text(tmp_path):
     assert text in found.write_html(tmp_path / "s.html").read_text()
 
 
-def test_the_package_is_the_function_also_after_its_modules_were_imported():
-    importlib.import_module("unsilent.compare.models")
-    assert unsilent.compare_models(network(), network(), inputs()).n == 48
-    assert list(inspect.signature(unsilent.compare).parameters)[:3] == ["original", "deployed", "data"]
-    assert unsilent.compare.__doc__.startswith("Compare two models")
-
-
 class Dropping(nn.Module):
     """Is not deterministic in eval mode either."""
 
@@ -196,12 +187,12 @@ def test_bad_input_is_said_in_one_line(deployed, more, message):
 
 
 def test_a_limit_is_of_the_upper_limit(tmp_path):
-    from unsilent.compare.comparing import compare_models
+    from unsilent.compare.comparing import compare_on_batches
     from unsilent.compare.models import compared_model
 
     models = [compared_model(network(), name) for name in ("a", "b")]
-    few = compare_models(*models, inputs(1), most_changed=0.1)
-    many = compare_models(*models, inputs(4), most_changed=0.1)
+    few = compare_on_batches(*models, inputs(1), most_changed=0.1)
+    many = compare_on_batches(*models, inputs(4), most_changed=0.1)
     assert (few.changed.estimate, few.exit_code, many.exit_code) == (0, 1, 0)
     assert "21 %: more than is allowed, 10 %" in " ".join(few.report().findings)
 

@@ -174,7 +174,7 @@ def compare_models(
     else:
         models = compared_model(original, "the original", run), compared_model(deployed, "the deployed model", run)
         judge = rule
-    return compared(*models, list(data), judge=judge, labels=labels, run=run, confidence=confidence)
+    return compare_on_batches(*models, list(data), judge=judge, labels=labels, run=run, confidence=confidence)
 
 
 def compare_pair(
@@ -187,14 +187,14 @@ def compare_pair(
 ) -> Comparison:
     """The comparison on the inputs of the workload, with its judge and labels where none are given."""
     workload = pair.workload
-    return compared(
+    return compare_on_batches(
         pair.original, pair.deployed, list(workload.batches()), judge=judge or workload.judge,
         labels=labels_of(workload) if labels is None else labels, run=workload.run, show=getattr(workload, "show", None),
         data=str(workload.info.get("data", "")), most_changed=most_changed, confidence=confidence,
     )  # fmt: skip
 
 
-def compared(
+def compare_on_batches(
     original: ComparedModel,
     deployed: ComparedModel,
     batches: Sequence[Any],
@@ -209,7 +209,7 @@ def compared(
 ) -> Comparison:
     """The comparison on these batches; ``judge`` None: by the form of the outputs; ``show``: the text of a batch of one input.
 
-    Raises ``UsageError`` as `compare` does.
+    Raises ``UsageError`` as `compare_models` does.
     """
     if not batches:
         raise UsageError("there are no inputs to compare the models on; give at least one batch")
