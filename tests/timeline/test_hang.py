@@ -277,3 +277,12 @@ def test_equal_collectives_of_which_one_may_have_been_skipped_are_said(tmp_path)
     (different,) = find_hang([write(tmp_path, *dumps)]).different
     assert (different.since, different.number) == (1, 2)
     assert "one of the equal collectives 1 to 2 may have been skipped" in find_hang([tmp_path]).report().headline
+
+
+def test_ranks_without_a_dump_are_named_where_others_wait_for_nobody_known(tmp_path):
+    waiting = DATA / "stop" / "json" / "flight-rank0.json"
+    for rank in (1, 2):
+        shutil.copy(waiting, tmp_path / f"dump_{rank}.json")
+    assert find_hang([tmp_path]).report().headline == (
+        "Ranks 1, 2 wait in group 0 (default_pg); no rank with a dump is known to be missing from it, and rank 0 has no dump"
+    )

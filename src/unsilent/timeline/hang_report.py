@@ -66,7 +66,8 @@ def _sentences(result: Hang) -> Iterator[str]:
             "a rank may have skipped one there"
         )
     for group, waiting in result.stuck.items():
-        yield f"{_ranks(waiting, 'waits')} in group {group.label}; no rank with a dump is known to be missing from it"
+        absent = f", and {_ranks(result.without_dump, 'has')} no dump" if result.without_dump else ""
+        yield f"{_ranks(waiting, 'waits')} in group {group.label}; no rank with a dump is known to be missing from it{absent}"
 
 
 def _missing_text(one: Missing) -> str:
