@@ -187,6 +187,10 @@ def known_options() -> dict[str, set[str]]:
     }  # fmt: skip
 
 
+BETWEEN_COMMANDS = re.compile(r"""[|;&](?=(?:[^"]*"[^"]*")*[^"]*$)""")
+"""What separates commands of a line, outside quotes."""
+
+
 @pytest.fixture(scope="module")
 def commands():
     return known_commands()
@@ -198,7 +202,7 @@ def test_every_command_that_is_named_can_be_parsed(page, commands):
     named = [c for block in blocks(page) if block.language == "console" for c, _ in block.commands]
     named += [code for code in re.findall(r"`(unsilent [^`]+)`", text) if "\n" not in code]
     for line in named:
-        for part in re.split(r"[|;&]", line.partition("<(")[0]):
+        for part in re.split(BETWEEN_COMMANDS, line.partition("<(")[0]):
             words = shlex.split(part.partition(">")[0], comments=True)
             if words[:1] != ["unsilent"] or len(words) < 2 or not re.fullmatch(r"[a-z][a-z-]*", words[1]):
                 continue
