@@ -1,6 +1,6 @@
 """How often a comparison names the right layer and channel of a quantised network with a fault, and none without one.
 
-    python -m benchmarks.compare_suspects [--faults 200] [--clean 200] [--reruns 200] [--seed 0] [--weights F --data F] [--save rows.jsonl]
+    python -m benchmarks.compare_suspects [--faults 200] [--clean 200] [--reruns 200] [--seed 0] [--weights F --data F] [--save F]
 
 Networks: an MLP, a small transformer and a network of depthwise convolutions with random weights; `digits-cnn` and
 `digits-mobilenet` with trained ones; with --weights and --data, CIFAR ResNet-32. Each is quantised to 8 or 4 bits, per channel or

@@ -82,7 +82,11 @@ def test_layer_and_channel_of_a_fault_are_named(fault, levels):
         assert suspects[0].excess > 1
 
 
-@pytest.mark.parametrize("fault", [input_scale, input_zero, input_range])
+def input_range_shift(layer):
+    layer.input_zero = layer.input_zero + (70 if layer.input_zero < 128 else -70)
+
+
+@pytest.mark.parametrize("fault", [input_scale, input_zero, input_range, input_range_shift])
 def test_the_layer_of_a_fault_in_its_inputs_is_named(fault):
     model = network()
     for name in LAYERS:
@@ -99,6 +103,30 @@ def test_clean_quantised_networks_have_no_suspects(levels):
         result = compare_layers(model, quantised(model, images(seed=seed + 10), levels), [images(seed=seed)])
         assert result.differs_everywhere
         assert result.suspects == ()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
+def test_a_scale_that_is_not_finite_names_its_channel(value):
+    model = network()
+    deployed = quantised(model, images(seed=3))
+    with torch.no_grad():
+        deployed[5].weight_scale[2] = value
+        deployed[5].weight[2] = value
+    suspects = compare_layers(model, deployed, [images()]).suspects
+    assert [(one.layer, one.channel) for one in suspects] == [("5", 2)]
+
+
+@pytest.mark.parametrize("levels", [127, 7])
+def test_one_scale_for_a_layer_of_a_small_network_is_named(levels):
+    """All channels of a layer are then beyond what rounding explains, more than a tenth of those of the network."""
+    model = network()
+    deployed = quantised(model, images(seed=3), levels)
+    with torch.no_grad():
+        for name in LAYERS:
+            layer = deployed.get_submodule(name)
+            layer.weight_scale = layer.weight_scale.max().expand_as(layer.weight_scale).clone()
+        deployed[5].weight_scale *= 0.3
+    assert [one.layer for one in compare_layers(model, deployed, [images()]).suspects] == ["5"]
 
 
 def pruned(model, share=0.8):

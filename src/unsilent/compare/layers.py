@@ -57,10 +57,17 @@ class Difference:
 
     def add(self, original: Tensor, deployed: Tensor) -> None:
         """Count the outputs of one batch."""
-        self.digests.append((digest([original]), digest([deployed])))
-        one, other = original.double(), deployed.to(original.device).double()
+        hashes = digest([original]), digest([deployed])
+        self.digests.append(hashes)
+        one = original.double()
+        square = float(one.square().sum())
+        self.original += square
+        if hashes[0] == hashes[1] and math.isfinite(square):
+            self.deployed += square
+            self.product += square
+            return
+        other = deployed.to(original.device).double()
         self.error += float((other - one).square().sum())
-        self.original += float(one.square().sum())
         self.deployed += float(other.square().sum())
         self.product += float((one * other).sum())
 
@@ -156,8 +163,12 @@ class LayerComparison:
 
     @property
     def differs_everywhere(self) -> bool:
-        """Whether most layers with parameters differ by themselves, as in a quantised or pruned network."""
-        rows = [row for row in self.rows if row.has_parameters and row.local is not None]
+        """Whether most convolutions and linear layers differ by themselves, as in a quantised or pruned network.
+
+        Where there are none, other layers with parameters count.
+        """
+        alone = [row for row in self.rows if row.has_parameters and row.local is not None]
+        rows = [row for row in alone if row.noise is not None] or alone
         return 2 * sum(not row.agrees_locally for row in rows) > len(rows)
 
     @property

@@ -35,6 +35,7 @@ class LayerNoise:
         weight_step: Step between two values of the deployed weights; None where it cannot be read.
         input_range: The least and the largest quantised input; None where they cannot be read.
         inputs: The least and the largest input of the original's layer.
+        cut, count: Inputs that lie outside of that range by more than a step, and all of them.
         error, signal: Sums of squares of the local difference and of the original's outputs, of inputs within that range.
         unexplained: That of the difference from what the deployed layer's weights give for unrounded inputs; None where they
             cannot be read.
@@ -49,6 +50,8 @@ class LayerNoise:
     weight_step: Floats | None
     input_range: tuple[float, float] | None
     inputs: tuple[float, float]
+    cut: int
+    count: int
     error: Floats
     unexplained: Floats | None
     signal: Floats
@@ -58,7 +61,7 @@ class LayerNoise:
     def joined(self, other: LayerNoise) -> LayerNoise:
         """Of the inputs of both."""
         self.inputs = (min(self.inputs[0], other.inputs[0]), max(self.inputs[1], other.inputs[1]))
-        for name in ("error", "unexplained", "signal", "carried_weights", "carried_inputs"):
+        for name in ("cut", "count", "error", "unexplained", "signal", "carried_weights", "carried_inputs"):
             if getattr(self, name) is not None:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
@@ -126,7 +129,9 @@ def _noise_of_call(
         kind=type(layer).__name__ + (" depthwise" if 1 < groups == len(weight) else ""),
         largest_weight=weight.double().abs().flatten(1).amax(1).cpu(),
         weight_change=None, kept_change=None, weight_step=None, input_range=known_range,
-        inputs=(float(x.min()), float(x.max())), error=error, unexplained=unexplained,
+        inputs=(float(x.min()), float(x.max())), count=x.numel(),
+        cut=0 if known_range is None else int(((x - cut).abs() > (known_range[1] - known_range[0]) / INPUT_LEVELS).sum()),
+        error=error, unexplained=unexplained,
         signal=channel_sums(original.square()),
         carried_weights=by_group.repeat_interleave(len(weight) // groups) / 12,
         carried_inputs=carried * (x.numel() / ones.numel()) / 12,

@@ -2,8 +2,8 @@
 
 Three things are looked at, each by the layer alone, so that a fault in one layer does not make later ones suspicious:
 
-- *Weights*, where they can be read. Rounding changes a weight by half a step at most. Where nearly all channels of the network
-  keep to that, one that does not is a suspect; a step is what the network's other layers have for the range of their weights.
+- *Weights*, where they can be read. Rounding changes a weight by half a step at most. Where most layers of the network keep to
+  that, a channel that does not is a suspect; a step is what the network's layers usually have for the range of their weights.
   Otherwise, as after further training, a channel has to stand out from the largest changes of the others.
 - *Outputs*: the error against what rounding adds up to, and against the other layers; where weights can be read, what is left
   of it with these weights, which is the rounding of inputs.
@@ -24,9 +24,9 @@ from unsilent.compare.quantised_products import INPUT_LEVELS, LayerNoise
 HALF_STEP = 0.505
 """Steps by which rounding changes a weight at most, with the rounding of the float32 numbers that it is computed with."""
 KEPT = 0.9
-"""Share of a network's channels that keep to it, where weights are rounded originals."""
+"""Share of a layer's channels that keep to it, where its weights are those of the original, rounded."""
 SPREAD = 4.0
-"""Times the 90 % quantile of changes, relative to the largest weight, that a change stands out by; and of errors of layers."""
+"""Times the usual change of weights, or the usual error of a layer, by which one stands out."""
 CHANNEL_SPREAD = 50.0
 """Times the error of the layer's other channels by which one stands out: errors of one channel's weights add up or cancel."""
 UNKNOWN_RANGE = 30.0
@@ -36,6 +36,8 @@ WIDTH, SHIFT, ZERO_SHIFT = 2.0, 0.35, 2.5 / INPUT_LEVELS
 middle is off; for inputs that are never negative, by which the least one is off 0."""
 ROUNDING, TINY = 1e-6, 1e-300
 """Relative error that float32 arithmetic has by itself; and what avoids a division by 0."""
+CUT = 0.02
+"""Share of a layer's inputs that its range may cut off."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,11 @@ def find_suspects(noises: Mapping[str, LayerNoise]) -> tuple[Suspect, ...]:
     found = _weight_suspects(noises)
     found += [one for one in _error_suspects(noises) if one.layer not in {other.layer for other in found}]
     known = {one.layer for one in found}
-    found += [one for name, noise in noises.items() if name not in known and (one := _range_suspect(name, noise))]
+    shares = sorted(noise.cut / noise.count for noise in noises.values()) or [0.0]
+    most_cut = max(CUT, SPREAD * shares[len(shares) // 2])
+    found += [
+        one for name, noise in noises.items() if name not in known and (one := _range_suspect(name, noise, most_cut))
+    ]
     return tuple(sorted(found, key=lambda one: -one.excess))
 
 
@@ -70,10 +76,12 @@ def weight_levels(noises: Mapping[str, LayerNoise]) -> tuple[float, bool] | None
     if not known:
         return None
     steps = [noise.weight_step for noise in known.values() if noise.weight_step is not None]
-    equal = torch.cat([(step / step.median() - 1).abs() < 1e-6 for step in steps])
+    equal = torch.cat([(step / step.nanmedian() - 1).abs() < 1e-6 for step in steps])
     per_channel = bool(equal.double().mean() < 0.5)
-    levels = [(_largest(noise, per_channel) / step).median() for noise, step in zip(known.values(), steps, strict=True)]
-    return float(torch.stack(levels).median()), per_channel
+    levels = [
+        (_largest(noise, per_channel) / step).nanmedian() for noise, step in zip(known.values(), steps, strict=True)
+    ]
+    return float(torch.stack(levels).nanmedian()), per_channel
 
 
 def expected_error(noise: LayerNoise, levels: tuple[float, bool]) -> Tensor:
@@ -100,14 +108,15 @@ def _weight_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
                 name: change * levels[0] / _largest(noises[name], levels[1]).clamp_min(TINY)
                 for name, change in changes.items()
             }
-            if (torch.cat(list(steps.values())) <= HALF_STEP).double().mean() >= KEPT:
+            keeps = [float((of_channels <= HALF_STEP).double().mean()) >= KEPT for of_channels in steps.values()]
+            if 2 * sum(keeps) > len(keeps):
                 text = subject + " is {:.3g} steps from the original's; rounding explains half a step"
                 return _standing_out(steps, dict.fromkeys(steps, HALF_STEP), text)
         shares = {name: change / noises[name].largest_weight.clamp_min(TINY) for name, change in changes.items()}
-        usual = float(torch.cat(list(shares.values())).quantile(KEPT))
+        usual = float(torch.stack([of_channels.quantile(KEPT) for of_channels in shares.values()]).nanmedian())
         text = (
             subject
-            + f" changed by {{:.3g}} of its channel's largest; for 90 % of all channels that is {usual:.3g} at most"
+            + f" changed by {{:.3g}} of its channel's largest; for 90 % of a layer's channels it is usually at most {usual:.3g}"
         )
         candidates.append((usual, _standing_out(shares, dict.fromkeys(shares, SPREAD * usual), text)))
     (usual, found), (usual_kept, found_kept) = candidates
@@ -119,7 +128,7 @@ def _standing_out(values: Mapping[str, Tensor], limits: Mapping[str, float], tex
     """Layers with a channel above the layer's limit, each with its highest channel."""
     found = []
     for name, of_channels in values.items():
-        value, channel = of_channels.max(0)
+        value, channel = of_channels.nan_to_num(nan=math.inf).max(0)
         if value > limits[name]:
             excess = float(value) / limits[name] if limits[name] else math.inf
             found.append(Suspect(name, int(channel), excess, text.format(float(value))))
@@ -135,6 +144,7 @@ def _error_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
         else:
             error, expected = noise.unexplained, noise.carried_inputs * noise.input_step**2
         ratios[name] = error / (expected + ROUNDING**2 * noise.signal).clamp_min(TINY)
+        ratios[name] = ratios[name].nan_to_num(nan=math.inf)
         is_known = noise.unexplained is not None or noise.input_range is not None
         allowances[name] = 1.0 if is_known else UNKNOWN_RANGE
     layers = {name: float(ratio.median()) for name, ratio in ratios.items()}
@@ -150,7 +160,7 @@ def _error_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
     return found + _standing_out(apart, limits, text)
 
 
-def _range_suspect(name: str, noise: LayerNoise) -> Suspect | None:
+def _range_suspect(name: str, noise: LayerNoise, most_cut: float) -> Suspect | None:
     if noise.input_range is None:
         return None
     low, high = noise.input_range
@@ -159,7 +169,8 @@ def _range_suspect(name: str, noise: LayerNoise) -> Suspect | None:
         return None
     width = (high - low) / (most - least)
     shift = abs((high + low) - (most + least)) / 2 / max(most - least, high - low)
-    excess = max(width / WIDTH, 1 / width / WIDTH, shift / SHIFT)
+    share = noise.cut / noise.count
+    excess = max(width / WIDTH, 1 / width / WIDTH, shift / SHIFT, share / most_cut)
     if least == 0 and abs(low + high) > 0.05 * (high - low):  # not symmetric
         excess = max(excess, abs(low) / (high - low) / ZERO_SHIFT)
     if excess <= 1:
@@ -167,4 +178,6 @@ def _range_suspect(name: str, noise: LayerNoise) -> Suspect | None:
     text = (
         f"quantised inputs range from {low:.3g} to {high:.3g}; the inputs compared on, from {least:.3g} to {most:.3g}"
     )
+    if noise.cut:
+        text += f", of which {100 * share:.2g} % are cut off"
     return Suspect(name, None, excess, text)
