@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from compare.quantised_networks import images, network, quantised
-from unsilent.compare.layers import align, compare_layers
+from unsilent.compare.alignment import align
+from unsilent.compare.layers import compare_layers
 from unsilent.errors import UsageError
 
 

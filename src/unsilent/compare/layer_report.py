@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from unsilent.compare.layers import LayerComparison, LayerRow
+from unsilent.compare.layer_records import LayerComparison, LayerRow
 from unsilent.compare.suspects import Suspect, expected_error, weight_levels
 from unsilent.report.model import Column, Section, Table
 from unsilent.report.text import count_text, listed

@@ -4,73 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from unsilent.compare.layer_records import Difference, LayerFloor
 from unsilent.compare.lock_step import LayerCall, LayerCalls, WaitingPass
 from unsilent.errors import UsageError
 from unsilent.workloads.batch_samples import count_samples, take_samples
 
-FLOOR_BATCH = 0
-"""The batch that the floor is measured with."""
 RERUN, THREADS, SPLIT = "rerun", "threads", "split"
 
 
-class Distance(Protocol):
-    """Sums of differences of outputs."""
-
-    def add(self, original: Tensor, deployed: Tensor) -> None: ...
-
-    @property
-    def relative(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class LayerFloor:
-    """Relative differences of one layer from itself, by what was varied."""
-
-    relative: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def largest(self) -> float:
-        """Of all variations."""
-        return max(self.relative.values(), default=0.0)
-
-
 def floors_of(
-    model: nn.Module,
-    layers: Mapping[str, nn.Module],
-    batch: Any,
-    run: Callable[[nn.Module, Any], Any],
-    new_distance: Callable[[], Distance],
+    model: nn.Module, layers: Mapping[str, nn.Module], batch: Any, run: Callable[[nn.Module, Any], Any]
 ) -> dict[str, LayerFloor]:
-    """The floor of each call of a layer, by its name."""
+    """The floor of each call of a layer, by its name, for one batch."""
     floors: dict[str, dict[str, float]] = {}
     before = torch.get_num_threads()
+
+    def compare(variation: str, passes: list[WaitingPass], call: LayerCall) -> None:
+        again = [one.reach(call.name) for one in passes]
+        outputs = [one.output for one in again if one is not None and one.output.ndim]
+        if len(outputs) == len(passes) and sum(map(len, outputs)) == len(call.output):
+            difference = Difference()
+            difference.add(call.output, torch.cat(outputs))
+            floors.setdefault(call.name, {})[variation] = difference.relative
+
     for variation, (parts, threads) in _variations(batch, before).items():
-        distances: dict[str, Distance] = {}
-
-        def compare(call: LayerCall, passes: list[WaitingPass], distances: dict[str, Distance] = distances) -> None:
-            again = [one.reach(call.name) for one in passes]
-            outputs = [one.output for one in again if one is not None and one.output.ndim]
-            if len(outputs) == len(passes) and sum(map(len, outputs)) == len(call.output):
-                distances[call.name] = new_distance()
-                distances[call.name].add(call.output, torch.cat(outputs))
-
         try:
             with ExitStack() as stack:
-                calls = [lambda part=part: run(model, part) for part in parts]
-                passes = [stack.enter_context(WaitingPass(layers, call, threads)) for call in calls]
+                waiting = [WaitingPass(layers, partial(run, model, part), threads) for part in parts]
+                passes = [stack.enter_context(one) for one in waiting]
                 stack.enter_context(torch.no_grad())
-                stack.enter_context(LayerCalls(layers, lambda call, passes=passes: compare(call, passes)))
+                stack.enter_context(LayerCalls(layers, partial(compare, variation, passes)))
                 run(model, batch)
         finally:
             torch.set_num_threads(before)
-        for name, distance in distances.items():
-            floors.setdefault(name, {})[variation] = distance.relative
     return {name: LayerFloor(values) for name, values in floors.items()}
 
 
