@@ -147,6 +147,19 @@ def test_a_difference_between_layers_is_not_called_one_of_a_layer():
     assert not first.operation
 
 
+def test_one_tensor_given_as_several_inputs_remains_one():
+    """Self-attention computes otherwise for three tensors than for one tensor given three times."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.Sequential(nn.Linear(8, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, 3)).eval()
+    other, batch = copy.deepcopy(model), torch.randn(6, 5, 8)
+    assert all(row.local.has_same_bits for row in compare_layers(model, other, [batch]).rows)
+    with torch.no_grad():
+        other[1].layers[1].self_attn.in_proj_weight[3, 2] += 0.1
+    first = compare_layers(model, other, [batch]).first_beyond_floor
+    assert (first.name, first.operation) == ("1.layers.1.self_attn", "_native_multi_head_attention")
+
+
 def test_a_second_call_of_a_layer_has_a_row_of_its_own():
     class Twice(nn.Module):
         def __init__(self):

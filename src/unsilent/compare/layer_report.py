@@ -71,7 +71,7 @@ def _place_text(row: LayerRow) -> str:
     if row.local is None:
         return f"in it or since the layer before (it could not be run alone: {row.local_problem})"
     if row.local.has_same_bits:
-        return "given the same inputs it is identical, so what is computed since the layer before differs"
+        return "given the same inputs it is identical, so the difference comes from what is computed before it"
     return (
         f"operation {row.operation} has other results for the same inputs" if row.operation else "in the layer itself"
     )

@@ -11,6 +11,7 @@ accumulated difference of the next one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -103,9 +104,11 @@ class _Comparing:
         if getattr(call.module, "inplace", False):
             row.local, row.local_problem = None, "it overwrites its inputs"
             return
-        inputs, named = _as_given((call.inputs, call.named_inputs), (theirs.inputs, theirs.named_inputs))
+        inputs, named = _copies((call.inputs, call.named_inputs), (theirs.inputs, theirs.named_inputs))
+        probe = LayerProbe(call, theirs.module)
         try:
-            with LayerProbe(call, theirs.module) as probe:
+            # Modules such as attention compute otherwise while functions are watched.
+            with probe if probe.is_for_product else nullcontext():
                 output = first_tensor(theirs.module.forward(*inputs, **named))
         except Exception as error:  # whatever a module of the user's raises
             row.local, row.local_problem = None, kind_and_line(error)
@@ -121,12 +124,17 @@ class _Comparing:
             row.operation = differing_operation(call, theirs.module, inputs, named)
 
 
-def _as_given(inputs: Any, pattern: Any) -> Any:
-    """Copies of inputs with the element type and on the device of others, as far as the two have the same number of tensors."""
-    others = list(tensors_in(pattern))
-    ours = list(tensors_in(inputs))
-    likes = iter(others if len(others) == len(ours) else ours)
-    return map_tensors(inputs, lambda _, tensor: tensor.clone().to(next(likes)))
+def _copies(inputs: Any, pattern: Any = None) -> Any:
+    """Copies of inputs, one for each tensor however often it is given.
+
+    With a pattern of as many tensors, they have the element types of those and are on their devices.
+    """
+    ours, others = list(tensors_in(inputs)), list(tensors_in(pattern))
+    copies = {
+        id(one): one.clone().to(other)
+        for one, other in zip(ours, others if len(others) == len(ours) else ours, strict=True)
+    }
+    return map_tensors(inputs, lambda _, tensor: copies[id(tensor)])
 
 
 class _Operations(DispatchMode):
@@ -147,8 +155,9 @@ def differing_operation(call: LayerCall, deployed: nn.Module, inputs: Any, named
     """The first operation of a deployed layer that has other results, or that the original's layer does not have."""
     runs = []
     for module, given, by_name in ((call.module, call.inputs, call.named_inputs), (deployed, inputs, named)):
+        given, by_name = _copies((given, by_name))
         with _Operations() as operations:
-            module.forward(*map_tensors(given, lambda _, t: t.clone()), **map_tensors(by_name, lambda _, t: t.clone()))
+            module.forward(*given, **by_name)
         runs.append(operations.results)
     known = set(runs[0])
     return next((name for name, result in runs[1] if (name, result) not in known), "")

@@ -80,6 +80,12 @@ class LayerProbe(TorchFunctionMode):
         self._call, self._deployed = call, deployed
         self._weights: list[Tensor] = []
 
+    @property
+    def is_for_product(self) -> bool:
+        """Whether the original's layer is a product."""
+        layer = self._call.module
+        return type(layer) in PRODUCTS and bool(self._call.inputs) and isinstance(layer.weight, Tensor)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _FUNCTIONS:
             self._weights.append(args[1] if len(args) > 1 else kwargs["weight"])
@@ -87,9 +93,9 @@ class LayerProbe(TorchFunctionMode):
 
     def noise(self, output: Tensor, before: LayerNoise | None) -> LayerNoise | None:
         """What this call adds to that of earlier ones; None where the original's layer is no product."""
-        layer = self._call.module
-        if not (type(layer) in PRODUCTS and self._call.inputs and isinstance(layer.weight, Tensor)):
+        if not self.is_for_product:
             return None
+        layer: Any = self._call.module
         weight = layer.weight.detach()
         step = weight_step(self._deployed, len(weight))
         deployed = self._weights[0].detach().to(weight) if len(self._weights) == 1 else None
