@@ -1,1 +1,4 @@
-"""Two models that should agree: an original, and what was adapted, deployed or corrupted of it."""
+"""Whether a deployed model still answers as the original did: disagreement, layers, attacks, canaries.
+
+A satellite: nothing below the command line imports it.
+"""
