@@ -303,8 +303,6 @@ def _compare_layers(
     """Layer by layer where both models have layers."""
     if original.module is None or deployed.module is None:
         return None
-    try:
-        from unsilent.compare.layers import compare_layers
-    except ImportError:
-        return None
+    from unsilent.compare.layers import compare_layers
+
     return compare_layers(original.module, deployed.module, batches, partial(run_where_it_is, run=run))

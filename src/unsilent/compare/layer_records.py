@@ -1,0 +1,176 @@
+"""What is found of two networks layer by layer: sums of differences, a row for each layer, and what follows from all rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from unsilent.compare.quantised_products import LayerNoise
+from unsilent.compare.suspects import Suspect, find_suspects
+from unsilent.engine.digests import digest, digest_all
+
+FLOORS = 4.0
+"""Times its noise floor that a difference is, to be called more than noise."""
+
+
+@dataclass(frozen=True)
+class LayerFloor:
+    """Relative differences of one layer from itself, by what was varied."""
+
+    relative: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def largest(self) -> float:
+        """Of all variations."""
+        return max(self.relative.values(), default=0.0)
+
+
+@dataclass
+class Difference:
+    """Sums over all outputs of a layer, in float64.
+
+    Attributes:
+        error: Sum of squared differences.
+        original, deployed, product: Sums of squares of the two outputs, and of their products.
+        digests: For each batch, a hash of the bits of both outputs; the order of elements matters.
+    """
+
+    error: float = 0.0
+    original: float = 0.0
+    deployed: float = 0.0
+    product: float = 0.0
+    digests: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, original: Tensor, deployed: Tensor) -> None:
+        """Count the outputs of one batch."""
+        hashes = digest([original]), digest([deployed])
+        self.digests.append(hashes)
+        one = original.double()
+        square = float(one.square().sum())
+        self.original += square
+        if hashes[0] == hashes[1] and math.isfinite(square):
+            self.deployed += square
+            self.product += square
+            return
+        other = deployed.to(original.device).double()
+        self.error += float((other - one).square().sum())
+        self.deployed += float(other.square().sum())
+        self.product += float((one * other).sum())
+
+    @property
+    def has_same_bits(self) -> bool:
+        """Whether both outputs are identical bit for bit, element types included."""
+        return all(one == other for one, other in self.digests)
+
+    @property
+    def hashes(self) -> tuple[int, int]:
+        """Of the outputs of both models over all batches."""
+        return digest_all([one for one, _ in self.digests]), digest_all([other for _, other in self.digests])
+
+    @property
+    def relative(self) -> float:
+        """Norm of the difference over the norm of the original's outputs; infinite where a number is not finite."""
+        if self.error == 0:
+            return 0.0
+        share = math.sqrt(self.error / self.original) if self.original else math.inf
+        return share if math.isfinite(share) else math.inf
+
+    @property
+    def sqnr(self) -> float:
+        """Signal to quantisation noise ratio in dB; infinite where nothing differs."""
+        return math.inf if self.relative == 0 else -20 * math.log10(self.relative)
+
+    @property
+    def cosine(self) -> float:
+        """Of the angle between the outputs; NaN where one is all zeros or not finite."""
+        norms = math.sqrt(self.original) * math.sqrt(self.deployed)
+        return self.product / norms if norms and math.isfinite(norms) else math.nan
+
+
+@dataclass
+class LayerRow:
+    """One layer of both networks.
+
+    Attributes:
+        name: Path of the module in the original, ``#2`` behind it for its second call.
+        kind: Class of the original's module.
+        accumulated: Of the two networks, each with its own earlier layers.
+        local: Of the deployed layer, given the inputs of the original's; None where it could not be run alone.
+        local_problem: Why it could not.
+        operation: The first operation of the deployed layer, given the same inputs, whose result has other bits.
+        floor: How far the original differs from itself; None where it was not measured.
+        rounding: Relative difference that other kernels of the same layer may have.
+        has_parameters: Whether the original's layer has any.
+        noise: What the quantisation of this layer should cause, and what it does; None where it has no product.
+    """
+
+    name: str
+    kind: str
+    accumulated: Difference = field(default_factory=Difference)
+    local: Difference | None = field(default_factory=Difference)
+    local_problem: str = ""
+    operation: str = ""
+    floor: LayerFloor | None = None
+    rounding: float = 0.0
+    has_parameters: bool = False
+    noise: LayerNoise | None = None
+
+    @property
+    def agrees_locally(self) -> bool:
+        """Whether the layer alone differs by no more than its noise floor and the rounding of other kernels."""
+        noise = max(self.rounding, FLOORS * self.floor.largest if self.floor else 0.0)
+        return self.local is not None and self.local.relative <= noise
+
+    @property
+    def is_beyond_floor(self) -> bool:
+        """Whether the accumulated difference is more than the original's own; any other bit where that is none."""
+        if self.floor is None or self.floor.largest == 0:
+            return not self.accumulated.has_same_bits
+        return self.accumulated.relative > FLOORS * self.floor.largest
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """What `compare_layers` found.
+
+    Attributes:
+        rows: In the order in which the original runs them.
+        unaligned: Layers of the original that have no counterpart, or did not run there.
+        other_shapes: Layers whose outputs have other shapes.
+        unreadable: Why layers could not be read at all; empty where they were.
+        batches: Number of batches that were run.
+    """
+
+    rows: tuple[LayerRow, ...]
+    unaligned: tuple[str, ...] = ()
+    other_shapes: tuple[str, ...] = ()
+    unreadable: str = ""
+    batches: int = 0
+
+    @property
+    def differs_everywhere(self) -> bool:
+        """Whether most convolutions and linear layers differ by themselves, as in a quantised or pruned network.
+
+        Where there are none, other layers with parameters count.
+        """
+        alone = [row for row in self.rows if row.has_parameters and row.local is not None]
+        rows = [row for row in alone if row.noise is not None] or alone
+        return 2 * sum(not row.agrees_locally for row in rows) > len(rows)
+
+    @property
+    def first_difference(self) -> LayerRow | None:
+        """The first layer whose outputs have other bits."""
+        return next((row for row in self.rows if not row.accumulated.has_same_bits), None)
+
+    @property
+    def first_beyond_floor(self) -> LayerRow | None:
+        """The first layer whose outputs differ by more than the noise floor; None where most layers differ by themselves."""
+        return None if self.differs_everywhere else next((row for row in self.rows if row.is_beyond_floor), None)
+
+    @property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """Layers that differ more than their quantisation explains, the most suspicious first."""
+        noises = {row.name: row.noise for row in self.rows if row.noise is not None}
+        return find_suspects(noises) if self.differs_everywhere else ()

@@ -1,0 +1,110 @@
+"""What is shown of a comparison layer by layer: which layer differs first or is a suspect, and a row for each layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from unsilent.compare.layer_records import LayerComparison, LayerRow
+from unsilent.compare.suspects import Suspect, expected_error, weight_levels
+from unsilent.report.model import Column, Section, Table
+from unsilent.report.text import count_text, listed
+
+INTRODUCTION = (
+    "Accumulated: outputs of the two networks, each with its own earlier layers. Local: outputs of the deployed layer, given the "
+    "inputs of the original's. SQNR is the signal to noise ratio of the deployed outputs; 20 dB more is a tenth of the error. "
+    "Rounding: the SQNR that rounding weights and inputs explains. Floor: that of the original compared with "
+    "itself on the first batch, run again, with other threads and in two halves; the largest difference counts."
+)
+
+
+def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
+    """What was found, and the layers."""
+    findings = tuple({"finding": text[:1].upper() + text[1:]} for text in layer_findings(result))
+    found = Table.of(findings, (Column.text("finding"),), "Layer by layer")
+    if not result.rows:
+        return (Section("Layers", "", (found,)),)
+    named = {one.layer for one in result.suspects} | {row.name for row in (result.first_difference,) if row is not None}
+    table = Table.of(result.rows, _columns(result), "", lambda row: row.name in named, terminal_rows=20, sortable=True)
+    return (Section("Layers", INTRODUCTION, (found, table)),)
+
+
+def layer_findings(result: LayerComparison) -> Iterator[str]:
+    """Sentences without full stops, the most important first."""
+    if not result.rows:
+        yield result.unreadable or "no layer of the original ran in both networks"
+        return
+    count, batches = count_text(len(result.rows), "layer"), count_text(result.batches, "batch")
+    beyond, first = result.first_beyond_floor, result.first_difference
+    if first is None:
+        yield f"outputs of {count} are identical bit for bit in {batches}"
+    elif result.differs_everywhere:
+        products = sum(row.noise is not None for row in result.rows)
+        yield from map(_suspect_text, result.suspects)
+        if not products:
+            yield "suspects are looked for in convolutions and linear layers, of which there are none"
+        elif not result.suspects:
+            yield f"of {count_text(products, 'convolution or linear layer')}, none is a suspect"
+        yield "most layers differ by themselves, as after quantisation or pruning, so that no first one is named"
+        if any(row.noise is not None and row.noise.weight_step is None for row in result.rows):
+            yield "scales of some layers cannot be read: what is usual there comes from the errors of the other layers alone"
+    elif beyond is None:
+        yield f"outputs have other bits from layer {first.name} on, and no layer differs by more than its noise floor"
+    else:
+        yield f"outputs first differ by more than the noise floor in layer {beyond.name}: {_place_text(beyond)}"
+    if result.unaligned:
+        yield f"not compared, as the deployed network does not run a layer of this path: {listed(result.unaligned)}"
+    if result.other_shapes:
+        yield f"not compared, as outputs have other shapes: {listed(result.other_shapes)}"
+
+
+def _cosine(row: LayerRow) -> float | None:
+    return None if math.isnan(row.accumulated.cosine) else row.accumulated.cosine
+
+
+def _suspect_text(one: Suspect) -> str:
+    channel = "" if one.channel is None else f", output channel {one.channel}"
+    return f"suspect: {one.layer}{channel}; {one.reason}"
+
+
+def _place_text(row: LayerRow) -> str:
+    if row.local is None:
+        return f"in it or since the layer before (it could not be run alone: {row.local_problem})"
+    if row.local.has_same_bits:
+        return "given the same inputs it is identical, so the difference comes from what is computed before it"
+    return (
+        f"operation {row.operation} has other results for the same inputs" if row.operation else "in the layer itself"
+    )
+
+
+def _columns(result: LayerComparison) -> tuple[Column, ...]:
+    noises = {row.name: row.noise for row in result.rows if row.noise is not None}
+    levels = weight_levels(noises)
+
+    def expected(row: LayerRow) -> float | None:
+        if row.noise is None or levels is None or not result.differs_everywhere:
+            return None
+        error = float(expected_error(row.noise, levels).sum())
+        return 10 * math.log10(float(row.noise.signal.sum()) / error) if error and row.noise.signal.sum() else None
+
+    def floor(row: LayerRow) -> float | str | None:
+        if row.floor is None:
+            return None
+        return -20 * math.log10(row.floor.largest) if row.floor.largest else "none"
+
+    def decibels(value: float | None) -> float | str | None:
+        return "equal" if value == math.inf else "not finite" if value == -math.inf else value
+
+    def column(name: str, of: object, priority: int = 0) -> Column:
+        return Column(name, "number", "dB", digits=".1f", priority=priority, of=of)  # type: ignore[arg-type]
+
+    return (
+        Column.text("layer", lambda row: row.name),
+        Column.text("kind", lambda row: row.kind, 2),
+        column("accumulated", lambda row: decibels(row.accumulated.sqnr)),
+        Column("cosine", "number", digits=".6f", priority=1, of=_cosine),
+        column("local", lambda row: None if row.local is None else decibels(row.local.sqnr)),
+        column("rounding", expected, 1),
+        column("floor", floor),
+        Column.text("bits", lambda row: "identical" if row.accumulated.has_same_bits else "differ", 1),
+    )

@@ -1,0 +1,144 @@
+"""Two forward passes in lock step, so that one output of each is held at a time and not those of all layers.
+
+The second pass runs in a thread of its own, which waits at each layer until the first one has reached the same layer. One of the
+two threads runs at a time. Where the passes call their layers in another order, outputs that come too early are held.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.protection.layer_watch import first_tensor
+
+
+class LayerCall(NamedTuple):
+    """One call of a layer.
+
+    Attributes:
+        name: Of the layer, ``#2`` behind it for its second call.
+        inputs, named_inputs: What it was called with.
+        output: The tensor that it returned, or the first of a tuple.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    named_inputs: dict[str, Any]
+    output: Tensor
+
+
+class _Stopped(BaseException):
+    """Ends a pass that nobody waits for any more; no user code catches it."""
+
+
+class LayerCalls:
+    """Hooks that pass each call of a layer, made by one thread, to a listener; a context manager that removes them."""
+
+    def __init__(self, layers: Mapping[str, nn.Module], listener: Callable[[LayerCall], None]) -> None:
+        self._layers, self._listener = layers, listener
+        self._counts: Counter[str] = Counter()
+        self._thread, self._is_listening = threading.get_ident(), False
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> LayerCalls:
+        self._hooks = [
+            module.register_forward_hook(self._hook(name), with_kwargs=True) for name, module in self._layers.items()
+        ]
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def ran(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            value = first_tensor(output)
+            # A listener may call layers itself.
+            if value is None or self._is_listening or threading.get_ident() != self._thread:
+                return
+            self._counts[name] += 1
+            run = name if self._counts[name] == 1 else f"{name}#{self._counts[name]}"
+            self._is_listening = True
+            try:
+                self._listener(LayerCall(run, module, inputs, named, value))
+            finally:
+                self._is_listening = False
+
+        return ran
+
+
+class WaitingPass:
+    """A forward pass in a thread of its own that stops at each layer; a context manager that ends it.
+
+    Args:
+        layers: By the name that the other pass has for them.
+        call: Runs the model once.
+        threads: Number of threads that operations of this pass use; None: as they are set.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module], call: Callable[[], Any], threads: int | None = None) -> None:
+        self._layers, self._call, self._threads = layers, call, threads
+        self._resume, self._reached = threading.Semaphore(0), threading.Semaphore(0)
+        self._current: LayerCall | None = None
+        self._early: dict[str, LayerCall] = {}
+        self._error: BaseException | None = None
+        self._has_ended = self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def reach(self, name: str) -> LayerCall | None:
+        """Run on until this call of a layer, and return it; None if the pass does not make it."""
+        while name not in self._early:
+            if self._current is not None:  # nobody asked for it yet
+                late = self._current
+                self._early[late.name] = late._replace(output=late.output.clone())
+                self._current = None
+            if self._has_ended:
+                return None
+            self._resume.release()
+            self._reached.acquire()
+            if self._error is not None:
+                raise self._error
+            if self._current is not None and self._current.name == name:
+                found, self._current = self._current, None
+                return found
+        return self._early.pop(name)
+
+    def __enter__(self) -> WaitingPass:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._is_stopped = True
+        self._resume.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._resume.acquire()
+        try:
+            if self._is_stopped:
+                return
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            with torch.no_grad(), LayerCalls(self._layers, self._wait):
+                self._call()
+        except _Stopped:
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._has_ended = True
+            self._reached.release()
+
+    def _wait(self, call: LayerCall) -> None:
+        self._current = call
+        del call  # what is waited with holds no output
+        self._reached.release()
+        self._resume.acquire()
+        if self._is_stopped:
+            raise _Stopped

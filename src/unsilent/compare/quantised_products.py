@@ -1,0 +1,179 @@
+"""What quantisation does to convolutions and linear layers: the error of weights and outputs, and what rounding explains of it.
+
+A value rounded to a step s is off by s^2/12 on average. Carried through the layer, an output channel is off by
+``sum_i E[x_i^2] s_w^2 / 12 + sum_i w_i^2 s_x^2 / 12``. Steps are those that the original's weights and inputs need: what the
+deployed layer says of its own scales may be what is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from unsilent.compare.lock_step import LayerCall
+
+PRODUCTS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+_FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, nn.functional.linear)
+INPUT_LEVELS = 255
+"""Steps of quantised inputs, 8 bits."""
+Floats = Tensor
+
+
+@dataclass
+class LayerNoise:
+    """One product of both networks, each tensor float64[output channels] on the CPU unless said otherwise.
+
+    Attributes:
+        kind: Class of the original's module, and whether it is depthwise.
+        largest_weight: Largest magnitude of the original's weights.
+        weight_change: Largest change of a weight; None where the deployed layer's weights cannot be read.
+        kept_change: The same of weights that are not 0 in the deployed layer, which pruning keeps.
+        weight_step: Step between two values of the deployed weights; None where it cannot be read.
+        input_range: The least and the largest quantised input; None where they cannot be read.
+        inputs: The least and the largest input of the original's layer.
+        cut, count: Inputs that lie outside of that range by more than a step, and all of them.
+        error, signal: Sums of squares of the local difference and of the original's outputs, of inputs within that range.
+        unexplained: That of the difference from what the deployed layer's weights give for unrounded inputs; None where they
+            cannot be read.
+        carried_weights: What rounding the weights adds to ``error`` for a step of 1.
+        carried_inputs: What rounding the inputs adds for a step of 1.
+    """
+
+    kind: str
+    largest_weight: Floats
+    weight_change: Floats | None
+    kept_change: Floats | None
+    weight_step: Floats | None
+    input_range: tuple[float, float] | None
+    inputs: tuple[float, float]
+    cut: int
+    count: int
+    error: Floats
+    unexplained: Floats | None
+    signal: Floats
+    carried_weights: Floats
+    carried_inputs: Floats
+
+    def joined(self, other: LayerNoise) -> LayerNoise:
+        """Of the inputs of both."""
+        self.inputs = (min(self.inputs[0], other.inputs[0]), max(self.inputs[1], other.inputs[1]))
+        for name in ("cut", "count", "error", "unexplained", "signal", "carried_weights", "carried_inputs"):
+            if getattr(self, name) is not None:
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+    @property
+    def input_step(self) -> float:
+        """Step of 8-bit inputs whose range is that of the original's inputs and 0."""
+        return (max(self.inputs[1], 0.0) - min(self.inputs[0], 0.0)) / INPUT_LEVELS
+
+
+class LayerProbe(TorchFunctionMode):
+    """Reads the weight that a deployed layer multiplies with, while the layer is run with the inputs of the original's."""
+
+    def __init__(self, call: LayerCall, deployed: nn.Module) -> None:
+        super().__init__()
+        self._call, self._deployed = call, deployed
+        self._weights: list[Tensor] = []
+
+    @property
+    def is_for_product(self) -> bool:
+        """Whether the original's layer is a product."""
+        layer = self._call.module
+        return type(layer) in PRODUCTS and bool(self._call.inputs) and isinstance(layer.weight, Tensor)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FUNCTIONS:
+            self._weights.append(args[1] if len(args) > 1 else kwargs["weight"])
+        return func(*args, **(kwargs or {}))
+
+    def noise(self, output: Tensor, before: LayerNoise | None) -> LayerNoise | None:
+        """What this call adds to that of earlier ones; None where the original's layer is no product."""
+        if not self.is_for_product:
+            return None
+        layer: Any = self._call.module
+        weight = layer.weight.detach()
+        step = weight_step(self._deployed, len(weight))
+        deployed = self._weights[0].detach().to(weight) if len(self._weights) == 1 else None
+        deployed = None if deployed is None or deployed.shape != weight.shape else in_units_of(weight, deployed, step)
+        result = _noise_of_call(layer, self._call.inputs[0], output, deployed, input_range(self._deployed))
+        if before is not None:
+            return before.joined(result)
+        result.weight_step = step
+        if deployed is not None:
+            change = (deployed.double() - weight.double()).abs().flatten(1)
+            result.weight_change = change.amax(1).cpu()
+            result.kept_change = change.where(deployed.flatten(1) != 0, 0).amax(1).cpu()
+        return result
+
+
+def _noise_of_call(
+    layer: Any, x: Tensor, output: Tensor, deployed: Tensor | None, known_range: tuple[float, float] | None
+) -> LayerNoise:
+    is_linear, weight, bias = isinstance(layer, nn.Linear), layer.weight.detach(), layer.bias
+    groups = 1 if is_linear else layer.groups
+
+    def product(values: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor:
+        return nn.functional.linear(values, weights, plus) if is_linear else layer._conv_forward(values, weights, plus)
+
+    def channel_sums(values: Tensor) -> Tensor:
+        return _channel_sums(values, is_linear, weight.ndim)
+
+    # What the range of inputs cuts off is judged by the range, and does not hide what else is wrong.
+    cut = x if known_range is None else x.clamp(*known_range)
+    output, original = output.to(x), product(cut, weight, bias)
+    error = channel_sums((output - original).square())
+    unexplained = None if deployed is None else channel_sums((output - product(cut, deployed, bias)).square())
+    by_group = channel_sums(product(x.square(), torch.ones_like(weight[:groups])))
+    ones = torch.ones_like(x[:1] if x.ndim > 1 else x)
+    carried = channel_sums(product(ones, (weight if deployed is None else deployed).square()))
+    return LayerNoise(
+        kind=type(layer).__name__ + (" depthwise" if 1 < groups == len(weight) else ""),
+        largest_weight=weight.double().abs().flatten(1).amax(1).cpu(),
+        weight_change=None, kept_change=None, weight_step=None, input_range=known_range,
+        inputs=(float(x.min()), float(x.max())), count=x.numel(),
+        cut=0 if known_range is None else int(((x - cut).abs() > (known_range[1] - known_range[0]) / INPUT_LEVELS).sum()),
+        error=error, unexplained=unexplained,
+        signal=channel_sums(original.square()),
+        carried_weights=by_group.repeat_interleave(len(weight) // groups) / 12,
+        carried_inputs=carried * (x.numel() / ones.numel()) / 12,
+    )  # fmt: skip
+
+
+def _channel_sums(values: Tensor, is_linear: bool, ndim: int) -> Tensor:
+    """Sums over all but the output channels, float64 on the CPU."""
+    axis = values.ndim - 1 if is_linear else values.ndim - ndim + 1
+    return values.double().movedim(axis, 0).flatten(1).sum(1).cpu() if values.ndim > 1 else values.double().cpu()
+
+
+def in_units_of(weight: Tensor, deployed: Tensor, step: Tensor | None) -> Tensor:
+    """Weights of the deployed layer; whole numbers times their step, or times what fits the original's where it is unknown."""
+    one, other = weight.flatten(1), deployed.flatten(1)
+    if not (other == other.round()).all():
+        return deployed
+    if step is None:
+        step = (one * other).sum(1) / other.square().sum(1).clamp_min(1e-300)
+    return (other * step.to(other)[:, None]).reshape(deployed.shape)
+
+
+def weight_step(module: Any, channels: int) -> Tensor | None:
+    """Step of the quantised weights of a layer, by output channel, float64[channels]; None where the layer does not say it."""
+    step = getattr(module, "weight_scale", None)
+    if step is None and hasattr(module, "input_scale") and hasattr(module, "scale"):
+        step = torch.as_tensor(module.scale) / module.input_scale
+    if step is None:
+        return None
+    step = torch.as_tensor(step).detach().double().cpu().flatten()
+    return step.expand(channels) if step.numel() in (1, channels) else None
+
+
+def input_range(module: Any) -> tuple[float, float] | None:
+    """The least and the largest value that the quantised inputs of a layer can have; None where the layer does not say it."""
+    scale, zero = getattr(module, "input_scale", None), getattr(module, "input_zero", None)
+    if scale is None or zero is None:
+        return None
+    return (0 - int(zero)) * float(scale), (INPUT_LEVELS - int(zero)) * float(scale)

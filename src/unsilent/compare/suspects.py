@@ -1,0 +1,183 @@
+"""Layers of a quantised or pruned network whose difference from the original is more than its quantisation explains.
+
+Three things are looked at, each by the layer alone, so that a fault in one layer does not make later ones suspicious:
+
+- *Weights*, where they can be read. Rounding changes a weight by half a step at most. Where most layers of the network keep to
+  that, a channel that does not is a suspect; a step is what the network's layers usually have for the range of their weights.
+  Otherwise, as after further training, a channel has to stand out from the largest changes of the others.
+- *Outputs*: the error against what rounding adds up to, and against the other layers; where weights can be read, what is left
+  of it with these weights, which is the rounding of inputs.
+- *Range of inputs*, where it can be read, against the inputs that the layer had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unsilent.compare.quantised_products import INPUT_LEVELS, LayerNoise
+
+HALF_STEP = 0.505
+"""Steps by which rounding changes a weight at most, with the rounding of the float32 numbers that it is computed with."""
+KEPT = 0.9
+"""Share of a layer's channels that keep to it, where its weights are those of the original, rounded."""
+SPREAD = 4.0
+"""Times the usual change of weights, or the usual error of a layer, by which one stands out."""
+CHANNEL_SPREAD = 50.0
+"""Times the error of the layer's other channels by which one stands out: errors of one channel's weights add up or cancel."""
+UNKNOWN_RANGE = 30.0
+"""Times the error that a layer may have whose range of inputs and weights cannot be read: inputs that it cuts off."""
+WIDTH, SHIFT, ZERO_SHIFT = 2.0, 0.35, 2.5 / INPUT_LEVELS
+"""Between the range of quantised inputs and that of the inputs: most times wider or narrower, and most shares of it by which the
+middle is off; for inputs that are never negative, by which the least one is off 0."""
+ROUNDING, TINY = 1e-6, 1e-300
+"""Relative error that float32 arithmetic has by itself; and what avoids a division by 0."""
+CUT = 0.02
+"""Share of a layer's inputs that its range may cut off."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A layer that differs more than its quantisation explains.
+
+    Attributes:
+        layer: Its name in the original.
+        channel: The output channel, counted from 0; None where all may be affected.
+        excess: What was found over the most that is expected; above 1.
+        reason: What was found and what was expected.
+    """
+
+    layer: str
+    channel: int | None
+    excess: float
+    reason: str
+
+
+def find_suspects(noises: Mapping[str, LayerNoise]) -> tuple[Suspect, ...]:
+    """Suspects, the most suspicious layer first; one for each layer at most."""
+    found = _weight_suspects(noises)
+    found += [one for one in _error_suspects(noises) if one.layer not in {other.layer for other in found}]
+    known = {one.layer for one in found}
+    shares = sorted(noise.cut / noise.count for noise in noises.values()) or [0.0]
+    most_cut = max(CUT, SPREAD * shares[len(shares) // 2])
+    found += [
+        one for name, noise in noises.items() if name not in known and (one := _range_suspect(name, noise, most_cut))
+    ]
+    return tuple(sorted(found, key=lambda one: -one.excess))
+
+
+def weight_levels(noises: Mapping[str, LayerNoise]) -> tuple[float, bool] | None:
+    """Steps between 0 and the largest weight, and whether each channel has a step of its own; None where steps are not known."""
+    known = {name: noise for name, noise in noises.items() if noise.weight_step is not None}
+    if not known:
+        return None
+    steps = [noise.weight_step for noise in known.values() if noise.weight_step is not None]
+    equal = torch.cat([(step / step.nanmedian() - 1).abs() < 1e-6 for step in steps])
+    per_channel = bool(equal.double().mean() < 0.5)
+    levels = [
+        (_largest(noise, per_channel) / step).nanmedian() for noise, step in zip(known.values(), steps, strict=True)
+    ]
+    return float(torch.stack(levels).nanmedian()), per_channel
+
+
+def expected_error(noise: LayerNoise, levels: tuple[float, bool]) -> Tensor:
+    """What rounding weights and inputs adds to the sum of squared errors of each output channel, float64[channels]."""
+    step = _largest(noise, levels[1]) / levels[0]
+    return noise.carried_weights * step**2 + noise.carried_inputs * noise.input_step**2
+
+
+def _largest(noise: LayerNoise, per_channel: bool) -> Tensor:
+    largest = noise.largest_weight
+    return largest if per_channel else largest.max().expand_as(largest)
+
+
+def _weight_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
+    readable = {name: noise for name, noise in noises.items() if noise.weight_change is not None}
+    if not readable:
+        return []
+    levels = weight_levels(noises)
+    candidates = []
+    for which, subject in (("weight_change", "a weight"), ("kept_change", "a weight that is not 0")):
+        changes: dict[str, Tensor] = {name: getattr(noise, which) for name, noise in readable.items()}
+        if levels is not None:
+            steps = {
+                name: change * levels[0] / _largest(noises[name], levels[1]).clamp_min(TINY)
+                for name, change in changes.items()
+            }
+            keeps = [float((of_channels <= HALF_STEP).double().mean()) >= KEPT for of_channels in steps.values()]
+            if 2 * sum(keeps) > len(keeps):
+                text = subject + " is {:.3g} steps from the original's; rounding explains half a step"
+                return _standing_out(steps, dict.fromkeys(steps, HALF_STEP), text)
+        shares = {name: change / noises[name].largest_weight.clamp_min(TINY) for name, change in changes.items()}
+        usual = float(torch.stack([of_channels.quantile(KEPT) for of_channels in shares.values()]).nanmedian())
+        text = (
+            subject
+            + f" changed by {{:.3g}} of its channel's largest; for 90 % of a layer's channels it is usually at most {usual:.3g}"
+        )
+        candidates.append((usual, _standing_out(shares, dict.fromkeys(shares, SPREAD * usual), text)))
+    (usual, found), (usual_kept, found_kept) = candidates
+    # Pruning is known by leaving the other weights as they were, or nearly.
+    return found_kept if usual_kept < usual / 10 else found
+
+
+def _standing_out(values: Mapping[str, Tensor], limits: Mapping[str, float], text: str) -> list[Suspect]:
+    """Layers with a channel above the layer's limit, each with its highest channel."""
+    found = []
+    for name, of_channels in values.items():
+        value, channel = of_channels.nan_to_num(nan=math.inf).max(0)
+        if value > limits[name]:
+            excess = float(value) / limits[name] if limits[name] else math.inf
+            found.append(Suspect(name, int(channel), excess, text.format(float(value))))
+    return found
+
+
+def _error_suspects(noises: Mapping[str, LayerNoise]) -> list[Suspect]:
+    levels = weight_levels(noises) or (127.0, True)
+    ratios, allowances = {}, {}
+    for name, noise in noises.items():
+        if noise.unexplained is None:
+            error, expected = noise.error, expected_error(noise, levels)
+        else:
+            error, expected = noise.unexplained, noise.carried_inputs * noise.input_step**2
+        ratios[name] = error / (expected + ROUNDING**2 * noise.signal).clamp_min(TINY)
+        ratios[name] = ratios[name].nan_to_num(nan=math.inf)
+        is_known = noise.unexplained is not None or noise.input_range is not None
+        allowances[name] = 1.0 if is_known else UNKNOWN_RANGE
+    layers = {name: float(ratio.median()) for name, ratio in ratios.items()}
+    usual = max(1.0, sorted(layers.values())[len(layers) // 2]) if layers else 1.0
+    text = f"the error is {{:.3g}} times what rounding explains; {usual:.2g} times is usual in this network"
+    excesses = {name: value / usual / SPREAD / allowances[name] for name, value in layers.items()}
+    found = [
+        Suspect(name, None, value, text.format(layers[name])) for name, value in excesses.items() if not value <= 1
+    ]
+    apart = {name: ratio / max(layers[name], ROUNDING) for name, ratio in ratios.items() if excesses[name] <= 1}
+    text = "the error of this channel is {:.3g} times that of the layer's others"
+    limits = {name: CHANNEL_SPREAD * allowance for name, allowance in allowances.items()}
+    return found + _standing_out(apart, limits, text)
+
+
+def _range_suspect(name: str, noise: LayerNoise, most_cut: float) -> Suspect | None:
+    if noise.input_range is None:
+        return None
+    low, high = noise.input_range
+    least, most = min(noise.inputs[0], 0.0), max(noise.inputs[1], 0.0)
+    if most <= least or high <= low:
+        return None
+    width = (high - low) / (most - least)
+    shift = abs((high + low) - (most + least)) / 2 / max(most - least, high - low)
+    share = noise.cut / noise.count
+    excess = max(width / WIDTH, 1 / width / WIDTH, shift / SHIFT, share / most_cut)
+    if least == 0 and abs(low + high) > 0.05 * (high - low):  # not symmetric
+        excess = max(excess, abs(low) / (high - low) / ZERO_SHIFT)
+    if excess <= 1:
+        return None
+    text = (
+        f"quantised inputs range from {low:.3g} to {high:.3g}; the inputs compared on, from {least:.3g} to {most:.3g}"
+    )
+    if noise.cut:
+        text += f", of which {100 * share:.2g} % are cut off"
+    return Suspect(name, None, excess, text)

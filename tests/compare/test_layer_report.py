@@ -1,0 +1,85 @@
+"""What a report says of layers, and what it must not claim."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from compare.quantised_networks import images, network, quantised
+from unsilent.compare.layer_report import layer_findings, layer_sections
+from unsilent.compare.layers import compare_layers
+from unsilent.render.report_terminal import print_table
+
+
+def findings(original, deployed, batches=None):
+    return list(layer_findings(compare_layers(original, deployed, batches or [images()])))
+
+
+def changed(model, name, index=2):
+    result = copy.deepcopy(model)
+    with torch.no_grad():
+        result.get_submodule(name).weight.view(-1)[index] += 0.5
+    return result
+
+
+def test_equal_networks_are_called_identical_in_what_was_compared():
+    model = network()
+    assert findings(model, copy.deepcopy(model)) == ["outputs of 9 layers are identical bit for bit in 1 batch"]
+
+
+def test_the_first_layer_and_its_operation_are_said():
+    model = network()
+    (said,) = findings(model, changed(model, "5"))
+    assert said == (
+        "outputs first differ by more than the noise floor in layer 5: "
+        "operation convolution has other results for the same inputs"
+    )
+
+
+def test_suspects_are_said_with_their_channel_and_their_absence_without_claiming_more():
+    model = network()
+    deployed = quantised(model, images(seed=3))
+    clean = findings(model, deployed)
+    assert clean[0] == "of 4 convolution or linear layers, none is a suspect"
+    with torch.no_grad():
+        deployed[3].weight[1] += 3 * deployed[3].weight_scale[1]
+    assert findings(model, deployed)[0].startswith("suspect: 3, output channel 1; a weight is ")
+
+
+def test_layers_that_cannot_be_read_have_a_reason_and_no_table():
+    model = network()
+    (section,) = layer_sections(compare_layers(model, torch.compile(model, backend="eager"), [images()]))
+    (table,) = section.parts
+    assert "torch.compile" in table.rows[0].cells[0]
+
+
+def test_missing_layers_and_other_shapes_are_said():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    other = nn.Sequential(copy.deepcopy(model[0]), nn.GLU()).eval()
+    said = findings(model, other, [torch.randn(3, 4)])
+    assert said[-2:] == [
+        "not compared, as the deployed network does not run a layer of this path: 2",
+        "not compared, as outputs have other shapes: 1",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["same", "int8", "nan"])
+def test_tables_are_printed_with_and_without_numbers(kind):
+    model = network()
+    deployed = quantised(model, images(seed=3)) if kind == "int8" else copy.deepcopy(model)
+    if kind == "nan":
+        with torch.no_grad():
+            deployed[5].weight.fill_(float("nan"))
+    (section,) = layer_sections(compare_layers(model, deployed, [images()]))
+    stream = io.StringIO()
+    for table in section.parts:
+        print_table(table, Console(file=stream, width=140))
+    text = stream.getvalue()
+    assert "equal" in text
+    assert "nan" not in text
+    assert ("not finite" in text) == (kind == "nan")
