@@ -19,14 +19,12 @@ INTRODUCTION = (
 
 
 def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
-    """What was found, and the layers."""
-    findings = tuple({"finding": text[:1].upper() + text[1:]} for text in layer_findings(result))
-    found = Table.of(findings, (Column.text("finding"),), "Layer by layer")
+    """The layers; nothing where none could be read."""
     if not result.rows:
-        return (Section("Layers", "", (found,)),)
+        return ()
     named = {one.layer for one in result.suspects} | {row.name for row in (result.first_difference,) if row is not None}
     table = Table.of(result.rows, _columns(result), "", lambda row: row.name in named, terminal_rows=20, sortable=True)
-    return (Section("Layers", INTRODUCTION, (found, table)),)
+    return (Section("Layers", INTRODUCTION, (table,)),)
 
 
 def layer_findings(result: LayerComparison) -> Iterator[str]:

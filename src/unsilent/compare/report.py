@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unsilent.compare.disagreement import MOST_OVERLAP
 from unsilent.compare.language import QUANTILE
+from unsilent.compare.layer_report import layer_findings, layer_sections
 from unsilent.interval import known_value
 from unsilent.nested import leaves_in
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
@@ -21,7 +22,8 @@ from unsilent.statistics import clopper_pearson
 
 if TYPE_CHECKING:
     from unsilent.compare.comparing import Comparison
-    from unsilent.compare.language import LanguageComparison
+    from unsilent.compare.layer_report import layer_findings, layer_sections
+from unsilent.compare.language import LanguageComparison
 
 MOST_PIXELS = 64
 """Of a side of a picture; larger ones are shown by every second pixel, or fewer."""
@@ -36,10 +38,11 @@ def report(result: Comparison) -> Report:
     rows = _estimates(result)
     sections = [*_sections(result, rows), *_layers(result)]
     names = {"original": result.original, "deployed": result.deployed, "judge": result.judge, "data": result.data}
+    findings = (*_findings(result), *_layer_findings(result))
     facts = [("inputs", f"{result.n:,}"), *((name, text) for name, text in names.items() if text)]
     return Report(
         "unsilent/compare/1", "comparison", f"{result.deployed} compared with {result.original}", headline(result),
-        machine_table(rows, ["class", "measure", ""]), tuple(_numbers(result)), tuple(_findings(result)), tuple(sections),
+        machine_table(rows, ["class", "measure", ""]), tuple(_numbers(result)), findings, tuple(sections),
         tuple(facts), tuple(_notes(result)),
     )  # fmt: skip
 
@@ -240,9 +243,8 @@ def _text(sample: Any) -> str:
 
 
 def _layers(result: Comparison) -> tuple[Section, ...]:
-    if result.layers is None:
-        return ()
-    from unsilent.compare.layer_report import layer_sections
+    return () if result.layers is None else layer_sections(result.layers)
 
-    sections: tuple[Section, ...] = layer_sections(result.layers)
-    return sections
+
+def _layer_findings(result: Comparison) -> Iterator[str]:
+    return iter(()) if result.layers is None else layer_findings(result.layers)
