@@ -36,8 +36,9 @@ class Excess:
     Attributes:
         rank, part: Where; a part is one of `PARTS`.
         seconds: Median over steps of the difference from the median of the other ranks.
-        floor: Half of the interval of that median, at `CONFIDENCE` for all ranks and parts together; at least `LEAST_SHARE` of
-            a step. An excess below it is not separable from noise.
+        floor: By how much the median may be too large, at `CONFIDENCE` for all ranks and parts together: by its standard error
+            and by the order of the values, whichever says more; at least `LEAST_SHARE` of a step. An excess below it is not
+            separable from noise.
         steps: How many were compared.
         is_awaited: Whether the others wait for this rank at least as long as it waits for them.
     """
@@ -151,8 +152,14 @@ def excesses(job: Job, split: StepSplit | None = None) -> list[Excess]:
 
 
 def _half_width(values: Floats, confidence: float) -> float:
-    """Of the interval of the median of a sample of numbers that may hold outliers."""
-    spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
-    quantile = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1))
-    result: float = quantile * 1.2533 * spread / len(values) ** 0.5
-    return result
+    """Of the interval of the median of a sample of numbers that may hold outliers.
+
+    The lower limit is also one that holds for any distribution: so many values are above it that chance does not explain it. With
+    too few values for that, it is the smallest one. Another program that delays a rank in half of the steps makes no straggler.
+    """
+    median, count = float(np.median(values)), len(values)
+    spread = 1.4826 * float(np.median(np.abs(values - median)))
+    quantile = float(stats.t.ppf((1 + confidence) / 2, count - 1))
+    below = int(np.searchsorted(stats.binom.cdf(np.arange(count), count, 0.5), (1 - confidence) / 2, "right")) - 1
+    by_order = median - float(np.sort(values)[max(below, 0)])
+    return max(quantile * 1.2533 * spread / count**0.5, by_order)
