@@ -19,6 +19,8 @@ COMMANDS = {
     "profile": "unsilent.cli.profile:COMMAND",
     "run": "unsilent.cli.run:COMMAND",
     "watch": "unsilent.cli.watch:COMMAND",
+    "selftest": "unsilent.cli.selftest:COMMAND",
+    "selftest record": "unsilent.cli.selftest:RECORD",
     "explain": "unsilent.cli.explain:COMMAND",
     "compare": "unsilent.cli.compare:COMMAND",
     "attack": "unsilent.cli.attack:COMMAND",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from unsilent.compare.canary_choice import BOUNDARY, choose_inputs
 from unsilent.compare.canary_report import CanaryCheck, CanaryDifference
-from unsilent.engine.device_placement import place, place_model
+from unsilent.engine.device_placement import environment, place, place_model
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.nested import map_tensors
 from unsilent.options import check_count
@@ -166,13 +166,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def environment(device: str = "cpu") -> str:
-    """What the bits of an answer depend on besides the model and its input."""
-    if torch.device(device).type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"CPU with {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
 def parse_comparison(text: str) -> str | float:

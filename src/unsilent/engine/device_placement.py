@@ -94,3 +94,10 @@ def clone(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(clone(v) for v in value)
     return copy.deepcopy(value)
+
+
+def environment(device: str = "cpu") -> str:
+    """What the bits of an answer depend on besides the model and its input."""
+    if torch.device(device).type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"CPU with {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
