@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from selftest.faulty_device import FAULTS, PRODUCTS, FaultyDevice, rounds
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, UserCodeError
 from unsilent.selftest import record_step, record_training, run_selftest
 from unsilent.selftest.recording import load_recording
 from unsilent.selftest.running import execute_tests
@@ -147,6 +149,27 @@ def test_code_that_returns_something_else_is_refused(own, tmp_path):
     (tmp_path / "wrong.py").write_text("def make():\n    return 3\n")
     with pytest.raises(UsageError, match=r"--code wrong.py:make returned int; expected \(step, model, optimizer\)"):
         load_recording("own.recording", "cpu", "wrong.py:make")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("nn.Linear(32, 4)", "nn.Linear(32, 5)"), "has '3.weight' as float32 [4, 32], this model has float32 [5, 32]"),
+        (("optim.Adam(", "optim.AdamW("), "has optimizers Adam, this training has AdamW"),
+    ],
+)
+def test_code_of_another_step_is_refused(own, tmp_path, change, said):
+    record_step("own.recording", *own)
+    (tmp_path / "other.py").write_text(CODE.replace(*change))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        load_recording("own.recording", "cpu", "other.py:make")
+
+
+def test_code_that_raises_is_named(own, tmp_path):
+    record_step("own.recording", *own)
+    (tmp_path / "raising.py").write_text(CODE.replace("    optimizer.zero_grad()", "    raise KeyError('x')"))
+    with pytest.raises(UserCodeError, match="raising.py:make"):
+        run_selftest("cpu", 0, "own.recording", "raising.py:make")
 
 
 def test_a_batch_that_cannot_be_stored_is_refused(own):

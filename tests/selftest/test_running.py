@@ -58,7 +58,8 @@ def test_what_raises_is_one_line():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"minutes": -1}, "minutes= is -1; expected 0 or more"),
+        ({"minutes": -1}, "minutes= is -1; expected a number, 0 or more"),
+        ({"minutes": "x"}, "minutes= is 'x'; expected a number, 0 or more"),
         ({"code": "own.py:make"}, "code= is given without step="),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"step": "none.recording"}, "none.recording"),

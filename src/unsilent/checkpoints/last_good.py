@@ -234,7 +234,8 @@ def _step_of(path: Path) -> tuple[int | None, str]:
         except UsageError:
             numbers = {}
     for name in _STEPS:
-        if isinstance(step := numbers.get(name), int) and step >= 0:
+        step = numbers.get(name)
+        if type(step) is int and step >= 0:
             return step, "state"
     in_name = _NUMBER.findall(path.name.removesuffix(path.suffix))
     return (int(in_name[-1]), "name") if in_name else (None, "")

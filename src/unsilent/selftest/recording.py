@@ -29,6 +29,7 @@ from unsilent.sites.modules import named_parameters
 from unsilent.workloads.registry import load_training
 from unsilent.workloads.trainings.base import TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import (
+    check_fit,
     first_snapshot_difference,
     model_tensors,
     optimizer_snapshot,
@@ -43,6 +44,7 @@ StepFunction = Callable[[Any, Any, Any], Any]
 """Given model, optimizer and batch: does one update, and returns the loss."""
 STEPS = 3
 """Steps that a training does before the one that is recorded, so that its optimizer has a state."""
+MOST_THREADS = 4096
 _FILE = FileKind("recording", "unsilent/recorded-step/", 1, "a recorded step", "unsilent selftest record")
 
 
@@ -64,6 +66,7 @@ class _OwnStep:
     model: nn.Module
     optimizer: Optimizer
     batch: Any
+    name: str = "the step"
 
     def snapshot(self) -> dict[str, Any]:
         """Parameters, buffers, and the state of the optimizer."""
@@ -77,7 +80,7 @@ class _OwnStep:
 
     def run(self) -> Any:
         """One update, with random numbers of seed 0."""
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), user_code(self.name):
             torch.manual_seed(0)
             return self.step(self.model, self.optimizer, self.batch)
 
@@ -212,14 +215,16 @@ def load_recording(path: str | Path, device: str, code: str | None = None) -> Re
         after = {key.removeprefix("after/"): one for key, one in arrays.items() if key.startswith("after/")}
         batch = place(_decoded(text["batch"], arrays), device, None)
         threads, hashes = int(text["threads"]), dict(text["hashes"])
-        if set(hashes) != set(after):
-            raise ValueError("its hashes are not those of its tensors")
+        if set(hashes) != set(after) or not 1 <= threads <= MOST_THREADS:
+            raise ValueError("its hashes are not those of its tensors, or it has no number of threads")
     step: _Step
     if name and (code is not None or name in TRAININGS):
         step = _training_step(code or name, device)
     elif code is not None:
-        step = _OwnStep(*_own_code(code), batch)
-        step.model.to(device)
+        own = step = _OwnStep(*_own_code(code), batch, code)
+        own.model.to(device)
+        kept = {"model": before["model"], "optimizers": [before["optimizer"]], "schedulers": []}
+        check_fit(kept, str(path), own.model, [own.optimizer], [])
     else:
         of = f"of {name!r}, which is not built in" if name else "of a step of your own"
         wanted = "the training" if name else "a function that returns step, model and optimizer"

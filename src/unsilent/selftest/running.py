@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from unsilent.argument_names import names_arguments
 from unsilent.engine.device_placement import environment, resolve_device
-from unsilent.errors import UnsilentError, UsageError, kind_and_line
+from unsilent.errors import UnsilentError, UsageError, kind_and_line, wrong_value_error
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.selftest.known_answers import known_answers
@@ -99,8 +100,8 @@ def run_selftest(
         UsageError: there is no such device, the recording cannot be used, or its step needs its code.
         UnsilentError: an operation raised.
     """
-    if not minutes >= 0:
-        raise UsageError(f"--minutes is {minutes!r}; expected 0 or more")
+    if not (isinstance(minutes, Real) and minutes >= 0):
+        raise wrong_value_error("--minutes", minutes, "a number, 0 or more")
     if code is not None and step is None:
         raise UsageError("--code is given without --step; name the recording that it belongs to, or leave it out")
     device = resolve_device(device)
