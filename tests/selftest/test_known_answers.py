@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from selftest.faulty_device import FAULTS, OPERATIONS, FaultyDevice, masks, rounds
 from unsilent.engine.device_placement import DTYPES
@@ -29,6 +31,19 @@ def test_a_sound_device_gives_every_answer_exactly(tests):
     counts = execute_tests(tests, rounds(3))
     assert [count.executions for count in counts] == [3] * len(tests)
     assert [count for count in counts if count.wrong] == []
+
+
+@pytest.mark.parametrize("implementation", [{"foreach": True}, {"foreach": False}, {"fused": True}])
+def test_every_implementation_of_the_optimizer_gives_the_answer(tests, monkeypatch, implementation):
+    """None may round: that would look like a fault of a device on which torch chooses it."""
+    monkeypatch.setattr(torch.optim, "AdamW", functools.partial(torch.optim.AdamW, **implementation))
+    assert [test.execute() for test in tests if test.operation == "optimizer"] == [None] * len(DTYPES)
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_every_implementation_of_attention_gives_the_answer(tests, backend):
+    with sdpa_kernel(backend):
+        assert [test.execute() for test in tests if test.operation == "attention"] == [None] * len(DTYPES)
 
 
 def test_the_answers_are_those_of_float64(tests):
