@@ -7,8 +7,7 @@ and their values, which are read only to name the first wrong element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.checkpoints.hashes import hash_elements
-from unsilent.engine.device_placement import environment, place
+from unsilent.engine.device_placement import environment, place, torch_threads
 from unsilent.errors import UsageError
 from unsilent.nested import leaves_in
 from unsilent.outcomes.tensors import words_of
@@ -184,7 +183,7 @@ class RecordedStep:
 
     def execute(self) -> Mismatch | None:
         """Execute it once from the recorded state, and compare the bits of all tensors."""
-        with _threads(self.threads):
+        with torch_threads(self.threads):
             answers = _answers(self.step, self.before)
         for name, stored in self.hashes.items():
             got = answers.get(name)
@@ -253,17 +252,6 @@ def _answers(step: _Step, before: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _hash(tensor: Tensor) -> str:
     return hash_elements([content_of(tensor)], dtype_name(tensor.dtype), tuple(tensor.shape)).xxh3_128
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Within, torch uses as many threads, on whose number the bits of sums depend."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _encoded(value: Any, arrays: dict[str, Tensor]) -> Any:
