@@ -37,6 +37,7 @@ MODULES = {
     "unsilent.statistics.null_distribution": "What the test compares.",
     "unsilent.report.shown": "What every result inherits.",
     "unsilent.campaigns.campaign_result": "What results of campaigns inherit.",
+    "unsilent.selftest": "Tests of a device.",
     "unsilent.placement": "Placements of parallelism axes, and reduction programs.",
 }
 NAMES = {
@@ -218,7 +219,7 @@ def exit_codes() -> Iterator[str]:
         ("code", "meaning"), ((f"`{code}`", text) for code, text in sorted(codes, key=lambda c: int(c[0])))
     )
     yield "With 1 end: `pvf --assert` that does not hold, `pvf` whose rows stay wider than `--ci` or `--rel` ask, `replay` of a"
-    yield "trial that ends otherwise, `noise` whose control runs differ, `status` of a"
+    yield "trial that ends otherwise, `noise` whose control runs differ, `checkpoint last-good` without a good one, `status` of a"
     yield "store that cannot be read, `watch` of a rank that is lost or (`--once`, `--json`) with an alarm, and a defect of"
     yield "Unsilent (`internal error of unsilent`)."
     yield "`run` and `timeline record` end with the exit code of the script that they run, unless the monitor stopped it."

@@ -18,6 +18,7 @@ from unsilent.lazy_module import lazy_names
 from unsilent.version import __version__
 
 if TYPE_CHECKING:
+    from unsilent.checkpoints.last_good import last_good_checkpoint
     from unsilent.checkpoints.verified_saving import verified_load, verified_save
     from unsilent.compare.comparing import compare_models
     from unsilent.faults import Fault, FaultModel, fault_model
@@ -53,6 +54,7 @@ _LAZY = {
     "compare_models": "unsilent.compare.comparing",
     "coverage": "unsilent.studies.coverage.study",
     "inference_coverage": "unsilent.studies.coverage.inference.study",
+    "last_good_checkpoint": "unsilent.checkpoints.last_good",
     "noise": "unsilent.studies.noise.study",
     "plan": "unsilent.studies.plan.study",
     "protect": "unsilent.protection.protect",
@@ -84,6 +86,7 @@ __all__ = [
     "inject",
     "judge",
     "judge_by_decision",
+    "last_good_checkpoint",
     "load",
     "noise",
     "plan",

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 import unsilent  # noqa: E402
 from unsilent.checkpoints.verified_saving import CheckpointDamaged  # noqa: E402
 from unsilent.cli.main import run  # noqa: E402
-from unsilent.integrations.transformers import VerifiedSavingCallback  # noqa: E402
+from unsilent.integrations.transformers import VerifiedResumeCallback, VerifiedSavingCallback  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,21 +35,35 @@ class Changed(transformers.TrainerCallback):
         torch.save(saved, path)
 
 
-def train(folder, changed=None, **arguments):
+class Begun(transformers.TrainerCallback):
+    """Notes at which step a training begins."""
+
+    def on_train_begin(self, args, state, control, **given):
+        self.step = state.global_step
+
+
+def train(folder, changed=None, resume=None, max_steps=4, **arguments):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2
     )  # fmt: skip
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(32, (16, 8))]
     settings = transformers.TrainingArguments(
-        str(folder), max_steps=4, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, logging_strategy="no", **arguments
+        str(folder), max_steps=max_steps, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True,
+        logging_strategy="no", **arguments
     )  # fmt: skip
     trainer = transformers.Trainer(model=transformers.LlamaForCausalLM(config), args=settings, train_dataset=rows)
     if changed:
         trainer.add_callback(changed)
     trainer.add_callback(VerifiedSavingCallback(trainer))
-    trainer.train()
-    return folder / "checkpoint-4"
+    if resume is None:
+        trainer.train()
+        return folder / "checkpoint-4"
+    trainer.add_callback(VerifiedResumeCallback(trainer))
+    resumed = Begun()
+    trainer.add_callback(resumed)
+    trainer.train(resume_from_checkpoint=resume)
+    return resumed.step
 
 
 def test_every_file_of_a_checkpoint_is_covered(tmp_path, capsys):
@@ -81,3 +95,19 @@ def test_a_checkpoint_of_the_model_alone_is_verified(tmp_path):
     folder = train(tmp_path, save_only_model=True)
     assert not (folder / "optimizer.pt").exists()
     assert run(["checkpoint", "verify", str(folder)]) == 0
+
+
+def test_a_trainer_resumes_from_the_newest_checkpoint_that_verifies(tmp_path):
+    newest = train(tmp_path) / "optimizer.pt"
+    assert unsilent.last_good_checkpoint(tmp_path).good.step_from == "manifest"
+    assert train(tmp_path, resume=True, max_steps=6) == 4
+    newest = tmp_path / "checkpoint-6" / "optimizer.pt"
+    content = newest.read_bytes()
+    newest.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointDamaged, match="checkpoint-6 is not as it was saved"):
+        train(tmp_path, resume=str(newest.parent), max_steps=8)
+    assert train(tmp_path, resume=True, max_steps=8) == 4
+    for manifest in tmp_path.glob("*.manifest.json"):
+        manifest.unlink()
+    with pytest.raises(CheckpointDamaged, match=r"No checkpoint below .* verifies\."):
+        train(tmp_path, resume=True, max_steps=10)

@@ -46,6 +46,7 @@ class Manifest:
         tensors: Hashes by the tensor's name.
         numbers: Numbers that are not stored as elements, by name.
         skipped: Names of what the folder holds besides files, such as links: it is not covered.
+        step: After how many steps of a training it was saved; None where nobody said so.
     """
 
     checkpoint: str
@@ -53,6 +54,7 @@ class Manifest:
     tensors: dict[str, TensorHash]
     numbers: dict[str, Any]
     skipped: tuple[str, ...] = ()
+    step: int | None = None
 
     @property
     def is_fast_only(self) -> bool:
@@ -161,7 +163,10 @@ def read_manifest(path: Path) -> Manifest:
         if not files:
             raise ValueError("no file")
         skipped = tuple(map(str, values["skipped"]))
-        return Manifest(escape_unprintable(values["checkpoint"])[:200], files, tensors, numbers, skipped)
+        step = values.get("step")  # manifests of before steps were written have none
+        if step is not None and (type(step) is not int or step < 0):
+            raise ValueError("the step is none")
+        return Manifest(escape_unprintable(values["checkpoint"])[:200], files, tensors, numbers, skipped, step)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(
             f"{path} is no manifest; expected a file written by unsilent checkpoint manifest; use a copy of it"

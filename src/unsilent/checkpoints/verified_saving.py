@@ -31,7 +31,7 @@ from unsilent.checkpoints.replacing import (
 )
 from unsilent.checkpoints.writing import forget_cached_pages, write_state
 from unsilent.errors import UnsilentError, UsageError, first_line, wrong_value_error
-from unsilent.options import check_path
+from unsilent.options import check_count, check_path
 
 _DCP_FILE = re.compile(r"\.metadata|__\d+_\d+\.distcp")
 """Files of a folder that ``verified_save`` writes, and may replace."""
@@ -52,7 +52,9 @@ class CheckpointDamaged(UnsilentError):
     """What a checkpoint holds is not what was saved."""
 
 
-def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: str | None = None) -> Path:
+def verified_save(
+    state: Mapping[str, Any], path: str | Path, *, format_name: str | None = None, step: int | None = None
+) -> Path:
     """Save a state, and prove that the disk has it.
 
     After a kill or on a full disk, the older checkpoint or the new one can be loaded with `verified_load`. Threads and processes
@@ -62,6 +64,7 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
         state: What ``torch.save`` would save; for safetensors, tensors by name. Tensors that are spread over ranks are refused.
         path: Where to. An older checkpoint there is replaced at the end, at once; where the path is a link, the file it leads to.
         format_name: ``torch.save``, ``safetensors`` or ``dcp`` (a folder, this process alone); by default from the path's ending.
+        step: After how many steps of the training it is saved; the manifest has it, for `last_good_checkpoint`.
 
     Returns:
         The manifest, ``PATH.manifest.json``.
@@ -70,7 +73,7 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
         CheckpointDamaged: the disk has something else; the older checkpoint is still there.
         UsageError: the format is not known, the state has a tensor that cannot be compared, or the file cannot be written.
     """
-    target = _target(path)
+    target, step = _target(path), _checked(step)
     chosen = format_name or ENDINGS.get(target.suffix, "" if target.suffix else "dcp")
     if chosen not in (*ENDINGS.values(), "dcp"):
         raise UsageError(
@@ -101,18 +104,19 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
             content = draft / ("content" + target.suffix)
             written = write_state(state, content, chosen)
             manifest = _manifest_if_equal(content, expected, target, written)
-            replace_checkpoint(draft, content, manifest, target)
+            replace_checkpoint(draft, content, replace(manifest, step=step), target)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror or error}; check the folder and its disk") from None
     return manifest_path(target)
 
 
-def verify_saved(state: Mapping[str, Any], path: str | Path) -> Path:
+def verify_saved(state: Mapping[str, Any], path: str | Path, *, step: int | None = None) -> Path:
     """Prove that a checkpoint which something else has just saved holds a state, and write its manifest.
 
     Args:
         state: What was saved. A tensor that the file lacks must be equal to one that it has, as a tied weight is.
         path: The checkpoint, a file or a folder; the manifest covers every file of it.
+        step: After how many steps of the training it was saved.
 
     Returns:
         The manifest, ``PATH.manifest.json``.
@@ -120,8 +124,9 @@ def verify_saved(state: Mapping[str, Any], path: str | Path) -> Path:
     Raises:
         CheckpointDamaged: the disk has something else.
     """
-    target = _target(path)
-    return put_manifest(_manifest_if_equal(target, hashes_in_memory(with_own_values(state)), target), target)
+    target, step = _target(path), _checked(step)
+    manifest = _manifest_if_equal(target, hashes_in_memory(with_own_values(state)), target)
+    return put_manifest(replace(manifest, step=step), target)
 
 
 def verified_load(path: str | Path, **load_options: Any) -> Any:
@@ -174,6 +179,10 @@ def _load(file: Path, load_options: Mapping[str, Any]) -> Any:
             f"{file} is as it was saved, but torch.load refuses it: {first_line(error)[:200]}; "
             "give weights_only=False if you trust it"
         ) from None
+
+
+def _checked(step: int | None) -> int | None:
+    return None if step is None else check_count("step", step, 0)
 
 
 def _target(path: str | Path) -> Path:

@@ -6,8 +6,7 @@ also be compared by label or with a tolerance, for a model that runs elsewhere o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from unsilent.compare.canary_choice import BOUNDARY, choose_inputs
 from unsilent.compare.canary_report import CanaryCheck, CanaryDifference
-from unsilent.engine.device_placement import place, place_model
+from unsilent.engine.device_placement import environment, place, place_model, torch_threads
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.nested import map_tensors
 from unsilent.options import check_count
@@ -119,7 +118,7 @@ def make_canaries(
     check_count("--count", count, 1)
     model, name = place_model(workload.model(), device, None), name or workload.name
     reject_training_mode(mode_readers(model))
-    with user_code(name), _one_thread():
+    with user_code(name), torch_threads(1):
         batches = [place(batch, device, None) for batch in workload.batches()]
         chosen = choose_inputs(workload, model, batches, count, choice, seed)
         parts = tuple(GoldenTest(count_samples(batch)) for batch in chosen)
@@ -155,24 +154,6 @@ def load_canaries(path: str | Path) -> Canaries:
         if not canaries.count or not all(part.answer for part in parts):
             raise ValueError("it holds no canary")
         return canaries
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Within, torch uses one thread on the CPU, as the bits of sums depend on their number."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def environment(device: str = "cpu") -> str:
-    """What the bits of an answer depend on besides the model and its input."""
-    if torch.device(device).type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"CPU with {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
 def parse_comparison(text: str) -> str | float:
@@ -216,7 +197,7 @@ def check_canaries(
     rule, rows = judge(canaries.judge) if comparison == LABELS else None, list[CanaryDifference]()
     for part in canaries.parts:
         before, count = [one.cpu() for one in part.answer], count_samples(part.batch)
-        with torch.no_grad(), _one_thread():
+        with torch.no_grad(), torch_threads(1):
             after = _answer_now(part.batch, before, run, name, device)
         different = np.any([samples_that_differ(*pair, count).numpy() for pair in zip(before, after, strict=True)], 0)
         largest, relative = _largest_differences(before, after, count)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -94,3 +96,21 @@ def clone(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(clone(v) for v in value)
     return copy.deepcopy(value)
+
+
+def environment(device: str = "cpu") -> str:
+    """What the bits of an answer depend on besides the model and its input."""
+    if torch.device(device).type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"CPU with {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Within, torch uses so many threads on the CPU, as the bits of sums depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
-from unsilent.checkpoints.verified_saving import verify_saved
+from unsilent.checkpoints.last_good import last_good_checkpoint
+from unsilent.checkpoints.verified_saving import CheckpointDamaged, verified_load, verify_saved
 from unsilent.errors import UsageError
 from unsilent.monitor.guard import Guard
 from unsilent.monitor.monitor import Monitor
@@ -183,4 +184,36 @@ class VerifiedSavingCallback(TrainerCallback):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         names = [path.name for path in folder.iterdir()]
         saved = {key: states[key] for key, file in _SAVED.items() if any(file.fullmatch(name) for name in names)}
-        verify_saved(saved, folder)
+        verify_saved(saved, folder, step=state.global_step)
+
+
+class VerifiedResumeCallback(TrainerCallback):
+    """Lets a Trainer resume only from a checkpoint that is still as its manifest says.
+
+    ``trainer.train(resume_from_checkpoint=True)`` resumes from the newest one that is, in place of the newest one, and a
+    checkpoint that is named is compared with its manifest first. `VerifiedSavingCallback` writes manifests.
+
+    Args:
+        trainer: The one it is added to; no callback is called before a Trainer loads, so its ``train`` is wrapped.
+
+    Raises:
+        CheckpointDamaged: by ``train``: the checkpoint has changed since, or none is as its manifest says.
+        UsageError: by ``train``: the named checkpoint has no manifest.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        wrapped: Any = trainer
+        plain = wrapped.train
+
+        @functools.wraps(plain)
+        def train(resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+            if resume_from_checkpoint is True:
+                found = last_good_checkpoint(wrapped.args.output_dir)
+                if found.good is None:
+                    raise CheckpointDamaged(found.headline())
+                resume_from_checkpoint = str(found.good.path)
+            elif resume_from_checkpoint:
+                verified_load(resume_from_checkpoint)  # of a folder, which is compared and not loaded
+            return plain(resume_from_checkpoint, *args, **kwargs)
+
+        wrapped.train = train

@@ -1,0 +1,253 @@
+"""The newest checkpoint below a folder that is still as its manifest says, and is older than a fault.
+
+Checkpoints are ordered by their step: of their manifest, else of the state, else the last number in their name. What has none
+comes after those, by the time of its last change. From the newest on they are verified, until one is as its manifest says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+
+from unsilent.argument_names import names_arguments
+from unsilent.checkpoints.checkpoint import Checkpoint
+from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+from unsilent.checkpoints.formats.known import FORMATS
+from unsilent.checkpoints.hashes import Progress, no_progress
+from unsilent.checkpoints.manifest import manifest_path, read_manifest
+from unsilent.checkpoints.replacing import verify_with_own_manifest
+from unsilent.checkpoints.verified_saving import ENDINGS
+from unsilent.errors import UsageError
+from unsilent.options import check_count, check_path
+from unsilent.report.model import Column, Report, Section, Table
+from unsilent.report.shown import Shown
+from unsilent.report.text import count_text, escape_unprintable, listed
+
+VERIFIED, AT_FAULT, UNKNOWN_STEP = (
+    "verified",
+    "not verified: not before the fault",
+    "not verified: its step is not known",
+)
+OLDER, NO_MANIFEST = "not verified: older", "not verified: it has no manifest"
+_MANIFEST = ".manifest.json"
+_STEPS = ("other/step", "other/global_step")
+"""Names of the numbers ``step`` and ``global_step`` of a state."""
+_NUMBER = re.compile(r"\d{1,15}")
+_SOURCES = {"manifest": "from its manifest", "state": "from its state", "name": "from its name", "": "not known"}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """One checkpoint.
+
+    Attributes:
+        path: Its file or folder.
+        step: After how many steps it was saved; None where nothing says so.
+        step_from: What says so: ``manifest``, ``state``, ``name`` or nothing.
+        written: When its file or folder was changed last, in seconds since 1970.
+        verdict: Whether it was verified, and what came of it.
+    """
+
+    path: Path
+    step: int | None
+    step_from: str
+    written: float
+    verdict: str = OLDER
+
+    @property
+    def shown_name(self) -> str:
+        """Its path, fit for a terminal."""
+        return escape_unprintable(str(self.path))
+
+
+@dataclass(frozen=True, repr=False)
+class LastGood(Shown):
+    """Which checkpoint to continue from.
+
+    Attributes:
+        folder: What was looked through.
+        before_step: The step that a good one must be older than; None: any is.
+        checkpoints: All that were found, the newest first.
+    """
+
+    folder: Path
+    before_step: int | None
+    checkpoints: tuple[FoundCheckpoint, ...] = field(default=())
+
+    @property
+    def good(self) -> FoundCheckpoint | None:
+        """The newest one that verifies; None where there is none."""
+        return next((one for one in self.checkpoints if one.verdict == VERIFIED), None)
+
+    @property
+    def not_before(self) -> list[FoundCheckpoint]:
+        """Those of the step that was given, and of later ones."""
+        return [one for one in self.checkpoints if one.verdict == AT_FAULT]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where there is no good one."""
+        return int(self.good is None)
+
+    def headline(self) -> str:
+        """The good one, or why there is none."""
+        good, where = self.good, escape_unprintable(str(self.folder))
+        asked = "" if self.before_step is None else f" before step {self.before_step}"
+        if good is not None:
+            step = "its step is not known" if good.step is None else f"step {good.step}, {_SOURCES[good.step_from]}"
+            return f"{good.shown_name} is the newest checkpoint{asked} that verifies ({step})"
+        if not self.checkpoints:
+            return f"No checkpoint was found below {where}"
+        tried = [one for one in self.checkpoints if one.verdict not in (AT_FAULT, UNKNOWN_STEP)]
+        if not tried:
+            return f"No checkpoint below {where} is known to be older than step {self.before_step}"
+        reasons = [
+            f"{one.shown_name}{'' if one.step is None else f' (step {one.step})'}: {one.verdict}" for one in tried[:3]
+        ]
+        further = f"; and {len(tried) - 3} more" if len(tried) > 3 else ""
+        return f"No checkpoint below {where}{asked} verifies. {'; '.join(reasons)}{further}"
+
+    def report(self) -> Report:
+        """A row for each checkpoint, the newest first."""
+        findings, unknown = [], [one for one in self.checkpoints if one.step is None]
+        if self.not_before:
+            names = listed(one.shown_name for one in self.not_before)
+            findings.append(f"written at step {self.before_step} or later: {names}")
+        if unknown:
+            findings.append(
+                f"{count_text(len(unknown), 'checkpoint')} {'has' if len(unknown) == 1 else 'have'} no step, and "
+                f"{'is' if len(unknown) == 1 else 'are'} ordered by the time of their last change, after those with one"
+                + ("" if self.before_step is None else "; whether they are older than the fault is not known")
+            )
+        columns = (
+            Column.text("checkpoint", lambda one: one.shown_name), Column.count("step", lambda one: one.step),
+            Column.text("step from", lambda one: one.step_from or "not known"),
+            Column.text("changed last", lambda one: _time(one.written), priority=1),
+            Column.text("verdict", lambda one: one.verdict),
+        )  # fmt: skip
+        table, good = Table.of(self.checkpoints, columns), self.good
+        rows = [
+            {"checkpoint": str(one.path), "step": one.step, "step_from": one.step_from, "written": one.written,
+             "before_step": None if one.step is None or self.before_step is None else one.step < self.before_step,
+             "verdict": one.verdict}
+            for one in self.checkpoints
+        ]  # fmt: skip
+        found = {
+            "checkpoint": good and str(good.path),
+            "step": good and good.step,
+            "step_from": good and good.step_from,
+        }
+        return Report(
+            "unsilent/checkpoint-last-good/1", "checkpoint last-good", "Last good checkpoint", self.headline(), table,
+            findings=tuple(findings), sections=(Section("Checkpoints", "The newest first.", (table,)),),
+            further_json={**found, "results": rows},
+        )  # fmt: skip
+
+
+@names_arguments
+def last_good_checkpoint(
+    folder: str | Path, *, before_step: int | None = None, progress: Progress = no_progress
+) -> LastGood:
+    """The newest checkpoint below a folder that is as its manifest says.
+
+    Args:
+        folder: Folder with checkpoints, also in its folders: files, and folders such as ``checkpoint-100`` of a Trainer.
+        before_step: Only one of an earlier step is good, such as the step in which a fault was noticed.
+        progress: Called with numbers of bytes that were hashed.
+
+    Raises:
+        UsageError: there is no such folder, or it is a checkpoint itself.
+    """
+    root = check_path("folder", folder).expanduser()
+    if before_step is not None:
+        check_count("--before-step", before_step, 0)
+    if not root.is_dir():
+        raise UsageError(f"{root} is no folder; give the folder that checkpoints are in")
+    if manifest_path(root).exists():
+        raise UsageError(f"{root} is a checkpoint itself; give the folder that it is in")
+    newest_first = sorted(map(_found, _checkpoints_below(root)), key=_age)
+    result, is_found = [], False
+    for one in newest_first:
+        verdict = OLDER
+        if before_step is not None and (one.step is None or one.step >= before_step):
+            verdict = UNKNOWN_STEP if one.step is None else AT_FAULT
+        elif not is_found:
+            verdict = _verdict(one.path, progress)
+            is_found = verdict == VERIFIED
+        result.append(replace(one, verdict=verdict))
+    return LastGood(root, before_step, tuple(result))
+
+
+def _age(one: FoundCheckpoint) -> tuple[bool, int, float, str]:
+    return one.step is None, -(one.step or 0), -one.written, str(one.path)
+
+
+def _checkpoints_below(root: Path) -> Iterator[Path]:
+    """Files and folders that are checkpoints; parts of one are none. Names that begin with a dot are drafts."""
+    with CheckpointFiles(root) as files:
+        names = [PurePosixPath(name) for name in files.all_names()]
+    manifested = {name.with_name(name.name.removesuffix(_MANIFEST)) for name in names if name.name.endswith(_MANIFEST)}
+    present = {*names, *(folder for name in names for folder in name.parents)}
+    # A save that was killed may have moved a folder away, which verifying it puts back.
+    result = {name for name in manifested if name in present or name.with_name(f".{name.name}.old") in present}
+    with_manifests = {folder for name in manifested for folder in name.parents}
+    folders = {folder for name in names for folder in name.parents} - with_manifests - {PurePosixPath()}
+    result |= {folder for folder in folders if _has_format(root / folder)}
+    result |= {name for name in names if name.suffix in ENDINGS}
+    for name in sorted(result):
+        if not any(part.startswith(".") for part in name.parts) and not result & set(name.parents):
+            yield root / name
+
+
+def _has_format(folder: Path) -> bool:
+    """Whether the files of a folder are those of one checkpoint."""
+    try:
+        with CheckpointFiles(folder) as files:
+            return any(known.matches(files) for known in FORMATS)
+    except UsageError:
+        return False
+
+
+def _found(path: Path) -> FoundCheckpoint:
+    step, step_from = _step_of(path)
+    try:
+        written = path.stat().st_mtime
+    except OSError:  # moved away by a save that was killed
+        written = 0.0
+    return FoundCheckpoint(path, step, step_from, written)
+
+
+def _step_of(path: Path) -> tuple[int | None, str]:
+    """The step of a checkpoint, and what says so."""
+    try:
+        manifest = read_manifest(manifest_path(path))
+        if manifest.step is not None:
+            return manifest.step, "manifest"
+        numbers = manifest.numbers
+    except UsageError:
+        try:
+            with Checkpoint(path) as checkpoint:  # which reads a pickle without unpickling it
+                numbers = {name: checkpoint.tensors[name].value for name in _STEPS if name in checkpoint.tensors}
+        except UsageError:
+            numbers = {}
+    for name in _STEPS:
+        step = numbers.get(name)
+        if type(step) is int and step >= 0:
+            return step, "state"
+    in_name = _NUMBER.findall(path.name.removesuffix(path.suffix))
+    return (int(in_name[-1]), "name") if in_name else (None, "")
+
+
+def _verdict(path: Path, progress: Progress) -> str:
+    try:
+        problems, _ = verify_with_own_manifest(path, progress)
+    except UsageError as error:
+        return f"not verified: {error}" if manifest_path(path).exists() else NO_MANIFEST
+    return f"not as its manifest says: {problems[0]}" if problems else VERIFIED
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

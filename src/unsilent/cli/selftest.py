@@ -1,0 +1,83 @@
+"""``unsilent selftest`` and ``unsilent selftest record``: whether a device gives known answers, and a step to test it with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from unsilent.cli.checkpoint_arguments import print_json, print_lines
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.plainfiles import shown_path
+
+if TYPE_CHECKING:
+    from unsilent.selftest.running import SelfTest
+
+NO_TRAINING = "no training was given; give one, like train-resnet (see unsilent workloads)"
+HELP = """Execute operations with known answers on a device, and compare every element.
+
+Exit code: 17 where an answer was wrong, 0 where none was.
+"""
+
+
+@dataclass(frozen=True)
+class SelfTestOptions:
+    """What is tested, and how long."""
+
+    device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
+    minutes: Annotated[float, Option("How long. Everything is executed once in any case.", EXECUTION_PANEL)] = 1.0
+    step: Annotated[
+        Path | None,
+        Option("A recorded step, which is executed as well.", WORKLOAD_PANEL, metavar="RECORDING"),
+    ] = None
+    code: Annotated[
+        str | None,
+        Option("FILE.py:NAME of a recorded step that is not built in.", WORKLOAD_PANEL),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Which step is recorded."""
+
+    training: Annotated[
+        str, Option("A training: built in, or FILE.py:NAME.", "", metavar="TRAINING", missing_error=NO_TRAINING)
+    ]
+    device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
+    output: Annotated[
+        Path,
+        Option("File to write.", OUTPUT_PANEL, short_flag="o"),
+    ] = Path("step.recording")
+
+
+def selftest(asked: Asked) -> SelfTest:
+    """Execute the tests until the time is over."""
+    from unsilent.selftest.running import run_selftest
+
+    options = asked[SelfTestOptions]
+    return run_selftest(options.device, options.minutes, options.step, options.code, observer=asked.observer)
+
+
+def record(asked: Asked) -> int:
+    """Record a step of a training."""
+    from unsilent.engine.device_placement import resolve_device
+    from unsilent.selftest.recording import record_training
+
+    options, display = asked[RecordOptions], asked[DisplayOptions]
+    record_training(options.output, options.training, device=resolve_device(options.device))
+    if display.as_json:
+        print_json("unsilent/selftest-record/1", "selftest record", training=options.training, file=str(options.output))
+    else:
+        print_lines(display.plain, f"A step of {options.training}: {shown_path(options.output)}")
+    return 0
+
+
+COMMAND = Command(
+    "selftest", AFTER_ALARM, HELP, "unsilent selftest --device cpu --minutes 10 --step step.recording", (SelfTestOptions,),
+    selftest, has_report=True, is_long=True,
+)  # fmt: skip
+RECORD = Command(
+    "selftest record", AFTER_ALARM, "Record a step of a training, with which selftest tests a device.",
+    "unsilent selftest record train-resnet -o step.recording", (RecordOptions, DisplayOptions), record,
+)  # fmt: skip

@@ -1,0 +1,85 @@
+"""The first element that is not what it should be, and how the wrong elements lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from unsilent.report.text import count_text
+from unsilent.sites.memory import dtype_name
+
+MOST_NAMED = 2
+"""Rows or columns that are named."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """What one execution got wrong.
+
+    Attributes:
+        operation: What was executed, such as ``gemm``; of a recorded step also the tensor.
+        dtype: Of the tensor.
+        index: Of the first wrong element, in C order.
+        expected, got: Its values.
+        count, size: Wrong elements, and all of the tensor.
+        layout: How the wrong elements lie, such as ``all in row 3``; empty where they have no such order.
+    """
+
+    operation: str
+    dtype: str
+    index: tuple[int, ...]
+    expected: str
+    got: str
+    count: int
+    size: int
+    layout: str
+
+    def sentence(self) -> str:
+        """The first wrong element and how many there are."""
+        where = f"element {list(self.index)}" if self.index else "the number"
+        more = f"; {self.count:,} of {count_text(self.size, 'element')} wrong" + (
+            f", {self.layout}" if self.layout else ""
+        )
+        return f"{self.operation} in {self.dtype}: {where} is {self.got}, expected {self.expected}{more}"
+
+
+class Test(Protocol):
+    """Something with a known answer.
+
+    Attributes:
+        operation: Its name.
+        dtype: What it is computed in.
+    """
+
+    @property
+    def operation(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    def execute(self) -> Mismatch | None:
+        """Execute it once, and compare; None where every element is right."""
+
+
+def mismatch(operation: str, got: Tensor, expected: Tensor, wrong: Tensor) -> Mismatch:
+    """What is wrong of a tensor on the CPU; ``wrong`` bool of its shape, true somewhere."""
+    places = wrong.nonzero()
+    index = tuple(map(int, places[0]))
+    was, became = (repr(one[index].item()) for one in (expected, got))
+    dtype = dtype_name(got.dtype)
+    return Mismatch(operation, dtype, index, was, became, len(places), wrong.numel(), _layout(places, wrong))
+
+
+def _layout(places: Tensor, wrong: Tensor) -> str:
+    """How several wrong elements lie: in one or two rows or columns, or at one distance; empty for others."""
+    if len(places) < 2:
+        return ""
+    if wrong.ndim > 1:
+        for noun, dimension in (("row", -2), ("column", -1)):
+            lines = places[:, dimension].unique().tolist()
+            if len(lines) <= MOST_NAMED:
+                return f"all in {noun}{'s' if len(lines) > 1 else ''} {' and '.join(map(str, lines))}"
+    distances = wrong.flatten().nonzero().flatten().diff().unique()
+    return f"every {int(distances)} elements" if len(distances) == 1 and distances > 1 else ""

@@ -1,0 +1,283 @@
+"""One training step in a file: the state and the batch that it begins with, and what it came to, for the same step again.
+
+The file is one of safetensors with JSON and a hash of its content (`protection.hashed_file`): nothing in it is executed, and
+the code of the step is not in it. The answers are hashes of all tensors after the step, in which the place of an element counts,
+and their values, which are read only to name the first wrong element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.checkpoints.hashes import hash_elements
+from unsilent.engine.device_placement import environment, place, torch_threads
+from unsilent.errors import UsageError
+from unsilent.nested import leaves_in
+from unsilent.outcomes.tensors import words_of
+from unsilent.protection.hashed_file import FileKind
+from unsilent.selftest.mismatch import Mismatch, mismatch
+from unsilent.sites.memory import content_of, dtype_name
+from unsilent.sites.modules import named_parameters
+from unsilent.workloads.registry import load_training
+from unsilent.workloads.trainings.base import TrainingState, TrainingWorkload
+from unsilent.workloads.trainings.snapshots import (
+    check_fit,
+    first_snapshot_difference,
+    model_tensors,
+    optimizer_snapshot,
+    put_into_model,
+    put_into_optimizer,
+    snapshot_copy,
+)
+from unsilent.workloads.user import find_user_object, user_code
+from unsilent.workloads.zoo import TRAININGS
+
+StepFunction = Callable[[Any, Any, Any], Any]
+"""Given model, optimizer and batch: does one update, and returns the loss."""
+STEPS = 3
+"""Steps that a training does before the one that is recorded, so that its optimizer has a state."""
+MOST_THREADS = 4096
+_FILE = FileKind("recording", "unsilent/recorded-step/", 1, "a recorded step", "unsilent selftest record")
+
+
+class _Step(Protocol):
+    """A training step that can be executed again from the same state."""
+
+    model: nn.Module
+
+    def snapshot(self) -> dict[str, Any]: ...
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None: ...
+
+    def run(self) -> Any: ...
+
+
+@dataclass
+class _OwnStep:
+    step: StepFunction
+    model: nn.Module
+    optimizer: Optimizer
+    batch: Any
+    name: str = "the step"
+
+    def snapshot(self) -> dict[str, Any]:
+        """Parameters, buffers, and the state of the optimizer."""
+        model = {name: snapshot_copy(tensor, name) for name, tensor in model_tensors(self.model).items()}
+        return {"model": model, "optimizer": optimizer_snapshot(self.optimizer, self._names)}
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Put it back."""
+        put_into_model(self.model, snapshot["model"])
+        put_into_optimizer(self.optimizer, snapshot["optimizer"], self._names)
+
+    def run(self) -> Any:
+        """One update, with random numbers of seed 0."""
+        with torch.random.fork_rng(), user_code(self.name):
+            torch.manual_seed(0)
+            return self.step(self.model, self.optimizer, self.batch)
+
+    @property
+    def _names(self) -> dict[int, str]:
+        return {id(p): name for name, p in named_parameters(self.model)}
+
+
+class _TrainingStep:
+    def __init__(self, training: TrainingWorkload, state: TrainingState) -> None:
+        self._training, self._state, self.model = training, state, state.model
+
+    def snapshot(self) -> dict[str, Any]:
+        """That of the training."""
+        return self._training.snapshot(self._state)
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Put it back."""
+        self._training.restore_into(self._state, snapshot)
+
+    def run(self) -> Any:
+        """The next step of the training."""
+        return self._training.step(self._state).loss
+
+
+def record_step(path: str | Path, step: StepFunction, model: nn.Module, optimizer: Optimizer, batch: Any) -> None:
+    """Record a training step of your own; model and optimizer have the state from before it again at the end.
+
+    Args:
+        path: File to write.
+        step: Called with model, optimizer and batch; does one update and returns the loss. Random numbers of torch have seed 0.
+        model: Its parameters and buffers are stored.
+        optimizer: Its state is stored.
+        batch: Tensors and plain values in lists, tuples and dicts.
+
+    Raises:
+        UsageError: two executions from the same state differ, or something cannot be stored.
+    """
+    own = _OwnStep(step, model, optimizer, batch)
+    original = own.snapshot()
+    try:
+        _record(path, own, {"training": ""}, batch, str(next(iter(model_tensors(model).values())).device))
+    finally:
+        own.restore(original)
+
+
+def record_training(path: str | Path, training: str, *, device: str = "cpu") -> None:
+    """Record a step of a training by its name.
+
+    Args:
+        path: File to write.
+        training: A built-in training, or ``file.py:name`` of your own.
+        device: Where a built-in training runs.
+
+    Raises:
+        UsageError: there is no such training, or its step is not the same twice.
+    """
+    step = _training_step(training, device)
+    for _ in range(STEPS):
+        step.run()
+    _record(path, step, {"training": training}, None, device)
+
+
+def _training_step(name: str, device: str) -> _TrainingStep:
+    training = load_training(name, {"device": device} if name in TRAININGS else {})
+    return _TrainingStep(training, training.start(0))
+
+
+def _record(path: str | Path, step: _Step, text: dict[str, str], batch: Any, device: str) -> None:
+    arrays: dict[str, Tensor] = {}
+    before = _encoded(step.snapshot(), arrays)
+    state = _decoded(before, arrays)
+    answers = _answers(step, state)
+    if difference := first_snapshot_difference(answers, _answers(step, state)):
+        raise UsageError(
+            f"two executions of the step from the same state differ: {difference}; "
+            "make it deterministic, or test this device without --step first"
+        )
+    content = {
+        **text,
+        "before": before,
+        "batch": _encoded(batch, arrays),
+        "environment": environment(device),
+        "threads": torch.get_num_threads(),
+        "hashes": {name: _hash(tensor) for name, tensor in answers.items()},
+    }
+    _FILE.write(path, content, arrays | {f"after/{name}": tensor for name, tensor in answers.items()})
+
+
+@dataclass
+class RecordedStep:
+    """A recorded step that is executed again."""
+
+    step: _Step
+    before: dict[str, Any]
+    hashes: Mapping[str, str]
+    after: Mapping[str, Tensor]
+    threads: int
+    operation: str = field(default="recorded step", init=False)
+    dtype: str = field(default="as recorded", init=False)
+
+    def execute(self) -> Mismatch | None:
+        """Execute it once from the recorded state, and compare the bits of all tensors."""
+        with torch_threads(self.threads):
+            answers = _answers(self.step, self.before)
+        for name, stored in self.hashes.items():
+            got = answers.get(name)
+            if got is None or (got.dtype, got.shape) != (self.after[name].dtype, self.after[name].shape):
+                raise UsageError(f"the step gives no {name} of the recorded dtype and shape; record it again")
+            if _hash(got) != stored:
+                expected = self.after[name]
+                wrong = (words_of(got) != words_of(expected)).reshape(got.shape)
+                return mismatch(f"{self.operation}, {name}", got, expected, wrong)
+        return None
+
+
+def load_recording(path: str | Path, device: str, code: str | None = None) -> RecordedStep:
+    """The step of a file.
+
+    Args:
+        path: File of `record_step` or `record_training`.
+        device: Where it is executed.
+        code: ``file.py:name`` of a training, or of a function that returns step, model and optimizer; None: it is built in.
+
+    Raises:
+        UsageError: it is no such file, was made with another device or version of torch, or its code is not known.
+    """
+    with _FILE.reading(path) as (text, arrays):
+        if (here := environment(device)) != text["environment"]:
+            raise UsageError(f"it was recorded on {text['environment']}, and bits differ on {here}; record it there")
+        before, name = _decoded(text["before"], arrays), text["training"]
+        after = {key.removeprefix("after/"): one for key, one in arrays.items() if key.startswith("after/")}
+        batch = place(_decoded(text["batch"], arrays), device, None)
+        threads, hashes = int(text["threads"]), dict(text["hashes"])
+        if set(hashes) != set(after) or not 1 <= threads <= MOST_THREADS:
+            raise ValueError("its hashes are not those of its tensors, or it has no number of threads")
+    step: _Step
+    if name and (code is not None or name in TRAININGS):
+        step = _training_step(code or name, device)
+    elif code is not None:
+        own = step = _OwnStep(*_own_code(code), batch, code)
+        own.model.to(device)
+        kept = {"model": before["model"], "optimizers": [before["optimizer"]], "schedulers": []}
+        check_fit(kept, str(path), own.model, [own.optimizer], [])
+    else:
+        of = f"of {name!r}, which is not built in" if name else "of a step of your own"
+        wanted = "the training" if name else "a function that returns step, model and optimizer"
+        raise UsageError(f"{path} is {of}; give {wanted} with --code FILE.py:NAME")
+    return RecordedStep(step, before, hashes, after, threads)
+
+
+def _own_code(code: str) -> tuple[StepFunction, nn.Module, Optimizer]:
+    make = find_user_object(code)
+    with user_code(code):
+        result = make()
+    if not (isinstance(result, tuple) and len(result) == 3 and isinstance(result[1], nn.Module)):
+        raise UsageError(f"--code {code} returned {type(result).__name__}; expected (step, model, optimizer)")
+    return result
+
+
+def _answers(step: _Step, before: Mapping[str, Any]) -> dict[str, Tensor]:
+    """All tensors after one execution from a state: gradients, parameters, moments and the loss, on the CPU."""
+    step.restore(before)
+    loss = step.run()
+    result = {"/".join(path): one for path, one in leaves_in(step.snapshot()) if isinstance(one, Tensor)}
+    result |= {f"gradient/{name}": p.grad for name, p in named_parameters(step.model) if p.grad is not None}
+    result |= {"loss": torch.as_tensor(loss, dtype=torch.float64)} if isinstance(loss, (float, Tensor)) else {}
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in result.items()}
+
+
+def _hash(tensor: Tensor) -> str:
+    return hash_elements([content_of(tensor)], dtype_name(tensor.dtype), tuple(tensor.shape)).xxh3_128
+
+
+def _encoded(value: Any, arrays: dict[str, Tensor]) -> Any:
+    """A nesting as JSON that keeps tuples and whole numbers as keys; its tensors are added to the arrays."""
+    if isinstance(value, Tensor):
+        arrays[name := str(len(arrays))] = value.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(value, Mapping) and all(isinstance(key, (str, int)) for key in value):
+        return {"items": [[key, _encoded(part, arrays)] for key, part in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__ if type(value) in (list, tuple) else "tuple": [_encoded(v, arrays) for v in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UsageError(
+        f"the step's state or batch has a {type(value).__name__}; expected tensors, numbers, texts, lists and dicts"
+    )
+
+
+def _decoded(value: Any, arrays: Mapping[str, Tensor]) -> Any:
+    """What `_encoded` made JSON of."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return arrays[content]
+    if kind == "items":
+        return {key: _decoded(part, arrays) for key, part in content}
+    parts = [_decoded(part, arrays) for part in content]
+    return parts if kind == "list" else tuple(parts)

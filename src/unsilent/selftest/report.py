@@ -1,0 +1,65 @@
+"""The report of a self-test: what was executed, the first wrong element, and what a clean test says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unsilent.report.model import Column, Report, Section, Table
+from unsilent.report.text import count_text, duration_text, listed
+
+if TYPE_CHECKING:
+    from unsilent.selftest.running import SelfTest
+
+
+def selftest_report(result: SelfTest) -> Report:
+    """A row for each operation and dtype."""
+    columns = (
+        Column.text("operation", lambda row: row.operation), Column.text("dtype", lambda row: row.dtype),
+        Column.count("executions", lambda row: row.executions), Column.count("wrong", lambda row: row.wrong),
+        Column.count("seen from one in", lambda row: row.seen_from),
+    )  # fmt: skip
+    table = Table.of(result.counts, columns, is_emphasised=lambda row: bool(row.wrong))
+    rows = [
+        {"operation": row.operation, "dtype": row.dtype, "executions": row.executions, "wrong": row.wrong,
+         "seen_from_one_in": row.seen_from, "first_wrong_execution": row.first_wrong,
+         "mismatch": None if row.mismatch is None else vars(row.mismatch)}
+        for row in result.counts
+    ]  # fmt: skip
+    findings = [
+        f"{row.mismatch.sentence()} (execution {row.first_wrong:,})" for row in result.mismatches if row.mismatch
+    ]
+    findings += [
+        f"The recorded step was wrong in each of {count_text(row.executions, 'execution')}: a step whose code or settings have "
+        "changed since it was recorded looks the same"
+        for row in result.mismatches
+        if row.dtype == "as recorded" and row.wrong == row.executions
+    ]  # fmt: skip
+    if result.missing:
+        findings.append(f"Not implemented by torch on this device, so not tested: {listed(result.missing)}")
+    return Report(
+        "unsilent/selftest/1", "selftest", f"Self-test of {result.device}", _headline(result), table,
+        findings=tuple(findings),
+        sections=(Section("Operations", "Each answer was compared with the known one, element by element.", (table,)),),
+        facts=(("Device", result.model), ("Time", duration_text(result.seconds))),
+        notes=(
+            "seen from one in: a device that gives a wrong answer in one of so many executions of this row, independently of "
+            "each other, would have been seen with 95 %",
+        ),
+        further_json={"device": result.device, "executions": result.executions, "mismatches": len(result.mismatches),
+                      "results": rows},
+    )  # fmt: skip
+
+
+def _headline(result: SelfTest) -> str:
+    executions = count_text(result.executions, "execution")
+    if result.mismatches:
+        first, wrong = result.mismatches[0], sum(row.wrong for row in result.mismatches)
+        assert first.mismatch is not None
+        return f"{wrong:,} of {executions} on {result.device} had a wrong answer. {first.mismatch.sentence()}"
+    least = min((row.seen_from or 0 for row in result.counts), default=0)
+    bound = (
+        f"a device that fails in one of {least:,} executions of any row of the table would have been seen with 95 %"
+        if least
+        else "too few for a statement on how rarely it may fail; give more --minutes"
+    )
+    return f"No mismatch in {executions} on {result.device}: {bound}"

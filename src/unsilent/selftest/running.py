@@ -1,0 +1,139 @@
+"""Executing tests with known answers again and again, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from unsilent.argument_names import names_arguments
+from unsilent.engine.device_placement import environment, resolve_device
+from unsilent.errors import UnsilentError, UsageError, kind_and_line, wrong_value_error
+from unsilent.report.model import Report
+from unsilent.report.shown import Shown
+from unsilent.selftest.known_answers import known_answers
+from unsilent.selftest.mismatch import Mismatch, Test
+from unsilent.selftest.recording import load_recording
+
+MISMATCH_EXIT_CODE = 17
+"""As where a monitor stops a job because of a fault that stays."""
+
+
+@dataclass
+class OperationCount:
+    """How often one operation was executed in one dtype, how often with a wrong answer, and the first of these."""
+
+    operation: str
+    dtype: str
+    executions: int = 0
+    wrong: int = 0
+    first_wrong: int | None = None
+    mismatch: Mismatch | None = None
+
+    @property
+    def seen_from(self) -> int | None:
+        """A device that fails in one of so many executions, or more often, is seen with 95 %; None where none is."""
+        return self.executions // 3 or None  # (1 - 3/n)^n < e^-3 < 5 %
+
+
+@dataclass(frozen=True, repr=False)
+class SelfTest(Shown):
+    """What a self-test of a device came to.
+
+    Attributes:
+        device: As it was given; model: what it is.
+        seconds: How long it took.
+        counts: A row for each operation and dtype.
+        missing: Operations in dtypes that torch does not implement on this device.
+    """
+
+    device: str
+    model: str
+    seconds: float
+    counts: tuple[OperationCount, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def executions(self) -> int:
+        """Of all operations."""
+        return sum(count.executions for count in self.counts)
+
+    @property
+    def mismatches(self) -> list[OperationCount]:
+        """What had a wrong answer."""
+        return [count for count in self.counts if count.wrong]
+
+    @property
+    def exit_code(self) -> int:
+        """17 where an answer was wrong."""
+        return MISMATCH_EXIT_CODE if self.mismatches else 0
+
+    def report(self) -> Report:
+        """A row for each operation and dtype."""
+        from unsilent.selftest.report import selftest_report
+
+        return selftest_report(self)
+
+
+@names_arguments
+def run_selftest(
+    device: str = "auto",
+    minutes: float = 1.0,
+    step: str | Path | None = None,
+    code: str | None = None,
+    *,
+    observer: Any = None,
+) -> SelfTest:
+    """Execute operations with known answers on a device, and a recorded step if there is one, until the time is over.
+
+    Args:
+        device: ``auto``, ``cpu`` or ``cuda:0``.
+        minutes: How long; each is executed once in any case.
+        step: File of `record_step` or `record_training`.
+        code: Of a recorded step that is not built in: ``file.py:name``.
+        observer: Where progress is reported.
+
+    Raises:
+        UsageError: there is no such device, the recording cannot be used, or its step needs its code.
+        UnsilentError: an operation raised.
+    """
+    if not (isinstance(minutes, Real) and minutes >= 0):
+        raise wrong_value_error("--minutes", minutes, "a number, 0 or more")
+    if code is not None and step is None:
+        raise UsageError("--code is given without --step; name the recording that it belongs to, or leave it out")
+    device = resolve_device(device)
+    recorded = [] if step is None else [load_recording(step, device, code)]
+    tests, missing = known_answers(device)
+    began = time.monotonic()
+
+    def is_over() -> bool:
+        spent = time.monotonic() - began
+        if observer is not None:
+            observer.loading("self-test", min(spent, 60 * minutes), 60 * minutes)
+        return spent >= 60 * minutes
+
+    counts = execute_tests([*tests, *recorded], is_over)
+    return SelfTest(device, environment(device), time.monotonic() - began, counts, tuple(missing))
+
+
+def execute_tests(tests: Sequence[Test], is_over: Callable[[], bool]) -> tuple[OperationCount, ...]:
+    """Execute all of the tests in turn, until a round ends after the time is over."""
+    counts = tuple(OperationCount(test.operation, test.dtype) for test in tests)
+    while True:
+        for test, count in zip(tests, counts, strict=True):
+            try:
+                result = test.execute()
+            except RuntimeError as error:
+                raise UnsilentError(
+                    f"{test.operation} in {test.dtype} raised {kind_and_line(error)}; see the log of the device's driver"
+                ) from None
+            count.executions += 1
+            if result is not None:
+                count.wrong += 1
+                if count.mismatch is None:
+                    count.mismatch, count.first_wrong = result, count.executions
+        if is_over():
+            return counts
