@@ -162,4 +162,5 @@ def _half_width(values: Floats, confidence: float) -> float:
     quantile = float(stats.t.ppf((1 + confidence) / 2, count - 1))
     below = int(np.searchsorted(stats.binom.cdf(np.arange(count), count, 0.5), (1 - confidence) / 2, "right")) - 1
     by_order = median - float(np.sort(values)[max(below, 0)])
-    return max(quantile * 1.2533 * spread / count**0.5, by_order)
+    by_error: float = quantile * 1.2533 * spread / count**0.5
+    return max(by_error, by_order)
