@@ -205,3 +205,14 @@ def test_results_of_all_measures_have_limits_that_hold_them():
     rows = [row.cells for row in found.report().estimates.rows]
     assert len(rows) > 10
     assert np.isfinite(found.records.kl).all()
+
+
+def test_scores_are_read_alike_in_all_batches():
+    """The first batch alone would be taken for probabilities."""
+    alone = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+    batches = [alone, torch.tensor([[1.0, -2.0], [3.0, 0.5]])]
+    found = unsilent.compare_models(lambda x: x, lambda x: 0.75 * x + 0.25 * x.flip(1), [alone])
+    assert found.records.kl[0] > 0
+    both = unsilent.compare_models(lambda x: x, lambda x: 0.75 * x + 0.25 * x.flip(1), batches)
+    p, q = (torch.log_softmax(y.double(), 1) for y in (alone, 0.75 * alone + 0.25 * alone.flip(1)))
+    np.testing.assert_allclose(both.records.kl[:2], (p.exp() * (p - q)).sum(1), rtol=1e-6)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from unsilent.argument_names import names_arguments
-from unsilent.compare.disagreement import SampleRecords, compare_outputs
+from unsilent.compare.disagreement import SampleRecords, are_probabilities, compare_outputs
 from unsilent.compare.language import (
     GreedyRuns,
     LanguageComparison,
@@ -19,17 +19,17 @@ from unsilent.compare.language import (
     first_differences,
     joined_runs,
     run_greedily,
-    tokens_of,
 )
 from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models, run_where_it_is
+from unsilent.compare.tokens import are_next_tokens, tokens_of
 from unsilent.error_origin import call_user_code
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, first_line
 from unsilent.interval import Interval
 from unsilent.outcomes import judge as make_judge
 from unsilent.outcomes import judge_for_output, judge_text
 from unsilent.outcomes.base import Judge
 from unsilent.outcomes.classify import changed_and_nonfinite
-from unsilent.outcomes.decision_judges import ExactSequence, NextToken
+from unsilent.outcomes.decision_judges import ExactSequence, NextToken, decision_tensor
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.statistics import bounded_mean, clopper_pearson
@@ -218,16 +218,12 @@ def compare_on_batches(
         raise UsageError(
             f"there are labels of {len(known)} batches; expected those of each of the {len(batches)} batches"
         )
-    for model in (original, deployed):
-        _check_deterministic(model, batches[0])
-    first = original.answer(batches[0], 0)
-    chosen = make_judge(judge_for_output(first, tokens_of(batches[0], first) is not None)) if judge is None else judge
-    records: list[SampleRecords] = []
-    texts = _Texts()
-    for number, (batch, right) in enumerate(zip(batches, known, strict=True)):
-        outputs = original.answer(batch, number), deployed.answer(batch, number)
-        records.append(compare_outputs(chosen, *outputs, batch, right))
-        texts.add(chosen, original, deployed, batch, *outputs)
+    models = original, deployed
+    first = [_repeatable_answer(model, batches[0]) for model in models]
+    chosen = make_judge(_judge_for(batches, first[0])) if judge is None else judge
+    texts_read = isinstance(chosen, NextToken) and are_next_tokens(batches, first[0])
+    probabilities = are_probabilities(chosen, first[0], first[1], batches[0])
+    records, texts = _compare_batches(models, batches, known, chosen, texts_read, probabilities)
     joined = SampleRecords.joined(records)
     return Comparison(
         original.name, deployed.name, judge_text(chosen), joined,
@@ -236,42 +232,91 @@ def compare_on_batches(
     )  # fmt: skip
 
 
+def _judge_for(batches: Sequence[Any], output: Any) -> str:
+    """The text of a judge by the form of the output for the first batch."""
+    if tokens_of(batches[0], output) is None:
+        return judge_for_output(output)
+    return "next-token" if are_next_tokens(batches, output) else "exact-sequence"
+
+
+def _compare_batches(
+    models: tuple[ComparedModel, ComparedModel],
+    batches: Sequence[Any],
+    known: Sequence[Any],
+    judge: Judge,
+    texts_read: bool,
+    probabilities: bool,
+) -> tuple[list[SampleRecords], _Texts]:
+    """The records of each batch, and those of texts; all again where scores prove to be no probabilities in a later batch."""
+    records: list[SampleRecords] = []
+    texts = _Texts(texts_read, probabilities)
+    for number, (batch, right) in enumerate(zip(batches, known, strict=True)):
+        before, after = (model.answer(batch, number) for model in models)
+        if probabilities and not are_probabilities(judge, before, after, batch):
+            return _compare_batches(models, batches, known, judge, texts_read, False)
+        records.append(compare_outputs(judge, before, after, batch, right, probabilities))
+        texts.add(judge, models, batch, before, after)
+    return records, texts
+
+
 @dataclass
 class _Texts:
-    """Collects what is found of language models, batch by batch."""
+    """Collects what is found of language models, batch by batch.
 
+    Attributes:
+        read: Whether the outputs are scores of the next tokens of texts.
+        probabilities: Whether these scores are probabilities already.
+    """
+
+    read: bool
+    probabilities: bool
     sequences: list[SequenceRecord] = field(default_factory=list)
     runs: list[GreedyRuns | None] = field(default_factory=list)
     prompts: int = 0
+    problem: str = ""
 
     def add(
-        self, judge: Judge, original: ComparedModel, deployed: ComparedModel, batch: Any, before: Any, after: Any
+        self, judge: Judge, models: tuple[ComparedModel, ComparedModel], batch: Any, before: Any, after: Any
     ) -> None:
         """One batch, and the outputs for it."""
-        if isinstance(judge, ExactSequence):
+        if isinstance(judge, ExactSequence) and not decision_tensor(before, judge).is_floating_point():
             tokens, others = judge.decision_rows(before), judge.decision_rows(after)
             self.runs.append(first_differences(tokens, others))
-        elif isinstance(judge, NextToken) and (tokens_read := tokens_of(batch, before)) is not None:
-            self.sequences += compare_texts(batch, tokens_read, before, after)
+        elif self.read and (tokens_read := tokens_of(batch, before)) is not None:
+            self.sequences += compare_texts(batch, tokens_read, before, after, self.probabilities)
             if self.prompts < MOST_PROMPTS:
-                self.runs.append(run_greedily(original.run, deployed.run, batch, tokens_read))
-                self.prompts += len(tokens_read)
+                self._continue(models, batch, tokens_read)
+
+    def _continue(self, models: tuple[ComparedModel, ComparedModel], batch: Any, tokens: Any) -> None:
+        """Greedy runs of one batch, which a model of texts of one length cannot make."""
+        try:
+            runs = run_greedily(models[0].run, models[1].run, batch, tokens)
+        except Exception as error:  # whatever a model raises for texts of another length
+            self.problem = f"a model cannot continue parts of these texts: {first_line(error)}"
+            return
+        if runs is None:
+            self.problem = "texts are padded"
+            return
+        self.runs.append(runs)
+        self.prompts += len(tokens)
 
     def result(self) -> LanguageComparison | None:
         """None where the models are no language models."""
         if not self.sequences and not self.runs:
             return None
-        return LanguageComparison(tuple(self.sequences), joined_runs(self.runs))
+        return LanguageComparison(tuple(self.sequences), joined_runs(self.runs), self.problem)
 
 
-def _check_deterministic(model: ComparedModel, batch: Any) -> None:
-    """Raise ``UsageError`` where two runs on the first batch give different bits."""
-    changed, _ = changed_and_nonfinite(model.answer(batch, 0), model.answer(batch, 0), 1)
+def _repeatable_answer(model: ComparedModel, batch: Any) -> Any:
+    """The output for the first batch; raises ``UsageError`` where a second run gives different bits."""
+    first = model.answer(batch, 0)
+    changed, _ = changed_and_nonfinite(first, model.answer(batch, 0), 1)
     if changed.any():
         raise UsageError(
             f"{model.name} answers batch 0 differently when it is run again; only models whose outputs are repeatable can be "
             "compared: switch off dropout and sampling, or set torch.use_deterministic_algorithms(True)"
         )
+    return first
 
 
 def _inputs(
