@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,7 @@ from unsilent.compare.language import (
     run_greedily,
 )
 from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models, run_where_it_is
+from unsilent.compare.output_names import in_order_of, judged_output
 from unsilent.compare.tokens import are_next_tokens, tokens_of
 from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError, first_line
@@ -56,6 +58,7 @@ class Comparison(Shown):
         data: What the inputs are, in words.
         most_changed: The share of changed answers that is allowed; None: any.
         confidence: Of every interval.
+        judged_output: Which of several outputs the judge looks at, as text; empty where there is one, or where it gets them all.
     """
 
     original: str
@@ -68,6 +71,7 @@ class Comparison(Shown):
     data: str = ""
     most_changed: float | None = None
     confidence: float = 0.95
+    judged_output: str = ""
 
     @property
     def n(self) -> int:
@@ -155,14 +159,20 @@ def compare_models(
     Raises:
         UsageError: A model cannot be run on the inputs, is not deterministic, or answers with other classes or with NaN.
     """
-    if not 0.5 <= confidence < 1:
-        raise UsageError(f"--confidence is {confidence}; expected a value from 0.5 to below 1, like 0.95")
+    if not isinstance(confidence, Real) or not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence is {confidence!r}; expected a value from 0.5 to below 1, like 0.95")
     by_name = isinstance(data, str) or data is None
     if workload is None and by_name and not isinstance(original, (str, InferenceWorkload)):
         raise UsageError(
             "no inputs were given; expected data=, an iterable of batches such as a list of tensors, or a workload in place of "
             "the original"
         )
+    if not by_name:
+        _check_iterable(
+            "--data", data, "an iterable of batches such as a list of tensors: put a single batch into a list"
+        )
+    if labels is not None:
+        _check_iterable("--labels", labels, "an iterable of the labels of each batch, such as a list of tensors")
     rule = None if judge is None else make_judge(judge)
     if workload is not None or isinstance(original, (str, InferenceWorkload)):
         pair = load_models(
@@ -175,6 +185,12 @@ def compare_models(
         models = compared_model(original, "the original", run), compared_model(deployed, "the deployed model", run)
         judge = rule
     return compare_on_batches(*models, list(data), judge=judge, labels=labels, run=run, confidence=confidence)
+
+
+def _check_iterable(name: str, values: Any, expected: str) -> None:
+    """Raise ``UsageError`` for what has no batches: a single one, a number, a text."""
+    if isinstance(values, (Mapping, str)) or not isinstance(values, Iterable) or hasattr(values, "dtype"):
+        raise UsageError(f"{name} is a {type(values).__name__}; expected {expected}")
 
 
 def compare_pair(
@@ -219,16 +235,17 @@ def compare_on_batches(
             f"there are labels of {len(known)} batches; expected those of each of the {len(batches)} batches"
         )
     models = original, deployed
-    first = [_repeatable_answer(model, batches[0]) for model in models]
-    chosen = make_judge(_judge_for(batches, first[0])) if judge is None else judge
-    texts_read = isinstance(chosen, NextToken) and are_next_tokens(batches, first[0])
-    probabilities = are_probabilities(chosen, first[0], first[1], batches[0])
+    first, other = (_repeatable_answer(model, batches[0]) for model in models)
+    chosen = make_judge(_judge_for(batches, first)) if judge is None else judge
+    texts_read = isinstance(chosen, NextToken) and are_next_tokens(batches, first)
+    probabilities = are_probabilities(chosen, first, in_order_of(first, other), batches[0])
     records, texts = _compare_batches(models, batches, known, chosen, texts_read, probabilities)
     joined = SampleRecords.joined(records)
     return Comparison(
         original.name, deployed.name, judge_text(chosen), joined,
         _inputs(batches, records, joined.worst(WORST), show), texts.result(),
         _compare_layers(original, deployed, batches, run), data, most_changed, confidence,
+        judged_output(chosen, first),
     )  # fmt: skip
 
 
@@ -251,7 +268,8 @@ def _compare_batches(
     records: list[SampleRecords] = []
     texts = _Texts(texts_read, probabilities)
     for number, (batch, right) in enumerate(zip(batches, known, strict=True)):
-        before, after = (model.answer(batch, number) for model in models)
+        before, answer = (model.answer(batch, number) for model in models)
+        after = in_order_of(before, answer)
         if probabilities and not are_probabilities(judge, before, after, batch):
             return _compare_batches(models, batches, known, judge, texts_read, False)
         records.append(compare_outputs(judge, before, after, batch, right, probabilities))

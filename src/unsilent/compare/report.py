@@ -36,7 +36,8 @@ def report(result: Comparison) -> Report:
     """What is shown of a comparison."""
     rows = _estimates(result)
     sections = [*_sections(result, rows), *_layers(result)]
-    names = {"original": result.original, "deployed": result.deployed, "judge": result.judge, "data": result.data}
+    names = {"original": result.original, "deployed": result.deployed, "judge": result.judge}
+    names |= {"judged output": result.judged_output, "data": result.data}
     findings = (*_findings(result), *_layer_findings(result))
     facts = [("inputs", f"{result.n:,}"), *((name, text) for name, text in names.items() if text)]
     return Report(
