@@ -178,11 +178,20 @@ def nan_for_one(x):
         (network(), {"labels": [torch.zeros(16)]}, "labels of 1 batches; expected those of each of the 3"),
         (network(), {"judge": "top2"}, "unknown judge 'top2'"),
         (network(), {"confidence": 2}, "confidence= is 2"),
+        (network(), {"confidence": "x"}, "confidence= is 'x'; expected a value from 0.5 to below 1"),
+        (network(), {"data": inputs()[0]}, r"data= is a Tensor; expected .*: put a single batch into a list"),
+        (network(), {"data": {"x": inputs()[0]}}, "data= is a dict; expected an iterable of batches"),
+        (network(), {"data": inputs()[0].numpy()}, "data= is a ndarray; expected an iterable of batches"),
+        (network(), {"data": 3}, "data= is a int; expected an iterable of batches"),
+        (network(), {"labels": 3}, "labels= is a int; expected an iterable of the labels of each batch"),
+        (network(), {"labels": "abc"}, "labels= is a str; expected an iterable of the labels"),
+        (lambda x: {"a": x, "c": x}, {"original": lambda x: {"a": x, "b": x}},
+         "answers with 'a', 'b' and the deployed model with 'a', 'c'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_said_in_one_line(deployed, more, message):
     with pytest.raises(UsageError, match=message) as raised:
-        unsilent.compare_models(network(), deployed, **{"data": inputs(), **more})
+        unsilent.compare_models(**{"original": network(), "deployed": deployed, "data": inputs(), **more})
     assert "\n" not in str(raised.value)
 
 
@@ -205,3 +214,56 @@ def test_results_of_all_measures_have_limits_that_hold_them():
     rows = [row.cells for row in found.report().estimates.rows]
     assert len(rows) > 10
     assert np.isfinite(found.records.kl).all()
+
+
+def test_scores_are_read_alike_in_all_batches():
+    """The first batch alone would be taken for probabilities."""
+    alone = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+    batches = [alone, torch.tensor([[1.0, -2.0], [3.0, 0.5]])]
+    found = unsilent.compare_models(lambda x: x, lambda x: 0.75 * x + 0.25 * x.flip(1), [alone])
+    assert found.records.kl[0] > 0
+    both = unsilent.compare_models(lambda x: x, lambda x: 0.75 * x + 0.25 * x.flip(1), batches)
+    p, q = (torch.log_softmax(y.double(), 1) for y in (alone, 0.75 * alone + 0.25 * alone.flip(1)))
+    np.testing.assert_allclose(both.records.kl[:2], (p.exp() * (p - q)).sum(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "judged"),
+    [
+        (lambda y: {"loss": y.sum(1), "logits": y}, "logits, output 2 of 2"),
+        (lambda y: {"scores": y, "features": 3 * y}, "scores, the first of 2 outputs"),
+        (lambda y: (y, 3 * y, y), "the first of 3 outputs"),
+        (lambda y: (y.argmax(1), y), "output 2 of 2"),
+        (lambda y: {"all": (y, y)}, "all.0, the first of 2 outputs"),
+        (lambda y: [y], ""),
+        (lambda y: y, ""),
+    ],
+)
+def test_the_report_says_which_output_is_judged(outputs, judged):
+    own = network()
+    found = unsilent.compare_models(lambda x: outputs(own(x)), lambda x: outputs(own(x)), inputs(), judge="top1")
+    assert dict(found.report().facts).get("judged output", "") == judged
+    of_function = unsilent.compare_models(
+        lambda x: outputs(own(x)), lambda x: outputs(own(x)), inputs(), judge=lambda g, f, batch: [False] * 16
+    )
+    assert "judged output" not in dict(of_function.report().facts)
+
+
+def test_outputs_of_dicts_are_compared_by_their_names():
+    own = network()
+    found = unsilent.compare_models(
+        lambda x: {"a": own(x), "b": -own(x)}, lambda x: {"b": -own(x), "a": own(x)}, inputs(), judge="top1"
+    )
+    assert (found.changed.estimate, found.measures["identical"].estimate) == (0, 1)
+
+
+def test_the_notes_say_where_repeatability_was_tried():
+    notes = unsilent.compare_models(network(), network(), inputs()).report().notes
+    assert any("batch 0 only" in line for line in notes)
+
+
+def test_workloads_without_a_name_are_named_by_their_part():
+    found = unsilent.compare_models(unsilent.Workload(network(), inputs()), unsilent.Workload(network(), inputs()))
+    assert (found.original, found.deployed) == ("the original", "the deployed model")
+    named = unsilent.compare_models(unsilent.Workload(network(), inputs(), name="mine"), network())
+    assert named.original == "mine"

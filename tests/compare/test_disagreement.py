@@ -64,6 +64,30 @@ def test_probabilities_are_not_put_through_a_softmax_again():
     np.testing.assert_allclose(of_probabilities.kl, of_scores.kl, rtol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_probabilities_of_reduced_precision_are_probabilities_in_both_models(dtype):
+    """Rows of bfloat16 add up to 1 within about 4e-3 only."""
+    from scipy.stats import entropy
+
+    original = torch.softmax(2 * scores(5, classes=200).double(), 1)
+    deployed = torch.softmax(2 * scores(5, classes=200) + 0.1 * scores(6, classes=200), 1).to(dtype)
+    if dtype is torch.bfloat16:
+        assert (deployed.double().sum(1) - 1).abs().max() > 1e-3
+    for given in (deployed, deployed.float()):  # an adapter returns float32
+        np.testing.assert_allclose(
+            compared(original, given).kl, entropy(original, deployed.double(), axis=1), rtol=1e-4
+        )
+
+
+def test_both_models_are_read_alike():
+    """Where the scores of one model are no probabilities, those of the other are none either."""
+    from scipy.stats import entropy
+
+    original, deployed = torch.softmax(scores(5), 1), scores(6)
+    p, q = (torch.softmax(x.double(), 1) for x in (original, deployed))
+    np.testing.assert_allclose(compared(original, deployed).kl, entropy(p, q, axis=1), rtol=1e-5)
+
+
 def test_the_same_outputs_agree_in_all():
     found = compared(scores(7), scores(7), labels=torch.zeros(40, dtype=torch.int64))
     assert found.identical.all()

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.compare.language import first_differences, tokens_of
+from unsilent.compare.language import first_differences
+from unsilent.compare.tokens import are_next_tokens, tokens_of
 
 VOCABULARY, LENGTH = 11, 8
 
@@ -88,6 +89,108 @@ def test_padding_does_not_count_and_is_not_continued():
     np.testing.assert_array_equal(found.kl, short.kl)
 
 
+class Summing(Model):
+    """Scores from all tokens so far, so that tokens of padding change the scores at padding."""
+
+    def forward(self, input_ids, attention_mask=None):
+        return torch.cumsum(self.table[input_ids], 1) + self.shift
+
+
+def padded(lengths):
+    """Texts padded on the right with the token 0."""
+    mask = (torch.arange(LENGTH)[None] < torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": texts(len(lengths)) * mask, "attention_mask": mask}
+
+
+def test_texts_padded_on_the_right_are_judged_at_their_last_real_token():
+    original, deployed, lengths = Summing(), Summing(extra=6.0), [2, 3, 4, 5, 6, 7, 8, 2, 3, 4]
+    batch = padded(lengths)
+    labels = [torch.arange(len(lengths)) % VOCABULARY]
+    with torch.no_grad():
+        rows = [
+            torch.stack([model(batch["input_ids"])[i, k - 1] for i, k in enumerate(lengths)])
+            for model in (original, deployed)
+        ]
+        at_padding = [model(batch["input_ids"])[:, -1].argmax(-1) for model in (original, deployed)]
+    expected = rows[0].argmax(1) != rows[1].argmax(1)
+    assert expected.tolist() != (at_padding[0] != at_padding[1]).tolist()
+    found = unsilent.compare_models(original, deployed, [batch], labels=labels).records
+    assert found.changed.tolist() == expected.tolist()
+    assert found.right_before.tolist() == (rows[0].argmax(1) == labels[0]).tolist()
+    p, q = (torch.log_softmax(x.double(), 1) for x in rows)
+    np.testing.assert_allclose(found.kl, (p.exp() * (p - q)).sum(1), rtol=1e-5)
+
+
+def test_the_headline_says_that_one_position_of_each_text_is_judged():
+    changed = unsilent.compare_models(Model(), Model(extra=1.0), [texts()]).report()
+    same = unsilent.compare_models(Model(), Model(), [texts()]).report()
+    for report in (changed, same):
+        assert report.headline.startswith("At the last position only: ")
+
+
+class Tagger(nn.Module):
+    """Scores of 5 classes for each token."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(100, 5, generator=torch.Generator().manual_seed(seed)))
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.table[input_ids]
+
+
+def test_a_classifier_of_tokens_is_compared_at_each_token():
+    few, many = torch.arange(12).view(2, 6) % 4, 5 + torch.arange(24).view(4, 6)
+    found = unsilent.compare_models(Tagger(), Tagger(1), [few, many])
+    assert (found.language, found.judge) == (None, "exact-sequence")
+    with torch.no_grad():
+        classes = [torch.cat([model(few), model(many)]).argmax(-1) for model in (Tagger(), Tagger(1))]
+    assert found.records.changed.tolist() == (classes[0] != classes[1]).any(1).tolist()
+    given = unsilent.compare_models(Tagger(), Tagger(1), [few, many], judge="next-token")
+    assert given.language is None
+    assert given.records.changed.tolist() == (classes[0] != classes[1])[:, -1].tolist()
+
+
+def test_padding_of_a_classifier_of_tokens_does_not_count():
+    other = Tagger()
+    other.table.data[0].neg_()  # the token of padding alone
+    batch = padded([3, 4, 5])
+    batch["input_ids"] = batch["input_ids"] + 20 * batch["attention_mask"]
+    found = unsilent.compare_models(Tagger(), other, [batch])
+    assert not found.records.changed.any()
+
+
+class OfOneLength(Model):
+    """Reads texts of one length only."""
+
+    def forward(self, input_ids):
+        return super().forward(input_ids) + torch.zeros(LENGTH, 1)[None]
+
+
+@pytest.mark.parametrize("other", [Model(extra=1.0), OfOneLength(extra=1.0)])
+def test_models_of_texts_of_one_length_have_no_greedy_runs(other):
+    for pair in ((OfOneLength(), other), (other, OfOneLength())):
+        found = unsilent.compare_models(*pair, [texts()])
+        assert found.language.greedy is None
+        assert found.language.positions == 6 * LENGTH
+        assert any(line.startswith("greedy runs were left out: a model cannot") for line in found.report().notes)
+
+
+def test_perplexity_ratio_is_that_of_the_two_perplexities():
+    """Texts of different lengths: each token counts alike."""
+    batch = padded([2, 3, 4, 5, 6, 7, 8, 2, 3, 4])
+    found = unsilent.compare_models(Model(), Model(extra=1.0), [batch]).language
+    before, after = found.perplexities
+    ratio = found.perplexity_ratio(0.95)
+    assert ratio.estimate == pytest.approx(after / before, rel=1e-12)
+    gaps = np.array([(one.loss_after - one.loss_before).sum() for one in found.sequences])
+    lengths = np.array([len(one.loss_before) for one in found.sequences])
+    n, middle = len(gaps), gaps.sum() / lengths.sum()
+    spread = math.sqrt(n / (n - 1) * sum((g - middle * k) ** 2 for g, k in zip(gaps, lengths, strict=True)))
+    wide = 2.2621571628 * spread / lengths.sum()  # Student's t with 9 degrees of freedom
+    assert (ratio.low, ratio.high) == pytest.approx((math.exp(middle - wide), math.exp(middle + wide)))
+
+
 def test_generated_tokens_differ_from_where_one_ends():
     long = torch.tensor([[1, 2, 3], [1, 2, 3], [4, 2, 3]])
     assert first_differences(long, long).first_differences == ()
@@ -103,6 +206,9 @@ def test_only_scores_of_the_tokens_that_were_read_make_a_language_model():
     assert tokens_of(texts(), scores[:, :3]) is None
     assert tokens_of(texts().float(), scores) is None
     assert tokens_of({"pixels": texts()}, scores) is None
+    assert are_next_tokens([texts(), texts()], scores)
+    assert not are_next_tokens([texts(), texts() + 1], scores)
+    assert not are_next_tokens([texts()], scores[:, :3])
 
 
 def test_the_report_names_them():

@@ -78,6 +78,11 @@ def test_labels_and_options_are_those_of_the_workload():
         ("a.pt", "no.pt", TINY, "no.pt"),
         ("a.pt", "tiny.py", TINY, "needs a name after it"),
         (TINY, "model.pt2", None, "model.pt2"),
+        ("digits-cnn", "digits-mlp", None, "unknown model 'digits-mlp'; did you mean .*FILE.pt2"),
+        ("digits-cnn", "digits-vi", None, "did you mean 'digits-vit'"),
+        ("digits-cnn", "compile", None, "did you mean 'compiled'"),
+        (TINY, "weights.dat", None, "unknown model 'weights.dat'.* Known: bf16, chargpt, .* Or give a checkpoint FILE.pt, "),
+        (TINY, "some/weights.dat", None, "unknown model 'some/weights.dat'"),
         ("digits-cn", "int8", None, "did you mean 'digits-cnn'"),
         ("a.pt", "digits-cnn", TINY, "digits-cnn cannot run on batch 0"),
     ],
@@ -101,6 +106,17 @@ def test_unknown_adapters_are_compared_with_known_ones(checkpoints, adapter):
     pytest.importorskip("unsilent.compare.adapters.names")
     with pytest.raises(UsageError, match="did you mean"):
         unsilent.compare_models(TINY, adapter)
+
+
+def test_workloads_are_named_as_the_user_named_them(checkpoints):
+    Path("own.py").write_text(
+        "import torch, unsilent\ndef make():\n    return unsilent.Workload(torch.nn.Linear(6, 3), [torch.ones(2, 6)])\n"
+    )
+    torch.save({"weight": torch.zeros(3, 5), "bias": torch.zeros(3)}, "misfit.pt")
+    found = unsilent.compare_models("own.py:make", "bf16")
+    assert (found.original, found.deployed) == ("own.py:make", "bf16")
+    with pytest.raises(UsageError, match="does not fit own.py:make"):
+        unsilent.compare_models("own.py:make", "misfit.pt")
 
 
 def found_ids(folder, number):

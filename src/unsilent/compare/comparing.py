@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from torch import nn
 
 from unsilent.argument_names import names_arguments
-from unsilent.compare.disagreement import SampleRecords, compare_outputs
+from unsilent.compare.disagreement import SampleRecords, are_probabilities, compare_outputs
 from unsilent.compare.language import (
     GreedyRuns,
     LanguageComparison,
@@ -19,17 +20,18 @@ from unsilent.compare.language import (
     first_differences,
     joined_runs,
     run_greedily,
-    tokens_of,
 )
 from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models, run_where_it_is
+from unsilent.compare.output_names import in_order_of, judged_output
+from unsilent.compare.tokens import are_next_tokens, tokens_of
 from unsilent.error_origin import call_user_code
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, first_line
 from unsilent.interval import Interval
 from unsilent.outcomes import judge as make_judge
 from unsilent.outcomes import judge_for_output, judge_text
 from unsilent.outcomes.base import Judge
 from unsilent.outcomes.classify import changed_and_nonfinite
-from unsilent.outcomes.decision_judges import ExactSequence, NextToken
+from unsilent.outcomes.decision_judges import ExactSequence, NextToken, decision_tensor
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.statistics import bounded_mean, clopper_pearson
@@ -56,6 +58,7 @@ class Comparison(Shown):
         data: What the inputs are, in words.
         most_changed: The share of changed answers that is allowed; None: any.
         confidence: Of every interval.
+        judged_output: Which of several outputs the judge looks at, as text; empty where there is one, or where it gets them all.
     """
 
     original: str
@@ -68,6 +71,7 @@ class Comparison(Shown):
     data: str = ""
     most_changed: float | None = None
     confidence: float = 0.95
+    judged_output: str = ""
 
     @property
     def n(self) -> int:
@@ -155,14 +159,20 @@ def compare_models(
     Raises:
         UsageError: A model cannot be run on the inputs, is not deterministic, or answers with other classes or with NaN.
     """
-    if not 0.5 <= confidence < 1:
-        raise UsageError(f"--confidence is {confidence}; expected a value from 0.5 to below 1, like 0.95")
+    if not isinstance(confidence, Real) or not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence is {confidence!r}; expected a value from 0.5 to below 1, like 0.95")
     by_name = isinstance(data, str) or data is None
     if workload is None and by_name and not isinstance(original, (str, InferenceWorkload)):
         raise UsageError(
             "no inputs were given; expected data=, an iterable of batches such as a list of tensors, or a workload in place of "
             "the original"
         )
+    if not by_name:
+        _check_iterable(
+            "--data", data, "an iterable of batches such as a list of tensors: put a single batch into a list"
+        )
+    if labels is not None:
+        _check_iterable("--labels", labels, "an iterable of the labels of each batch, such as a list of tensors")
     rule = None if judge is None else make_judge(judge)
     if workload is not None or isinstance(original, (str, InferenceWorkload)):
         pair = load_models(
@@ -175,6 +185,12 @@ def compare_models(
         models = compared_model(original, "the original", run), compared_model(deployed, "the deployed model", run)
         judge = rule
     return compare_on_batches(*models, list(data), judge=judge, labels=labels, run=run, confidence=confidence)
+
+
+def _check_iterable(name: str, values: Any, expected: str) -> None:
+    """Raise ``UsageError`` for what has no batches: a single one, a number, a text."""
+    if isinstance(values, (Mapping, str)) or not isinstance(values, Iterable) or hasattr(values, "dtype"):
+        raise UsageError(f"{name} is a {type(values).__name__}; expected {expected}")
 
 
 def compare_pair(
@@ -218,60 +234,107 @@ def compare_on_batches(
         raise UsageError(
             f"there are labels of {len(known)} batches; expected those of each of the {len(batches)} batches"
         )
-    for model in (original, deployed):
-        _check_deterministic(model, batches[0])
-    first = original.answer(batches[0], 0)
-    chosen = make_judge(judge_for_output(first, tokens_of(batches[0], first) is not None)) if judge is None else judge
-    records: list[SampleRecords] = []
-    texts = _Texts()
-    for number, (batch, right) in enumerate(zip(batches, known, strict=True)):
-        outputs = original.answer(batch, number), deployed.answer(batch, number)
-        records.append(compare_outputs(chosen, *outputs, batch, right))
-        texts.add(chosen, original, deployed, batch, *outputs)
+    models = original, deployed
+    first, other = (_repeatable_answer(model, batches[0]) for model in models)
+    chosen = make_judge(_judge_for(batches, first)) if judge is None else judge
+    texts_read = isinstance(chosen, NextToken) and are_next_tokens(batches, first)
+    probabilities = are_probabilities(chosen, first, in_order_of(first, other), batches[0])
+    records, texts = _compare_batches(models, batches, known, chosen, texts_read, probabilities)
     joined = SampleRecords.joined(records)
     return Comparison(
         original.name, deployed.name, judge_text(chosen), joined,
         _inputs(batches, records, joined.worst(WORST), show), texts.result(),
         _compare_layers(original, deployed, batches, run), data, most_changed, confidence,
+        judged_output(chosen, first),
     )  # fmt: skip
+
+
+def _judge_for(batches: Sequence[Any], output: Any) -> str:
+    """The text of a judge by the form of the output for the first batch."""
+    if tokens_of(batches[0], output) is None:
+        return judge_for_output(output)
+    return "next-token" if are_next_tokens(batches, output) else "exact-sequence"
+
+
+def _compare_batches(
+    models: tuple[ComparedModel, ComparedModel],
+    batches: Sequence[Any],
+    known: Sequence[Any],
+    judge: Judge,
+    texts_read: bool,
+    probabilities: bool,
+) -> tuple[list[SampleRecords], _Texts]:
+    """The records of each batch, and those of texts; all again where scores prove to be no probabilities in a later batch."""
+    records: list[SampleRecords] = []
+    texts = _Texts(texts_read, probabilities)
+    for number, (batch, right) in enumerate(zip(batches, known, strict=True)):
+        before, answer = (model.answer(batch, number) for model in models)
+        after = in_order_of(before, answer)
+        if probabilities and not are_probabilities(judge, before, after, batch):
+            return _compare_batches(models, batches, known, judge, texts_read, False)
+        records.append(compare_outputs(judge, before, after, batch, right, probabilities))
+        texts.add(judge, models, batch, before, after)
+    return records, texts
 
 
 @dataclass
 class _Texts:
-    """Collects what is found of language models, batch by batch."""
+    """Collects what is found of language models, batch by batch.
 
+    Attributes:
+        read: Whether the outputs are scores of the next tokens of texts.
+        probabilities: Whether these scores are probabilities already.
+    """
+
+    read: bool
+    probabilities: bool
     sequences: list[SequenceRecord] = field(default_factory=list)
     runs: list[GreedyRuns | None] = field(default_factory=list)
     prompts: int = 0
+    problem: str = ""
 
     def add(
-        self, judge: Judge, original: ComparedModel, deployed: ComparedModel, batch: Any, before: Any, after: Any
+        self, judge: Judge, models: tuple[ComparedModel, ComparedModel], batch: Any, before: Any, after: Any
     ) -> None:
         """One batch, and the outputs for it."""
-        if isinstance(judge, ExactSequence):
+        if isinstance(judge, ExactSequence) and not decision_tensor(before, judge).is_floating_point():
             tokens, others = judge.decision_rows(before), judge.decision_rows(after)
             self.runs.append(first_differences(tokens, others))
-        elif isinstance(judge, NextToken) and (tokens_read := tokens_of(batch, before)) is not None:
-            self.sequences += compare_texts(batch, tokens_read, before, after)
+        elif self.read and (tokens_read := tokens_of(batch, before)) is not None:
+            self.sequences += compare_texts(batch, tokens_read, before, after, self.probabilities)
             if self.prompts < MOST_PROMPTS:
-                self.runs.append(run_greedily(original.run, deployed.run, batch, tokens_read))
-                self.prompts += len(tokens_read)
+                self._continue(models, batch, tokens_read)
+
+    def _continue(self, models: tuple[ComparedModel, ComparedModel], batch: Any, tokens: Any) -> None:
+        """Greedy runs of one batch, which a model of texts of one length cannot make."""
+        try:
+            runs = run_greedily(models[0].run, models[1].run, batch, tokens)
+        except Exception as error:  # whatever a model raises for texts of another length
+            self.problem = f"a model cannot continue parts of these texts: {first_line(error)}"
+            return
+        if runs is None:
+            self.problem = "texts are padded"
+            return
+        self.runs.append(runs)
+        self.prompts += len(tokens)
 
     def result(self) -> LanguageComparison | None:
         """None where the models are no language models."""
         if not self.sequences and not self.runs:
             return None
-        return LanguageComparison(tuple(self.sequences), joined_runs(self.runs))
+        return LanguageComparison(tuple(self.sequences), joined_runs(self.runs), self.problem)
 
 
-def _check_deterministic(model: ComparedModel, batch: Any) -> None:
-    """Raise ``UsageError`` where two runs on the first batch give different bits."""
-    changed, _ = changed_and_nonfinite(model.answer(batch, 0), model.answer(batch, 0), 1)
+def _repeatable_answer(model: ComparedModel, batch: Any) -> Any:
+    """The output for the first batch; raises ``UsageError`` where a second run gives different bits."""
+    first = model.answer(batch, 0)
+    changed, _ = changed_and_nonfinite(first, model.answer(batch, 0), 1)
     if changed.any():
         raise UsageError(
             f"{model.name} answers batch 0 differently when it is run again; only models whose outputs are repeatable can be "
             "compared: switch off dropout and sampling, or set torch.use_deterministic_algorithms(True)"
         )
+    return first
 
 
 def _inputs(

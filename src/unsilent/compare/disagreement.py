@@ -1,7 +1,8 @@
 """Where two models disagree, input by input: answers that changed, that were lost and gained, and how far their scores lie apart.
 
 The verdict is that of the judge, on the outputs as they are; it depends on position, so that swapped classes are other answers.
-Scores of classes are read as probabilities where the rows of a batch are distributions already, else by a softmax in float64.
+Scores of classes are read alike for both models: as probabilities where all rows of both are distributions already, else by a
+softmax in float64.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from unsilent.compare.tokens import scores_at_tokens, without_padding
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import classify, sample_count
@@ -32,9 +35,12 @@ from unsilent.outcomes.tensors import array_of
 
 MOST_OVERLAP = 5
 """How many of the most likely classes are compared, at most."""
+_OF_SCORES = (Top1, TopK, NextToken)
+"""Judges that decide by scores of classes."""
 _TINY = np.finfo(np.float64).tiny
-_SLACK = 1e-3
-"""How far the sum of a row of probabilities may lie from 1."""
+_SLACK = 2.0**-6
+"""How far the sum of a row of probabilities may lie from 1: rounding to bfloat16 moves it by up to 2^-8, a softmax made of
+operations in bfloat16 by a few times as much; adapters return float32, so that the dtype of a row does not say it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,31 +96,61 @@ class SampleRecords:
         return [int(i) for i in order if not self.identical[i]][:count]
 
 
-def compare_outputs(judge: Judge, original: Any, deployed: Any, batch: Any, labels: Any = None) -> SampleRecords:
-    """The records of one batch; ``labels``: its right answers, None where they are not known.
+def compare_outputs(
+    judge: Judge, original: Any, deployed: Any, batch: Any, labels: Any = None, probabilities: bool | None = None
+) -> SampleRecords:
+    """The records of one batch.
+
+    Args:
+        judge: What another answer is.
+        original, deployed: The outputs of both models.
+        batch: The inputs.
+        labels: Its right answers; None where they are not known.
+        probabilities: Whether scores are probabilities already; None: what `are_probabilities` says of this batch.
 
     Raises:
         UsageError: the outputs do not fit the judge, each other or the labels.
     """
     samples = sample_count(judge, original, batch)
     _check_alike(judge, original, deployed)
-    outcome = classify(judge, original, deployed, batch, samples)
+    before, after = (without_padding(judge, output, batch) for output in (original, deployed))
+    outcome = classify(judge, before, after, batch, samples)
+    whole = outcome if before is original else classify(judge, original, deployed, batch, samples)
     records = {
-        "identical": outcome.codes == Outcome.MASKED,
+        "identical": whole.codes == Outcome.MASKED,
         "changed": outcome.codes >= Outcome.SDC,
         "severity": outcome.severity,
-        **_right(judge, original, deployed, labels, samples),
+        **_right(judge, before, after, labels, samples),
     }
-    scores = [_scores(judge, output) for output in (original, deployed)]
-    if scores[0] is not None and scores[1] is not None:
+    if isinstance(judge, _OF_SCORES):
+        scores = [_scores(judge, output) for output in (before, after)]
         classes = scores[0].argmax(1) if labels is None else _label_array(labels, samples)
         if classes.min() < 0 or classes.max() >= scores[0].shape[1]:
             raise UsageError(
                 f"labels range from {classes.min()} to {classes.max()}; the models answer with classes 0 to "
                 f"{scores[0].shape[1] - 1}"
             )
-        records |= {"classes": classes, **_divergences(scores[0], scores[1], classes)}
+        if probabilities is None:
+            probabilities = are_probabilities(judge, original, deployed, batch)
+        records |= {
+            "classes": classes,
+            **_divergences(
+                log_probabilities(scores[0], probabilities), log_probabilities(scores[1], probabilities), classes
+            ),
+        }
     return SampleRecords(**records)
+
+
+def are_probabilities(judge: Judge, original: Any, deployed: Any, batch: Any) -> bool:
+    """Whether all rows of scores that two models answer a batch with are distributions; False where a judge reads no scores."""
+    if not isinstance(judge, _OF_SCORES):
+        return False
+    tensors = (decision_tensor(output, judge, judge.DIMENSIONS) for output in (original, deployed))
+    return all(_are_distributions(scores_at_tokens(scores, batch)) for scores in tensors)
+
+
+def _are_distributions(scores: Tensor) -> bool:
+    return bool((scores.double() >= 0).all()) and bool(((scores.double().sum(-1) - 1).abs() <= _SLACK).all())
 
 
 def overlap_size(classes: int) -> int:
@@ -122,11 +158,10 @@ def overlap_size(classes: int) -> int:
     return min(MOST_OVERLAP, classes - 1)
 
 
-def log_probabilities(scores: Doubles) -> Doubles:
-    """Logarithms of probabilities, from rows of scores or of probabilities, float64[n, classes]."""
-    if bool((scores >= 0).all()) and bool((np.abs(scores.sum(1) - 1) < _SLACK).all()):
-        return np.asarray(np.log(np.maximum(scores, _TINY)))
-    shifted = scores - scores.max(1, keepdims=True)
+def log_probabilities(scores: Doubles, probabilities: bool) -> Doubles:
+    """Logarithms of probabilities, from rows of scores or of probabilities up to rounding, float64[n, classes]."""
+    values = np.log(np.maximum(scores, _TINY)) if probabilities else scores
+    shifted = values - values.max(1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 
 
@@ -135,12 +170,12 @@ def kl_divergence(before: Doubles, after: Doubles) -> Doubles:
     return np.asarray(np.maximum((np.exp(before) * (before - after)).sum(1), 0.0))
 
 
-def _divergences(original: Doubles, deployed: Doubles, classes: NDArray[np.int64]) -> dict[str, Doubles]:
-    before, after = log_probabilities(original), log_probabilities(deployed)
+def _divergences(before: Doubles, after: Doubles, classes: NDArray[np.int64]) -> dict[str, Doubles]:
+    """From logarithms of probabilities [n, classes]."""
     # exactly the one where both are equal
     middle = np.maximum(before, after) + np.log((1 + np.exp(-np.abs(before - after))) / 2)
-    rows, top = np.arange(len(before)), TopK(overlap_size(original.shape[1]))
-    kept = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (original, deployed)))
+    rows, top = np.arange(len(before)), TopK(overlap_size(before.shape[1]))
+    kept = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (before, after)))
     js = (kl_divergence(before, middle) + kl_divergence(after, middle)) / (2 * np.log(2))
     return {
         "confidence_delta": np.abs(np.exp(before[rows, classes]) - np.exp(after[rows, classes])),
@@ -150,12 +185,10 @@ def _divergences(original: Doubles, deployed: Doubles, classes: NDArray[np.int64
     }
 
 
-def _scores(judge: Judge, output: Any) -> Doubles | None:
-    """Rows of scores of classes that the judge decides by; None for other judges."""
-    if not isinstance(judge, (Top1, TopK, NextToken)):
-        return None
+def _scores(judge: Top1 | TopK | NextToken, output: Any) -> Doubles:
+    """Rows of scores of classes that the judge decides by, float64[n, classes]."""
     tensor = decision_tensor(output, judge, judge.DIMENSIONS)
-    return np.asarray(host_rows((tensor[:, -1] if isinstance(judge, NextToken) else tensor).float()), np.float64)
+    return np.asarray(host_rows((tensor[:, -1] if isinstance(judge, NextToken) else tensor).double()), np.float64)
 
 
 def _right(judge: Judge, original: Any, deployed: Any, labels: Any, samples: int) -> dict[str, Any]:

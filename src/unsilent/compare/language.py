@@ -6,7 +6,7 @@ Sequences are independent, positions within one are not: intervals are over sequ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.compare.disagreement import kl_divergence, log_probabilities
+from unsilent.compare.tokens import real_positions, with_tokens
+from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.outcomes.decision_judges import Doubles, decision_tensor, doubles
 from unsilent.outcomes.judges import JUDGES
 from unsilent.statistics import clopper_pearson, ratio_of_means
 
 QUANTILE = 0.999
-_NAMES = ("decoder_input_ids", "input_ids")
 _JUDGE = JUDGES["next-token"]()
 
 
@@ -62,10 +63,11 @@ class GreedyRuns:
 
 @dataclass(frozen=True, eq=False)
 class LanguageComparison:
-    """Two language models on the same texts."""
+    """Two language models on the same texts; ``without_greedy``: why some or all texts were not continued greedily."""
 
     sequences: tuple[SequenceRecord, ...]
     greedy: GreedyRuns | None
+    without_greedy: str = ""
 
     @property
     def positions(self) -> int:
@@ -96,17 +98,18 @@ class LanguageComparison:
         return _exp(before), _exp(after)
 
     def perplexity_ratio(self, confidence: float) -> Interval:
-        """Perplexity of the deployed model over that of the original; limits by Student's t over sequences."""
+        """Perplexity of the deployed model over that of the original; all tokens weigh alike, limits are over sequences."""
         from scipy.stats import t
 
-        before, after = (
-            np.array([getattr(one, name).mean() for one in self.sequences]) for name in ("loss_before", "loss_after")
-        )
-        gaps, n = after - before, len(self.sequences)
-        wide = float(t.ppf((1 + confidence) / 2, n - 1) * gaps.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
-        middle = float(gaps.mean())
+        gaps = np.array([(one.loss_after - one.loss_before).sum() for one in self.sequences])
+        lengths = np.array([len(one.loss_before) for one in self.sequences])
+        n, middle = len(gaps), float(gaps.sum() / lengths.sum())
+        wide = math.inf
+        if n > 1:
+            deviation = (gaps - middle * lengths).std(ddof=1)
+            wide = float(t.ppf((1 + confidence) / 2, n - 1) * deviation * math.sqrt(n) / lengths.sum())
         return Interval(
-            _exp(middle), _exp(middle - wide), _exp(middle + wide), confidence, n, "Student's t, of sequences"
+            _exp(middle), _exp(middle - wide), _exp(middle + wide), confidence, n, "Student's t, ratio over sequences"
         )
 
     @property
@@ -114,48 +117,52 @@ class LanguageComparison:
         return [(one.right_before, one.right_after) for one in self.sequences]
 
 
-def tokens_of(batch: Any, output: Any) -> Tensor | None:
-    """The tokens int64 [n, t] of a batch to which a model answers with scores [n, t, vocabulary]; None where it does not."""
-    tokens = next((batch[name] for name in _NAMES if name in batch), None) if isinstance(batch, Mapping) else batch
-    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.ndim != 2 or tokens.shape[1] < 2:
-        return None
-    scores = decision_tensor(output, _JUDGE, 0)
-    return tokens if scores.is_floating_point() and scores.ndim == 3 and scores.shape[:2] == tokens.shape else None
-
-
-def compare_texts(batch: Any, tokens: Tensor, original: Any, deployed: Any) -> list[SequenceRecord]:
-    """Records of the texts of one batch; positions that its ``attention_mask`` leaves out do not count."""
+def compare_texts(
+    batch: Any, tokens: Tensor, original: Any, deployed: Any, probabilities: bool
+) -> list[SequenceRecord]:
+    """Records of the texts of one batch without padding; ``probabilities``: whether the outputs are probabilities already."""
     outputs = [decision_tensor(output, _JUDGE, 3) for output in (original, deployed)]
-    mask = _mask(batch, tokens)
+    mask = real_positions(batch, tokens)
     return [
-        _sequence(tokens[i][mask[i]].cpu().numpy(), *(doubles(output[i].cpu()[mask[i].cpu()]) for output in outputs))
+        _sequence(
+            tokens[i][mask[i]].cpu().numpy(),
+            *(log_probabilities(doubles(output[i].cpu()[mask[i].cpu()]), probabilities) for output in outputs),
+        )
         for i in range(len(tokens))
         if int(mask[i].sum()) > 1
     ]
 
 
+@torch.no_grad()
 def run_greedily(
     original: Callable[[Any], Any], deployed: Callable[[Any], Any], batch: Any, tokens: Tensor
 ) -> GreedyRuns | None:
     """Continuations of the first half of each text, as long as its second half; None for padded texts.
 
     Up to the first difference both models read the same tokens, so that one row of tokens serves both.
+
+    Raises whatever a model raises that cannot read texts of these lengths.
     """
-    if not bool(_mask(batch, tokens).all()):
+    if not bool(real_positions(batch, tokens).all()):
         return None
     length = tokens.shape[1] // 2
     read, steps = tokens[:, :length], tokens.shape[1] - length
     first = np.full(len(tokens), -1)
     for step in range(steps):
-        chosen = [
-            decision_tensor(run(_with_tokens(batch, read)), _JUDGE, 3)[:, -1].argmax(-1).cpu()
-            for run in (original, deployed)
-        ]
+        chosen = [_next_tokens(run(with_tokens(batch, read)), read) for run in (original, deployed)]
         first[(first < 0) & (chosen[0] != chosen[1]).numpy()] = step
         if (first >= 0).all():
             break
         read = torch.cat([read, chosen[0][:, None].to(read.device, read.dtype)], 1)
     return GreedyRuns(len(tokens), steps, tuple(int(i) for i in first if i >= 0))
+
+
+def _next_tokens(output: Any, read: Tensor) -> Tensor:
+    """The most likely next token of each row, int64[n]."""
+    scores = decision_tensor(output, _JUDGE, 3)
+    if scores.shape[:2] != read.shape:
+        raise UsageError(f"a text of {read.shape[1]} tokens has scores at {scores.shape[1]} positions")
+    return scores[:, -1].argmax(-1).cpu()
 
 
 def first_differences(original: Tensor, deployed: Tensor) -> GreedyRuns:
@@ -177,9 +184,9 @@ def joined_runs(parts: Sequence[GreedyRuns | None]) -> GreedyRuns | None:
     return GreedyRuns(sum(part.prompts for part in known), max(part.tokens for part in known), differences)
 
 
-def _sequence(tokens: NDArray[Any], original: Doubles, deployed: Doubles) -> SequenceRecord:
-    before, after = log_probabilities(original), log_probabilities(deployed)
-    best, following, rows = [x.argmax(1) for x in (original, deployed)], tokens[1:], np.arange(len(tokens) - 1)
+def _sequence(tokens: NDArray[Any], before: Doubles, after: Doubles) -> SequenceRecord:
+    """From the tokens of a text int64[t], and logarithms of probabilities float64[t, vocabulary]."""
+    best, following, rows = [x.argmax(1) for x in (before, after)], tokens[1:], np.arange(len(tokens) - 1)
     return SequenceRecord(
         kl=kl_divergence(before, after),
         same=np.asarray(best[0] == best[1]),
@@ -193,24 +200,6 @@ def _sequence(tokens: NDArray[Any], original: Doubles, deployed: Doubles) -> Seq
 def _over_sequences(pairs: Sequence[tuple[Any, int]], confidence: float) -> Interval:
     parts, wholes = [float(part) for part, _ in pairs], [float(whole) for _, whole in pairs]
     return ratio_of_means(parts, wholes, max(wholes), confidence)
-
-
-def _mask(batch: Any, tokens: Tensor) -> Tensor:
-    """Positions that count, bool[n, t]."""
-    given = batch.get("attention_mask") if isinstance(batch, Mapping) and "decoder_input_ids" not in batch else None
-    fits = isinstance(given, Tensor) and given.shape == tokens.shape
-    return given.bool() if fits else torch.ones_like(tokens, dtype=torch.bool)  # type: ignore[union-attr]
-
-
-def _with_tokens(batch: Any, tokens: Tensor) -> Any:
-    """The batch with other tokens of the same rows."""
-    if not isinstance(batch, Mapping):
-        return tokens
-    name = next(name for name in _NAMES if name in batch)
-    of_tokens = (
-        {} if name != "input_ids" or "attention_mask" not in batch else {"attention_mask": torch.ones_like(tokens)}
-    )
-    return {**batch, name: tokens, **of_tokens}
 
 
 def _exp(value: float) -> float:

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from unsilent.engine.device_placement import place
-from unsilent.errors import UsageError, first_line, wrong_value_error
+from unsilent.errors import UsageError, first_line, unknown_name_error, wrong_value_error
 from unsilent.nested import map_tensors
 from unsilent.outcomes.classify import has_nonfinite_values
 from unsilent.outcomes.tensors import array_of, leaves
 from unsilent.sites.modules import copied, mode_readers, reject_training_mode
-from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWorkload, call_model
+from unsilent.workloads.base import CALIBRATION, UNNAMED, CalibratedWorkload, InferenceWorkload, call_model
 from unsilent.workloads.cifar_files import read_weights
 from unsilent.workloads.registry import is_weights_file, load
 from unsilent.workloads.saved_files import state_dict_misfit
@@ -136,12 +136,13 @@ def load_models(
 
     def make(what: Any, role: str) -> ComparedModel:
         if what is basis:
-            return compared_model(loaded.model(), loaded.name, loaded.run)
+            return compared_model(loaded.model(), _name(loaded, what if isinstance(what, str) else role), loaded.run)
         if isinstance(what, InferenceWorkload):
-            return compared_model(what.model(), what.name, what.run)
+            return compared_model(what.model(), _name(what, role), what.run)
         if not isinstance(what, str):
             return compared_model(what, role, loaded.run)
-        module, run = _module(what, loaded, options or {}, {"data": data, "weights": weights})
+        named = _name(loaded, basis if isinstance(basis, str) else "the workload")
+        module, run = _module(what, loaded, named, options or {}, {"data": data, "weights": weights})
         return compared_model(module, what, run)
 
     return ModelPair(make(original, "the original"), make(deployed, "the deployed model"), loaded)
@@ -157,19 +158,29 @@ def calibration_batches(workload: InferenceWorkload) -> Sequence[Any]:
     return workload.batches()
 
 
+def _name(workload: InferenceWorkload, otherwise: str) -> str:
+    """The name of a workload, or another one where the user gave it none."""
+    return otherwise if workload.name == UNNAMED else workload.name
+
+
 def _module(
-    text: str, loaded: InferenceWorkload, options: Mapping[str, str], files: Mapping[str, str | None]
+    text: str, loaded: InferenceWorkload, name: str, options: Mapping[str, str], files: Mapping[str, str | None]
 ) -> tuple[nn.Module, Callable[[nn.Module, Any], Any]]:
-    """The network that a text names, and how it is run on a batch of the basis."""
+    """The network that a text names, and how it is run on a batch of the basis of this name."""
     if is_weights_file(text):
-        return _with_weights(loaded.model(), text, loaded.name), loaded.run
+        return _with_weights(loaded.model(), text, name), loaded.run
     if text.endswith(".pt2"):
         from unsilent.workloads.exported import load_program
 
         return load_program(text), loaded.run
     if not _names_workload(text):
-        from unsilent.compare.adapters.names import adapt
+        from unsilent.compare.adapters.names import ADAPTERS, adapt
 
+        if (adapter := text.partition("+")[0].partition(":")[0].strip()) not in ADAPTERS:
+            error = unknown_name_error("model", adapter, [*ADAPTERS, *ZOO], limit=40)
+            raise UsageError(
+                f"{error} Or give a checkpoint FILE.pt, a program FILE.pt2, a folder hf:DIR or a workload FILE.py:NAME"
+            )
         return adapt(loaded.model(), text, calibration_batches(loaded)), loaded.run
     entry = HF if text.startswith("hf:") else ZOO.get(text)
     known = {key: value for key, value in options.items() if entry is not None and key in entry.options}
@@ -181,7 +192,7 @@ def _module(
 def _names_workload(text: str) -> bool:
     """Whether a text has the form of a workload, and is no adapter such as ``prune:0.8`` or ``int8:tensor``."""
     place, _, name = text.partition("+")[0].partition(":")
-    if text in ZOO or "/" in text or place.endswith(".py") or place == "hf":
+    if text in ZOO or ("/" in text and name) or place.endswith(".py") or place == "hf":
         return True
     from unsilent.compare.adapters.names import ADAPTERS
 

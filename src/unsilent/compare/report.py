@@ -22,8 +22,7 @@ from unsilent.statistics import clopper_pearson
 
 if TYPE_CHECKING:
     from unsilent.compare.comparing import Comparison
-    from unsilent.compare.layer_report import layer_findings, layer_sections
-from unsilent.compare.language import LanguageComparison
+    from unsilent.compare.language import LanguageComparison
 
 MOST_PIXELS = 64
 """Of a side of a picture; larger ones are shown by every second pixel, or fewer."""
@@ -37,7 +36,8 @@ def report(result: Comparison) -> Report:
     """What is shown of a comparison."""
     rows = _estimates(result)
     sections = [*_sections(result, rows), *_layers(result)]
-    names = {"original": result.original, "deployed": result.deployed, "judge": result.judge, "data": result.data}
+    names = {"original": result.original, "deployed": result.deployed, "judge": result.judge}
+    names |= {"judged output": result.judged_output, "data": result.data}
     findings = (*_findings(result), *_layer_findings(result))
     facts = [("inputs", f"{result.n:,}"), *((name, text) for name, text in names.items() if text)]
     return Report(
@@ -49,6 +49,16 @@ def report(result: Comparison) -> Report:
 
 def headline(result: Comparison) -> str:
     """Lost answers with labels, changed ones without, and of how many inputs."""
+    text = _headline(result)
+    return f"At the last position only: {text[0].lower()}{text[1:]}" if _is_of_texts(result) else text
+
+
+def _is_of_texts(result: Comparison) -> bool:
+    """Whether the judge looks at one position of each text, and the rest is said of all positions."""
+    return result.language is not None and bool(result.language.sequences)
+
+
+def _headline(result: Comparison) -> str:
     if not result.records.changed.any():
         limit = upper_bound_text(result.changed.high, 100)
         return f"No answer changed for {count_text(result.n, 'input')}: in at most {limit} % of such inputs one does"
@@ -108,7 +118,8 @@ def _token_kl(text: LanguageComparison) -> list[tuple[str, float]]:
 
 
 def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
-    yield "changed answers", share_with_limits_text(result.changed), f"n = {result.n:,} inputs"
+    where = ", last position only" if _is_of_texts(result) else ""
+    yield "changed answers", share_with_limits_text(result.changed), f"n = {result.n:,} inputs{where}"
     if result.gained is not None:
         yield "lost", share_with_limits_text(result.lost), "original right, deployed wrong"
         yield "gained", share_with_limits_text(result.gained), "original wrong, deployed right"
@@ -150,6 +161,12 @@ def _notes(result: Comparison) -> Iterator[str]:
         "will get; inputs that were chosen say nothing of others"
     )
     yield "changed: another answer by the judge, also one wrong answer in place of another"
+    yield "whether a model repeats its outputs was tried on batch 0 only"
+    if _is_of_texts(result):
+        yield "changed, lost and gained answers are those for the token after the last one of each text that is no padding"
+    if result.language is not None and (problem := result.language.without_greedy):
+        of_which = "" if result.language.greedy is None else " of some texts"
+        yield f"greedy runs{of_which} were left out: {problem}"
     if result.gained is None:
         yield "no labels are known: a changed answer counts as lost"
     if result.records.overlap is not None:

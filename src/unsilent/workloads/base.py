@@ -46,6 +46,8 @@ class InferenceWorkload(Protocol):
 CALIBRATION, TEST, SHIFTED = CLEAN_PARTS = ("calibration", "test", "shifted")
 """Clean samples that a detector is calibrated with, those that its false alarms are counted on, and unusual but correct ones."""
 
+UNNAMED = "custom"
+"""Name of a `Workload` that was given none."""
 
 CleanSource = Callable[[str, int], Iterable[Any]] | Mapping[str, Iterable[Any]]
 """Where a `Workload` gets its clean inputs from."""
@@ -121,7 +123,7 @@ class Workload:
         run: Callable[[nn.Module, Any], Any] = call_model,
         input_range: tuple[float | Tensor, float | Tensor] | None = None,
         labelled: bool = False,
-        name: str = "custom",
+        name: str = UNNAMED,
         info: Mapping[str, Any] | None = None,
         clean: CleanSource | None = None,
         labels: Iterable[Any] | None = None,

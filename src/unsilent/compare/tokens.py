@@ -1,0 +1,92 @@
+"""Batches of token ids, which of their positions are padding, and what models answer at the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsilent.outcomes.base import Judge
+from unsilent.outcomes.decision_judges import ExactSequence, NextToken, decision_tensor
+
+_MASKS = {"decoder_input_ids": "decoder_attention_mask", "input_ids": "attention_mask"}
+"""Names of token ids in a batch, and of their masks."""
+
+
+def tokens_of(batch: Any, output: Any) -> Tensor | None:
+    """The tokens int64 [n, t] of a batch to which a model answers with scores [n, t, classes]; None where it does not."""
+    tokens = _given(batch)
+    if tokens is None or tokens.shape[1] < 2:
+        return None
+    scores = decision_tensor(output, NextToken(), 0)
+    return tokens if scores.is_floating_point() and scores.ndim == 3 and scores.shape[:2] == tokens.shape else None
+
+
+def are_next_tokens(batches: Iterable[Any], output: Any) -> bool:
+    """Whether the output for the first batch may score next tokens: it has a score for every token of all batches.
+
+    A classifier of tokens, such as one that tags names, has as many scores as classes.
+    """
+    given = [_given(batch) for batch in batches]
+    if tokens_of(given[0] if given else None, output) is None:
+        return False
+    highest = max(int(tokens.max()) for tokens in given if tokens is not None and tokens.numel())
+    return highest < decision_tensor(output, NextToken(), 0).shape[2]
+
+
+def real_positions(batch: Any, tokens: Tensor) -> Tensor:
+    """Positions that are no padding by the mask of the batch, bool[n, t]; all without a mask."""
+    name = _name(batch)
+    mask = None if name is None else batch.get(_MASKS[name])
+    fits = isinstance(mask, Tensor) and mask.shape == tokens.shape
+    return mask.bool() if fits else torch.ones_like(tokens, dtype=torch.bool)  # type: ignore[union-attr]
+
+
+def scores_at_tokens(scores: Tensor, batch: Any) -> Tensor:
+    """Scores [n, t, k] of the tokens of a batch without those at padding, [positions, k]; others as they are."""
+    mask = _padded(scores, batch)
+    return scores if mask is None else scores[mask]
+
+
+def without_padding(judge: Judge, output: Any, batch: Any) -> Any:
+    """What a judge reads of an output for padded tokens: the scores at the last real token, or 0 at padding; else the output."""
+    if not isinstance(judge, (NextToken, ExactSequence)):
+        return output
+    scores = decision_tensor(output, judge, judge.DIMENSIONS)
+    if (mask := _padded(scores, batch)) is None:
+        return output
+    if isinstance(judge, ExactSequence):
+        return scores.masked_fill(~mask[:, :, None], 0)
+    last = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
+    return scores[torch.arange(len(scores), device=scores.device), last][:, None]
+
+
+def with_tokens(batch: Any, tokens: Tensor) -> Any:
+    """The batch with other tokens of the same rows, none of them padding."""
+    name = _name(batch)
+    if name is None:
+        return tokens
+    masks = {_MASKS[name]: torch.ones_like(tokens)} if _MASKS[name] in batch else {}
+    return {**batch, name: tokens, **masks}
+
+
+def _name(batch: Any) -> str | None:
+    return next((name for name in _MASKS if name in batch), None) if isinstance(batch, Mapping) else None
+
+
+def _given(batch: Any) -> Tensor | None:
+    """Token ids int64 [n, t]; None where a batch has none."""
+    name = _name(batch)
+    tokens = batch if name is None else batch[name]
+    return tokens if isinstance(tokens, Tensor) and not tokens.is_floating_point() and tokens.ndim == 2 else None
+
+
+def _padded(scores: Tensor, batch: Any) -> Tensor | None:
+    """The real positions of a batch to whose tokens these are the scores [n, t, k]; None where nothing is padding."""
+    tokens = _given(batch)
+    if tokens is None or not scores.is_floating_point() or scores.ndim != 3 or scores.shape[:2] != tokens.shape:
+        return None
+    mask = real_positions(batch, tokens).to(scores.device)
+    return None if bool(mask.all()) else mask
