@@ -121,6 +121,28 @@ def test_a_change_below_the_tolerance_or_without_another_label_is_counted_by_bit
     assert "no canary shows it" in results["labels"].report().findings[0]
 
 
+class TwoOutputs(nn.Module):
+    """Class scores, and boxes of a thousand times their magnitude."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.scores, self.boxes = nn.Linear(4, 3), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.scores(x), 1000 * self.boxes(x)
+
+
+def test_a_difference_is_measured_against_the_magnitude_of_its_own_tensor():
+    canaries, model = make_canaries(workload(TwoOutputs().eval()), 6), TwoOutputs().eval()
+    with torch.no_grad():
+        model.scores.weight.neg_()
+        model.scores.bias.neg_()
+    result = check(canaries, model, 0.01)
+    assert result.changed == 6
+    assert [row.relative for row in result.rows] == pytest.approx(6 * [2.0])
+
+
 def test_values_that_are_not_finite_are_a_change_by_any_comparison(file):
     model = Net().eval()
     with torch.no_grad():

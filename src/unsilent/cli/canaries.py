@@ -60,7 +60,7 @@ class CheckOptions:
     ]
     compare: Annotated[
         str,
-        Option("bits, labels, or the largest difference allowed, as a part of the largest stored value.", WORKLOAD_PANEL),
+        Option("bits, labels, or the largest difference allowed, as a part of the largest stored value of its tensor.", WORKLOAD_PANEL),
     ] = "bits"  # fmt: skip
     workload: Annotated[
         str | None,

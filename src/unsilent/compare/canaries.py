@@ -202,8 +202,8 @@ def check_canaries(
     Args:
         canaries: Inputs and right answers.
         run: Output for a batch of inputs.
-        comparison: ``bits``; ``labels``, by the judge of the workload; or a number, the largest difference that is allowed, as a
-            part of the largest magnitude in the stored answer to the same input.
+        comparison: ``bits``; ``labels``, by the judge of the workload; or a number, the largest difference that is allowed in a
+            tensor of the answer, as a part of the largest magnitude that is stored for the same tensor and input.
         model: Its weights are compared with those that the canaries were made with; None where there are only outputs.
         name: Of the model, for the report.
         device: Where its inputs have to be.
@@ -275,13 +275,16 @@ def _answer_now(
 def _largest_differences(
     before: Sequence[Tensor], after: Sequence[Tensor], count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each sample the largest difference of a value, and that as a part of its largest magnitude; infinite for NaN."""
-    largest, magnitude = torch.zeros(2, count, dtype=torch.float64)
+    """Of each sample the largest difference of a value, infinite for NaN, and the largest one as a part of its tensor.
+
+    A tensor of an answer is compared with its own largest magnitude for that sample, so that one with large values hides no other.
+    """
+    largest, relative = torch.zeros(2, count, dtype=torch.float64)
     for pair in zip(before, after, strict=True):
         has_samples = pair[0].ndim > 0 and len(pair[0]) == count
         one, other = (leaf.double().reshape(count if has_samples else 1, -1) for leaf in pair)
         if one.shape[1]:
-            largest = largest.maximum((other - one).abs().nan_to_num(torch.inf, torch.inf).amax(1))
-            magnitude = magnitude.maximum(one.abs().amax(1))
-    relative = torch.where(largest == 0, 0.0, largest / magnitude)
+            moved = (other - one).abs().nan_to_num(torch.inf, torch.inf).amax(1)
+            largest = largest.maximum(moved)
+            relative = relative.maximum(torch.where(moved == 0, 0.0, moved / one.abs().amax(1)))
     return largest.numpy(), relative.numpy()

@@ -18,7 +18,7 @@ class CanaryDifference:
         changed: Whether its answer counts as changed, by the comparison that was asked for.
         bits_differ: Whether any bit of its answer differs.
         largest: Largest difference of a value of its answer; infinite for NaN.
-        relative: That, as a part of the largest magnitude in the stored answer.
+        relative: Largest difference in a tensor of its answer, as a part of the largest magnitude that is stored for this tensor.
     """
 
     number: int
@@ -83,7 +83,7 @@ class CanaryCheck(Shown):
             sections=(Section("Canaries", "Each stored input was answered again.", (table,)),),
             facts=(("Model", name), ("Choice of inputs", self.choice), ("Compared", by),
                    ("Weights", weights[self.weights_are_the_same])),
-            notes=("a relative difference is a part of the largest magnitude in the stored answer to that input",),
+            notes=("a relative difference is a part of the largest magnitude that is stored for the same tensor and input",),
             further_json={"changed": self.changed, "canaries": len(self.rows), "weights_are_the_same": self.weights_are_the_same},
         )  # fmt: skip
 
