@@ -18,6 +18,9 @@ from unsilent.errors import UsageError, unknown_name_error
 from unsilent.outcomes.base import Judge
 from unsilent.workloads.batch_samples import count_samples
 
+NAMELESS = "custom"
+"""The name that a workload of the user's has where none was given."""
+
 
 @runtime_checkable
 class InferenceWorkload(Protocol):
@@ -121,7 +124,7 @@ class Workload:
         run: Callable[[nn.Module, Any], Any] = call_model,
         input_range: tuple[float | Tensor, float | Tensor] | None = None,
         labelled: bool = False,
-        name: str = "custom",
+        name: str = NAMELESS,
         info: Mapping[str, Any] | None = None,
         clean: CleanSource | None = None,
         labels: Iterable[Any] | None = None,
