@@ -34,8 +34,8 @@ def choose_inputs(
     sizes = [count_samples(batch) for batch in batches]
     if count > sum(sizes):
         raise UsageError(
-            f"-k (--count) is {count}, but {name} has {sum(sizes)} samples; give at most that many, or "
-            "evaluate more (--with eval=N)"
+            f"-k (--count) is {count}, but {name} has {sum(sizes)} samples; give at most that many, or let "
+            "the workload evaluate more (built-in ones: --with eval=N)"
         )
     if choice == BOUNDARY:
         order = np.argsort(_all_margins(workload, model, batches).numpy(), kind="stable")
