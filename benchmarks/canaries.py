@@ -62,7 +62,7 @@ def subject(name, data, weights, images):
     half = len(samples) // 2
     candidates = Workload(model, [samples[:half]], name=name)
     chosen = [
-        choose_inputs(candidates, model, candidates.batches(), SIZES[-1], choice, seed)[0]
+        choose_inputs(candidates, model, candidates.batches(), SIZES[-1], choice, seed, candidates.name)[0]
         for choice, seed in [(BOUNDARY, 0), (CONSTRUCTED, 0), *((RANDOM, n) for n in range(DRAWS))]
     ]
     with torch.no_grad():

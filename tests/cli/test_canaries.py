@@ -31,11 +31,20 @@ def test_make_writes_a_file_and_says_so_as_json(tiny):
     assert load_canaries("tiny.canaries").count == 3
 
 
+def test_a_workload_without_a_name_is_called_as_the_user_named_it(tiny):
+    Path("other.py").write_text(OTHER.replace(', name="wide"', ""))
+    done = in_process("canaries", "make", "other.py:wide", "-k", 2, "--json")
+    (row,) = json.loads(done.stdout)["results"]
+    assert (row["workload"], row["file"]) == ("other.py:wide", "wide.canaries")
+    assert "but other.py:wide has 14 samples" in in_process("canaries", "make", "other.py:wide", "-k", 41).stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ((), "no workload was given"),
-        (("tiny.py:make", "-k", "15"), "--count is 15, but tiny has 14 samples; give at most that many"),
+        (("tiny.py:make", "-k", "15"), "-k (--count) is 15, but tiny.py:make has 14 samples; give at most that many"),
+        (("tiny.py:make", "--choice", "random", "--seed", "-1"), "--seed is -1; expected 0 or more"),
         (("tiny.py:make", "--choice", "nearest"), "unknown --choice 'nearest'"),
         (("tiny.py:make", "-k", "2", "-o", "no/c"), "cannot write the canaries no/c"),
         (("tiny.py:none",), "none"),
@@ -81,6 +90,24 @@ def test_an_adapted_model_is_checked_by_label_or_tolerance(canaries, tiny):
     assert check(canaries, "int8", "--workload", f"{tiny}:make", "--compare", "0").returncode == 1
 
 
+@pytest.mark.parametrize("adapter", ["bf16", "fp16", "compiled", "int8", "prune:0.5+fp16"])
+def test_bits_of_an_adapted_model_are_refused(canaries, tiny, adapter):
+    done = check(canaries, adapter, "--workload", f"{tiny}:make")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"c: {adapter} adapts a model: bits may differ without a fault; give --compare labels" in done.stderr
+
+
+def test_a_program_is_compared_bit_for_bit_only_in_the_dtypes_of_the_canaries(canaries, tiny):
+    workload = load(f"{tiny}:make")
+    for dtype, code in ((torch.float32, 0), (torch.float64, 2)):
+        model = workload.model().to(dtype)
+        inputs, sizes = workload.batches()[0].to(dtype), ({0: torch.export.Dim.DYNAMIC},)
+        torch.export.save(torch.export.export(model, (inputs,), dynamic_shapes=sizes), "program.pt2")
+        done = check(canaries, "program.pt2", "--workload", f"{tiny}:make")
+        assert done.returncode == code, done.stderr
+    assert "a model in float32, this is float64: bits may differ without a fault" in done.stderr
+
+
 OTHER = """
 import torch
 from tiny import batches
@@ -100,7 +127,10 @@ def test_check_refuses_in_one_line(canaries, tiny):
         (("cut", f"{tiny}:make"), "cut is not a file of canaries"),
         (("none", f"{tiny}:make"), "cannot read none"),
         ((canaries, f"{tiny}:make", "--compare", "label"), "expected bits, labels or a tolerance"),
-        ((canaries, "int8"), "the canaries are of 'tiny.py:make', which is not built in; give it with --workload"),
+        (
+            (canaries, "int8", "--compare", "labels"),
+            "the canaries are of 'tiny.py:make', which is not built in; give it with --workload",
+        ),
     ):
         done = check(*words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), words

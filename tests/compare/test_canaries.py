@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,8 +118,49 @@ def test_a_change_below_the_tolerance_or_without_another_label_is_counted_by_bit
     canaries = load_canaries(file)
     results = {comparison: check(canaries, model, comparison) for comparison in ("bits", "labels", 0.5, 1e-6)}
     assert {name: one.changed for name, one in results.items()} == {"bits": 6, "labels": 0, 0.5: 0, 1e-6: 6}
-    assert "have other bits, by at most" in results["labels"].report().findings[1]
-    assert "no canary shows it" in results["labels"].report().findings[0]
+    findings = results["labels"].report().findings
+    assert findings[0].endswith("that the canaries were made with, but no answer counts as changed, compared by label.")
+    assert findings[1].startswith("6 of 6 answers have other bits, by at most")
+    assert findings[1].endswith("of the largest magnitude in the same tensor")
+
+
+def test_weights_that_differ_are_said_to_change_no_bit_only_where_they_do_not(file):
+    model = Net().eval()
+    same = check_canaries(
+        replace(load_canaries(file), weights="of a weight that no answer depends on"), model, model=model
+    )
+    assert same.report().findings == (
+        "The weights differ from those that the canaries were made with, but every answer has the bits that it had.",
+    )
+
+
+def test_no_bound_is_stated_for_an_answer_of_zeros_that_changed():
+    zeros = workload(judge="threshold", run=lambda model, batch: 0 * model(batch)[:, :1])
+    canaries = make_canaries(zeros, 4, RANDOM)
+    result = check_canaries(canaries, lambda batch: torch.full((len(batch), 1), 0.25), "labels")
+    assert result.report().findings == ("4 of 4 answers have other bits",)
+
+
+class TwoOutputs(nn.Module):
+    """Class scores, and boxes of a thousand times their magnitude."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.scores, self.boxes = nn.Linear(4, 3), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.scores(x), 1000 * self.boxes(x)
+
+
+def test_a_difference_is_measured_against_the_magnitude_of_its_own_tensor():
+    canaries, model = make_canaries(workload(TwoOutputs().eval()), 6), TwoOutputs().eval()
+    with torch.no_grad():
+        model.scores.weight.neg_()
+        model.scores.bias.neg_()
+    result = check(canaries, model, 0.01)
+    assert result.changed == 6
+    assert [row.relative for row in result.rows] == pytest.approx(6 * [2.0])
 
 
 def test_values_that_are_not_finite_are_a_change_by_any_comparison(file):
@@ -153,9 +195,11 @@ def test_the_number_of_threads_is_as_before(file):
 
 
 def test_more_canaries_than_samples_are_refused():
-    with pytest.raises(UsageError, match=r"^--count is 51, but net has 50 samples; give at most that many"):
-        make_canaries(workload(), 51)
-    with pytest.raises(UsageError, match="^--count is 0; expected 1 or more$"):
+    with pytest.raises(UsageError, match=r"^-k \(--count\) is 51, but mine has 50 samples; give at most that many"):
+        make_canaries(workload(), 51, name="mine")
+    with pytest.raises(UsageError, match=r"^--seed is -1; expected 0 or more$"):
+        make_canaries(workload(), 2, RANDOM, seed=-1)
+    with pytest.raises(UsageError, match=r"^-k \(--count\) is 0; expected 1 or more$"):
         make_canaries(workload(), 0)
     with pytest.raises(UsageError, match=r"unknown --choice 'boundry'; did you mean 'boundary'\?"):
         make_canaries(workload(), 1, "boundry")
@@ -202,6 +246,13 @@ def test_bits_are_not_compared_where_they_may_differ_without_a_fault(file):
     assert (
         check_canaries(load_canaries(file), lambda batch: model(batch.double()), "labels", model=model).exit_code == 0
     )
+
+
+def test_bits_of_a_compiled_model_are_not_compared_with_those_of_the_model_itself(file):
+    model = Net().eval()
+    model._compiled_call_impl = model.forward  # as Module.compile leaves it
+    with pytest.raises(UsageError, match=r"this is .*, torch.compile: bits may differ .* --compare labels"):
+        check_canaries(load_canaries(file), Net().eval(), model=model)
 
 
 @pytest.mark.parametrize("text", ["bit", "-1", "nan", "inf", ""])

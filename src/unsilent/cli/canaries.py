@@ -60,7 +60,7 @@ class CheckOptions:
     ]
     compare: Annotated[
         str,
-        Option("bits, labels, or the largest difference allowed, as a part of the largest stored value.", WORKLOAD_PANEL),
+        Option("bits, labels, or the largest difference allowed, as a part of a tensor's largest value.", WORKLOAD_PANEL),
     ] = "bits"  # fmt: skip
     workload: Annotated[
         str | None,
@@ -77,6 +77,7 @@ def make(asked: Asked) -> int:
     from unsilent.campaigns.options import read_pairs
     from unsilent.compare.canaries import make_canaries
     from unsilent.engine.device_placement import resolve_device
+    from unsilent.workloads.base import UNNAMED
     from unsilent.workloads.registry import load
 
     options = asked[MakeOptions]
@@ -87,7 +88,8 @@ def make(asked: Asked) -> int:
     made = make_canaries(
         workload, options.count, options.choice, seed=options.seed, device=device, name=options.workload
     )
-    path = options.output or Path(f"{workload.name}.canaries")
+    own_name = options.workload.rpartition(":")[2] if workload.name == UNNAMED else workload.name
+    path = options.output or Path(f"{own_name}.canaries")
     made.save(path)
     values = {"workload": made.workload, "canaries": made.count, "choice": made.choice, "environment": made.environment,
               "weights": made.weights, "file": str(path)}  # fmt: skip
@@ -112,7 +114,7 @@ def check(asked: Asked) -> CanaryCheck:
     """Let a model answer canaries."""
     from unsilent.campaigns.options import read_pairs
     from unsilent.compare.adapters.names import ADAPTERS
-    from unsilent.compare.canaries import check_canaries, load_canaries, parse_comparison
+    from unsilent.compare.canaries import BITS, BITS_MAY_DIFFER, check_canaries, load_canaries, parse_comparison
     from unsilent.compare.models import load_models
     from unsilent.engine.device_placement import resolve_device
     from unsilent.workloads.registry import is_weights_file
@@ -121,8 +123,11 @@ def check(asked: Asked) -> CanaryCheck:
     comparison, device = parse_comparison(options.compare), resolve_device(options.device)
     canaries, text = load_canaries(options.file), options.model
     is_checkpoint = is_weights_file(text)
-    has_other_names = text.partition("+")[0].partition(":")[0] in ADAPTERS or text.endswith(".pt2")
-    needs_basis = is_checkpoint or has_other_names
+    is_adapter = text.partition("+")[0].partition(":")[0] in ADAPTERS
+    if is_adapter and comparison == BITS:
+        raise UsageError(f"{options.file}: {text} adapts a model: {BITS_MAY_DIFFER}")
+    is_program = text.endswith(".pt2")
+    needs_basis = is_checkpoint or is_adapter or is_program
     basis = options.workload or (_stored_workload(canaries.workload) if needs_basis else text)
     pair = load_models(
         text if is_checkpoint else basis,
@@ -135,9 +140,9 @@ def check(asked: Asked) -> CanaryCheck:
     for one in (pair.original, pair.deployed):
         if one.module is not None:
             one.module.to(device)
-    model = None if has_other_names else pair.deployed.module
+    model = None if is_adapter else pair.deployed.module  # an adapted copy has other weights by intention
     try:
-        for module in (pair.original.module, model):
+        for module in (pair.original.module, None if is_program else model):
             if module is not None:
                 canaries.check_architecture(module)
         return check_canaries(canaries, pair.deployed.run, comparison, model=model, name=text, device=device)

@@ -23,16 +23,19 @@ STEPS = 50
 
 
 def choose_inputs(
-    workload: InferenceWorkload, model: nn.Module, batches: Sequence[Any], count: int, choice: str, seed: int
+    workload: InferenceWorkload, model: nn.Module, batches: Sequence[Any], count: int, choice: str, seed: int, name: str
 ) -> list[Any]:
-    """So many inputs from batches, those nearest to another answer first; a part for each batch that they are from."""
+    """So many inputs from batches, those nearest to another answer first; a part for each batch that they are from.
+
+    ``name``: of the workload, in errors.
+    """
     if choice not in CHOICES:
         raise unknown_name_error("--choice", choice, CHOICES)
     sizes = [count_samples(batch) for batch in batches]
     if count > sum(sizes):
         raise UsageError(
-            f"--count is {count}, but {workload.name} has {sum(sizes)} samples; give at most that many, or "
-            "evaluate more (--with eval=N)"
+            f"-k (--count) is {count}, but {name} has {sum(sizes)} samples; give at most that many, or let "
+            "the workload evaluate more (built-in ones: --with eval=N)"
         )
     if choice == BOUNDARY:
         order = np.argsort(_all_margins(workload, model, batches).numpy(), kind="stable")
@@ -48,7 +51,7 @@ def choose_inputs(
     if choice != CONSTRUCTED:
         return result
     target = CLOSENESS * float(_all_margins(workload, model, batches).median())
-    return [move_to_boundary(workload, model, part, target) for part in result]
+    return [move_to_boundary(workload, model, part, target, name) for part in result]
 
 
 def margins(rule: Judge, output: Any) -> Tensor:
@@ -70,14 +73,14 @@ def _all_margins(workload: InferenceWorkload, model: nn.Module, batches: Sequenc
         return torch.cat([margins(workload.judge, workload.run(model, batch)).cpu() for batch in batches])
 
 
-def move_to_boundary(workload: InferenceWorkload, model: nn.Module, inputs: Any, target: float) -> Tensor:
+def move_to_boundary(workload: InferenceWorkload, model: nn.Module, inputs: Any, target: float, name: str) -> Tensor:
     """Inputs moved along the gradient, within the range of their values, until their margins are about the target.
 
     Each step is one of Newton's method for the margin, as in DeepFool (Moosavi-Dezfooli et al., CVPR 2016).
     """
     if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
         raise UsageError(
-            f"--choice constructed needs inputs that are one floating-point tensor; those of {workload.name} are not: give "
+            f"--choice constructed needs inputs that are one floating-point tensor; those of {name} are not: give "
             "--choice boundary"
         )
     low, high, moved = float(inputs.min()), float(inputs.max()), inputs.detach().clone()

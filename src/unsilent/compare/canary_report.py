@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
@@ -18,7 +19,7 @@ class CanaryDifference:
         changed: Whether its answer counts as changed, by the comparison that was asked for.
         bits_differ: Whether any bit of its answer differs.
         largest: Largest difference of a value of its answer; infinite for NaN.
-        relative: That, as a part of the largest magnitude in the stored answer.
+        relative: Largest difference in a tensor of its answer, as a part of the largest magnitude that is stored for this tensor.
     """
 
     number: int
@@ -74,8 +75,8 @@ class CanaryCheck(Shown):
             for row in self.rows
         ]
         table = Table.of(rows, columns, is_emphasised=lambda row: row["answer"] == "changed")
-        weights = {None: "cannot be read", True: "same bits as stored", False: "differ from the stored ones"}
-        name, by = escape_unprintable(self.model), _BY.get(self.comparison, f"with tolerance {self.comparison}")
+        weights = {None: "not compared", True: "same bits as stored", False: "differ from the stored ones"}
+        name, by = escape_unprintable(self.model), self._by
         return Report(
             "unsilent/canaries-check/1", "canaries check", f"Canaries of {escape_unprintable(self.workload)}",
             self._headline(name, by), table,
@@ -83,9 +84,13 @@ class CanaryCheck(Shown):
             sections=(Section("Canaries", "Each stored input was answered again.", (table,)),),
             facts=(("Model", name), ("Choice of inputs", self.choice), ("Compared", by),
                    ("Weights", weights[self.weights_are_the_same])),
-            notes=("a relative difference is a part of the largest magnitude in the stored answer to that input",),
+            notes=("a relative difference is a part of the largest magnitude that is stored for the same tensor and input",),
             further_json={"changed": self.changed, "canaries": len(self.rows), "weights_are_the_same": self.weights_are_the_same},
         )  # fmt: skip
+
+    @property
+    def _by(self) -> str:
+        return _BY.get(self.comparison, f"with tolerance {self.comparison}")
 
     def _headline(self, name: str, by: str) -> str:
         count = len(self.rows)
@@ -101,14 +106,19 @@ class CanaryCheck(Shown):
             findings.append(
                 "The weights have the bits that they had, so the device, the software or code of the model computes otherwise."
             )
+        other = [row for row in self.rows if row.bits_differ]
         if not self.changed and self.weights_are_the_same is False:
-            findings.append(
-                "The weights differ from those that the canaries were made with, although no canary shows it."
+            shown = (
+                f"no answer counts as changed, compared {self._by}"
+                if other
+                else "every answer has the bits that it had"
             )
-        if not self.changed and (other := [row for row in self.rows if row.bits_differ]):
-            most = upper_bound_text(max(row.relative for row in other))
+            findings.append(f"The weights differ from those that the canaries were made with, but {shown}.")
+        if not self.changed and other:
+            most = max(row.relative for row in other)
+            by = f", by at most {upper_bound_text(most)} of the largest magnitude in the same tensor"
             findings.append(
-                f"{len(other):,} of {len(self.rows):,} answers have other bits, by at most {most} of their largest value"
+                f"{len(other):,} of {len(self.rows):,} answers have other bits{by if isfinite(most) else ''}"
             )
         return findings
 

@@ -61,6 +61,7 @@ def same_shaped(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tens
 
 def _choices(golden: Doubles, faulty: Doubles) -> JudgeVerdict:
     """Rows of scores, float64[n, classes]: whether the best class changed, and the fall of its softmax probability."""
+    golden, faulty = (scores.astype(np.float64, copy=False) for scores in (golden, faulty))  # whole numbers, bool
     rows, choice = np.arange(len(golden)), golden.argmax(1)
     with np.errstate(all="ignore"):  # NaN and infinity are what faults make; they come out as infinite severity
         before, after = (np.exp(x - x.max(1, keepdims=True)) for x in (golden, faulty))
@@ -187,7 +188,8 @@ class Threshold(DecisionJudge):
     def is_right(self, rows: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.asarray((self._scores(rows) >= self.at) == (labels > 0))
 
-    def _scores(self, rows: Doubles) -> Doubles:
+    def _scores(self, rows: NDArray[Any]) -> Doubles:
+        rows = rows.astype(np.float64, copy=False)  # whole numbers, bool
         return np.asarray(1 / (1 + np.exp(-rows)) if self.logits else rows)
 
 

@@ -215,12 +215,16 @@ class _FunctionWatch(TorchFunctionMode):
         return output if name is None else self._ran(name, func, args, kwargs or {}, output)
 
 
+def is_compiled(model: nn.Module | None) -> bool:
+    """Whether torch.compile was applied to a model."""
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
 def reject_compiled(model: nn.Module) -> None:
     """Raise ``UsageError`` for no module, and for a model of torch.compile or torch.jit: no hook of its layers runs."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is of type {type(model).__name__}; expected a torch.nn.Module")
-    compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
-    if compiled or isinstance(model, torch.jit.ScriptModule):
+    if is_compiled(model) or isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
             f"the model is compiled ({type(model).__name__}), so that its layers cannot be watched; protect the model "
             "that is not compiled"
