@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from compare.quantised_networks import images, network, quantised
+from unsilent.compare.layer_records import LayerComparison, LayerRow
 from unsilent.compare.layer_report import layer_findings, layer_sections
 from unsilent.compare.layers import compare_layers
 from unsilent.render.report_terminal import print_table
@@ -111,6 +112,16 @@ def test_what_only_the_deployed_network_has_or_calls_is_said():
 def test_unrelated_weights_are_said_without_calling_no_layer_a_suspect():
     (said,) = findings(network(), network(7))
     assert said.endswith("their weights are not a rounding of the original's, and no suspect can be told")
+
+
+def test_what_could_not_be_compared_or_run_again_is_said_with_its_reason():
+    row = LayerRow("a", "Linear")
+    row.accumulated.add(torch.ones(2), torch.ones(2))
+    result = LayerComparison((row,), problems={"b": "no"}, floor_problems={"two halves": "odd"}, batches=1)
+    assert list(layer_findings(result))[1:] == [
+        "not compared: b (no)",
+        "the noise floor leaves out what could not be run: two halves (odd)",
+    ]
 
 
 def test_layers_of_the_original_that_have_no_counterpart_are_said_where_none_has():

@@ -237,7 +237,7 @@ def test_wrong_input_is_refused():
         compare_layers(model, copy.deepcopy(model).train(), [images()])
 
 
-def test_an_error_in_either_network_ends_both_passes():
+def test_an_error_in_either_network_ends_both_passes_and_is_the_reason():
     class Broken(nn.Linear):
         def forward(self, x):
             raise RuntimeError("broken")
@@ -245,8 +245,24 @@ def test_an_error_in_either_network_ends_both_passes():
     model = nn.Sequential(nn.Linear(3, 3), Broken(3, 3)).eval()
     plain = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).eval()
     for pair in ((model, copy.deepcopy(plain)), (plain, model)):
-        with pytest.raises(RuntimeError, match="broken"):
-            compare_layers(*pair, [torch.zeros(1, 3)], lambda m, x: m(x))
+        result = compare_layers(*pair, [torch.zeros(1, 3)], lambda m, x: m(x))
+        assert "broken" in result.unreadable
+        assert not result.rows
+
+
+def test_answers_in_a_dict_with_its_keys_in_another_order_do_not_differ():
+    class Answers(nn.Module):
+        def __init__(self, keys):
+            super().__init__()
+            self.a, self.b, self.keys = nn.Linear(4, 4), nn.Linear(4, 4), keys
+
+        def forward(self, x):
+            return {key: self.get_submodule(key)(x) for key in self.keys}
+
+    torch.manual_seed(0)
+    model, other = Answers("ab").eval(), Answers("ba").eval()
+    other.load_state_dict(model.state_dict())
+    assert not compare_layers(model, other, [torch.randn(2, 4)]).answers_differ
 
 
 class Repeated(nn.Module):

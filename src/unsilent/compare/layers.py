@@ -26,7 +26,7 @@ from unsilent.compare.noise_floor import floors_of
 from unsilent.compare.quantised_products import LayerProbe
 from unsilent.engine.digests import digest
 from unsilent.errors import UsageError, kind_and_line
-from unsilent.nested import map_tensors, tensors_in
+from unsilent.nested import leaves_in, map_tensors, tensors_in
 from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.modules import mode_readers, reject_training_mode
 from unsilent.sites.operands import gives_views, operation_name
@@ -35,6 +35,8 @@ from unsilent.workloads.base import call_model
 ROUNDINGS = 64
 """Relative difference of a layer's outputs that other kernels may have, in units of the element type's rounding."""
 NO_PAIRS = "no layer of the deployed network has the path of one of the original's, such as {!r}; names of modules have to agree"
+
+NOT_RUN = "the two networks could not be run layer by layer: {}"
 
 
 def compare_layers(
@@ -58,12 +60,15 @@ def compare_layers(
     if not aligned.original:
         return LayerComparison((), unreadable=NO_PAIRS.format(next(iter(aligned.unaligned))), batches=len(batches))
     comparing = _Comparing(aligned.paths)
-    for batch in batches:
-        other = WaitingPass(aligned.deployed, partial(run, deployed, batch))
-        with torch.no_grad(), other:
-            with LayerCalls(aligned.original, partial(comparing.add, other)):
-                answer = run(original, batch)
-            comparing.add_answers(answer, *other.finish())
+    try:
+        for batch in batches:
+            other = WaitingPass(aligned.deployed, partial(run, deployed, batch))
+            with torch.no_grad(), other:
+                with LayerCalls(aligned.original, partial(comparing.add, other)):
+                    answer = run(original, batch)
+                comparing.add_answers(answer, *other.finish())
+    except Exception as error:  # whatever a network of the user's raises
+        return LayerComparison((), unreadable=NOT_RUN.format(kind_and_line(error)), batches=len(batches))
     readable = [(name, layer) for name, layer in aligned.original if name not in comparing.problems]
     floors, floor_problems = floors_of(original, readable, batches[0], run)
     for name, row in comparing.rows.items():
@@ -103,8 +108,7 @@ class _Comparing:
     def add_answers(self, answer: Any, other: Any, further_calls: list[str]) -> None:
         """Compare what the networks returned for one batch."""
         self.further_calls |= dict.fromkeys(further_calls)
-        hashes = [digest(output_tensors(one)) for one in (answer, other)]
-        self.answers_differ |= hashes[0] != hashes[1]
+        self.answers_differ |= _digest_of(answer) != _digest_of(other)
 
     def _add(self, call: LayerCall, theirs: LayerCall) -> None:
         if call.name in self.problems:  # in an earlier batch
@@ -155,6 +159,12 @@ class _Comparing:
         if not self._has_operation and not row.local.has_same_bits:
             self._has_operation = True
             row.operation = differing_operation(call, theirs.module, inputs, named)
+
+
+def _digest_of(answer: Any) -> int:
+    """Of the tensors that a network returned; the order of the keys of a dict does not matter."""
+    leaves = sorted(leaves_in(answer), key=lambda leaf: leaf[0])
+    return digest([tensor for _, value in leaves for tensor in output_tensors(value)])
 
 
 def _has_only_vectors(module: nn.Module) -> bool:
