@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from compare.quantised_networks import images, network, quantised
+from unsilent.compare.layer_records import LayerComparison, LayerRow
 from unsilent.compare.layer_report import layer_findings, layer_sections
 from unsilent.compare.layers import compare_layers
 from unsilent.render.report_terminal import print_table
@@ -45,7 +46,7 @@ def test_suspects_are_said_with_their_channel_and_their_absence_without_claiming
     model = network()
     deployed = quantised(model, images(seed=3))
     clean = findings(model, deployed)
-    assert clean[0] == "of 4 convolution or linear layers, none is a suspect"
+    assert clean[0] == ("of 4 convolution or linear layers and 1 layer with vectors as parameters, none is a suspect")
     with torch.no_grad():
         deployed[3].weight[1] += 3 * deployed[3].weight_scale[1]
     assert findings(model, deployed)[0].startswith("suspect: 3, output channel 1; a weight is ")
@@ -83,3 +84,48 @@ def test_tables_are_printed_with_and_without_numbers(kind):
     assert "equal" in text
     assert "nan" not in text
     assert ("not finite" in text) == (kind == "nan")
+
+
+class Negated(nn.Sequential):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+def test_a_difference_outside_of_the_layers_is_said():
+    model = network()
+    other = Negated(*copy.deepcopy(model)).eval()
+    assert findings(model, other) == [
+        "outputs of 9 layers are identical bit for bit in 1 batch",
+        "the networks return different numbers although these layers agree: what differs is computed outside of them",
+    ]
+
+
+def test_what_only_the_deployed_network_has_or_calls_is_said():
+    model = network()
+    other = nn.Sequential(*copy.deepcopy(model), nn.Linear(10, 10)).eval()
+    assert findings(model, other)[-1] == "not compared, as only the deployed network has a layer of this path: 9"
+    again = copy.deepcopy(model)
+    again[5] = nn.Sequential(again[5], again[6])
+    assert findings(model, again)[-1] == "not compared, as only the deployed network calls these layers that often: 6#2"
+
+
+def test_unrelated_weights_are_said_without_calling_no_layer_a_suspect():
+    (said,) = findings(network(), network(7))
+    assert said.endswith("their weights are not a rounding of the original's, and no suspect can be told")
+
+
+def test_what_could_not_be_compared_or_run_again_is_said_with_its_reason():
+    row = LayerRow("a", "Linear")
+    row.accumulated.add(torch.ones(2), torch.ones(2))
+    result = LayerComparison((row,), problems={"b": "no"}, floor_problems={"two halves": "odd"}, batches=1)
+    assert list(layer_findings(result))[1:] == [
+        "not compared: b (no)",
+        "the noise floor leaves out what could not be run: two halves (odd)",
+    ]
+
+
+def test_layers_of_the_original_that_have_no_counterpart_are_said_where_none_has():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    other = nn.ModuleDict({"a": nn.Linear(4, 4)})
+    other.forward = lambda x: other["a"](x)
+    assert "'0'" in findings(model, other.eval(), [torch.randn(2, 4)])[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 
 from compare.quantised_networks import images, network, quantised
-from unsilent.compare.alignment import align
+from unsilent.compare.alignment import ROOT, align
 from unsilent.compare.layers import compare_layers
+from unsilent.compare.lock_step import WaitingPass
 from unsilent.errors import UsageError
 
 
@@ -104,9 +106,9 @@ def test_layers_are_aligned_through_what_wraps_a_network(wrapped):
         Scaled(each) if wrapped in (name, "both") else each
         for name, each in (("original", model), ("deployed", copy.deepcopy(model)))
     )
-    pairs, unaligned = align(one.eval(), other.eval())
-    assert len(pairs) == 9
-    assert not unaligned
+    aligned = align(one.eval(), other.eval())
+    assert len(aligned.original) == len(aligned.deployed) == 9
+    assert not aligned.unaligned
     result = compare_layers(one, other, [images()])
     assert len(result.rows) == 9
     assert result.first_difference is None
@@ -235,7 +237,7 @@ def test_wrong_input_is_refused():
         compare_layers(model, copy.deepcopy(model).train(), [images()])
 
 
-def test_an_error_in_either_network_ends_both_passes():
+def test_an_error_in_either_network_ends_both_passes_and_is_the_reason():
     class Broken(nn.Linear):
         def forward(self, x):
             raise RuntimeError("broken")
@@ -243,5 +245,201 @@ def test_an_error_in_either_network_ends_both_passes():
     model = nn.Sequential(nn.Linear(3, 3), Broken(3, 3)).eval()
     plain = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).eval()
     for pair in ((model, copy.deepcopy(plain)), (plain, model)):
-        with pytest.raises(RuntimeError, match="broken"):
-            compare_layers(*pair, [torch.zeros(1, 3)], lambda m, x: m(x))
+        result = compare_layers(*pair, [torch.zeros(1, 3)], lambda m, x: m(x))
+        assert "broken" in result.unreadable
+        assert not result.rows
+
+
+def test_answers_in_a_dict_with_its_keys_in_another_order_do_not_differ():
+    class Answers(nn.Module):
+        def __init__(self, keys):
+            super().__init__()
+            self.a, self.b, self.keys = nn.Linear(4, 4), nn.Linear(4, 4), keys
+
+        def forward(self, x):
+            return {key: self.get_submodule(key)(x) for key in self.keys}
+
+    torch.manual_seed(0)
+    model, other = Answers("ab").eval(), Answers("ba").eval()
+    other.load_state_dict(model.state_dict())
+    assert not compare_layers(model, other, [torch.randn(2, 4)]).answers_differ
+
+
+class Repeated(nn.Module):
+    """A layer called several times, each time with whatever it raises caught."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), calls
+
+    def forward(self, x):
+        for _ in range(self.calls):
+            try:
+                x = self.layer(x)
+            except:  # noqa: E722
+                pass
+        return x
+
+
+def test_further_calls_of_the_deployed_network_are_listed():
+    torch.manual_seed(0)
+    model, other = Repeated(1).eval(), Repeated(3).eval()
+    other.load_state_dict(model.state_dict())
+    result = compare_layers(model, other, [torch.randn(2, 4)])
+    assert result.further_calls == ("layer#2", "layer#3")
+    assert result.answers_differ
+    assert result.first_difference is None
+
+
+def test_a_pass_that_catches_what_ends_it_ends_all_the_same():
+    model = Repeated(3).eval()
+    ended = []
+    with WaitingPass([("layer", model.layer)], lambda: ended.append(model(torch.zeros(1, 4)))) as other:
+        other.reach("layer")
+    assert len(ended) == 1
+
+
+def test_settings_of_the_thread_hold_in_both_networks():
+    model = network()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = compare_layers(model, copy.deepcopy(model), [images()])
+    assert result.first_difference is None
+    with torch.inference_mode():
+        seen = []
+        other = copy.deepcopy(model)
+        other[0].register_forward_hook(lambda *_: seen.append(torch.is_inference_mode_enabled()))
+        compare_layers(model, other, [images()])
+    assert set(seen) == {True}
+
+
+class Two(nn.Module):
+    """A layer with two outputs, the second of which is moved."""
+
+    def __init__(self, shift=0.0):
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, x):
+        return x, x + self.shift
+
+
+class TwoUsed(nn.Module):
+    def __init__(self, shift=0.0):
+        super().__init__()
+        self.two, self.out = Two(shift), nn.Linear(4, 4)
+
+    def forward(self, x):
+        first, second = self.two(x)
+        return self.out(first), second
+
+
+def test_all_outputs_of_a_layer_are_compared():
+    torch.manual_seed(0)
+    model, other = TwoUsed().eval(), TwoUsed(1.0).eval()
+    other.load_state_dict(model.state_dict())
+    result = compare_layers(model, other, [torch.randn(3, 4)])
+    assert result.first_difference.name == "two"
+    assert not by_name(result)["two"].local.has_same_bits
+
+
+def test_layers_that_only_the_deployed_network_has_are_listed_and_parts_of_replaced_ones_are_not():
+    model = network()
+    other = nn.Sequential(*copy.deepcopy(model), nn.Linear(10, 10), nn.Sequential(nn.ReLU()))
+    other[3] = nn.Sequential(other[3])
+    result = compare_layers(model, other.eval(), [images()])
+    assert result.added == ("9", "10.0")
+    assert result.answers_differ
+    assert result.first_difference is None
+
+
+class Tied(nn.Module):
+    def __init__(self, tied):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b = self.a if tied else nn.Linear(4, 4)
+        self.c = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.c(self.b(torch.relu(self.a(x))))
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["original", "deployed"])
+def test_layers_that_one_network_ties_are_matched_by_each_of_their_paths(tied):
+    torch.manual_seed(0)
+    model, other = Tied(tied).eval(), Tied(not tied).eval()
+    for one in (model, other):
+        one.load_state_dict(Tied(True).state_dict() if one is model else model.state_dict())
+    assert model.b is model.a or torch.equal(model.b.weight, model.a.weight)
+    result = compare_layers(model, other, [torch.randn(3, 4)])
+    assert [row.name for row in result.rows] == ["a", "b", "c"]
+    assert result.first_difference is None
+    with torch.no_grad():
+        (model if not tied else other).b.weight.mul_(2)
+    result = compare_layers(model, other, [torch.randn(3, 4)])
+    assert result.first_difference.name == "b"
+    assert not result.added
+    assert not result.unaligned
+
+
+def test_a_network_of_one_layer_is_compared():
+    model = nn.Linear(4, 3).eval()
+    assert compare_layers(model, copy.deepcopy(model), [torch.randn(2, 4)]).first_difference is None
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.bias[1] += 1
+    result = compare_layers(model, other, [torch.randn(2, 4)])
+    assert result.first_beyond_floor.name == ROOT
+    assert result.first_beyond_floor.operation == "addmm"
+
+
+class Stubbed(nn.Module):
+    """A network that PyTorch's own eager quantisation quantises, with one layer that it fuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = torch.ao.quantization.QuantStub(), torch.ao.quantization.DeQuantStub()
+        self.a, self.relu, self.b = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.after(self.b(self.relu(self.a(self.before(x)))))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_network_with_quantised_tensors_is_compared(fused):
+    torch.manual_seed(0)
+    model, batch = Stubbed().eval(), torch.randn(16, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao is deprecated
+        copied = copy.deepcopy(model)
+        if fused:
+            torch.ao.quantization.fuse_modules(copied, [["a", "relu"]], inplace=True)
+        copied.qconfig = torch.ao.quantization.default_qconfig
+        prepared = torch.ao.quantization.prepare(copied)
+        prepared(batch)
+        deployed = torch.ao.quantization.convert(prepared)
+    result = compare_layers(model, deployed, [batch])
+    rows = by_name(result)
+    assert all(row.local is not None and row.local.sqnr > 20 for row in rows.values())
+    assert set(rows) | set(result.problems) == {"before", "a", "relu", "b", "after"}
+    assert set(result.problems) == ({"a"} if fused else set())
+
+
+def test_one_layer_that_cannot_be_compared_is_left_out_with_its_reason():
+    class Unreadable(nn.Module):
+        def forward(self, x):
+            return x.to("meta")
+
+    class Network(Branches):
+        def __init__(self):
+            super().__init__()
+            self.between = Unreadable()
+
+        def forward(self, x):
+            self.between(x)
+            return super().forward(x)
+
+    model = Network().eval()
+    result = compare_layers(model, copy.deepcopy(model), [torch.randn(3, 4)])
+    assert [row.name for row in result.rows] == ["left", "right", "out"]
+    assert all(row.floor.relative for row in result.rows)
+    assert list(result.problems) == ["between"]

@@ -56,3 +56,22 @@ def test_one_sample_cannot_be_split_and_threads_are_as_before():
     result = compare_layers(model, copy.deepcopy(model), [images(1)])
     assert set(result.rows[0].floor.relative) == {RERUN, THREADS}
     assert torch.get_num_threads() == before
+
+
+class FixedSize(nn.Linear):
+    """A layer that takes batches of 8 only."""
+
+    def forward(self, x):
+        assert len(x) == 8
+        return super().forward(x)
+
+
+def test_a_variation_that_cannot_be_run_is_left_out_with_its_reason():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), FixedSize(4, 4)).eval()
+    before = torch.get_num_threads()
+    result = compare_layers(model, copy.deepcopy(model), [torch.randn(8, 4)])
+    assert [set(row.floor.relative) for row in result.rows] == [{RERUN, THREADS}] * 2
+    assert list(result.floor_problems) == [SPLIT]
+    assert "AssertionError" in result.floor_problems[SPLIT]
+    assert torch.get_num_threads() == before

@@ -190,3 +190,79 @@ def test_without_readable_scales_the_errors_of_outputs_name_the_layer():
             scale(deployed.get_submodule("5").run[0])
     suspects = compare_layers(model, deployed, [images()]).suspects
     assert [(one.layer, one.channel) for one in suspects] == [("5", 2)]
+
+
+def reversed_channels(model, other):
+    for name in LAYERS:
+        layer = other.get_submodule(name)
+        layer.weight.copy_(layer.weight.flip(0))
+
+
+def initialised_again(model, other):
+    other.load_state_dict(network(7).state_dict())
+
+
+def zeros(model, other):
+    for name in LAYERS:
+        other.get_submodule(name).weight.zero_()
+
+
+def negated(model, other):
+    for name in LAYERS:
+        other.get_submodule(name).weight.neg_()
+
+
+@pytest.mark.parametrize("change", [reversed_channels, initialised_again, zeros, negated])
+def test_unrelated_weights_have_no_suspects_and_are_called_unrelated(change):
+    model = network()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        change(model, other)
+    result = compare_layers(model, other, [images()])
+    assert result.differs_everywhere
+    assert result.has_other_weights
+    assert result.suspects == ()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+def test_rounded_and_pruned_weights_are_not_called_unrelated(share):
+    model = network()
+    for deployed in (pruned(model, share), quantised(model, images(seed=3), 1 if share == 0.5 else 3)):
+        assert not compare_layers(model, deployed, [images()]).has_other_weights
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_network_of_few_layers_names_the_first_difference(layers):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers))).eval()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in other:
+            layer.bias[1] += 1
+    result = compare_layers(model, other, [torch.randn(5, 4)])
+    assert result.first_beyond_floor.name == "0"
+
+
+@pytest.mark.parametrize(("part", "factor"), [("running_var", 4.0), ("weight", 2.0), ("bias", -1.0)])
+def test_a_changed_norm_of_a_quantised_network_is_named(part, factor):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
+    ).eval()
+    with torch.no_grad():
+        for norm in (model[1], model[4]):
+            norm.bias.uniform_(0.5, 1)
+    deployed = quantised(model, images(seed=3))
+    assert compare_layers(model, deployed, [images()]).suspects == ()
+    with torch.no_grad():
+        getattr(deployed[4], part).mul_(factor)
+    assert [one.layer for one in compare_layers(model, deployed, [images()]).suspects] == ["4"]
+
+
+def test_norms_that_were_folded_into_products_are_no_suspects():
+    model = nn.Sequential(network(), nn.BatchNorm1d(10)).eval()
+    deployed = quantised(model, images(seed=3))
+    with torch.no_grad():
+        model[1].running_var.fill_(0.5)
+    deployed[1] = nn.Identity()
+    assert "1" not in [one.layer for one in compare_layers(model, deployed, [images()]).suspects]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from unsilent.compare.lock_step import Layers
 from unsilent.sites.modules import named_modules
+
+ROOT = "(whole network)"
+"""Name of a network that is one layer."""
 
 
 def unreadable(model: nn.Module) -> str:
@@ -19,21 +25,77 @@ def unreadable(model: nn.Module) -> str:
     return ""
 
 
-def align(original: nn.Module, deployed: nn.Module) -> tuple[dict[str, tuple[nn.Module, nn.Module]], tuple[str, ...]]:
-    """The layers of the original by name, each with its counterpart, and the names of those that have none."""
-    modules = dict(named_modules(original))
-    layers = {name: module for name, module in modules.items() if name and _is_layer(module)}
-    theirs = {name: module for name, module in named_modules(deployed) if name}
+@dataclass(frozen=True)
+class Alignment:
+    """The layers of two networks by name: the path that the layer has in the original, for tied ones the first of their paths.
+
+    Attributes:
+        original, deployed: Each distinct layer once. A layer that one network has at several paths has one name for all of
+            them in both networks, so that its calls are matched in the order in which they are made.
+        paths: By the identity of a layer, its only path in the original, where its name is that of several layers.
+        unaligned: Paths of the original that the deployed network does not have.
+        added: Paths of layers of the deployed network that the original does not have.
+    """
+
+    original: Layers
+    deployed: Layers
+    paths: Mapping[int, str]
+    unaligned: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+def align(original: nn.Module, deployed: nn.Module) -> Alignment:
+    """The layers of both networks, those that belong together by one name."""
+    if not any(original.children()):
+        return Alignment([(ROOT, original)], [(ROOT, deployed)], {}, (), ())
+    layers, theirs = _modules(original), _modules(deployed)
+    layers = {name: module for name, module in layers.items() if _is_layer(module)}
     ours, other = max(
         (("", _prefix(layers, theirs)), (_prefix(theirs, layers), "")),
         key=lambda found: sum(other_name(name, *found) in theirs for name in layers),
     )
-    pairs = {
-        name: (module, theirs[partner])
-        for name, module in layers.items()
-        if (partner := other_name(name, ours, other)) in theirs
+    partners = {name: partner for name in layers if (partner := other_name(name, ours, other)) in theirs}
+    names: dict[int, str] = {}
+    paths: dict[int, list[str]] = defaultdict(list)
+    for name, partner in partners.items():
+        pair = dict.fromkeys((id(layers[name]), id(theirs[partner])))
+        group = next((names[module] for module in pair if module in names), name)
+        for module in pair:
+            names.setdefault(module, group)
+            paths[module].append(name)
+    shared = {names[module] for module, of_module in paths.items() if len(of_module) > 1}
+    return Alignment(
+        _named([layers[name] for name in partners], names),
+        _named([theirs[partner] for partner in partners.values()], names),
+        {
+            module: of_module[0]
+            for module, of_module in paths.items()
+            if len(of_module) == 1 and names[module] in shared
+        },
+        tuple(name for name in layers if name not in partners),
+        _added(theirs, {partner: layers[name] for name, partner in partners.items()}),
+    )
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules but the model itself, by all of their paths."""
+    return {name: module for name, module in named_modules(model, remove_duplicate=False) if name}
+
+
+def _named(modules: Sequence[nn.Module], names: Mapping[int, str]) -> Layers:
+    return [(names[number], module) for number, module in {id(module): module for module in modules}.items()]
+
+
+def _added(theirs: Mapping[str, nn.Module], originals: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Layers of the deployed network without a counterpart, but for what a layer of the original was replaced with."""
+    known = {id(theirs[partner]) for partner in originals}
+    replaced = tuple(partner + "." for partner, module in originals.items() if not any(module.children()))
+    added = {
+        id(module): name
+        for name, module in reversed(list(theirs.items()))
+        if _is_layer(module) and id(module) not in known and not name.startswith(replaced)
     }
-    return pairs, tuple(name for name in layers if name not in pairs)
+    return tuple(reversed(added.values()))
 
 
 def other_name(name: str, prefix: str, other: str) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from unsilent.compare.quantised_products import LayerNoise
-from unsilent.compare.suspects import Suspect, find_suspects
+from unsilent.compare.suspects import Suspect, find_suspects, has_other_weights
 from unsilent.engine.digests import digest, digest_all
 
 FLOORS = 4.0
 """Times its noise floor that a difference is, to be called more than noise."""
+
+FEW = 3
+"""Layers below which most of them differing is no sign of quantisation."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Difference:
     Attributes:
         error: Sum of squared differences.
         original, deployed, product: Sums of squares of the two outputs, and of their products.
-        digests: For each batch, a hash of the bits of both outputs; the order of elements matters.
+        digests: For each tensor of each batch, a hash of the bits of both outputs; the order of elements matters.
     """
 
     error: float = 0.0
@@ -44,7 +48,7 @@ class Difference:
     digests: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, original: Tensor, deployed: Tensor) -> None:
-        """Count the outputs of one batch."""
+        """Count an output of one batch."""
         hashes = digest([original]), digest([deployed])
         self.digests.append(hashes)
         one = original.double()
@@ -103,6 +107,7 @@ class LayerRow:
         floor: How far the original differs from itself; None where it was not measured.
         rounding: Relative difference that other kernels of the same layer may have.
         has_parameters: Whether the original's layer has any.
+        has_only_vectors: Whether all of them are vectors, as those of norms, which quantisation leaves as they are.
         noise: What the quantisation of this layer should cause, and what it does; None where it has no product.
     """
 
@@ -115,13 +120,18 @@ class LayerRow:
     floor: LayerFloor | None = None
     rounding: float = 0.0
     has_parameters: bool = False
+    has_only_vectors: bool = False
     noise: LayerNoise | None = None
 
     @property
+    def local_noise(self) -> float:
+        """The relative difference that the layer alone may have: its noise floor and the rounding of other kernels."""
+        return max(self.rounding, FLOORS * self.floor.largest if self.floor else 0.0)
+
+    @property
     def agrees_locally(self) -> bool:
-        """Whether the layer alone differs by no more than its noise floor and the rounding of other kernels."""
-        noise = max(self.rounding, FLOORS * self.floor.largest if self.floor else 0.0)
-        return self.local is not None and self.local.relative <= noise
+        """Whether the layer alone differs by no more than that."""
+        return self.local is not None and self.local.relative <= self.local_noise
 
     @property
     def is_beyond_floor(self) -> bool:
@@ -139,6 +149,11 @@ class LayerComparison:
         rows: In the order in which the original runs them.
         unaligned: Layers of the original that have no counterpart, or did not run there.
         other_shapes: Layers whose outputs have other shapes.
+        problems: Why layers could not be compared, by name.
+        added: Layers that only the deployed network has.
+        further_calls: Calls of layers that only the deployed network makes.
+        answers_differ: Whether tensors that the networks returned have other bits.
+        floor_problems: Why variations of the noise floor could not be run, by variation.
         unreadable: Why layers could not be read at all; empty where they were.
         batches: Number of batches that were run.
     """
@@ -146,6 +161,11 @@ class LayerComparison:
     rows: tuple[LayerRow, ...]
     unaligned: tuple[str, ...] = ()
     other_shapes: tuple[str, ...] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
+    further_calls: tuple[str, ...] = ()
+    answers_differ: bool = False
+    floor_problems: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
     batches: int = 0
 
@@ -153,11 +173,25 @@ class LayerComparison:
     def differs_everywhere(self) -> bool:
         """Whether most convolutions and linear layers differ by themselves, as in a quantised or pruned network.
 
-        Where there are none, other layers with parameters count.
+        Where there are none, other layers with parameters count. Of one or two layers, it is said where scales can be read.
         """
         alone = [row for row in self.rows if row.has_parameters and row.local is not None]
         rows = [row for row in alone if row.noise is not None] or alone
+        if len(rows) < FEW and all(row.noise is None or row.noise.weight_step is None for row in rows):
+            return False
         return 2 * sum(not row.agrees_locally for row in rows) > len(rows)
+
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether most convolutions and linear layers have weights that are no rounding or pruning of the original's."""
+        noises = [row.noise for row in self.rows if row.noise is not None]
+        return 2 * sum(map(has_other_weights, noises)) > len(noises)
+
+    @property
+    def judged_norms(self) -> tuple[LayerRow, ...]:
+        """Layers such as norms, of which at least half are as the original's, so that the others should be as well."""
+        norms = tuple(row for row in self.rows if row.has_only_vectors and row.local is not None)
+        return norms if 2 * sum(row.agrees_locally for row in norms) >= len(norms) else ()
 
     @property
     def first_difference(self) -> LayerRow | None:
@@ -172,5 +206,17 @@ class LayerComparison:
     @property
     def suspects(self) -> tuple[Suspect, ...]:
         """Layers that differ more than their quantisation explains, the most suspicious first."""
+        if not self.differs_everywhere or self.has_other_weights:
+            return ()
         noises = {row.name: row.noise for row in self.rows if row.noise is not None}
-        return find_suspects(noises) if self.differs_everywhere else ()
+        norms = self.judged_norms
+        text = "given the same inputs, outputs differ by {:.2g} of their norm; {} of {} layers with vectors as parameters agree"
+        found = [
+            Suspect(
+                row.name, None, row.local.relative / row.local_noise,
+                text.format(row.local.relative, sum(one.agrees_locally for one in norms), len(norms)),
+            )
+            for row in norms
+            if row.local is not None and not row.agrees_locally
+        ]  # fmt: skip
+        return tuple(sorted((*find_suspects(noises), *found), key=lambda one: -one.excess))

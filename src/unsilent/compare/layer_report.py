@@ -30,30 +30,59 @@ def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
 def layer_findings(result: LayerComparison) -> Iterator[str]:
     """Sentences without full stops, the most important first."""
     if not result.rows:
-        yield result.unreadable or "no layer of the original ran in both networks"
+        yield result.unreadable or "outputs of no layer could be compared"
+        yield from _left_out(result)
         return
     count, batches = count_text(len(result.rows), "layer"), count_text(result.batches, "batch")
     beyond, first = result.first_beyond_floor, result.first_difference
     if first is None:
         yield f"outputs of {count} are identical bit for bit in {batches}"
+        if result.answers_differ:
+            yield "the networks return different numbers although these layers agree: what differs is computed outside of them"
     elif result.differs_everywhere:
-        products = sum(row.noise is not None for row in result.rows)
-        yield from map(_suspect_text, result.suspects)
-        if not products:
-            yield "suspects are looked for in convolutions and linear layers, of which there are none"
-        elif not result.suspects:
-            yield f"of {count_text(products, 'convolution or linear layer')}, none is a suspect"
-        yield "most layers differ by themselves, as after quantisation or pruning, so that no first one is named"
-        if any(row.noise is not None and row.noise.weight_step is None for row in result.rows):
-            yield "scales of some layers cannot be read: what is usual there comes from the errors of the other layers alone"
+        yield from _suspect_findings(result)
     elif beyond is None:
         yield f"outputs have other bits from layer {first.name} on, and no layer differs by more than its noise floor"
     else:
         yield f"outputs first differ by more than the noise floor in layer {beyond.name}: {_place_text(beyond)}"
+    yield from _left_out(result)
+
+
+def _suspect_findings(result: LayerComparison) -> Iterator[str]:
+    products = [row.noise for row in result.rows if row.noise is not None]
+    yield from map(_suspect_text, result.suspects)
+    if not products:
+        yield "suspects are looked for in convolutions and linear layers, of which there are none"
+    elif result.has_other_weights:
+        yield (
+            "given the same inputs, most convolutions and linear layers have little in common with the original's: their weights "
+            "are not a rounding of the original's, and no suspect can be told"
+        )
+        return
+    elif not result.suspects:
+        norms = count_text(len(result.judged_norms), "layer")
+        also = f" and {norms} with vectors as parameters" if result.judged_norms else ""
+        yield f"of {count_text(len(products), 'convolution or linear layer')}{also}, none is a suspect"
+    yield "most layers differ by themselves, as after quantisation or pruning, so that no first one is named"
+    if any(noise.weight_step is None for noise in products):
+        yield "scales of some layers cannot be read: what is usual there comes from the errors of the other layers alone"
+
+
+def _left_out(result: LayerComparison) -> Iterator[str]:
+    """What was not compared, and why."""
     if result.unaligned:
         yield f"not compared, as the deployed network does not run a layer of this path: {listed(result.unaligned)}"
     if result.other_shapes:
         yield f"not compared, as outputs have other shapes: {listed(result.other_shapes)}"
+    if result.problems:
+        yield f"not compared: {listed(f'{name} ({problem})' for name, problem in result.problems.items())}"
+    if result.added:
+        yield f"not compared, as only the deployed network has a layer of this path: {listed(result.added)}"
+    if result.further_calls:
+        yield f"not compared, as only the deployed network calls these layers that often: {listed(result.further_calls)}"
+    if result.floor_problems:
+        problems = listed(f"{name} ({problem})" for name, problem in result.floor_problems.items())
+        yield f"the noise floor leaves out what could not be run: {problems}"
 
 
 def _cosine(row: LayerRow) -> float | None:

@@ -10,24 +10,23 @@ accumulated difference of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unsilent.compare.alignment import align, unreadable
-from unsilent.compare.layer_records import LayerComparison, LayerRow
-from unsilent.compare.lock_step import LayerCall, LayerCalls, WaitingPass
+from unsilent.compare.layer_records import Difference, LayerComparison, LayerRow
+from unsilent.compare.lock_step import LayerCall, LayerCalls, WaitingPass, output_tensors
 from unsilent.compare.noise_floor import floors_of
 from unsilent.compare.quantised_products import LayerProbe
 from unsilent.engine.digests import digest
 from unsilent.errors import UsageError, kind_and_line
-from unsilent.nested import map_tensors, tensors_in
-from unsilent.protection.layer_watch import first_tensor
+from unsilent.nested import leaves_in, map_tensors, tensors_in
 from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.modules import mode_readers, reject_training_mode
 from unsilent.sites.operands import gives_views, operation_name
@@ -36,6 +35,8 @@ from unsilent.workloads.base import call_model
 ROUNDINGS = 64
 """Relative difference of a layer's outputs that other kernels may have, in units of the element type's rounding."""
 NO_PAIRS = "no layer of the deployed network has the path of one of the original's, such as {!r}; names of modules have to agree"
+
+NOT_RUN = "the two networks could not be run layer by layer: {}"
 
 
 def compare_layers(
@@ -55,29 +56,41 @@ def compare_layers(
         reject_training_mode(mode_readers(model))
     if reason := unreadable(original) or unreadable(deployed):
         return LayerComparison((), unreadable=reason, batches=len(batches))
-    pairs, unaligned = align(original, deployed)
-    if not pairs:
-        return LayerComparison((), unreadable=NO_PAIRS.format(next(iter(unaligned), "none")), batches=len(batches))
-    comparing = _Comparing({name: other for name, (_, other) in pairs.items()})
-    layers = {name: one for name, (one, _) in pairs.items()}
-    for batch in batches:
-        other = WaitingPass(comparing.deployed, partial(run, deployed, batch))
-        with torch.no_grad(), other, LayerCalls(layers, partial(comparing.add, other)):
-            run(original, batch)
-    floors = floors_of(original, layers, batches[0], run)
-    rows = tuple(replace(row, floor=floors.get(row.name)) for row in comparing.rows.values())
-    missing = (*unaligned, *(name for name in comparing.missing if name not in comparing.rows))
-    return LayerComparison(rows, missing, tuple(comparing.other_shapes), batches=len(batches))
+    aligned = align(original, deployed)
+    if not aligned.original:
+        return LayerComparison((), unreadable=NO_PAIRS.format(next(iter(aligned.unaligned))), batches=len(batches))
+    comparing = _Comparing(aligned.paths)
+    try:
+        for batch in batches:
+            other = WaitingPass(aligned.deployed, partial(run, deployed, batch))
+            with torch.no_grad(), other:
+                with LayerCalls(aligned.original, partial(comparing.add, other)):
+                    answer = run(original, batch)
+                comparing.add_answers(answer, *other.finish())
+    except Exception as error:  # whatever a network of the user's raises
+        return LayerComparison((), unreadable=NOT_RUN.format(kind_and_line(error)), batches=len(batches))
+    readable = [(name, layer) for name, layer in aligned.original if name not in comparing.problems]
+    floors, floor_problems = floors_of(original, readable, batches[0], run)
+    for name, row in comparing.rows.items():
+        row.floor = floors.get(name)
+    missing = (*aligned.unaligned, *(name for name in comparing.missing if name not in comparing.rows))
+    return LayerComparison(
+        tuple(comparing.rows.values()), missing, tuple(comparing.other_shapes), comparing.problems, aligned.added,
+        tuple(comparing.further_calls), comparing.answers_differ, floor_problems, batches=len(batches),
+    )  # fmt: skip
 
 
 class _Comparing:
     """Rows in the making."""
 
-    def __init__(self, deployed: dict[str, nn.Module]) -> None:
-        self.deployed = deployed
+    def __init__(self, paths: Mapping[int, str]) -> None:
         self.rows: dict[str, LayerRow] = {}
         self.missing: dict[str, None] = {}
         self.other_shapes: dict[str, None] = {}
+        self.problems: dict[str, str] = {}
+        self.further_calls: dict[str, None] = {}
+        self.answers_differ = False
+        self._paths = paths
         self._has_operation = False
 
     def add(self, other: WaitingPass, call: LayerCall) -> None:
@@ -86,55 +99,111 @@ class _Comparing:
         if theirs is None:
             self.missing[call.name] = None
             return
-        if theirs.output.shape != call.output.shape:
+        try:
+            self._add(call, theirs)
+        except Exception as error:  # a layer that cannot be compared is no reason to compare none
+            self.rows.pop(call.name, None)
+            self.problems[call.name] = kind_and_line(error)
+
+    def add_answers(self, answer: Any, other: Any, further_calls: list[str]) -> None:
+        """Compare what the networks returned for one batch."""
+        self.further_calls |= dict.fromkeys(further_calls)
+        self.answers_differ |= _digest_of(answer) != _digest_of(other)
+
+    def _add(self, call: LayerCall, theirs: LayerCall) -> None:
+        if call.name in self.problems:  # in an earlier batch
+            return
+        if type(theirs.module).__module__.startswith("torch.ao.nn.intrinsic"):
+            self.problems[call.name] = f"{type(theirs.module).__name__} also computes what follows it"
+            return
+        if _shapes(theirs.outputs) != _shapes(call.outputs):
             self.other_shapes[call.name] = None
             return
         if call.name not in self.rows:
-            rounding = ROUNDINGS * torch.finfo(call.output.dtype).eps
-            parameters = any(True for _ in call.module.parameters())
+            rounding = ROUNDINGS * torch.finfo(call.outputs[0].dtype).eps
             self.rows[call.name] = LayerRow(
-                call.name, type(call.module).__name__, rounding=rounding, has_parameters=parameters
-            )
+                self._name(call, theirs), type(call.module).__name__, rounding=rounding,
+                has_parameters=any(True for _ in call.module.parameters()),
+                has_only_vectors=_has_only_vectors(call.module) and _has_only_vectors(theirs.module),
+            )  # fmt: skip
         row = self.rows[call.name]
-        row.accumulated.add(call.output, theirs.output)
+        _add_all(row.accumulated, call.outputs, theirs.outputs)
         if row.local is not None:
             self._add_local(row, call, theirs)
+
+    def _name(self, call: LayerCall, theirs: LayerCall) -> str:
+        """Of a call of tied layers, the path that the layer has in a network where it is not tied."""
+        known = {row.name for row in self.rows.values()}
+        paths = (self._paths.get(id(module)) for module in (call.module, theirs.module))
+        return next((path for path in paths if path is not None and path not in known), call.name)
 
     def _add_local(self, row: LayerRow, call: LayerCall, theirs: LayerCall) -> None:
         if getattr(call.module, "inplace", False):
             row.local, row.local_problem = None, "it overwrites its inputs"
             return
-        inputs, named = _copies((call.inputs, call.named_inputs), (theirs.inputs, theirs.named_inputs))
         probe = LayerProbe(call, theirs.module)
         try:
+            inputs, named = _copies((call.inputs, call.named_inputs), (theirs.inputs, theirs.named_inputs))
             # Modules such as attention compute otherwise while functions are watched.
             with probe if probe.is_for_product else nullcontext():
-                output = first_tensor(theirs.module.forward(*inputs, **named))
+                outputs = output_tensors(theirs.module.forward(*inputs, **named))
         except Exception as error:  # whatever a module of the user's raises
             row.local, row.local_problem = None, kind_and_line(error)
             return
-        if output is None or output.shape != call.output.shape:
+        if _shapes(outputs) != _shapes(call.outputs):
             row.local, row.local_problem = None, "alone, it returns another shape"
             return
         assert row.local is not None
-        row.local.add(call.output, output)
-        row.noise = probe.noise(output, row.noise)
+        _add_all(row.local, call.outputs, outputs)
+        row.noise = probe.noise(outputs[0], row.noise)
         if not self._has_operation and not row.local.has_same_bits:
             self._has_operation = True
             row.operation = differing_operation(call, theirs.module, inputs, named)
 
 
+def _digest_of(answer: Any) -> int:
+    """Of the tensors that a network returned; the order of the keys of a dict does not matter."""
+    leaves = sorted(leaves_in(answer), key=lambda leaf: leaf[0])
+    return digest([tensor for _, value in leaves for tensor in output_tensors(value)])
+
+
+def _has_only_vectors(module: nn.Module) -> bool:
+    return {parameter.ndim for parameter in module.parameters()} == {1}
+
+
+def _shapes(outputs: Sequence[Tensor]) -> list[torch.Size]:
+    return [output.shape for output in outputs]
+
+
+def _add_all(difference: Difference, outputs: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    for output, other in zip(outputs, others, strict=True):
+        difference.add(output, other)
+
+
 def _copies(inputs: Any, pattern: Any = None) -> Any:
     """Copies of inputs, one for each tensor however often it is given.
 
-    With a pattern of as many tensors, they have the element types of those and are on their devices.
+    With a pattern of as many tensors, they have the element types of those, quantised as those are, and are on their devices.
     """
     ours, others = list(tensors_in(inputs)), list(tensors_in(pattern))
     copies = {
-        id(one): one.clone().to(other)
+        id(one): _copy(one, other)
         for one, other in zip(ours, others if len(others) == len(ours) else ours, strict=True)
     }
     return map_tensors(inputs, lambda _, tensor: copies[id(tensor)])
+
+
+def _copy(tensor: Tensor, pattern: Tensor) -> Tensor:
+    if tensor.is_quantized and pattern.is_quantized:
+        return tensor.clone()
+    if tensor.is_quantized:
+        return tensor.dequantize().to(pattern)
+    if not pattern.is_quantized:
+        return tensor.clone().to(pattern)
+    with warnings.catch_warnings():  # PyTorch is about to drop quantised tensors
+        warnings.simplefilter("ignore")
+        scale, zero = pattern.q_scale(), pattern.q_zero_point()
+        return torch.quantize_per_tensor(tensor.to(pattern.device), scale, zero, pattern.dtype)
 
 
 class _Operations(DispatchMode):
@@ -147,7 +216,8 @@ class _Operations(DispatchMode):
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if not gives_views(func):
-            self.results.append((operation_name(func), digest(list(tensors_in(result)))))
+            plain = [one.dequantize() if one.is_quantized else one for one in tensors_in(result)]
+            self.results.append((operation_name(func), digest(plain)))
         return result
 
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from unsilent.protection.layer_watch import first_tensor
+from unsilent.nested import tensors_in
+
+Layers = Sequence[tuple[str, nn.Module]]
+"""Modules to listen to, each with its name; calls of modules of one name are counted together."""
 
 
 class LayerCall(NamedTuple):
@@ -23,24 +27,41 @@ class LayerCall(NamedTuple):
     Attributes:
         name: Of the layer, ``#2`` behind it for its second call.
         inputs, named_inputs: What it was called with.
-        output: The tensor that it returned, or the first of a tuple.
+        outputs: The tensors of floating-point numbers that it returned, at least one; quantised ones dequantised.
     """
 
     name: str
     module: nn.Module
     inputs: tuple[Any, ...]
     named_inputs: dict[str, Any]
-    output: Tensor
+    outputs: tuple[Tensor, ...]
+
+
+def output_tensors(output: Any) -> tuple[Tensor, ...]:
+    """The tensors of floating-point numbers in what a layer returned; quantised ones dequantised."""
+    plain = (one.dequantize() if one.is_quantized else one for one in tensors_in(output))
+    return tuple(one for one in plain if one.is_floating_point() and one.ndim and one.numel())
+
+
+def thread_settings() -> list[AbstractContextManager[Any]]:
+    """What PyTorch keeps for each thread and layers depend on, as it is set here: inference mode and autocast."""
+    settings: list[AbstractContextManager[Any]] = [torch.inference_mode(torch.is_inference_mode_enabled())]
+    accelerator = torch.accelerator.current_accelerator()
+    for kind in {"cpu", "cpu" if accelerator is None else accelerator.type}:
+        if torch.is_autocast_enabled(kind):
+            cached = torch.is_autocast_cache_enabled()
+            settings.append(torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=cached))
+    return settings
 
 
 class _Stopped(BaseException):
-    """Ends a pass that nobody waits for any more; no user code catches it."""
+    """Ends a pass that nobody waits for any more."""
 
 
 class LayerCalls:
     """Hooks that pass each call of a layer, made by one thread, to a listener; a context manager that removes them."""
 
-    def __init__(self, layers: Mapping[str, nn.Module], listener: Callable[[LayerCall], None]) -> None:
+    def __init__(self, layers: Layers, listener: Callable[[LayerCall], None]) -> None:
         self._layers, self._listener = layers, listener
         self._counts: Counter[str] = Counter()
         self._thread, self._is_listening = threading.get_ident(), False
@@ -48,7 +69,7 @@ class LayerCalls:
 
     def __enter__(self) -> LayerCalls:
         self._hooks = [
-            module.register_forward_hook(self._hook(name), with_kwargs=True) for name, module in self._layers.items()
+            module.register_forward_hook(self._hook(name), with_kwargs=True) for name, module in self._layers
         ]
         return self
 
@@ -58,15 +79,14 @@ class LayerCalls:
 
     def _hook(self, name: str) -> Callable[..., None]:
         def ran(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            value = first_tensor(output)
             # A listener may call layers itself.
-            if value is None or self._is_listening or threading.get_ident() != self._thread:
+            if self._is_listening or threading.get_ident() != self._thread or not (values := output_tensors(output)):
                 return
             self._counts[name] += 1
             run = name if self._counts[name] == 1 else f"{name}#{self._counts[name]}"
             self._is_listening = True
             try:
-                self._listener(LayerCall(run, module, inputs, named, value))
+                self._listener(LayerCall(run, module, inputs, named, values))
             finally:
                 self._is_listening = False
 
@@ -82,11 +102,13 @@ class WaitingPass:
         threads: Number of threads that operations of this pass use; None: as they are set.
     """
 
-    def __init__(self, layers: Mapping[str, nn.Module], call: Callable[[], Any], threads: int | None = None) -> None:
+    def __init__(self, layers: Layers, call: Callable[[], Any], threads: int | None = None) -> None:
         self._layers, self._call, self._threads = layers, call, threads
+        self._settings = thread_settings()
         self._resume, self._reached = threading.Semaphore(0), threading.Semaphore(0)
         self._current: LayerCall | None = None
         self._early: dict[str, LayerCall] = {}
+        self._result: Any = None
         self._error: BaseException | None = None
         self._has_ended = self._is_stopped = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -96,18 +118,30 @@ class WaitingPass:
         while name not in self._early:
             if self._current is not None:  # nobody asked for it yet
                 late = self._current
-                self._early[late.name] = late._replace(output=late.output.clone())
+                self._early[late.name] = late._replace(outputs=tuple(one.clone() for one in late.outputs))
                 self._current = None
             if self._has_ended:
                 return None
-            self._resume.release()
-            self._reached.acquire()
-            if self._error is not None:
-                raise self._error
+            self._go_on()
             if self._current is not None and self._current.name == name:
                 found, self._current = self._current, None
                 return found
         return self._early.pop(name)
+
+    def finish(self) -> tuple[Any, list[str]]:
+        """Run on to the end; what the model returned, and the calls of layers that nobody asked for."""
+        further = list(self._early)
+        self._early.clear()
+        while True:
+            if self._current is not None:
+                further.append(self._current.name)
+                self._current = None
+            if self._has_ended:
+                break
+            self._go_on()
+        if self._error is not None:  # raised before, and caught by the other model
+            raise self._error
+        return self._result, further
 
     def __enter__(self) -> WaitingPass:
         self._thread.start()
@@ -118,6 +152,12 @@ class WaitingPass:
         self._resume.release()
         self._thread.join()
 
+    def _go_on(self) -> None:
+        self._resume.release()
+        self._reached.acquire()
+        if self._error is not None:
+            raise self._error
+
     def _run(self) -> None:
         self._resume.acquire()
         try:
@@ -125,8 +165,10 @@ class WaitingPass:
                 return
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
-            with torch.no_grad(), LayerCalls(self._layers, self._wait):
-                self._call()
+            with ExitStack() as stack:
+                for setting in (*self._settings, torch.no_grad(), LayerCalls(self._layers, self._wait)):
+                    stack.enter_context(setting)
+                self._result = self._call()
         except _Stopped:
             pass
         except BaseException as error:
@@ -136,6 +178,10 @@ class WaitingPass:
             self._reached.release()
 
     def _wait(self, call: LayerCall) -> None:
+        if (
+            self._is_stopped
+        ):  # the model caught what was to end it: its pass runs to its end, and nobody waits for its layers
+            return
         self._current = call
         del call  # what is waited with holds no output
         self._reached.release()

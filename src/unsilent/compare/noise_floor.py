@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -11,39 +12,49 @@ import torch
 from torch import nn
 
 from unsilent.compare.layer_records import Difference, LayerFloor
-from unsilent.compare.lock_step import LayerCall, LayerCalls, WaitingPass
-from unsilent.errors import UsageError
+from unsilent.compare.lock_step import LayerCall, LayerCalls, Layers, WaitingPass
+from unsilent.errors import UsageError, kind_and_line
 from unsilent.workloads.batch_samples import count_samples, take_samples
 
-RERUN, THREADS, SPLIT = "rerun", "threads", "split"
+RERUN, THREADS, SPLIT = "run again", "other threads", "two halves"
 
 
 def floors_of(
-    model: nn.Module, layers: Mapping[str, nn.Module], batch: Any, run: Callable[[nn.Module, Any], Any]
-) -> dict[str, LayerFloor]:
-    """The floor of each call of a layer, by its name, for one batch."""
-    floors: dict[str, dict[str, float]] = {}
+    model: nn.Module, layers: Layers, batch: Any, run: Callable[[nn.Module, Any], Any]
+) -> tuple[dict[str, LayerFloor], dict[str, str]]:
+    """The floor of each call of a layer by its name, for one batch; and why variations could not be run, by variation."""
+    floors: dict[str, dict[str, float]] = defaultdict(dict)
+    problems: dict[str, str] = {}
     before = torch.get_num_threads()
 
-    def compare(variation: str, passes: list[WaitingPass], call: LayerCall) -> None:
-        again = [one.reach(call.name) for one in passes]
-        outputs = [one.output for one in again if one is not None and one.output.ndim]
-        if len(outputs) == len(passes) and sum(map(len, outputs)) == len(call.output):
-            difference = Difference()
-            difference.add(call.output, torch.cat(outputs))
-            floors.setdefault(call.name, {})[variation] = difference.relative
+    def compare(differences: dict[str, Difference], passes: list[WaitingPass], call: LayerCall) -> None:
+        again = [other.outputs for one in passes if (other := one.reach(call.name)) is not None]
+        if len(again) < len(passes) or any(len(outputs) != len(call.outputs) for outputs in again):
+            return
+        for output, *parts in zip(call.outputs, *again, strict=True):
+            # The first dimension need not be that of samples.
+            if len({part.shape[1:] for part in (output, *parts)}) == 1 and sum(map(len, parts)) == len(output):
+                differences[call.name].add(output, torch.cat(parts))
 
     for variation, (parts, threads) in _variations(batch, before).items():
+        differences: dict[str, Difference] = defaultdict(Difference)
         try:
             with ExitStack() as stack:
                 waiting = [WaitingPass(layers, partial(run, model, part), threads) for part in parts]
                 passes = [stack.enter_context(one) for one in waiting]
                 stack.enter_context(torch.no_grad())
-                stack.enter_context(LayerCalls(layers, partial(compare, variation, passes)))
+                stack.enter_context(LayerCalls(layers, partial(compare, differences, passes)))
                 run(model, batch)
+                for one in passes:
+                    one.finish()
+        except Exception as error:  # such as that of a model that takes batches of one size
+            problems[variation] = kind_and_line(error)
+            continue
         finally:
             torch.set_num_threads(before)
-    return {name: LayerFloor(values) for name, values in floors.items()}
+        for name, difference in differences.items():
+            floors[name][variation] = difference.relative
+    return {name: LayerFloor(values) for name, values in floors.items()}, problems
 
 
 def _variations(batch: Any, threads: int) -> dict[str, tuple[list[Any], int | None]]:

@@ -156,7 +156,7 @@ def in_units_of(weight: Tensor, deployed: Tensor, step: Tensor | None) -> Tensor
     if not (other == other.round()).all():
         return deployed
     if step is None:
-        step = (one * other).sum(1) / other.square().sum(1).clamp_min(1e-300)
+        step = (one * other).sum(1) / other.square().sum(1).clamp_min(torch.finfo(other.dtype).tiny)
     return (other * step.to(other)[:, None]).reshape(deployed.shape)
 
 

@@ -38,6 +38,9 @@ ROUNDING, TINY = 1e-6, 1e-300
 """Relative error that float32 arithmetic has by itself; and what avoids a division by 0."""
 CUT = 0.02
 """Share of a layer's inputs that its range may cut off."""
+OTHER_WEIGHT, OTHER_OUTPUT = 0.52, 0.8
+"""Change of a kept weight, as a share of its channel's largest, that no rounding makes, be it to -1, 0 and 1; and the error of
+outputs, as a share of them, both in squares, from which on the two have little in common (1 dB)."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,17 @@ def find_suspects(noises: Mapping[str, LayerNoise]) -> tuple[Suspect, ...]:
         one for name, noise in noises.items() if name not in known and (one := _range_suspect(name, noise, most_cut))
     ]
     return tuple(sorted(found, key=lambda one: -one.excess))
+
+
+def has_other_weights(noise: LayerNoise) -> bool:
+    """Whether a layer is so far from the original's, given the same inputs, that its weights are no rounding of them."""
+    if not float(noise.error.sum()) <= OTHER_OUTPUT * float(noise.signal.sum()):
+        return True
+    if noise.kept_change is None:
+        return False
+    if not noise.carried_inputs.any():  # all weights are 0
+        return True
+    return float((noise.kept_change / noise.largest_weight.clamp_min(TINY)).median()) > OTHER_WEIGHT
 
 
 def weight_levels(noises: Mapping[str, LayerNoise]) -> tuple[float, bool] | None:

@@ -22,9 +22,9 @@ _PACKED = "_packed_params"
 """Attribute of quantised modules."""
 
 
-def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def named_modules(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
     """As ``model.named_modules()``; raises ``UsageError`` for two names that are written alike."""
-    return _written(model.named_modules())
+    return _written(model.named_modules(remove_duplicate=remove_duplicate))
 
 
 def named_parameters(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
