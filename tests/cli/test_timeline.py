@@ -97,6 +97,11 @@ def test_settings_for_ddp(capsys):
     assert min(sum(one["seconds"]) for one in results["best"]) <= sum(results["default"]["seconds"])
 
 
+def test_an_empty_system_is_no_system(capsys):
+    assert run(["timeline", "optimise", str(TRACES), "--system", ""]) == 2
+    assert "--system is ''" in capsys.readouterr().err
+
+
 def test_what_names_nothing_is_one_line(capsys):
     assert run(["timeline", str(TRACES), "--what-if", "scale:all_redcue=2"]) == 2
     assert "did you mean" in capsys.readouterr().err
@@ -115,7 +120,7 @@ def test_what_ifs_of_ddp_say_what_they_assume(capsys):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--system", "a100:2"], "ask one of these"), (["--system", "a100:2", "--what-if", "network=infinite"], "ask one of these"),
+    [(["--system", ""], "--system is ''"), (["--system", "a100:2"], "ask one of these"), (["--system", "a100:2", "--what-if", "network=infinite"], "ask one of these"),
      (["--system", "a100:2", "--what-if", "buckets=1"], "32 devices, but the job has 2 ranks"),
      (["--system", "b100", "--what-if", "buckets=1"], "did you mean"), (["--what-if", "bucket=1"], "did you mean 'buckets'")],
 )  # fmt: skip

@@ -94,11 +94,11 @@ class Timeline(Shown):
         return self.slowdown.unexplained_share < MOST_UNEXPLAINED and ratio < MOST_LONGER
 
 
-def diagnose(job: Job, questions: Sequence[str] = (), system: str = "") -> Timeline:
+def diagnose(job: Job, questions: Sequence[str] = (), system: str | None = None) -> Timeline:
     """What a job's time went to, and answers to what-ifs (see `answer`); raises ``UsageError`` for one that names nothing."""
     slowdown = measure_slowdown(job)
     step = int(np.argsort(slowdown.recorded, kind="stable")[(len(slowdown.recorded) - 1) // 2])
-    answers = answer(Replay(job), questions, system) if questions or system else []
+    answers = answer(Replay(job), questions, system) if questions or system is not None else []
     split = split_steps(job)
     return Timeline(job, slowdown, split, excesses(job, split), step, critical_path(job, step), answers)
 

@@ -181,7 +181,7 @@ def same_place(operations: Operations, of: NDArray[np.int32]) -> Indices:
 def _step_begins(job: Job, by_rank: bool = False) -> Floats:
     """When the step of each operation began, on its rank or on the first one, float64[n]; 0 for those of no step."""
     operations = job.operations
-    row = np.searchsorted(job.ranks, operations.rank) if by_rank else 0
+    row = np.searchsorted(job.ranks, operations.rank) if by_rank else np.zeros(len(operations), np.intp)
     begins = np.full((len(job.ranks), int(operations.step.max()) + 2), np.inf)
     np.minimum.at(begins, (row, operations.step), operations.start)
     begins[:, -1] = 0.0  # where those of no step wrote

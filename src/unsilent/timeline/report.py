@@ -43,7 +43,7 @@ def slowdown_report(result: Slowdown, source: str = "") -> Report:
             ("slowdown", interval_text(slowdown), f"{_quantiles(result)} in single steps"),
             ("slowdown, gaps kept", interval_text(kept), "with recorded gaps in both replays"),
             ("step time", time_text(result.recorded.mean()),
-             f"recorded, from the last end of a step to that of the next one, mean of {count_text(len(result.recorded), 'step')}"),
+             f"recorded, from last end to last end, mean of {count_text(len(result.recorded), 'step')}"),
             *([("slowest workers (M_W)", _share(result.slow_workers), _ranks(result.slow_workers))] if is_job else []),
             *((("last stage (M_S)", _share(last), f"{count_text(len(last.ranks), 'rank')}"),) if last else ()),
             ("unexplained gaps", f"{100 * result.unexplained_share:.2g} %", "of the time of all ranks"),
