@@ -65,6 +65,7 @@ def test_steps_take_what_the_slow_simulation_says(job, question, change):
     (result,) = answer(Replay(job), [question])
     assert result.predicted == pytest.approx(slow(job, **change))
     assert result.recorded == pytest.approx(slow(job))
+    assert result.measured.tolist() == ddp_job(job).recorded.tolist()
     assert any("recorded steps" in note for note in result.notes)
 
 

@@ -34,12 +34,14 @@ class DdpAnswer(NamedTuple):
         recorded, predicted: Seconds of each step by the model, with recorded and with other settings, float64[steps].
         notes: What was assumed, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that the cost was fitted to.
+        measured: Seconds of each step as they were recorded, which the model may miss, float64[steps].
     """
 
     recorded: Floats
     predicted: Floats
     notes: tuple[str, ...]
     is_extrapolated: bool
+    measured: Floats
 
 
 class DdpQuestions:
@@ -91,7 +93,7 @@ class DdpQuestions:
         if not cost.covers(sizes):
             notes.append(f"{beyond_fit(cost, sizes)}; give a --system that was measured with --sizes around these")
         predicted = ddp.steps.step_seconds(buckets, cost, share)
-        return DdpAnswer(recorded, predicted, tuple(notes), not cost.covers(sizes))
+        return DdpAnswer(recorded, predicted, tuple(notes), not cost.covers(sizes), ddp.recorded)
 
     @cached_property
     def _ddp(self) -> DdpJob:

@@ -98,7 +98,7 @@ def _facts(result: Slowdown) -> Iterator[tuple[str, str]]:
 def _headline(result: Slowdown) -> str:
     slowdown = result.slowdown.estimate or 0.0
     return (
-        f"By replay, a step takes {slowdown:.3g} times as long as without stragglers: "
+        f"By replay without gaps, a step takes {slowdown:.3g} times as long as without stragglers: "
         f"{time_text(result.without_gaps.mean())} instead of {time_text(result.straggler_free.mean())}."
     )
 

@@ -45,6 +45,8 @@ FORMS = (
 )
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 LARGEST_FACTOR = 1e3
+MOST_OFF = 0.2
+"""Nothing is predicted by a model of DDP that misses the recorded steps by a larger share."""
 _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 
@@ -68,6 +70,8 @@ class Answer:
         recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
         notes: What was assumed, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
+        measured: Of an answer by the model of DDP, seconds of each step as they were recorded, float64[steps]; None: by replay,
+            which has the recorded steps.
     """
 
     text: str
@@ -75,6 +79,17 @@ class Answer:
     predicted: Floats
     notes: tuple[str, ...] = ()
     is_extrapolated: bool = False
+    measured: Floats | None = None
+
+    @property
+    def model_error(self) -> float | None:
+        """How far the mean step of the model of DDP is off from the recorded one, as a share of it; None: by replay."""
+        return None if self.measured is None else float(self.recorded.mean() / self.measured.mean() - 1)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the model has the recorded steps, but for `MOST_OFF`; whether a replay is to be trusted, the job decides."""
+        return abs(self.model_error or 0.0) <= MOST_OFF
 
     @property
     def ratios(self) -> Floats:
