@@ -30,7 +30,7 @@ def answer(capsys, *words):
 
 def test_the_slow_rank_is_named(trace, capsys):
     out = " ".join(answer(capsys, "timeline", trace).split())
-    assert "By replay, a step takes 1." in out
+    assert "By replay without gaps, a step takes 1." in out
     assert "with rank 1 at straggler-free durations, a step takes" in out
     assert "workers rank slowdown" in out
 
@@ -97,6 +97,11 @@ def test_settings_for_ddp(capsys):
     assert min(sum(one["seconds"]) for one in results["best"]) <= sum(results["default"]["seconds"])
 
 
+def test_an_empty_system_is_no_system(capsys):
+    assert run(["timeline", "optimise", str(TRACES), "--system", ""]) == 2
+    assert "--system is ''" in capsys.readouterr().err
+
+
 def test_what_names_nothing_is_one_line(capsys):
     assert run(["timeline", str(TRACES), "--what-if", "scale:all_redcue=2"]) == 2
     assert "did you mean" in capsys.readouterr().err
@@ -105,17 +110,18 @@ def test_what_names_nothing_is_one_line(capsys):
 def test_what_ifs_of_ddp_say_what_they_assume(capsys):
     words = ("--what-if", "buckets=1", "--what-if", "server=1")
     out = " ".join(answer(capsys, "timeline", TRACES, *words, "--plain").split())
-    assert "buckets=1: a step would take" in out
-    assert "(beyond the sizes that the cost was fitted to)" in out
+    assert "buckets=1: not predicted, as the model of DDP is off by -" in out
     assert "buckets=1, server=1: with the recorded buckets, the model of DDP is off by" in out
     first, _ = json.loads(answer(capsys, "timeline", TRACES, *words, "--json"))["results"]["what_if"]
     assert first["is_extrapolated"]
+    assert not first["is_trusted"]
     assert first["notes"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--system", "a100:2"], "ask one of these"), (["--system", "a100:2", "--what-if", "network=infinite"], "ask one of these"),
+    [(["--system", ""], "--system is ''"), (["--system", "a100:2"], "ask one of these"),
+     (["--system", "a100:2", "--what-if", "network=infinite"], "ask one of these"),
      (["--system", "a100:2", "--what-if", "buckets=1"], "32 devices, but the job has 2 ranks"),
      (["--system", "b100", "--what-if", "buckets=1"], "did you mean"), (["--what-if", "bucket=1"], "did you mean 'buckets'")],
 )  # fmt: skip

@@ -59,18 +59,22 @@ def drawn_jobs(draw):
     values = lambda: draw(st.lists(eighths, min_size=n, max_size=n))  # noqa: E731
     durations, gaps, split = values(), values(), draw(st.integers(0, len(sizes) - 1))
     step = [int(at > split) for at in layer]
-    # Whoever waits for nothing begins with its step, which begins when its first operation does.
+    rank = [i % 3 for i in range(n)]
+    depends = any(step[p] < step[i] for i, ps in enumerate(predecessors) for p in ps)
+    # Whoever waits for nothing begins with its step, which begins when its first operation does: of its rank where a step
+    # depends on another one.
+    parts = [(of, number if depends else 0) for of, number in zip(step, rank, strict=True)]
     release = [0.0] * n
     for _ in range(2):
         starts, ends = replay(predecessors, collective, durations, gaps, release)
-        begins = {s: min(start for start, of in zip(starts, step, strict=True) if of == s) for s in set(step)}
-        release = [begins[s] for s in step]
+        begins = {s: min(start for start, of in zip(starts, parts, strict=True) if of == s) for s in set(parts)}
+        release = [begins[s] for s in parts]
     measured = [
         s - (max(ends[p] for p in ps) if ps else r) for s, ps, r in zip(starts, predecessors, release, strict=True)
     ]
     edges = [(p, i, (CHAIN, PIPELINE)[(p + i) % 2]) for i, ps in enumerate(predecessors) for p in ps]
     recorded = np.subtract(ends, starts)
-    job = make_job(starts, recorded, edges=edges, collective=collective, step=step, rank=[i % 3 for i in range(n)])
+    job = make_job(starts, recorded, edges=edges, collective=collective, step=step, rank=rank)
     return Drawn(job, predecessors, collective, durations, measured, release)
 
 

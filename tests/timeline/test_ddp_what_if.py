@@ -65,6 +65,7 @@ def test_steps_take_what_the_slow_simulation_says(job, question, change):
     (result,) = answer(Replay(job), [question])
     assert result.predicted == pytest.approx(slow(job, **change))
     assert result.recorded == pytest.approx(slow(job))
+    assert result.measured.tolist() == ddp_job(job).recorded.tolist()
     assert any("recorded steps" in note for note in result.notes)
 
 
@@ -94,11 +95,12 @@ def test_sizes_beyond_those_of_the_fit_are_flagged(job):
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ("buckets=0", "whole numbers"),
-        ("buckets=x", "whole numbers"),
-        ("buckets=1,,2", "whole numbers"),
-        ("gradients=fp61", "did you mean"),
-        ("server=0", "whole number"),
+        ("buckets=0", "expected whole MiB from 1"),
+        ("buckets=0.5", "is '0.5'; expected whole MiB from 1"),
+        ("buckets=10000000", "from 1 to 1,048,576, like 25"),
+        ("buckets=1,,2", "whole MiB"),
+        ("gradients=fp32", "gradients is 'fp32'; expected fp16 or bf16"),
+        ("server=0", "expected a whole number from 1 to 1,048,576"),
         ("reduction=all-reduce over all devices", "--system"),
     ],
 )

@@ -16,6 +16,7 @@ from unsilent.timeline.diagnosis import diagnose
 from unsilent.timeline.job import COLLECTIVE, FORWARD, OPTIMIZER, Edges
 from unsilent.timeline.step_split import split_steps, step_bounds
 from unsilent.timeline.stragglers import PARTS, excesses
+from unsilent.timeline.what_if import Answer
 
 
 def test_the_parts_of_a_step_add_up():
@@ -202,3 +203,36 @@ def test_steps_that_overlap_are_said_to():
 )  # fmt: skip
 def test_the_json_object_has_a_verdict(job, verdict):
     assert diagnose(job).report().further_json["results"]["verdict"] == verdict
+
+
+def answers(model, measured=0.1):
+    """A diagnosis with the answers of a replay and of the model of DDP, which predicts ``model`` seconds for recorded steps."""
+    steps = np.ones(4)
+    by_replay = Answer("rank:0=+1ms", 0.1 * steps, 0.12 * steps)
+    by_model = Answer("buckets=1", model * steps, 0.05 * steps, is_extrapolated=True, measured=measured * steps)
+    return replace(diagnose(ddp_job(2, 20)), answers=[by_replay, by_model])
+
+
+def test_an_answer_of_the_model_of_ddp_is_not_said_to_be_a_replay():
+    _, replayed, modelled, *_ = answers(0.09).report().findings
+    assert replayed == "rank:0=+1ms: a step would take 120 ms instead of 100 ms, by replay"
+    assert modelled == (
+        "buckets=1: a step would take 50 ms instead of 90 ms, by the model of DDP, which is off by -10 % from the recorded 100 ms"
+        " (beyond the sizes that the cost was fitted to)"
+    )
+
+
+@pytest.mark.parametrize("model", [0.07, 0.13])
+def test_a_model_that_is_far_off_predicts_nothing(model):
+    result = answers(model)
+    finding = result.report().findings[2]
+    assert finding == (
+        f"buckets=1: not predicted, as the model of DDP is off by {100 * (model / 0.1 - 1):+.0f} % from the recorded steps (100 ms)"
+    )
+    first, second = result.report().further_json["results"]["what_if"]
+    assert (first["is_trusted"], second["is_trusted"]) == (True, False)
+    assert (first["model_error"], second["model_error"]) == (None, pytest.approx(model / 0.1 - 1))
+
+
+def test_the_slowdown_is_said_to_leave_out_gaps():
+    assert "By replay without gaps, a step takes" in diagnose(ddp_job(2, 20)).report().headline

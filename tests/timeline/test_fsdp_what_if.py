@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kineto_traces import cpu_job, sharded_step, trace, write
 from unsilent.errors import UsageError
+from unsilent.timeline.job import FORWARD
 from unsilent.timeline.load import load_job
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.what_if import answer, parse_change
@@ -72,3 +75,14 @@ def test_jobs_without_sharded_parameters_have_no_such_settings(tmp_path, questio
     cpu_job(tmp_path)
     with pytest.raises(UsageError, match="under FSDP2"):
         answer(Replay(load_job([tmp_path])), [question])
+
+
+def test_a_job_that_does_not_gather_again_is_said_to_have_the_setting(tmp_path):
+    """All-gathers of the forward pass stay; none is in a backward pass."""
+    recorded = job(tmp_path)
+    o = recorded.operations
+    gathers = np.array(["gather" in one for one in o.names])[o.name]
+    phase = np.where(gathers, FORWARD, o.phase).astype(np.int8)
+    with pytest.raises(UsageError, match="all-gathers in forward passes alone.*the setting already") as raised:
+        answer(Replay(replace(recorded, operations=replace(o, phase=phase))), ["reshard_after_forward=no"])
+    assert "under FSDP2" not in str(raised.value)

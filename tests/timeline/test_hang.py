@@ -87,6 +87,13 @@ def test_the_command_names_what_was_not_looked_at(tmp_path):
     assert "a rank above 2 would not be noticed" in done.stdout
 
 
+def test_a_missing_rank_may_wait_in_a_message_that_dumps_do_not_hold():
+    """Rank 1 of ``message`` was stopped, not waiting; a rank that waits in a recv leaves the same dump over gloo."""
+    missing, healthy = (find_hang([DATA / name / "json"]).report() for name in ("message", "healthy"))
+    assert any("may wait in one, which dumps of gloo do not hold" in note for note in missing.notes)
+    assert not any("gloo" in note for note in healthy.notes)
+
+
 def test_one_dump_alone_says_what_it_cannot_know():
     done = in_process("timeline", "hang", DATA / "stop" / "json" / "flight-rank0.json", "--json")
     assert (done.returncode, json.loads(done.stdout)["results"]["waiting_without_missing"][0]["waiting"]) == (0, [0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kineto_traces import cpu_job, cpu_step, trace, write
@@ -31,6 +33,8 @@ def test_a_peak_has_its_step_and_phase(tmp_path):
     assert (peak.rank, peak.bytes, peak.step, peak.phase) == (0, 9000, 4, "backward")
     report = diagnose(recorded).report()
     (table,) = next(one for one in report.sections if one.title == "Memory").parts
+    assert table.title == "peak of memory allocated since the recording began"
+    assert any("such as parameters, is not in them" in note for note in report.notes)
     assert table.rows[0].cells == ("0", 9000, "4", "backward")
 
 
@@ -52,4 +56,11 @@ def test_traces_without_memory_events_have_no_peaks(tmp_path):
     cpu_job(tmp_path)
     recorded = load_job([tmp_path])
     assert memory_peaks(recorded) == []
+    assert not any("parameters" in note for note in diagnose(recorded).report().notes)
     assert "Memory" not in [one.title for one in diagnose(recorded).report().sections]
+
+
+def test_the_memory_of_a_rank_with_a_device_is_not_said_to_lack_its_parameters(tmp_path):
+    recorded = job(tmp_path, allocation(1080, 400, device_type=1))
+    lanes = tuple(lane._replace(is_device=True) for lane in recorded.lanes)
+    assert not any("parameters" in note for note in diagnose(replace(recorded, lanes=lanes)).report().notes)

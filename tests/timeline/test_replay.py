@@ -64,11 +64,53 @@ def test_the_unexplained_gap_is_what_no_dependency_explains():
     assert unexplained_gaps(job, (LAUNCH,)).tolist() == [0, 1, 2]
 
 
-def test_a_step_lasts_from_its_first_start_to_its_last_end():
+def test_steps_that_depend_on_no_other_last_from_their_first_start_to_their_last_end():
     replayed = Replay(two_ranks())
     start, end = replayed.run(replayed.durations, replayed.gaps)
     assert replayed.step_seconds(start, end).tolist() == [5, 5]
     assert replayed.durations.tolist() == [1, 1, 4, 1] * 2
+
+
+def drifting(steps=(0, 1, 2)):
+    """Two ranks that never wait for each other, with steps of 1 s and of 3 s; rank 1 begins 0.5 s late."""
+    start = [0, 1, 2, 0.5, 3.5, 6.5]
+    chains = [(at, at + 1, CHAIN) for at in (0, 1, 3, 4)]
+    job = make_job(start, [1] * 3 + [3] * 3, edges=chains, step=[0, 1, 2] * 2, rank=[0] * 3 + [1] * 3)
+    return replace(job, steps=tuple(steps))
+
+
+def test_a_step_is_how_far_the_last_end_moves_whatever_lead_a_rank_has():
+    replayed = Replay(drifting())
+    assert replayed.step_seconds(*replayed.run(replayed.durations, replayed.gaps)).tolist() == [3, 3, 3]
+    faster = np.array([0.0] * 3 + [3.0] * 3)  # a longer lead of rank 0
+    assert replayed.step_seconds(*replayed.run(faster, replayed.gaps)).tolist() == [3, 3, 3]
+
+
+def test_without_gaps_ranks_begin_the_first_step_as_recorded():
+    replayed = Replay(drifting())
+    start, end = replayed.run(replayed.durations, np.zeros(6))
+    assert start[3] == 0.5
+    assert replayed.step_seconds(start, end).tolist() == [3, 3, 3]
+
+
+def test_a_step_after_some_that_were_not_recorded_counts_from_its_own_begin():
+    replayed = Replay(drifting((0, 5, 6)))
+    seconds = replayed.step_seconds(*replayed.run(replayed.durations, replayed.gaps))
+    assert seconds.tolist() == [3, 5.5, 3]
+
+
+six = st.lists(eighths, min_size=6, max_size=6).map(np.array)
+
+
+@given(six, six, six)
+def test_nothing_that_takes_longer_makes_steps_shorter(durations, gaps, added):
+    replayed = Replay(drifting())
+    usual, longer, later = (
+        replayed.step_seconds(*replayed.run(durations + longer, gaps + later)).sum()
+        for longer, later in ((0, 0), (added, 0), (0, added))
+    )
+    assert longer >= usual
+    assert later >= usual
 
 
 def test_operations_of_no_step_count_for_none():
@@ -96,6 +138,12 @@ def test_a_step_is_predicted_from_the_other_ones():
     job = make_job([0, 3, 6], [1, 2, 6], step=[0, 1, 2])
     job.operations.lane[:] = 0
     assert leave_one_step_out(Replay(job)).tolist() == [3.0, 0.75, -0.75]
+
+
+def test_the_first_step_has_no_gap_before_it_to_predict_others_from():
+    job = make_job([0, 2, 4, 6], [1, 1, 1, 1], edges=[(at, at + 1, CHAIN) for at in range(3)], step=[0, 1, 2, 3])
+    job.operations.lane[:] = 0
+    assert leave_one_step_out(Replay(job)).tolist() == [0, 0, 0, 0]
 
 
 def test_one_step_predicts_nothing():

@@ -48,7 +48,7 @@ def timeline(asked: Asked) -> Report:
     from unsilent.timeline.perfetto import write_runs
 
     options = asked[TimelineOptions]
-    result = diagnose(load_job(options.traces), options.what_if, options.system or "")
+    result = diagnose(load_job(options.traces), options.what_if, options.system)
     if options.perfetto is not None:
         write_runs(options.perfetto, result.job, result.path)
     return result.report(options.traces[0].name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.command import EXPLAIN, Command
+from unsilent.errors import wrong_value_error
 from unsilent.options import Asked, Option
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def find(asked: Asked) -> Report:
     from unsilent.timeline.optimise_report import find_settings
 
     options = asked[OptimiseOptions]
+    if options.system == "":
+        raise wrong_value_error("--system", options.system, "a file or a preset")
     job = load_job(options.traces)
     costs = reduction_costs(options.system, job.world_size) if options.system else {}
     return find_settings(ddp_job(job, costs.get(FLAT)), costs).report(options.traces[0].name)

@@ -34,12 +34,14 @@ class DdpAnswer(NamedTuple):
         recorded, predicted: Seconds of each step by the model, with recorded and with other settings, float64[steps].
         notes: What was assumed, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that the cost was fitted to.
+        measured: Seconds of each step as they were recorded, which the model may miss, float64[steps].
     """
 
     recorded: Floats
     predicted: Floats
     notes: tuple[str, ...]
     is_extrapolated: bool
+    measured: Floats
 
 
 class DdpQuestions:
@@ -62,7 +64,7 @@ class DdpQuestions:
             buckets = assign_buckets(ddp.steps.sizes.tolist(), _caps(value))
         elif word == "gradients":
             if value not in SIXTEEN_BITS:
-                raise unknown_name_error("precision of gradients", value, SIXTEEN_BITS)
+                raise wrong_value_error("--what-if gradients", value, " or ".join(SIXTEEN_BITS))
             share = 0.5
             notes.append(
                 "gradients are taken to have 32 bits where they were recorded; casts to 16 bits are not counted"
@@ -75,7 +77,7 @@ class DdpQuestions:
         else:
             servers = parse_whole_number(value) or 0
             if not 1 <= servers <= MOST_SERVERS:
-                raise wrong_value_error("--what-if server", value, "a whole number of 1 or more")
+                raise wrong_value_error("--what-if server", value, f"a whole number from 1 to {MOST_SERVERS:,}")
             cost = server_cost(cost, self._ranks, servers)
             notes.append(
                 f"{count_text(servers, 'server')} apart from the ranks, each with a link like that of a rank (its latency and "
@@ -91,7 +93,7 @@ class DdpQuestions:
         if not cost.covers(sizes):
             notes.append(f"{beyond_fit(cost, sizes)}; give a --system that was measured with --sizes around these")
         predicted = ddp.steps.step_seconds(buckets, cost, share)
-        return DdpAnswer(recorded, predicted, tuple(notes), not cost.covers(sizes))
+        return DdpAnswer(recorded, predicted, tuple(notes), not cost.covers(sizes), ddp.recorded)
 
     @cached_property
     def _ddp(self) -> DdpJob:
@@ -120,7 +122,8 @@ def _caps(value: str) -> list[int]:
     """Bytes of each bucket."""
     sizes = [parse_whole_number(part) or 0 for part in value.split(",")]
     if not all(1 <= size <= LARGEST_BUCKET for size in sizes):
-        raise wrong_value_error("--what-if buckets", value, "MiB as whole numbers of 1 or more, like 25 or 1,8,25")
+        expected = f"whole MiB from 1 to {LARGEST_BUCKET:,}, like 25 or 1,8,25"
+        raise wrong_value_error("--what-if buckets", value, expected)
     return [MIB * size for size in sizes]
 
 

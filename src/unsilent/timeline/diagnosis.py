@@ -76,7 +76,7 @@ class Timeline(Shown):
                 *(base.findings if self.is_explained else ()),
             ),
             sections=(*_sections(self), *base.sections),
-            notes=(*base.notes, *_answer_notes(self.answers)),
+            notes=(*base.notes, *_answer_notes(self.answers), *_memory_notes(self.job)),
             further_json={"results": {**base.further_json["results"], **_json(self)}},
         )
 
@@ -94,11 +94,11 @@ class Timeline(Shown):
         return self.slowdown.unexplained_share < MOST_UNEXPLAINED and ratio < MOST_LONGER
 
 
-def diagnose(job: Job, questions: Sequence[str] = (), system: str = "") -> Timeline:
+def diagnose(job: Job, questions: Sequence[str] = (), system: str | None = None) -> Timeline:
     """What a job's time went to, and answers to what-ifs (see `answer`); raises ``UsageError`` for one that names nothing."""
     slowdown = measure_slowdown(job)
     step = int(np.argsort(slowdown.recorded, kind="stable")[(len(slowdown.recorded) - 1) // 2])
-    answers = answer(Replay(job), questions, system) if questions or system else []
+    answers = answer(Replay(job), questions, system) if questions or system is not None else []
     split = split_steps(job)
     return Timeline(job, slowdown, split, excesses(job, split), step, critical_path(job, step), answers)
 
@@ -166,10 +166,16 @@ def _split_findings(result: Timeline) -> Iterator[str]:
 
 def _answer_findings(answers: Sequence[Answer]) -> Iterator[str]:
     for one in answers:
-        yield (
-            f"{escape_unprintable(one.text)}: a step would take {time_text(float(one.predicted.mean()))} instead of "
-            f"{time_text(float(one.recorded.mean()))}, by replay{BEYOND if one.is_extrapolated else ''}"
-        )
+        text, recorded = escape_unprintable(one.text), time_text(float(one.recorded.mean()))
+        how = "by replay"
+        if one.measured is not None and one.model_error is not None:
+            measured, off = time_text(float(one.measured.mean())), f"{100 * one.model_error:+.2g} %"
+            if not one.is_trusted:
+                yield f"{text}: not predicted, as the model of DDP is off by {off} from the recorded steps ({measured})"
+                continue
+            how = f"by the model of DDP, which is off by {off} from the recorded {measured}"
+        predicted = time_text(float(one.predicted.mean()))
+        yield f"{text}: a step would take {predicted} instead of {recorded}, {how}{BEYOND if one.is_extrapolated else ''}"
 
 
 def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
@@ -178,9 +184,22 @@ def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
         yield f"{escape_unprintable(', '.join(one.text for one in answers if note in one.notes))}: {note}"
 
 
+def _counts_from_begin(job: Job, peaks: Sequence[MemoryPeak]) -> bool:
+    """Whether some peaks are of ranks without a device, whose memory the profiler counts from the recording's begin on."""
+    with_device = {lane.rank for lane in job.lanes if lane.is_device}
+    return any(one.rank not in with_device for one in peaks)
+
+
+def _memory_notes(job: Job) -> Iterator[str]:
+    if _counts_from_begin(job, memory_peaks(job)):
+        yield (
+            "peaks of memory on a CPU count from the recording's begin: what was allocated before, such as parameters, is not in them"
+        )
+
+
 def _estimates(result: Timeline) -> Table:
     values = {"slowdown": result.slowdown.slowdown, "slowdown_with_gaps": result.slowdown.slowdown_with_gaps}
-    values |= {one.text: answer_interval(one) for one in result.answers}
+    values |= {one.text: answer_interval(one) for one in result.answers if one.is_trusted}
     return machine_table(measured({}, values, "step"), ("measure", ""))
 
 
@@ -194,7 +213,7 @@ def _sections(result: Timeline) -> Iterator[Section]:
     if peaks := memory_peaks(result.job):
         yield Section(
             "Memory", "Most bytes allocated in recorded steps, as the trace counts them: on a CPU from the recording's begin on.",
-            (_memory_table(peaks),),
+            (_memory_table(peaks, _counts_from_begin(result.job, peaks)),),
         )  # fmt: skip
     if result.excesses:
         heads = (
@@ -226,13 +245,14 @@ def _split_table(split: StepSplit) -> Table:
     return Table.of(range(len(split.ranks)), heads, "parts of a step", terminal_rows=10)
 
 
-def _memory_table(peaks: Sequence[MemoryPeak]) -> Table:
+def _memory_table(peaks: Sequence[MemoryPeak], from_begin: bool) -> Table:
     heads = (
         Column("rank", of=lambda one: str(one.rank)),
         Column("peak", "number", digits=lambda size: human_bytes(round(size)), of=lambda one: one.bytes),
         Column("step", of=lambda one: str(one.step)), Column.text("phase", lambda one: one.phase),
     )  # fmt: skip
-    return Table.of(peaks, heads, "peak of allocated memory", terminal_rows=10)
+    title = "peak of memory allocated since the recording began" if from_begin else "peak of allocated memory"
+    return Table.of(peaks, heads, title, terminal_rows=10)
 
 
 def _path_table(result: Timeline) -> Table:
@@ -306,6 +326,8 @@ def _json(result: Timeline) -> dict[str, Any]:
                 "recorded": one.recorded.tolist(),
                 "predicted": one.predicted.tolist(),
                 "is_extrapolated": one.is_extrapolated,
+                "model_error": one.model_error,
+                "is_trusted": one.is_trusted,
                 "notes": list(one.notes),
             }
             for one in answers

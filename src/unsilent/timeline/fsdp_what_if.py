@@ -58,6 +58,11 @@ def _without_second_gather(replay: Replay, gaps: Floats) -> ShardedChange:
     job, operations = replay.job, replay.job.operations
     of_gathers = _named(job, _GATHERS) & (operations.phase == BACKWARD)
     again = of_gathers & (operations.kind == COLLECTIVE)
+    if not again.any() and (_named(job, _GATHERS) & (operations.kind == COLLECTIVE)).any():
+        raise UsageError(
+            "--what-if reshard_after_forward=no: the traces show all-gathers in forward passes alone; the job seems to have the "
+            "setting already"
+        )
     _expect(again, "all-gather in a backward pass")
     collective = np.where(again, np.int32(-1), operations.collective)
     changed = Replay(replace(job, operations=replace(operations, collective=collective)))

@@ -1,8 +1,9 @@
 """Replays a job: when each operation starts and ends, given its duration and the gap before it.
 
 An operation starts a gap after the latest end of those that it depends on, or after the begin of its step where it depends on
-none. A member of a collective ends its own transfer time after the latest start of the members. The order is found once; a replay
-then goes through it level by level, with all operations of a level, and all variants that are asked for, in one go.
+none: its rank's begin, or that of all ranks where no step depends on another one. A member of a collective ends its own transfer
+time after the latest start of the members. The order is found once; a replay then goes through it level by level, with all
+operations of a level, and all variants that are asked for, in one go.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Replay:
         durations: As recorded, seconds, float64[n]; of a member of a collective its transfer time, from the latest start of the
             members to its own end.
         gaps: As recorded, seconds, float64[n]: from when an operation could have started to when it did.
+        is_chained: Whether steps depend on each other.
 
     Raises:
         UsageError: there are no operations, or some wait for each other.
@@ -60,8 +62,14 @@ class Replay:
         if not len(operations):
             raise UsageError("the trace has no operations of complete steps; expected at least one step of all ranks")
         self.job = job
-        self._release = _step_begins(job)
         self._by_step, self._steps = _bounds(operations.step)
+        steps = operations.step[self._by_step[self._steps]]
+        depends = _depends_on_earlier(job, steps)
+        self.is_chained = bool(depends.any())
+        self._release = _step_begins(job, by_rank=self.is_chained)
+        numbers = np.array(job.steps)[steps]
+        self._follows = depends & (np.diff(numbers, prepend=numbers[:1]) == 1)
+        self._resumes = depends & ~self._follows
         _, collectives = np.unique(operations.collective, return_inverse=True)
         self.durations = operations.duration.astype(np.float64)
         is_member = operations.collective >= 0
@@ -100,9 +108,18 @@ class Replay:
         return start[self._position].reshape(durations.shape), end[self._position].reshape(durations.shape)
 
     def step_seconds(self, start: Floats, end: Floats) -> Floats:
-        """From the first start to the last end of each step: float64[steps], or float64[steps, k] of k replays."""
-        first = np.minimum.reduceat(start.take(self._by_step, 0), self._steps, 0)
-        return np.asarray(np.maximum.reduceat(end.take(self._by_step, 0), self._steps, 0) - first)
+        """How far the last end of all ranks moves from step to step: float64[steps], or float64[steps, k] of k replays.
+
+        A rank that is ahead of the others makes no step longer. The first step counts from the recorded begin of the last rank,
+        as does each step that depends on no earlier one; a step after some that were not recorded, from its own begin.
+        """
+        last = np.maximum.reduceat(end.take(self._by_step, 0), self._steps, 0)
+        begin = np.maximum.reduceat(self._release[self._by_step], self._steps)
+        before = np.empty_like(last)
+        before.T[:] = begin
+        before[self._follows] = last[np.flatnonzero(self._follows) - 1]
+        before[self._resumes] = np.minimum.reduceat(start.take(self._by_step, 0), self._steps, 0)[self._resumes]
+        return np.asarray(last - before)
 
 
 def latest_end(job: Job, used: NDArray[np.bool_]) -> Floats:
@@ -135,14 +152,17 @@ def leave_one_step_out(replay: Replay) -> Floats:
     if len(recorded) < 2:
         return np.full(len(recorded), np.nan)
     same = same_place(operations, operations.lane)
-    counts = np.bincount(same)[same]
-
-    def of_others(values: Floats) -> Floats:
-        sums = np.bincount(same, values)[same]
-        return np.where(counts > 1, (sums - values) / np.maximum(counts - 1, 1), values)
-
-    predicted = replay.step_seconds(*replay.run(of_others(replay.durations), of_others(replay.gaps)))
+    # where steps depend on each other, what waits for nothing begins the recording, and its gap is not like those of other steps
+    is_first = replay.is_chained & (np.bincount(replay.job.edges.target, minlength=len(same)) == 0)
+    gapped = np.where(is_first, len(same) + np.arange(len(same)), same)
+    predicted = replay.step_seconds(*replay.run(_of_others(replay.durations, same), _of_others(replay.gaps, gapped)))
     return np.asarray(predicted / recorded - 1)
+
+
+def _of_others(values: Floats, same: Indices) -> Floats:
+    """The mean of the other values that share a number of ``same``; a value alone stays, float64[n]."""
+    counts, sums = np.bincount(same)[same], np.bincount(same, values)[same]
+    return np.where(counts > 1, (sums - values) / np.maximum(counts - 1, 1), values)
 
 
 def same_place(operations: Operations, of: NDArray[np.int32]) -> Indices:
@@ -158,13 +178,20 @@ def same_place(operations: Operations, of: NDArray[np.int32]) -> Indices:
     return numbers
 
 
-def _step_begins(job: Job) -> Floats:
-    """When the step of each operation began, float64[n]; 0 for those of none."""
+def _step_begins(job: Job, by_rank: bool = False) -> Floats:
+    """When the step of each operation began, on its rank or on the first one, float64[n]; 0 for those of no step."""
     operations = job.operations
-    begins = np.full(int(operations.step.max()) + 2, np.inf)
-    np.minimum.at(begins, operations.step, operations.start)
-    begins[-1] = 0.0  # where those of no step wrote
-    return begins[operations.step]
+    row = np.searchsorted(job.ranks, operations.rank) if by_rank else np.zeros(len(operations), np.intp)
+    begins = np.full((len(job.ranks), int(operations.step.max()) + 2), np.inf)
+    np.minimum.at(begins, (row, operations.step), operations.start)
+    begins[:, -1] = 0.0  # where those of no step wrote
+    return np.asarray(begins[row, operations.step])
+
+
+def _depends_on_earlier(job: Job, steps: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Whether an operation of each of ``steps`` depends on one of an earlier step, bool[steps]."""
+    source, target = job.operations.step[job.edges.source], job.operations.step[job.edges.target]
+    return np.isin(steps, target[source < target])  # -1, of no step: between two steps
 
 
 def _bounds(step: NDArray[np.int32]) -> tuple[Indices, Indices]:

@@ -28,7 +28,7 @@ TERMINAL_ROWS = 10
 MOST_NAME = 60
 """Characters of the name of an operation that are shown."""
 OVERLAP = 1.1
-"""Steps overlap where one takes so many times as long as the time until the next one begins."""
+"""The first step is said to count for too much where steps take so many times as long as the time from begin to begin."""
 STEP_KEYS = ("step", "recorded", "without_gaps", "straggler_free", "prediction_error")
 
 
@@ -43,7 +43,7 @@ def slowdown_report(result: Slowdown, source: str = "") -> Report:
             ("slowdown", interval_text(slowdown), f"{_quantiles(result)} in single steps"),
             ("slowdown, gaps kept", interval_text(kept), "with recorded gaps in both replays"),
             ("step time", time_text(result.recorded.mean()),
-             f"recorded, from the first operation to the last end, mean of {count_text(len(result.recorded), 'step')}"),
+             f"recorded, from last end to last end, mean of {count_text(len(result.recorded), 'step')}"),
             *([("slowest workers (M_W)", _share(result.slow_workers), _ranks(result.slow_workers))] if is_job else []),
             *((("last stage (M_S)", _share(last), f"{count_text(len(last.ranks), 'rank')}"),) if last else ()),
             ("unexplained gaps", f"{100 * result.unexplained_share:.2g} %", "of the time of all ranks"),
@@ -63,8 +63,8 @@ def _notes(result: Slowdown) -> Iterator[str]:
     period = float(np.nanmean([end - begin for begin, end in (step_bounds(job, rank) for rank in job.ranks)]))
     if (recorded := float(result.recorded.mean())) > OVERLAP * period:
         yield (
-            f"steps overlap: a step begins every {time_text(period)}, and {time_text(recorded)} pass from its first operation "
-            "to the last end (means); replays are of the latter"
+            f"steps overlap: a step begins every {time_text(period)}, and takes {time_text(recorded)} (means), as the first one "
+            "counts from its begin to its last end; replays count it so as well"
         )
     if len(job.ranks) == 2 and not job.stages:
         yield (
@@ -98,7 +98,7 @@ def _facts(result: Slowdown) -> Iterator[tuple[str, str]]:
 def _headline(result: Slowdown) -> str:
     slowdown = result.slowdown.estimate or 0.0
     return (
-        f"By replay, a step takes {slowdown:.3g} times as long as without stragglers: "
+        f"By replay without gaps, a step takes {slowdown:.3g} times as long as without stragglers: "
         f"{time_text(result.without_gaps.mean())} instead of {time_text(result.straggler_free.mean())}."
     )
 

@@ -18,8 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.interval import Interval
+from unsilent.placement.report import time_text
+from unsilent.printable import escape_unprintable
+from unsilent.report.text import listed
 from unsilent.timeline.ddp_what_if import FORMS as DDP_FORMS
 from unsilent.timeline.ddp_what_if import WORDS as DDP_WORDS
 from unsilent.timeline.ddp_what_if import DdpQuestions
@@ -27,7 +30,7 @@ from unsilent.timeline.fsdp_what_if import FORMS as FSDP_FORMS
 from unsilent.timeline.fsdp_what_if import WORDS as FSDP_WORDS
 from unsilent.timeline.fsdp_what_if import sharded_change
 from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES, PIPELINE, Job
-from unsilent.timeline.replay import Replay
+from unsilent.timeline.replay import Indices, Replay
 from unsilent.timeline.slowdown import mean_ratio, straggler_free_durations
 from unsilent.timeline.step_split import Floats
 
@@ -42,6 +45,8 @@ FORMS = (
 )
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 LARGEST_FACTOR = 1e3
+MOST_OFF = 0.2
+"""Nothing is predicted by a model of DDP that misses the recorded steps by a larger share."""
 _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 
@@ -65,6 +70,8 @@ class Answer:
         recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
         notes: What was assumed, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
+        measured: Of an answer by the model of DDP, seconds of each step as they were recorded, float64[steps]; None: by replay,
+            which has the recorded steps.
     """
 
     text: str
@@ -72,6 +79,17 @@ class Answer:
     predicted: Floats
     notes: tuple[str, ...] = ()
     is_extrapolated: bool = False
+    measured: Floats | None = None
+
+    @property
+    def model_error(self) -> float | None:
+        """How far the mean step of the model of DDP is off from the recorded one, as a share of it; None: by replay."""
+        return None if self.measured is None else float(self.recorded.mean() / self.measured.mean() - 1)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the model has the recorded steps, but for `MOST_OFF`; whether a replay is to be trusted, the job decides."""
+        return abs(self.model_error or 0.0) <= MOST_OFF
 
     @property
     def ratios(self) -> Floats:
@@ -84,12 +102,14 @@ def answer_interval(one: Answer) -> Interval:
     return mean_ratio(one.predicted, one.recorded)
 
 
-def answer(replay: Replay, questions: Sequence[str], system: str = "") -> list[Answer]:
-    """An answer to each question; raises ``UsageError`` for one that names nothing.
+def answer(replay: Replay, questions: Sequence[str], system: str | None = None) -> list[Answer]:
+    """An answer to each question; raises ``UsageError`` for one that names nothing of the job.
 
-    ``system``: what collectives cost, for questions on DDP; empty: as fitted to the traces.
+    ``system``: what collectives cost, for questions on DDP; None: as fitted to the traces.
     """
-    of_ddp = DdpQuestions(replay.job, system)
+    if system == "":
+        raise wrong_value_error("--system", system, "a file or a preset")
+    of_ddp = DdpQuestions(replay.job, system or "")
     if system and not any(map(is_of_ddp, questions)):
         raise UsageError(
             f"--system {system} is of use for --what-if {', '.join(DDP_WORDS)}; ask one of these, or leave it out"
@@ -124,38 +144,76 @@ def parse_change(text: str, replay: Replay) -> Change:
     if not value:
         raise UsageError(f"--what-if {text[:60]!r} asks for nothing; expected one of {', '.join(FORMS)}")
     word, _, name = what.partition(":")
-    durations, gaps = replay.durations.copy(), kept_gaps(replay)
+    durations, gaps, notes = replay.durations.copy(), kept_gaps(replay), tuple[str, ...]()
     if word == "scale":
         durations[_named(name, replay.job)] *= _factor(value, text)
     elif word == "rank":
-        _change_rank(replay, _rank(name, replay.job), value, text, durations, gaps)
-    elif text == "network=infinite":
+        notes = _change_rank(replay, _rank(name, replay.job), value, text, durations, gaps)
+    elif what == "network":
+        _expect(value, "infinite", what)
+        notes = _network_notes(replay.job)
         durations[replay.job.operations.kind == COLLECTIVE] = 0
-    elif text == "straggler=none":
+    elif what == "straggler":
+        _expect(value, "none", what)
         durations = straggler_free_durations(replay.job, replay.durations)
     elif what in FSDP_WORDS:
         return Change(*sharded_change(text, replay, gaps))
     else:
         raise unknown_name_error("what-if", what, dict.fromkeys(form.partition("=")[0] for form in FORMS))
-    return Change(replay, durations, gaps)
+    return Change(replay, durations, gaps, notes)
+
+
+def _expect(value: str, known: str, what: str) -> None:
+    if value != known:
+        raise wrong_value_error(f"--what-if {what}", value, known)
+
+
+def _network_notes(job: Job) -> tuple[str, ...]:
+    """What is assumed of collectives that were found on one rank alone; raises ``UsageError`` where all are."""
+    operations = job.operations
+    is_member = operations.collective >= 0
+    pairs = np.unique(np.stack([operations.collective[is_member], operations.rank[is_member]]), axis=1)
+    is_shared = is_member & np.isin(operations.collective, np.flatnonzero(np.bincount(pairs[0]) > 1))
+    if not is_shared.any():
+        raise UsageError(
+            "--what-if network=infinite: the traces show no collective on two ranks, so that waiting cannot be told from "
+            "transferring; give the traces of all ranks"
+        )
+    transfers = operations.kind == COLLECTIVE
+    alone = int((transfers & ~is_shared).sum())
+    note = (
+        f"{alone:,} of {int(transfers.sum()):,} collectives, by rank, were found on no other rank; they take no time either, "
+        "though waiting for other ranks may be part of what they took"
+    )
+    return (note,) if alone else ()
 
 
 def _named(name: str, job: Job) -> np.ndarray:
-    """The operations of a kind, of a phase, or with names that match a glob, bool[n]."""
+    """The operations of a kind, of a phase, or with names that match a glob, bool[n]; some are of a step."""
     operations = job.operations
+    computes = operations.kind == COMPUTE
     if name in KINDS:
-        return np.asarray(operations.kind == KINDS.index(name))
-    if name in PHASES:
-        return np.asarray((operations.phase == PHASES.index(name)) & (operations.kind == COMPUTE))
-    matching = [number for number, one in enumerate(operations.names) if fnmatch.fnmatchcase(one, name)]
-    if not matching:
-        raise unknown_name_error("operation", name, [*KINDS, *PHASES, *operations.names])
-    return np.isin(operations.name, matching)
+        what, which = "kind", operations.kind == KINDS.index(name)
+        present = [one for number, one in enumerate(KINDS) if (operations.kind == number).any()]
+    elif name in PHASES:
+        what, which = "phase", computes & (operations.phase == PHASES.index(name))
+        present = [one for number, one in enumerate(PHASES) if (computes & (operations.phase == number)).any()]
+    else:
+        matching = [number for number, one in enumerate(operations.names) if fnmatch.fnmatchcase(one, name)]
+        if not matching:
+            raise unknown_name_error("operation", name, [*KINDS, *PHASES, *operations.names])
+        what, which, present = "name", np.isin(operations.name, matching), ["such operations between steps alone"]
+    if not (which & (operations.step >= 0)).any():
+        raise UsageError(
+            f"--what-if scale: the traces have no operation of the {what} {escape_unprintable(name)[:60]} in a step; they have "
+            f"{', '.join(present)}"
+        )
+    return np.asarray(which)
 
 
 def _rank(name: str, job: Job) -> int:
     if not name.isascii() or not name.isdigit() or int(name[:9]) not in job.ranks:
-        raise UsageError(f"--what-if names rank {name[:20]!r}; the trace has ranks {job.ranks[0]} to {job.ranks[-1]}")
+        raise UsageError(f"--what-if names rank {name[:20]!r}; the trace has rank {listed(map(str, job.ranks))}")
     return int(name[:9])
 
 
@@ -169,24 +227,48 @@ def _factor(value: str, text: str) -> float:
     return factor
 
 
-def _change_rank(replay: Replay, rank: int, value: str, text: str, durations: Floats, gaps: Floats) -> None:
-    """Delay the first operation of a rank's steps, or scale what it computes."""
+def _change_rank(replay: Replay, rank: int, value: str, text: str, durations: Floats, gaps: Floats) -> tuple[str, ...]:
+    """Delay the first operation of a rank's steps, speed the rank up, or scale what it computes; what is to be noted."""
     operations = replay.job.operations
     of_rank = operations.rank == rank
     if delay := _DELAY.fullmatch(value):
         sign, number, unit = delay.groups()
         seconds = float(f"{sign}{number}") * UNITS[unit]
-        firsts = [np.flatnonzero(of_rank & (operations.step == step)) for step in range(len(replay.job.steps))]
+        by_step = [np.flatnonzero(of_rank & (operations.step == step)) for step in range(len(replay.job.steps))]
+        steps = [one for one in by_step if len(one)]
         if seconds >= 0:
-            gaps[[one[np.argmin(operations.start[one])] for one in firsts if len(one)]] += seconds
-            return
-        for one in firsts:  # all that the rank does itself becomes faster, by the same factor
-            own = one[operations.collective[one] < 0]
-            taken = float(durations[own].sum() + np.maximum(gaps[own], 0).sum())
-            factor = max(1 + seconds / taken, 0.0) if taken > 0 else 1.0
-            durations[own] *= factor
-            gaps[own] *= np.where(gaps[own] > 0, factor, 1.0)
-        return
+            gaps[[one[np.argmin(operations.start[one])] for one in steps]] += seconds
+            return ()
+        return _speed_up(replay, rank, -seconds, steps, durations, gaps)
     if value[0] in "+-":
         raise UsageError(f"--what-if {text[:60]!r}: expected a delay like +20ms after =, with the unit s, ms or us")
-    durations[of_rank & (operations.kind == COMPUTE)] *= _factor(value, text)
+    computes = of_rank & (operations.kind == COMPUTE)
+    factor = _factor(value, text)
+    if not (computes & (operations.step >= 0)).any():
+        raise UsageError(
+            f"--what-if {text[:60]!r}: by the traces, rank {rank} computes nothing in a step; expected a rank that does"
+        )
+    durations[computes] *= factor
+    return ()
+
+
+def _speed_up(
+    replay: Replay, rank: int, seconds: float, steps: Sequence[Indices], durations: Floats, gaps: Floats
+) -> tuple[str, ...]:
+    """Make all that a rank does itself in its steps faster, by one factor for each step; a note where it takes too little."""
+    spent = []
+    for one in steps:
+        own = one[replay.job.operations.collective[one] < 0]
+        taken = float(durations[own].sum() + np.maximum(gaps[own], 0).sum())
+        spent.append(taken)
+        factor = max(1 - seconds / taken, 0.0) if taken > 0 else 1.0
+        durations[own] *= factor
+        gaps[own] *= np.where(gaps[own] > 0, factor, 1.0)
+    short = [taken for taken in spent if taken < seconds]
+    if not short:
+        return ()
+    return (
+        f"rank {rank} itself takes {time_text(float(np.mean(spent)))} of a step (mean), less than it is to be faster by"
+        f"{'' if len(short) == len(spent) else f' in {len(short):,} of {len(spent):,} steps'}: the answer is that of a rank that "
+        "takes no time" + ("" if len(short) == len(spent) else " there"),
+    )
