@@ -129,13 +129,16 @@ def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
 
 
 def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
-    """The line through the median time of each size, none of its numbers negative; of one size alone all of it is by the byte."""
+    """The line through the mean time of each size, none of its numbers negative; of one size alone all of it is by the byte.
+
+    Means, as those of steps are predicted: a few slow collectives lengthen the mean step, but no median.
+    """
     distinct = np.unique(sizes)
-    medians = np.array([np.median(seconds[sizes == one]) for one in distinct])
+    means = np.array([seconds[sizes == one].mean() for one in distinct])
     if len(distinct) == 1:
-        return LinkCost(0.0, float(medians[0] / distinct[0]), float(distinct[0]), float(distinct[0]))
+        return LinkCost(0.0, float(means[0] / distinct[0]), float(distinct[0]), float(distinct[0]))
     from scipy.optimize import nnls
 
-    weights = 1 / medians.clip(1e-9)  # relative errors count, so that small sizes do
+    weights = 1 / means.clip(1e-9)  # relative errors count, so that small sizes do
     (latency, per_byte), _ = nnls(np.stack([weights, distinct * weights], 1), np.ones(len(distinct)))
     return LinkCost(float(latency), float(per_byte), float(distinct[0]), float(distinct[-1]))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from unsilent.errors import UsageError
+from unsilent.report.text import count_text
+from unsilent.timeline.ddp_buckets import RecordedBuckets, recorded_buckets
 from unsilent.timeline.ddp_model import DdpSteps, LinkCost, fit_link_cost
-from unsilent.timeline.job import BACKWARD, COLLECTIVE, LOADER, Job
+from unsilent.timeline.job import BACKWARD, COLLECTIVE, Job
 from unsilent.timeline.step_split import Floats, latest_entries, step_bounds
 from unsilent.timeline.stragglers import has_several_passes
 
@@ -23,12 +25,21 @@ class DdpJob:
         buckets: Gradients of each recorded bucket, by their bytes; indices in the order in which they are ready.
         cost: Of a collective, fitted to those of the trace.
         recorded: Seconds of each step, float64[steps].
+        item_bytes: Bytes of one number of a gradient as it is sent; -1: unknown.
+        notes: What a reader of any prediction should know, one sentence each.
     """
 
     steps: DdpSteps
     buckets: list[list[int]]
     cost: LinkCost
     recorded: Floats
+    item_bytes: int = -1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """By how much of their time the recorded steps are predicted too long."""
+        return float(self.replayed().mean() / self.recorded.mean() - 1)
 
     def replayed(self) -> Floats:
         """Seconds of each step with the recorded buckets, by the model, float64[steps]."""
@@ -49,6 +60,10 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
         UsageError: gradients, a backward pass or all-reduces are missing, or ranks do not have the same ones.
     """
     ranks, count = job.ranks, len(job.steps)
+    if (job.world_size or len(ranks)) < 2:
+        raise UsageError(
+            "the job has one rank, which sends no gradients; record a training under DDP on 2 ranks or more"
+        )
     if has_several_passes(job) or not any("reducer" in name for name in job.operations.names):
         raise UsageError(
             "the traces show no training under DDP with one backward pass in each step; record one, as buckets are those of DDP"
@@ -81,25 +96,34 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
 
 def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | None) -> DdpJob:
     ranks = job.ranks
-    seen = job.operations
+    seen, found = job.operations, recorded_buckets(job, sizes)
     begins, ends = (np.array(part) for part in zip(*(step_bounds(job, rank) for rank in ranks), strict=True))
     backward, last = np.full(begins.shape, np.inf), np.full(begins.shape, -np.inf)
     of_step = seen.step >= 0
     rows = np.searchsorted(ranks, seen.rank)
     computing = of_step & (seen.phase == BACKWARD) & (seen.kind != COLLECTIVE)
     np.minimum.at(backward, (rows[computing], seen.step[computing]), seen.start[computing])
-    reducing = of_step & (seen.kind == COLLECTIVE) & (seen.collective >= 0) & (seen.phase != LOADER)
-    if not reducing.any() or not np.isfinite(backward).all():
-        raise UsageError("the traces show no collectives in backward passes; record a training under DDP")
-    np.maximum.at(last, (rows[reducing], seen.step[reducing]), seen.end[reducing])
+    if not np.isfinite(backward).all():
+        raise UsageError("the traces show a step without a backward pass; record a training under DDP")
+    np.maximum.at(last, (rows[found.carries], seen.step[found.carries]), seen.end[found.carries])
     end = np.maximum(times.max(2), backward)
     steps = DdpSteps(
         sizes, backward - begins, times - backward[:, :, None], end - backward, ends - np.maximum(last, end),
         begins[:, 0] - begins[:, 0].min(),
     )  # fmt: skip
-    transfers = _transfers(job, reducing)
-    fitted = cost or fit_link_cost(*transfers)
-    return DdpJob(steps, _recorded_buckets(job, reducing, sizes), fitted, _periods(begins, ends))
+    fitted = cost or fit_link_cost(*_transfers(job, found.carries))
+    return DdpJob(steps, found.gradients, fitted, _periods(begins, ends), found.item_bytes, tuple(_notes(job, found)))
+
+
+def _notes(job: Job, found: RecordedBuckets) -> Iterator[str]:
+    operations, world_size = job.operations, job.world_size or len(job.ranks)
+    if ((operations.kind == COLLECTIVE) & (operations.step >= 0) & ~found.carries).any():
+        yield "other collectives than those of gradients are taken to last as recorded, with the waits in them"
+    if len(job.ranks) < world_size:
+        yield (
+            f"{len(job.ranks):,} of {count_text(world_size, 'rank')} {'was' if len(job.ranks) == 1 else 'were'} read: when the "
+            "gradients of the others are ready is not known, and waiting for them counts as the cost of a collective"
+        )
 
 
 def _periods(begins: Floats, ends: Floats) -> Floats:
@@ -122,21 +146,3 @@ def _transfers(job: Job, which: np.ndarray) -> tuple[Floats, Floats]:
     if not is_known.any():
         raise UsageError("the traces do not say how large collectives are; record with record_shapes=True")
     return size[own][is_known], seconds[is_known]
-
-
-def _recorded_buckets(job: Job, which: np.ndarray, sizes: np.ndarray) -> list[list[int]]:
-    """Gradients of the collectives of the first rank's first step, in their order, as far as bytes tell."""
-    operations = job.operations
-    own = np.flatnonzero(which & (operations.step == 0) & (operations.rank == job.ranks[0]))
-    result: list[list[int]] = []
-    left = list(range(len(sizes)))
-    for one in own[np.argsort(operations.start[own], kind="stable")]:
-        bucket, filled = list[int](), 0
-        while left and filled < operations.size[one]:
-            bucket.append(left.pop(0))
-            filled += int(sizes[bucket[-1]])
-        if bucket:
-            result.append(bucket)
-    if left:
-        result = [*result[:-1], [*result[-1], *left]] if result else [left]
-    return result
