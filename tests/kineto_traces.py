@@ -105,13 +105,14 @@ def ddp_step(step, ts, buckets=((MIB,), (2 * MIB,)), dtype="float", sent=4, seco
 
 
 def ddp_job_files(folder, steps=6, ranks=2, world_size=None, **options):
-    """Traces of a training under DDP; ``options`` of `ddp_step`, or functions of the step that give them."""
+    """Traces of a training under DDP; ``options`` of `ddp_step`; ``buckets`` may be a function of the step."""
+    folder.mkdir(exist_ok=True)
+    per_step = []
+    for step in range(steps):
+        own = {name: of(step) if name == "buckets" and callable(of) else of for name, of in options.items()}
+        per_step += ddp_step(step, 1000 * step, **own)
     for rank in range(ranks):
-        events = []
-        for step in range(steps):
-            own = {name: of(step) if name == "buckets" and callable(of) else of for name, of in options.items()}
-            events += ddp_step(step, 1000 * step, **own)
-        write(folder / f"trace{rank}.json", trace(events, rank, world_size or ranks))
+        write(folder / f"trace{rank}.json", trace(per_step, rank, world_size or ranks))
     return folder
 
 

@@ -13,7 +13,6 @@ from unsilent.timeline.load import load_job
 
 
 def read(folder, **options):
-    folder.mkdir(exist_ok=True)
     return ddp_job(load_job([ddp_job_files(folder, **options)]))
 
 

@@ -15,9 +15,9 @@ APART = 5
 """Microseconds between the ranks."""
 
 
-def job(folder):
+def job(folder, **options):
     for rank in (0, 1):
-        events = [one for step in range(3) for one in sharded_step(step, 1000 * step + APART * rank)]
+        events = [one for step in range(3) for one in sharded_step(step, 1000 * step + APART * rank, **options)]
         write(folder / f"t{rank}.json", trace(events, rank))
     return load_job([folder])
 
@@ -72,3 +72,9 @@ def test_jobs_without_sharded_parameters_have_no_such_settings(tmp_path, questio
     cpu_job(tmp_path)
     with pytest.raises(UsageError, match="under FSDP2"):
         answer(Replay(load_job([tmp_path])), [question])
+
+
+@pytest.mark.parametrize("question", ["reduce_dtype=bf16", "reduce_dtype=fp16"])
+def test_gradients_that_are_reduced_in_16_bits_already_are_not_shortened(tmp_path, question):
+    with pytest.raises(UsageError, match="already reduced in 16 bits"):
+        answer(Replay(job(tmp_path, reduced="c10::BFloat16")), [question])

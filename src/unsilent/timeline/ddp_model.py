@@ -107,9 +107,14 @@ class LinkCost:
         """Seconds of collectives of these sizes."""
         return self.latency + self.per_byte * size
 
+    @property
+    def grows(self) -> bool:
+        """Whether larger collectives cost more, as they do on any link; otherwise that did not show in what it was fitted to."""
+        return self.per_byte > 0
+
     def covers(self, size: Floats) -> bool:
-        """Whether all sizes are within those that it was fitted to."""
-        return bool(len(size) == 0 or (size.min() >= self.smallest and size.max() <= self.largest))
+        """Whether all sizes are within those that it was fitted to, and it grows with them."""
+        return self.grows and bool(len(size) == 0 or (size.min() >= self.smallest and size.max() <= self.largest))
 
 
 def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
@@ -125,7 +130,9 @@ def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
     """
     hops = 2 * (ranks - 1)
     per_byte = all_reduce.per_byte * ranks / hops
-    return replace(all_reduce, latency=2 * all_reduce.latency / hops, per_byte=2 * max(1.0, ranks / servers) * per_byte)
+    return LinkCost(
+        2 * all_reduce.latency / hops, 2 * max(1.0, ranks / servers) * per_byte, all_reduce.smallest, all_reduce.largest
+    )
 
 
 def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
+from unsilent.interval import Interval, known_value
 from unsilent.report.text import count_text
 from unsilent.timeline.ddp_buckets import RecordedBuckets, recorded_buckets
 from unsilent.timeline.ddp_model import DdpSteps, LinkCost, fit_link_cost
 from unsilent.timeline.job import BACKWARD, COLLECTIVE, Job
+from unsilent.timeline.slowdown import CONFIDENCE
 from unsilent.timeline.step_split import Floats, latest_entries, step_bounds
 from unsilent.timeline.stragglers import has_several_passes
+
+
+MOST_ERROR = 0.1
+"""Predictions are not believed where the recorded steps are predicted worse than by this share of their time."""
+RESAMPLES = 200
+StepSeconds = Callable[[LinkCost], Floats]
+"""Predicted seconds of each step by what a collective costs."""
+
+
+class Transfers(NamedTuple):
+    """Recorded collectives that carried gradients: bytes, seconds and index of the step of each."""
+
+    size: Floats
+    seconds: Floats
+    step: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -27,6 +46,7 @@ class DdpJob:
         recorded: Seconds of each step, float64[steps].
         item_bytes: Bytes of one number of a gradient as it is sent; -1: unknown.
         notes: What a reader of any prediction should know, one sentence each.
+        transfers: What ``cost`` was fitted to; None: it was not.
     """
 
     steps: DdpSteps
@@ -35,11 +55,39 @@ class DdpJob:
     recorded: Floats
     item_bytes: int = -1
     notes: tuple[str, ...] = ()
+    transfers: Transfers | None = None
 
     @property
     def error(self) -> float:
         """By how much of their time the recorded steps are predicted too long."""
         return float(self.replayed().mean() / self.recorded.mean() - 1)
+
+    @property
+    def doubt(self) -> str:
+        """Why predictions are not to be believed; empty: they may be."""
+        if abs(self.error) <= MOST_ERROR:
+            return ""
+        return (
+            f"the model of DDP is off by {100 * self.error:+.3g} % from the recorded steps, and is not believed beyond "
+            f"{100 * MOST_ERROR:g} %"
+        )
+
+    def ratio(self, predicted: StepSeconds, baseline: StepSeconds) -> Interval:
+        """Mean of predicted steps in multiples of that of others, with limits that hold what steps and the fitted cost vary by."""
+        estimate, n = float(predicted(self.cost).mean() / baseline(self.cost).mean()), len(self.recorded)
+        if n < 2:
+            return known_value(estimate, n)
+        generator, ratios, fitted = np.random.default_rng(0), [], self.transfers
+        for _ in range(RESAMPLES):
+            steps, cost = generator.integers(n, size=n), self.cost
+            if fitted is not None:
+                own = np.concatenate([np.flatnonzero(fitted.step == step) for step in steps])
+                cost = fit_link_cost(fitted.size[own], fitted.seconds[own]) if len(own) else cost
+            ratios.append(float(predicted(cost)[steps].mean() / baseline(cost)[steps].mean()))
+        tail = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(ratios, (tail, 1 - tail))
+        # limits of percentiles may leave out the estimate, where a resampled fit has another form
+        return Interval(estimate, min(float(low), estimate), max(float(high), estimate), CONFIDENCE, n, "bootstrap over steps")
 
     def replayed(self) -> Floats:
         """Seconds of each step with the recorded buckets, by the model, float64[steps]."""
@@ -111,8 +159,13 @@ def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | Non
         sizes, backward - begins, times - backward[:, :, None], end - backward, ends - np.maximum(last, end),
         begins[:, 0] - begins[:, 0].min(),
     )  # fmt: skip
-    fitted = cost or fit_link_cost(*_transfers(job, found.carries))
-    return DdpJob(steps, found.gradients, fitted, _periods(begins, ends), found.item_bytes, tuple(_notes(job, found)))
+    transfers = None
+    if cost is None:
+        transfers = _transfers(job, found.carries)
+        cost = fit_link_cost(transfers.size, transfers.seconds)
+    return DdpJob(
+        steps, found.gradients, cost, _periods(begins, ends), found.item_bytes, tuple(_notes(job, found)), transfers
+    )
 
 
 def _notes(job: Job, found: RecordedBuckets) -> Iterator[str]:
@@ -131,13 +184,15 @@ def _periods(begins: Floats, ends: Floats) -> Floats:
     return np.asarray(ends.max(0) - np.append(begins[:, :1].max(0), ends.max(0)[:-1]))
 
 
-def _transfers(job: Job, which: np.ndarray) -> tuple[Floats, Floats]:
-    """Bytes and seconds of each collective once its last rank had entered it, and the one before it had ended."""
+def _transfers(job: Job, which: np.ndarray) -> Transfers:
+    """Each collective, with its seconds once its last rank had entered it, and the one before it had ended."""
     operations, (entered, _) = job.operations, latest_entries(job)
     numbers = operations.collective[which]
     ended, size = np.full(len(entered), -np.inf), np.zeros(len(entered))
     np.maximum.at(ended, numbers, operations.end[which])
     np.maximum.at(size, numbers, operations.size[which])
+    step = np.zeros(len(entered), np.int64)
+    step[numbers] = operations.step[which]
     own = np.unique(numbers)
     own = own[np.argsort(ended[own], kind="stable")]
     before = np.append(-np.inf, np.maximum.accumulate(ended[own])[:-1])  # gloo has two at once on one link
@@ -145,4 +200,4 @@ def _transfers(job: Job, which: np.ndarray) -> tuple[Floats, Floats]:
     is_known = (size[own] > 0) & (seconds > 0)
     if not is_known.any():
         raise UsageError("the traces do not say how large collectives are; record with record_shapes=True")
-    return size[own][is_known], seconds[is_known]
+    return Transfers(size[own][is_known], seconds[is_known], step[own][is_known])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.interval import Interval
 from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Plot, Report, Section, Table
@@ -166,10 +167,22 @@ def _split_findings(result: Timeline) -> Iterator[str]:
 
 def _answer_findings(answers: Sequence[Answer]) -> Iterator[str]:
     for one in answers:
-        yield (
-            f"{escape_unprintable(one.text)}: a step would take {time_text(float(one.predicted.mean()))} instead of "
-            f"{time_text(float(one.recorded.mean()))}, by replay{BEYOND if one.is_extrapolated else ''}"
-        )
+        question = escape_unprintable(one.text)
+        if one.doubt:
+            yield f"{question}: not predicted, as {one.doubt}"
+            continue
+        means = f"{time_text(float(one.predicted.mean()))} instead of {time_text(float(one.recorded.mean()))}"
+        by = f"by {_model_text(one.of_model)}" if one.of_model else "by replay"
+        yield f"{question}: a step would take {means}, {by}{BEYOND if one.is_extrapolated else ''}"
+
+
+def _model_text(ratio: Interval) -> str:
+    """The model of DDP, and how uncertain its prediction is."""
+    if not ratio.low <= ratio.high:
+        return "the model of DDP"
+    limits = f"{ratio.low:.3g} to {ratio.high:.3g} times as long with {100 * ratio.confidence:g} % confidence"
+    unclear = ": whether it is faster or slower is not established" if ratio.low <= 1 <= ratio.high else ""
+    return f"the model of DDP ({limits}{unclear})"
 
 
 def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
@@ -180,7 +193,7 @@ def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
 
 def _estimates(result: Timeline) -> Table:
     values = {"slowdown": result.slowdown.slowdown, "slowdown_with_gaps": result.slowdown.slowdown_with_gaps}
-    values |= {one.text: answer_interval(one) for one in result.answers}
+    values |= {one.text: answer_interval(one) for one in result.answers if not one.doubt}
     return machine_table(measured({}, values, "step"), ("measure", ""))
 
 
@@ -306,6 +319,8 @@ def _json(result: Timeline) -> dict[str, Any]:
                 "recorded": one.recorded.tolist(),
                 "predicted": one.predicted.tolist(),
                 "is_extrapolated": one.is_extrapolated,
+                "is_believed": not one.doubt,
+                "limits": [answer_interval(one).low, answer_interval(one).high],
                 "notes": list(one.notes),
             }
             for one in answers

@@ -65,6 +65,8 @@ class Answer:
         recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
         notes: What was assumed, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
+        of_model: Mean predicted over mean recorded step by the model of DDP, with limits; None: a replay.
+        doubt: Why the prediction is not to be believed; empty: it may be.
     """
 
     text: str
@@ -72,6 +74,8 @@ class Answer:
     predicted: Floats
     notes: tuple[str, ...] = ()
     is_extrapolated: bool = False
+    of_model: Interval | None = None
+    doubt: str = ""
 
     @property
     def ratios(self) -> Floats:
@@ -81,7 +85,7 @@ class Answer:
 
 def answer_interval(one: Answer) -> Interval:
     """Predicted time of a step in multiples of the recorded one, with an interval over steps."""
-    return mean_ratio(one.predicted, one.recorded)
+    return one.of_model or mean_ratio(one.predicted, one.recorded)
 
 
 def answer(replay: Replay, questions: Sequence[str], system: str = "") -> list[Answer]:
