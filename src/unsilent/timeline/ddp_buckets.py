@@ -55,10 +55,10 @@ def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
         own = found[begin:end]
         buckets, places = _whole_gradients(operations.size[own].tolist(), sizes)
         if sum(map(len, buckets)) < len(sizes):
+            carried, whole = human_bytes(int(operations.size[own].sum())), human_bytes(int(sizes.sum()))
             raise UsageError(
-                f"all-reduces of a backward pass that all ranks show carry {human_bytes(int(operations.size[own].sum()))}, which do not divide its "
-                f"{human_bytes(int(sizes.sum()))} of gradients into buckets; record without a communication hook, and without "
-                "other all-reduces in the backward pass"
+                f"all-reduces of a backward pass that all ranks show carry {carried}, which do not divide its {whole} of "
+                "gradients into buckets; record without a communication hook, and without other all-reduces in the backward pass"
             )
         every.append(buckets)
         carries[own[places]] = True

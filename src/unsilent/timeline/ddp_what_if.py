@@ -29,8 +29,8 @@ LARGEST_BUCKET, MOST_SERVERS = 2**20, 2**20
 """In MiB, and servers: more is taken for a slip of the finger."""
 SIXTEEN_BITS = ("fp16", "bf16")
 DOES_NOT_GROW = (
-    "what a larger collective costs does not show in the traces; measure the link with unsilent placement measure, and pass its "
-    "file as --system"
+    "what a larger collective costs does not show in the measured times; measure the link with unsilent placement measure, and "
+    "pass its file as --system"
 )
 
 
@@ -159,7 +159,9 @@ def sixteen_bit_share(item_bytes: NDArray[np.integer[Any]], setting: str) -> Flo
         UsageError: they all have 16 bits already.
     """
     if (item_bytes == 2).all():
-        raise UsageError(f"--what-if {setting}: the recorded gradients are already reduced in 16 bits; ask for another change")
+        raise UsageError(
+            f"--what-if {setting}: the recorded gradients are already reduced in 16 bits; ask for another change"
+        )
     return np.asarray(2 / np.where(item_bytes > 0, np.maximum(item_bytes, 2), 4))
 
 

@@ -48,10 +48,11 @@ class InterpolatedTable:
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
         """See `unsilent.placement.cost.CostModel`."""
         predicted = self.table.cost(collective, traffic, payload)
-        rows = sorted((row.payload, row.seconds) for row in self.table.measured(collective, traffic))
+        rows = sorted(self.table.measured(collective, traffic), key=lambda row: row.payload)
         if not rows:
             return predicted
-        return replace(predicted, seconds=float(interpolated(*zip(*rows, strict=True), np.array(payload))))
+        sizes, seconds = [row.payload for row in rows], [row.seconds for row in rows]
+        return replace(predicted, seconds=float(interpolated(sizes, seconds, np.array(float(payload)))))
 
 
 def interpolated(sizes: Sequence[float], seconds: Sequence[float], size: Floats) -> Floats:
