@@ -23,5 +23,6 @@ def operations(rows, names=("compute", "gloo:all_reduce")):
         duration=(end - start).astype(np.float64),
         collective=collective.astype(np.int32),
         size=np.full(count, -1, np.int64),
+        item_bytes=np.full(count, -1, np.int8),
         names=names,
     )

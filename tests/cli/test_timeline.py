@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kineto_traces import ddp_job_files
 from timeline.pipelines import Pipeline
 from unsilent.cli.main import run
 
@@ -91,8 +92,8 @@ def test_traces_of_the_profiler(capsys, tmp_path):
     assert [one["rank"] for one in results["ranks"]] == [0, 1]
 
 
-def test_settings_for_ddp(capsys):
-    results = json.loads(answer(capsys, "timeline", "optimise", TRACES, "--json"))["results"]
+def test_settings_for_ddp(capsys, tmp_path):
+    results = json.loads(answer(capsys, "timeline", "optimise", ddp_job_files(tmp_path), "--json"))["results"]
     assert {one["precision"] for one in results["best"]} == {"fp32", "fp16"}
     assert min(sum(one["seconds"]) for one in results["best"]) <= sum(results["default"]["seconds"])
 
@@ -107,12 +108,14 @@ def test_what_names_nothing_is_one_line(capsys):
     assert "did you mean" in capsys.readouterr().err
 
 
-def test_what_ifs_of_ddp_say_what_they_assume(capsys):
-    words = ("--what-if", "buckets=1", "--what-if", "server=1")
-    out = " ".join(answer(capsys, "timeline", TRACES, *words, "--plain").split())
-    assert "buckets=1: not predicted, as the model of DDP is off by -" in out
-    assert "buckets=1, server=1: with the recorded buckets, the model of DDP is off by" in out
-    first, _ = json.loads(answer(capsys, "timeline", TRACES, *words, "--json"))["results"]["what_if"]
+def test_what_ifs_of_ddp_say_what_they_assume(capsys, tmp_path):
+    traces, words = ddp_job_files(tmp_path), ("--what-if", "buckets=3", "--what-if", "server=1")
+    out = " ".join(answer(capsys, "timeline", traces, *words, "--plain").split())
+    assert "buckets=3: a step would take" in out
+    assert "by the model of DDP" in out
+    assert "(beyond the sizes that the cost was fitted to)" in out
+    assert "buckets=3, server=1: with the recorded buckets, the model of DDP is off by" in out
+    first, _ = json.loads(answer(capsys, "timeline", traces, *words, "--json"))["results"]["what_if"]
     assert first["is_extrapolated"]
     assert not first["is_trusted"]
     assert first["notes"]

@@ -109,7 +109,8 @@ def _as_job(rows: list[tuple[int, int, int, int, int, int, float, float, int]], 
     operations = Operations(
         rank[order].astype(np.int32), lane[order].astype(np.int32), name[order].astype(np.int32), kind[order].astype(np.int8),
         phase[order].astype(np.int8), step[order].astype(np.int32), start[order], duration[order],
-        collective[order].astype(np.int32), np.where(collective[order] >= 0, 1 << 20, -1), NAMES,
+        collective[order].astype(np.int32), np.where(collective[order] >= 0, 1 << 20, -1),
+        np.where(collective[order] >= 0, 4, -1).astype(np.int8), NAMES,
     )  # fmt: skip
     source, target, why = np.array(edges).T
     lanes = tuple(Lane(number // 2, "stream" if number % 2 else "main", False) for number in range(2 * ranks))

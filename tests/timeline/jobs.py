@@ -24,7 +24,8 @@ def make_job(
     operations = Operations(
         rank, np.arange(n, dtype=np.int32), np.zeros(n, np.int32) if name is None else np.asarray(name, np.int32),
         np.where(collective < 0, COMPUTE, COLLECTIVE).astype(np.int8), np.full(n, FORWARD, np.int8), steps,
-        np.asarray(start, np.float64), np.asarray(duration, np.float64), collective, np.full(n, -1), names,
+        np.asarray(start, np.float64), np.asarray(duration, np.float64), collective, np.full(n, -1),
+        np.full(n, -1, np.int8), names,
     )  # fmt: skip
     lanes = tuple(Lane(int(r), f"thread {i}", False) for i, r in enumerate(rank))
     job_edges = Edges(np.array(source, np.int32), np.array(target, np.int32), np.array(kind, np.int8))

@@ -143,7 +143,8 @@ def test_of_all_reduction_programs_the_fastest_is_chosen():
 def test_a_program_that_is_no_faster_is_not_chosen():
     recorded = steps_of(2, 4, 10, 3)
     cost = LinkCost(1e-3, 1e-9, 0, 1e12)
-    job = DdpJob(recorded, [list(range(10))], cost, recorded.before.sum(0))
+    buckets = [list(range(10))]
+    job = DdpJob(recorded, buckets, cost, recorded.step_seconds(buckets, cost))
     result = find_settings(job, {"the same": cost, FLAT: cost})
     assert result.reduction == FLAT
     assert not any("reduced by" in one for one in result.report().findings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kineto_traces import ddp_job_files
 from timeline.ddp_jobs import ddp_job as job_without_gradients
 from timeline.test_ddp_model import slow_prediction
 from unsilent.errors import UsageError
 from unsilent.timeline.ddp_model import MIB, assign_buckets, server_cost
 from unsilent.timeline.ddp_traces import ddp_job
+from unsilent.timeline.diagnosis import diagnose
 from unsilent.timeline.load import load_job
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.what_if import answer
@@ -43,6 +46,10 @@ def system(tmp_path):
     path = tmp_path / "pair.toml"
     path.write_text(SYSTEM)
     return str(path)
+
+
+def read(folder, **options):
+    return load_job([ddp_job_files(folder, **options)])
 
 
 def slow(job, caps=None, share=1.0, cost=None):
@@ -82,12 +89,9 @@ def test_another_reduction_program_costs_what_the_machine_says(job, system):
     assert seconds == pytest.approx(0, abs=1e-9)  # on one level, both are the same ring
 
 
-def test_sizes_beyond_those_of_the_fit_are_flagged(job):
-    within, beyond = answer(Replay(job), ["buckets=1", "buckets=1000"])
-    ddp = ddp_job(job)
-    sizes = ddp.steps.sizes
-    largest = max(sizes[bucket].sum() for bucket in assign_buckets(sizes.tolist(), [MIB]))
-    assert ddp.cost.smallest < largest < ddp.cost.largest < sizes.sum()
+def test_sizes_beyond_those_of_the_fit_are_flagged(tmp_path):
+    job = read(tmp_path, buckets=((MIB, MIB), (MIB,)))
+    within, beyond = answer(Replay(job), ["buckets=1", "buckets=3"])
     assert [one.is_extrapolated for one in (within, beyond)] == [False, True]
     assert [any("outside the sizes" in note for note in one.notes) for one in (within, beyond)] == [False, True]
 
@@ -118,3 +122,59 @@ def test_an_unknown_program_names_the_known_ones(job, system):
 def test_jobs_without_gradients_have_no_buckets():
     with pytest.raises(UsageError, match="no training under DDP"):
         answer(Replay(job_without_gradients(2, 3)), ["buckets=25"])
+
+
+@pytest.mark.parametrize("question", ["gradients=bf16", "gradients=fp16"])
+def test_gradients_that_have_16_bits_already_are_not_shortened(tmp_path, question):
+    with pytest.raises(UsageError, match="already reduced in 16 bits"):
+        answer(Replay(read(tmp_path, dtype="c10::BFloat16")), [question])
+
+
+@pytest.mark.parametrize("question", ["server=2", "buckets=1", "gradients=fp16"])
+def test_a_job_of_one_rank_is_refused_in_one_line(tmp_path, question):
+    with pytest.raises(UsageError, match="one rank") as error:
+        answer(Replay(read(tmp_path, ranks=1)), [question])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("question", ["server=1", "buckets=2", "gradients=bf16"])
+def test_a_cost_that_does_not_grow_with_size_is_flagged(tmp_path, question):
+    (result,) = answer(Replay(read(tmp_path, seconds=lambda size: 100)), [question])
+    assert result.is_extrapolated
+    assert any("larger collective costs does not show" in note for note in result.notes)
+
+
+def test_limits_hold_what_the_fitted_cost_varies_by(tmp_path):
+    (steady,) = answer(Replay(read(tmp_path / "steady")), ["buckets=3"])
+    assert steady.of_model.high - steady.of_model.low < 0.02
+    times = itertools.cycle([10, 12, 200, 15, 160, 11])
+    job = read(tmp_path / "noisy", seconds=lambda size: 150 if size > MIB else next(times))
+    (result,) = answer(Replay(job), ["buckets=3"])
+    assert result.of_model.low <= result.of_model.estimate <= result.of_model.high
+    assert result.of_model.high - result.of_model.low > 0.02
+
+
+def test_a_model_that_misses_the_recorded_steps_predicts_nothing(tmp_path):
+    """A system whose collectives take 100 times as long as the recorded ones."""
+    (tmp_path / "slow.toml").write_text(SYSTEM.replace("0.1GB/s", "0.001GB/s"))
+    result = diagnose(read(tmp_path / "job"), ["buckets=1"], str(tmp_path / "slow.toml"))
+    assert "misses the recorded steps" in result.answers[0].doubt
+    report = result.report()
+    assert any(one.startswith("buckets=1: not predicted, as the model of DDP misses") for one in report.findings)
+    assert not report.further_json["results"]["what_if"][0]["is_believed"]
+    assert "buckets=1" not in str(report.estimates.rows)
+
+
+def test_one_rank_of_two_is_said(tmp_path):
+    (result,) = answer(Replay(read(tmp_path, ranks=1, world_size=2)), ["buckets=1"])
+    assert any("1 of 2 ranks was read" in note for note in result.notes)
+
+
+def test_a_mean_that_was_fitted_is_no_evidence_for_single_steps(tmp_path):
+    """Collectives of one size whose times vary twenty-fold: the fit has their mean, and the model misses each step."""
+    times = itertools.cycle([100, 500, 120, 480])
+    job = read(tmp_path, buckets=((MIB,),), seconds=lambda _: next(times))
+    assert abs(ddp_job(job).error) < 0.05
+    (result,) = answer(Replay(job), ["gradients=fp16"])
+    assert "misses the recorded steps" in result.doubt
+    assert any("more or less than the cost fitted to them" in note for note in result.notes)

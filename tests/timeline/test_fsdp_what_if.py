@@ -18,9 +18,9 @@ APART = 5
 """Microseconds between the ranks."""
 
 
-def job(folder):
+def job(folder, **options):
     for rank in (0, 1):
-        events = [one for step in range(3) for one in sharded_step(step, 1000 * step + APART * rank)]
+        events = [one for step in range(3) for one in sharded_step(step, 1000 * step + APART * rank, **options)]
         write(folder / f"t{rank}.json", trace(events, rank))
     return load_job([folder])
 
@@ -86,3 +86,9 @@ def test_a_job_that_does_not_gather_again_is_said_to_have_the_setting(tmp_path):
     with pytest.raises(UsageError, match="all-gathers in forward passes alone.*the setting already") as raised:
         answer(Replay(replace(recorded, operations=replace(o, phase=phase))), ["reshard_after_forward=no"])
     assert "under FSDP2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("question", ["reduce_dtype=bf16", "reduce_dtype=fp16"])
+def test_gradients_that_are_reduced_in_16_bits_already_are_not_shortened(tmp_path, question):
+    with pytest.raises(UsageError, match="already reduced in 16 bits"):
+        answer(Replay(job(tmp_path, reduced="c10::BFloat16")), [question])

@@ -77,3 +77,10 @@ def test_numbers_that_contradict_name_or_size_are_not_believed():
 def test_the_number_of_a_communication_may_have_gaps():
     rows = [(0, A)] * 2
     assert match(rows, rows, communications=[[10, 900], [900, 10]])[0] == [[0, 101], [1, 100]]
+
+
+def test_ranks_that_begin_two_collectives_in_another_order_are_matched():
+    """As gloo does with broadcasts that are launched one after the other."""
+    pairs, notes = match([(0, A), (0, B), (0, A)], [(0, B), (0, A), (0, A)])
+    assert pairs == [[0, 101], [1, 100], [2, 102]]
+    assert notes == ()

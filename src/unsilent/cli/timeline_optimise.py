@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NO_TRACES = "no trace was named; give the folder of unsilent timeline record"
 HELP = """Find the buckets and the gradient precision with which a recorded training under DDP would be fastest.
 
-Ends in the setting to pass to DistributedDataParallel, and its predicted gain over the default beside the noise floor.
+Ends in the setting to pass to DistributedDataParallel, and its predicted gain over the recorded buckets beside the noise floor.
 """
 
 

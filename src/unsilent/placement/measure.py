@@ -306,16 +306,24 @@ class MeasuredTable:
     sweep: Sweep
     name: str = "measured table"
 
+    def measured(self, collective: str, traffic: Traffic) -> list[Measurement]:
+        """What the sweep holds of a collective over a grouping; empty: it was not measured."""
+        return self._rows.get(_key(collective, traffic), [])
+
+    @cached_property
+    def _rows(self) -> dict[Key, list[Measurement]]:
+        rows: dict[Key, list[Measurement]] = {}
+        for row in self.sweep.rows:
+            rows.setdefault(_key(row.collective, _traffic(self.system, row.groups)), []).append(row)
+        return rows
+
     @cached_property
     def _lines(self) -> dict[Key, tuple[float, float]]:
         """Seconds, and seconds per byte, by collective and traffic."""
         from scipy.optimize import nnls
 
-        rows: dict[Key, list[Measurement]] = {}
-        for row in self.sweep.rows:
-            rows.setdefault(_key(row.collective, _traffic(self.system, row.groups)), []).append(row)
         lines = {}
-        for key, found in rows.items():
+        for key, found in self._rows.items():
             terms = np.array([(1 / row.seconds, 1e-9 * row.payload / row.seconds) for row in found])
             seconds, per_gigabyte = map(float, nnls(terms, np.ones(len(terms)))[0])
             lines[key] = (seconds, per_gigabyte * 1e-9)

@@ -107,9 +107,14 @@ class LinkCost:
         """Seconds of collectives of these sizes."""
         return self.latency + self.per_byte * size
 
+    @property
+    def grows(self) -> bool:
+        """Whether larger collectives cost more, as they do on any link; otherwise that did not show in what it was fitted to."""
+        return self.per_byte > 0
+
     def covers(self, size: Floats) -> bool:
-        """Whether all sizes are within those that it was fitted to."""
-        return bool(len(size) == 0 or (size.min() >= self.smallest and size.max() <= self.largest))
+        """Whether all sizes are within those that it was fitted to, and it grows with them."""
+        return self.grows and bool(len(size) == 0 or (size.min() >= self.smallest and size.max() <= self.largest))
 
 
 def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
@@ -125,17 +130,22 @@ def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
     """
     hops = 2 * (ranks - 1)
     per_byte = all_reduce.per_byte * ranks / hops
-    return replace(all_reduce, latency=2 * all_reduce.latency / hops, per_byte=2 * max(1.0, ranks / servers) * per_byte)
+    return LinkCost(
+        2 * all_reduce.latency / hops, 2 * max(1.0, ranks / servers) * per_byte, all_reduce.smallest, all_reduce.largest
+    )
 
 
 def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
-    """The line through the median time of each size, none of its numbers negative; of one size alone all of it is by the byte."""
+    """The line through the mean time of each size, none of its numbers negative; of one size alone all of it is by the byte.
+
+    Means, as those of steps are predicted: a few slow collectives lengthen the mean step, but no median.
+    """
     distinct = np.unique(sizes)
-    medians = np.array([np.median(seconds[sizes == one]) for one in distinct])
+    means = np.array([seconds[sizes == one].mean() for one in distinct])
     if len(distinct) == 1:
-        return LinkCost(0.0, float(medians[0] / distinct[0]), float(distinct[0]), float(distinct[0]))
+        return LinkCost(0.0, float(means[0] / distinct[0]), float(distinct[0]), float(distinct[0]))
     from scipy.optimize import nnls
 
-    weights = 1 / medians.clip(1e-9)  # relative errors count, so that small sizes do
+    weights = 1 / means.clip(1e-9)  # relative errors count, so that small sizes do
     (latency, per_byte), _ = nnls(np.stack([weights, distinct * weights], 1), np.ones(len(distinct)))
     return LinkCost(float(latency), float(per_byte), float(distinct[0]), float(distinct[-1]))

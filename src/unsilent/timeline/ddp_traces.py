@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
+from unsilent.interval import Interval, known_value
+from unsilent.report.text import count_text
+from unsilent.timeline.ddp_buckets import RecordedBuckets, recorded_buckets
 from unsilent.timeline.ddp_model import DdpSteps, LinkCost, fit_link_cost
-from unsilent.timeline.job import BACKWARD, COLLECTIVE, LOADER, Job
+from unsilent.timeline.job import BACKWARD, COLLECTIVE, Job
+from unsilent.timeline.slowdown import CONFIDENCE
 from unsilent.timeline.step_split import Floats, latest_entries, step_bounds
 from unsilent.timeline.stragglers import has_several_passes
+
+MOST_ERROR = 0.1
+"""Predictions are not believed where recorded steps are missed by more than this share of their time, on average."""
+RESAMPLES = 200
+StepSeconds = Callable[[LinkCost], Floats]
+"""Predicted seconds of each step by what a collective costs."""
+
+
+class Transfers(NamedTuple):
+    """Recorded collectives that carried gradients: bytes, seconds and index of the step of each."""
+
+    size: Floats
+    seconds: Floats
+    step: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -23,12 +43,56 @@ class DdpJob:
         buckets: Gradients of each recorded bucket, by their bytes; indices in the order in which they are ready.
         cost: Of a collective, fitted to those of the trace.
         recorded: Seconds of each step, float64[steps].
+        item_bytes: Bytes of one number of a gradient as it is sent; -1: unknown.
+        notes: What a reader of any prediction should know, one sentence each.
+        transfers: What ``cost`` was fitted to; None: it was not.
     """
 
     steps: DdpSteps
     buckets: list[list[int]]
     cost: LinkCost
     recorded: Floats
+    item_bytes: int = -1
+    notes: tuple[str, ...] = ()
+    transfers: Transfers | None = None
+
+    @property
+    def error(self) -> float:
+        """By how much of their time the recorded steps are predicted too long."""
+        return float(self.replayed().mean() / self.recorded.mean() - 1)
+
+    @property
+    def doubt(self) -> str:
+        """Why predictions are not to be believed; empty: they may be.
+
+        Single steps are looked at, as a cost that was fitted to the recording fits its mean step anyway.
+        """
+        error = float(np.abs(self.replayed() - self.recorded).mean() / self.recorded.mean())
+        if error <= MOST_ERROR:
+            return ""
+        return (
+            f"the model of DDP misses the recorded steps by {100 * error:.3g} % on average, and is not believed beyond "
+            f"{100 * MOST_ERROR:g} %"
+        )
+
+    def ratio(self, predicted: StepSeconds, baseline: StepSeconds) -> Interval:
+        """Mean of predicted steps in multiples of that of others, with limits by what steps and the fitted cost vary."""
+        estimate, n = float(predicted(self.cost).mean() / baseline(self.cost).mean()), len(self.recorded)
+        if n < 2:
+            return known_value(estimate, n)
+        generator, ratios, fitted = np.random.default_rng(0), [], self.transfers
+        for _ in range(RESAMPLES):
+            steps, cost = generator.integers(n, size=n), self.cost
+            if fitted is not None:
+                own = np.concatenate([np.flatnonzero(fitted.step == step) for step in steps])
+                cost = fit_link_cost(fitted.size[own], fitted.seconds[own]) if len(own) else cost
+            ratios.append(float(predicted(cost)[steps].mean() / baseline(cost)[steps].mean()))
+        tail = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(ratios, (tail, 1 - tail))
+        # limits of percentiles may leave out the estimate, where a resampled fit has another form
+        return Interval(
+            estimate, min(float(low), estimate), max(float(high), estimate), CONFIDENCE, n, "bootstrap over steps"
+        )
 
     def replayed(self) -> Floats:
         """Seconds of each step with the recorded buckets, by the model, float64[steps]."""
@@ -49,6 +113,10 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
         UsageError: gradients, a backward pass or all-reduces are missing, or ranks do not have the same ones.
     """
     ranks, count = job.ranks, len(job.steps)
+    if (job.world_size or len(ranks)) < 2:
+        raise UsageError(
+            "the job has one rank, which sends no gradients; record a training under DDP on 2 ranks or more"
+        )
     if has_several_passes(job) or not any("reducer" in name for name in job.operations.names):
         raise UsageError(
             "the traces show no training under DDP with one backward pass in each step; record one, as buckets are those of DDP"
@@ -81,25 +149,41 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
 
 def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | None) -> DdpJob:
     ranks = job.ranks
-    seen = job.operations
+    seen, found = job.operations, recorded_buckets(job, sizes)
     begins, ends = (np.array(part) for part in zip(*(step_bounds(job, rank) for rank in ranks), strict=True))
     backward, last = np.full(begins.shape, np.inf), np.full(begins.shape, -np.inf)
     of_step = seen.step >= 0
     rows = np.searchsorted(ranks, seen.rank)
     computing = of_step & (seen.phase == BACKWARD) & (seen.kind != COLLECTIVE)
     np.minimum.at(backward, (rows[computing], seen.step[computing]), seen.start[computing])
-    reducing = of_step & (seen.kind == COLLECTIVE) & (seen.collective >= 0) & (seen.phase != LOADER)
-    if not reducing.any() or not np.isfinite(backward).all():
-        raise UsageError("the traces show no collectives in backward passes; record a training under DDP")
-    np.maximum.at(last, (rows[reducing], seen.step[reducing]), seen.end[reducing])
+    if not np.isfinite(backward).all():
+        raise UsageError("the traces show a step without a backward pass; record a training under DDP")
+    np.maximum.at(last, (rows[found.carries], seen.step[found.carries]), seen.end[found.carries])
     end = np.maximum(times.max(2), backward)
     steps = DdpSteps(
         sizes, backward - begins, times - backward[:, :, None], end - backward, ends - np.maximum(last, end),
         begins[:, 0] - begins[:, 0].min(),
     )  # fmt: skip
-    transfers = _transfers(job, reducing)
-    fitted = cost or fit_link_cost(*transfers)
-    return DdpJob(steps, _recorded_buckets(job, reducing, sizes), fitted, _periods(begins, ends))
+    transfers, notes = None, list(_notes(job, found))
+    if cost is None:
+        transfers = _transfers(job, found.carries)
+        cost = fit_link_cost(transfers.size, transfers.seconds)
+        apart = float(np.abs(transfers.seconds / cost(transfers.size) - 1).mean())
+        notes.append(
+            f"recorded collectives take {100 * apart:.2g} % more or less than the cost fitted to them, on average"
+        )
+    return DdpJob(steps, found.gradients, cost, _periods(begins, ends), found.item_bytes, tuple(notes), transfers)
+
+
+def _notes(job: Job, found: RecordedBuckets) -> Iterator[str]:
+    operations, world_size = job.operations, job.world_size or len(job.ranks)
+    if ((operations.kind == COLLECTIVE) & (operations.step >= 0) & ~found.carries).any():
+        yield "other collectives than those of gradients are taken to last as recorded, with the waits in them"
+    if len(job.ranks) < world_size:
+        yield (
+            f"{len(job.ranks):,} of {count_text(world_size, 'rank')} {'was' if len(job.ranks) == 1 else 'were'} read: when the "
+            "gradients of the others are ready is not known, and waiting for them counts as the cost of a collective"
+        )
 
 
 def _periods(begins: Floats, ends: Floats) -> Floats:
@@ -107,13 +191,15 @@ def _periods(begins: Floats, ends: Floats) -> Floats:
     return np.asarray(ends.max(0) - np.append(begins[:, :1].max(0), ends.max(0)[:-1]))
 
 
-def _transfers(job: Job, which: np.ndarray) -> tuple[Floats, Floats]:
-    """Bytes and seconds of each collective once its last rank had entered it, and the one before it had ended."""
+def _transfers(job: Job, which: np.ndarray) -> Transfers:
+    """Each collective, with its seconds once its last rank had entered it, and the one before it had ended."""
     operations, (entered, _) = job.operations, latest_entries(job)
     numbers = operations.collective[which]
     ended, size = np.full(len(entered), -np.inf), np.zeros(len(entered))
     np.maximum.at(ended, numbers, operations.end[which])
     np.maximum.at(size, numbers, operations.size[which])
+    step = np.zeros(len(entered), np.int64)
+    step[numbers] = operations.step[which]
     own = np.unique(numbers)
     own = own[np.argsort(ended[own], kind="stable")]
     before = np.append(-np.inf, np.maximum.accumulate(ended[own])[:-1])  # gloo has two at once on one link
@@ -121,22 +207,4 @@ def _transfers(job: Job, which: np.ndarray) -> tuple[Floats, Floats]:
     is_known = (size[own] > 0) & (seconds > 0)
     if not is_known.any():
         raise UsageError("the traces do not say how large collectives are; record with record_shapes=True")
-    return size[own][is_known], seconds[is_known]
-
-
-def _recorded_buckets(job: Job, which: np.ndarray, sizes: np.ndarray) -> list[list[int]]:
-    """Gradients of the collectives of the first rank's first step, in their order, as far as bytes tell."""
-    operations = job.operations
-    own = np.flatnonzero(which & (operations.step == 0) & (operations.rank == job.ranks[0]))
-    result: list[list[int]] = []
-    left = list(range(len(sizes)))
-    for one in own[np.argsort(operations.start[own], kind="stable")]:
-        bucket, filled = list[int](), 0
-        while left and filled < operations.size[one]:
-            bucket.append(left.pop(0))
-            filled += int(sizes[bucket[-1]])
-        if bucket:
-            result.append(bucket)
-    if left:
-        result = [*result[:-1], [*result[-1], *left]] if result else [left]
-    return result
+    return Transfers(size[own][is_known], seconds[is_known], step[own][is_known])

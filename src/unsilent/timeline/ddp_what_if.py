@@ -6,12 +6,15 @@ Forms: ``buckets=25`` or ``buckets=1,8,25`` (MiB, the last for all further ones)
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Iterator
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.interval import Interval
 from unsilent.report.text import count_text
 from unsilent.sizes import human_bytes, parse_whole_number
 from unsilent.timeline.ddp_model import MIB, LinkCost, assign_buckets, server_cost
@@ -25,6 +28,10 @@ WORDS = ("buckets", "gradients", "reduction", "server")
 LARGEST_BUCKET, MOST_SERVERS = 2**20, 2**20
 """In MiB, and servers: more is taken for a slip of the finger."""
 SIXTEEN_BITS = ("fp16", "bf16")
+DOES_NOT_GROW = (
+    "what a larger collective costs does not show in the measured times; measure the link with unsilent placement measure, and "
+    "pass its file as --system"
+)
 
 
 class DdpAnswer(NamedTuple):
@@ -34,14 +41,16 @@ class DdpAnswer(NamedTuple):
         recorded, predicted: Seconds of each step by the model, with recorded and with other settings, float64[steps].
         notes: What was assumed, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that the cost was fitted to.
-        measured: Seconds of each step as they were recorded, which the model may miss, float64[steps].
+        ratio: Mean predicted over mean recorded step, with limits.
+        doubt: Why the prediction is not to be believed; empty: it may be.
     """
 
     recorded: Floats
     predicted: Floats
     notes: tuple[str, ...]
     is_extrapolated: bool
-    measured: Floats
+    ratio: Interval
+    doubt: str
 
 
 class DdpQuestions:
@@ -59,18 +68,17 @@ class DdpQuestions:
         """The answer; raises ``UsageError`` for a question that names nothing, and for jobs that are no training under DDP."""
         word, _, value = text.partition("=")
         ddp, share, notes = self._ddp, 1.0, list[str]()
-        buckets, cost = ddp.buckets, ddp.cost
+        buckets, change = ddp.buckets, _same_cost
         if word == "buckets":
             buckets = assign_buckets(ddp.steps.sizes.tolist(), _caps(value))
         elif word == "gradients":
             if value not in SIXTEEN_BITS:
                 raise wrong_value_error("--what-if gradients", value, " or ".join(SIXTEEN_BITS))
-            share = 0.5
-            notes.append(
-                "gradients are taken to have 32 bits where they were recorded; casts to 16 bits are not counted"
-            )
+            share = float(sixteen_bit_share(np.array([ddp.item_bytes]), "gradients")[0])
+            notes += sixteen_bit_notes(np.array([ddp.item_bytes]))
         elif word == "reduction":
-            cost = self._program_cost(value)
+            program = self._program_cost(value)
+            change = partial(_other_cost, program)
             notes.append(
                 "the program runs while gradients are computed; unsilent.placement.program_hook waits for each bucket"
             )
@@ -78,22 +86,32 @@ class DdpQuestions:
             servers = parse_whole_number(value) or 0
             if not 1 <= servers <= MOST_SERVERS:
                 raise wrong_value_error("--what-if server", value, f"a whole number from 1 to {MOST_SERVERS:,}")
-            cost = server_cost(cost, self._ranks, servers)
+            change = partial(server_cost, ranks=self._ranks, servers=servers)
             notes.append(
                 f"{count_text(servers, 'server')} apart from the ranks, each with a link like that of a rank (its latency and "
                 "bandwidth are those of an all-reduce by a ring); each bucket is divided evenly over the servers, pushed by all "
                 "ranks at once, summed in no time and then pulled"
             )
         sizes = share * np.array([float(ddp.steps.sizes[bucket].sum()) for bucket in buckets])
-        recorded = ddp.replayed()
-        off = float(recorded.mean() / ddp.recorded.mean() - 1)
+        cost = change(ddp.cost)
         notes.append(
-            f"with the recorded buckets, the model of DDP is off by {100 * off:+.2g} % from the recorded steps"
+            f"with the recorded buckets, the model of DDP is off by {100 * ddp.error:+.2g} % from the recorded steps"
         )
-        if not cost.covers(sizes):
+        if not cost.grows:
+            notes.append(DOES_NOT_GROW)
+        elif not cost.covers(sizes):
             notes.append(f"{beyond_fit(cost, sizes)}; give a --system that was measured with --sizes around these")
-        predicted = ddp.steps.step_seconds(buckets, cost, share)
-        return DdpAnswer(recorded, predicted, tuple(notes), not cost.covers(sizes), ddp.recorded)
+
+        def predicted(fitted: LinkCost) -> Floats:
+            return ddp.steps.step_seconds(buckets, change(fitted), share)
+
+        def recorded(fitted: LinkCost) -> Floats:
+            return ddp.steps.step_seconds(ddp.buckets, fitted)
+
+        return DdpAnswer(
+            recorded(ddp.cost), predicted(ddp.cost), (*notes, *ddp.notes), not cost.covers(sizes),
+            ddp.ratio(predicted, recorded), ddp.doubt,
+        )  # fmt: skip
 
     @cached_property
     def _ddp(self) -> DdpJob:
@@ -125,6 +143,34 @@ def _caps(value: str) -> list[int]:
         expected = f"whole MiB from 1 to {LARGEST_BUCKET:,}, like 25 or 1,8,25"
         raise wrong_value_error("--what-if buckets", value, expected)
     return [MIB * size for size in sizes]
+
+
+def _same_cost(cost: LinkCost) -> LinkCost:
+    return cost
+
+
+def _other_cost(cost: LinkCost, _: LinkCost) -> LinkCost:
+    return cost
+
+
+def sixteen_bit_share(item_bytes: NDArray[np.integer[Any]], setting: str) -> Floats:
+    """The share of their bytes that payloads of so many bytes a number (-1: unknown, taken for 4) have in 16 bits.
+
+    Raises:
+        UsageError: they all have 16 bits already.
+    """
+    if (item_bytes == 2).all():
+        raise UsageError(
+            f"--what-if {setting}: the recorded gradients are already reduced in 16 bits; ask for another change"
+        )
+    return np.asarray(2 / np.where(item_bytes > 0, np.maximum(item_bytes, 2), 4))
+
+
+def sixteen_bit_notes(item_bytes: NDArray[np.integer[Any]]) -> Iterator[str]:
+    """What is assumed where gradients are sent in 16 bits."""
+    if (item_bytes < 0).any():
+        yield "gradients are taken to have 32 bits where the traces do not say"
+    yield "casts to 16 bits are not counted"
 
 
 def beyond_fit(cost: LinkCost, sizes: Floats) -> str:

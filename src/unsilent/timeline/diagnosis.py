@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.interval import Interval
 from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Plot, Report, Section, Table
@@ -166,16 +167,22 @@ def _split_findings(result: Timeline) -> Iterator[str]:
 
 def _answer_findings(answers: Sequence[Answer]) -> Iterator[str]:
     for one in answers:
-        text, recorded = escape_unprintable(one.text), time_text(float(one.recorded.mean()))
-        how = "by replay"
-        if one.measured is not None and one.model_error is not None:
-            measured, off = time_text(float(one.measured.mean())), f"{100 * one.model_error:+.2g} %"
-            if not one.is_trusted:
-                yield f"{text}: not predicted, as the model of DDP is off by {off} from the recorded steps ({measured})"
-                continue
-            how = f"by the model of DDP, which is off by {off} from the recorded {measured}"
-        predicted = time_text(float(one.predicted.mean()))
-        yield f"{text}: a step would take {predicted} instead of {recorded}, {how}{BEYOND if one.is_extrapolated else ''}"
+        question = escape_unprintable(one.text)
+        if one.doubt:
+            yield f"{question}: not predicted, as {one.doubt}"
+            continue
+        means = f"{time_text(float(one.predicted.mean()))} instead of {time_text(float(one.recorded.mean()))}"
+        by = f"by {_model_text(one.of_model)}" if one.of_model else "by replay"
+        yield f"{question}: a step would take {means}, {by}{BEYOND if one.is_extrapolated else ''}"
+
+
+def _model_text(ratio: Interval) -> str:
+    """The model of DDP, and how uncertain its prediction is."""
+    if not ratio.low <= ratio.high:
+        return "the model of DDP"
+    limits = f"{ratio.low:.3g} to {ratio.high:.3g} times as long with {100 * ratio.confidence:g} % confidence"
+    unclear = ": whether it is faster or slower is not established" if ratio.low <= 1 <= ratio.high else ""
+    return f"the model of DDP ({limits}{unclear})"
 
 
 def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
@@ -199,7 +206,7 @@ def _memory_notes(job: Job) -> Iterator[str]:
 
 def _estimates(result: Timeline) -> Table:
     values = {"slowdown": result.slowdown.slowdown, "slowdown_with_gaps": result.slowdown.slowdown_with_gaps}
-    values |= {one.text: answer_interval(one) for one in result.answers if one.is_trusted}
+    values |= {one.text: answer_interval(one) for one in result.answers if not one.doubt}
     return machine_table(measured({}, values, "step"), ("measure", ""))
 
 
@@ -326,8 +333,8 @@ def _json(result: Timeline) -> dict[str, Any]:
                 "recorded": one.recorded.tolist(),
                 "predicted": one.predicted.tolist(),
                 "is_extrapolated": one.is_extrapolated,
-                "model_error": one.model_error,
-                "is_trusted": one.is_trusted,
+                "is_believed": not one.doubt,
+                "limits": [answer_interval(one).low, answer_interval(one).high],
                 "notes": list(one.notes),
             }
             for one in answers

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.timeline.ddp_model import fit_link_cost
-from unsilent.timeline.ddp_what_if import SIXTEEN_BITS, beyond_fit
+from unsilent.timeline.ddp_what_if import SIXTEEN_BITS, beyond_fit, sixteen_bit_notes, sixteen_bit_share
 from unsilent.timeline.job import BACKWARD, COLLECTIVE, Job
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.step_split import Floats
@@ -46,10 +46,14 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> ShardedChange:
     _expect(scatters, "reduce-scatter with a known size")
     sizes = operations.size[scatters].astype(np.float64)
     cost = fit_link_cost(sizes, changed[scatters])
-    changed[scatters] *= cost(sizes / 2) / cost(sizes)
-    notes = ["gradients are taken to be reduced in 32 bits where they were recorded; casts to 16 bits are not counted"]
-    is_within = cost.covers(sizes / 2)
-    notes += [] if is_within else [beyond_fit(cost, sizes / 2)]
+    item_bytes = operations.item_bytes[scatters]
+    smaller = sizes * sixteen_bit_share(item_bytes, word)
+    changed[scatters] *= cost(smaller) / cost(sizes)
+    is_within, notes = cost.covers(smaller), list(sixteen_bit_notes(item_bytes))
+    if not cost.grows:
+        notes.append("what a larger collective costs does not show in the traces")
+    elif not is_within:
+        notes.append(beyond_fit(cost, smaller))
     return ShardedChange(replay, changed, gaps, tuple(notes), not is_within)
 
 

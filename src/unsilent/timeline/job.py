@@ -56,6 +56,7 @@ class Operations:
         duration: Seconds, float64.
         collective: Number of the collective or message, int32; -1: of none.
         size: Bytes of a collective's payload on this rank, int64; -1: unknown.
+        item_bytes: Bytes of one number of that payload, int8; -1: unknown.
         names: Of operations.
     """
 
@@ -69,6 +70,7 @@ class Operations:
     duration: NDArray[np.float64]
     collective: NDArray[np.int32]
     size: NDArray[np.int64]
+    item_bytes: NDArray[np.int8]
     names: tuple[str, ...]
 
     def __len__(self) -> int:

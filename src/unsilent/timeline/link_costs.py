@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from unsilent.errors import UsageError
-from unsilent.placement.cost import AlphaBeta, CostModel
+from unsilent.placement.cost import AlphaBeta, CostModel, StepCost, Traffic
 from unsilent.placement.measure import MeasuredTable, fitted_system, load_sweep
 from unsilent.placement.ranking import Reduction, rank_placements
 from unsilent.placement.system import load_system
-from unsilent.timeline.ddp_model import MIB, LinkCost
+from unsilent.timeline.ddp_model import MIB, LinkCost, fit_link_cost
+from unsilent.timeline.step_split import Floats
 
 FLAT = "all-reduce over all devices"
 """Name of the program that DDP runs by default."""
 _EVERY = 10**9
+
+
+@dataclass(frozen=True)
+class MeasuredCost(LinkCost):
+    """What a collective costs, interpolated between measured sizes; latency and cost by the byte are of a line fitted to them.
+
+    Beyond the largest size the last slope goes on.
+
+    Attributes:
+        sizes, seconds: Measured, the smallest size first.
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def __call__(self, size: Floats) -> Floats:
+        """Seconds of collectives of these sizes."""
+        return interpolated(self.sizes, self.seconds, size)
+
+
+@dataclass(frozen=True)
+class InterpolatedTable:
+    """A cost model that interpolates between the sizes of a sweep; what was not measured is predicted by ``table``."""
+
+    table: MeasuredTable
+    name: str = "interpolated sweep"
+
+    def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
+        """See `unsilent.placement.cost.CostModel`."""
+        predicted = self.table.cost(collective, traffic, payload)
+        rows = sorted(self.table.measured(collective, traffic), key=lambda row: row.payload)
+        if not rows:
+            return predicted
+        sizes, seconds = [row.payload for row in rows], [row.seconds for row in rows]
+        return replace(predicted, seconds=float(interpolated(sizes, seconds, np.array(float(payload)))))
+
+
+def interpolated(sizes: Sequence[float], seconds: Sequence[float], size: Floats) -> Floats:
+    """Seconds at other sizes: between two measured ones in proportion, below the smallest its own, above by the last slope."""
+    slope = seconds[-1] / sizes[-1] if len(sizes) == 1 else (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+    return np.asarray(np.interp(size, sizes, seconds) + max(slope, 0.0) * np.maximum(size - sizes[-1], 0))
 
 
 def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
@@ -27,13 +72,14 @@ def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
         UsageError: it cannot be read, or has another number of devices.
     """
     model: CostModel
+    measured: list[int] = []
     if path.endswith(".json"):
         sweep = load_sweep(path)
         system = fitted_system(sweep)
-        model, sizes = MeasuredTable(system, sweep), [row.payload for row in sweep.rows]
+        model, measured = InterpolatedTable(MeasuredTable(system, sweep)), sorted({row.payload for row in sweep.rows})
     else:
         system = load_system(path)
-        model, sizes = AlphaBeta(system), []
+        model = AlphaBeta(system)
     if system.devices != ranks or ranks < 2:
         raise UsageError(
             f"--system {path} has {system.devices:,} devices, but the job has {ranks:,} ranks; expected a system of as many, and "
@@ -44,9 +90,18 @@ def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
         ranking = rank_placements(system, {"data": ranks}, [Reduction(("data",), payload)], model, top=_EVERY)
         return {one.text(system): one.seconds for one in ranking.placements[0].programs[0]}
 
-    small, large = seconds(MIB), seconds(2 * MIB)  # both models are a latency and so much for each byte
-    smallest, largest = min(sizes, default=0.0), max(sizes, default=np.inf)
-    return {
-        name: LinkCost(2 * small[name] - large[name], (large[name] - small[name]) / MIB, smallest, largest)
-        for name in small
-    }
+    if not measured:
+        small, large = seconds(MIB), seconds(2 * MIB)  # a latency and so much for each byte
+        return {
+            name: LinkCost(2 * small[name] - large[name], (large[name] - small[name]) / MIB, 0.0, np.inf)
+            for name in small
+        }
+    # parts of a payload, which are sent inside groups, bend where the payload is a multiple of a measured size
+    sizes = sorted({size * part for size in measured for part in range(1, ranks + 1) if ranks % part == 0})
+    of_size = [seconds(size) for size in sizes]
+    result = dict[str, LinkCost]()
+    for name in of_size[0]:
+        taken = tuple(of[name] for of in of_size)
+        line = fit_link_cost(np.array(sizes, float), np.array(taken))
+        result[name] = MeasuredCost(line.latency, line.per_byte, measured[0], measured[-1], tuple(sizes), taken)
+    return result

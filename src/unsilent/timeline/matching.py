@@ -97,11 +97,27 @@ def _by_order(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
     for step, ranks in steps.items():
         if step < 0 and len({tuple(one.kind for one in own) for own in ranks.values()}) > 1:
             continue  # ranks may have begun to record at different collectives
-        for together in zip(*ranks.values(), strict=False):
+        first, *others = _in_one_order(list(ranks.values()))
+        for together in zip(first, *others, strict=False):
             if len({one.kind for one in together}) > 1:
                 break
             matched.append(list(together))
     return matched
+
+
+def _in_one_order(lists: Sequence[Sequence[Taken]]) -> list[list[Taken]]:
+    """The lists, those in the order of the first that only differ in it: gloo begins two at once, either of them first."""
+    first = [one.kind for one in lists[0]]
+    result = []
+    for own in lists:
+        if sorted(one.kind for one in own) != sorted(first):
+            result.append(list(own))
+            continue
+        of_kind = defaultdict[tuple[str, int], list[Taken]](list)
+        for one in reversed(own):
+            of_kind[one.kind].append(one)
+        result.append([of_kind[kind].pop() for kind in first])
+    return result
 
 
 def _unmatched(

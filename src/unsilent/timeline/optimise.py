@@ -27,11 +27,13 @@ class DdpSettings:
     Attributes:
         caps: MiB of each bucket, the last one for all further ones; empty: DDP's default.
         precision: One of `PRECISIONS`.
+        buckets: Indices of gradients by bucket.
         seconds: Predicted, float64[steps].
     """
 
     caps: tuple[int, ...]
     precision: str
+    buckets: list[list[int]]
     seconds: Floats
 
     @property
@@ -51,14 +53,13 @@ def predict(recorded: DdpSteps, cost: Cost, caps: Sequence[int] = (), precision:
     """The prediction for buckets of so many MiB (empty: DDP's default)."""
     limits = [MIB * cap for cap in caps] or list(DEFAULT_CAPS)
     buckets = assign_buckets(recorded.sizes.tolist(), limits)
-    return DdpSettings(tuple(caps), precision, recorded.step_seconds(buckets, cost, PRECISIONS[precision]))
+    return DdpSettings(tuple(caps), precision, buckets, recorded.step_seconds(buckets, cost, PRECISIONS[precision]))
 
 
 def bucket_sizes(recorded: DdpSteps, settings: DdpSettings) -> Floats:
     """Bytes of each bucket as it is sent, float64[buckets]."""
-    limits = [MIB * cap for cap in settings.caps] or list(DEFAULT_CAPS)
-    buckets = assign_buckets(recorded.sizes.tolist(), limits)
-    return PRECISIONS[settings.precision] * np.array([float(recorded.sizes[bucket].sum()) for bucket in buckets])
+    sizes = [float(recorded.sizes[bucket].sum()) for bucket in settings.buckets]
+    return PRECISIONS[settings.precision] * np.array(sizes)
 
 
 def optimise(recorded: DdpSteps, cost: LinkCost, precisions: Sequence[str] = tuple(PRECISIONS)) -> list[DdpSettings]:
@@ -95,8 +96,7 @@ def _different_caps(recorded: DdpSteps) -> Iterator[int]:
 def _improved(recorded: DdpSteps, cost: LinkCost, best: DdpSettings) -> DdpSettings:
     """Settings with single buckets made larger or smaller, as long as that shortens steps by a thousandth."""
     for _ in range(MOST_ROUNDS):
-        buckets = assign_buckets(recorded.sizes.tolist(), [MIB * cap for cap in best.caps] or list(DEFAULT_CAPS))
-        filled = [int(recorded.sizes[bucket].sum()) for bucket in buckets]
+        filled = [int(recorded.sizes[bucket].sum()) for bucket in best.buckets]
         caps = [max(1, size // MIB) for size in filled]
         candidates = [
             (*caps[:place], max(1, cap + change), *caps[place + 1 :])
@@ -113,9 +113,8 @@ def _improved(recorded: DdpSteps, cost: LinkCost, best: DdpSettings) -> DdpSetti
 
 def reasons(recorded: DdpSteps, cost: Cost, settings: DdpSettings) -> list[str]:
     """Why each pair of neighbouring buckets stays two: one sentence each, of medians over the steps of the slowest rank."""
-    limits = [MIB * cap for cap in settings.caps] or list(DEFAULT_CAPS)
-    buckets, sizes = assign_buckets(recorded.sizes.tolist(), limits), bucket_sizes(recorded, settings)
-    filled = [float(np.median(recorded.ready[:, :, bucket].max((0, 2)))) for bucket in buckets]
+    sizes = bucket_sizes(recorded, settings)
+    filled = [float(np.median(recorded.ready[:, :, bucket].max((0, 2)))) for bucket in settings.buckets]
     seconds, end, result = cost(sizes), -np.inf, []
     for number, (size, ready, taken) in enumerate(zip(sizes, filled, seconds, strict=True)):
         if number:

@@ -6,22 +6,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from unsilent.interval import Interval
 from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table, TextBlock
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text
 from unsilent.sizes import human_bytes
-from unsilent.timeline.ddp_model import LinkCost
+from unsilent.timeline.ddp_model import DdpSteps, LinkCost
 from unsilent.timeline.ddp_traces import DdpJob
+from unsilent.timeline.ddp_what_if import DOES_NOT_GROW, beyond_fit
 from unsilent.timeline.link_costs import FLAT
 from unsilent.timeline.optimise import PRECISIONS, DdpSettings, bucket_sizes, optimise, predict, reasons
-from unsilent.timeline.slowdown import mean_ratio
+from unsilent.timeline.step_split import Floats
 
 METHOD = (
     "Steps are replayed from when gradients were ready on each rank, with other buckets and the fitted cost of a collective; "
     "buckets travel one after the other. Each recorded step is predicted, and the mean is compared. The noise floor is twice the "
-    "standard error of the mean of the recorded steps. Casts of gradients to 16 bits are not counted."
+    "standard error of the mean of the recorded steps. Limits come from resampled steps, to which "
+    "the cost is fitted anew. Casts of gradients to 16 bits are not counted."
 )
 
 
@@ -31,6 +36,7 @@ class Optimised(Shown):
 
     Attributes:
         job: What was recorded.
+        recorded: What the recorded buckets take by prediction, with which others are compared.
         default: What DDP's default would take.
         best: Settings by gradient precision, the fastest first.
         reduction: Program by which buckets are reduced in ``best``; `FLAT`: DDP's own.
@@ -38,6 +44,7 @@ class Optimised(Shown):
     """
 
     job: DdpJob
+    recorded: DdpSettings
     default: DdpSettings
     best: list[DdpSettings]
     reduction: str
@@ -49,82 +56,127 @@ class Optimised(Shown):
         recorded = self.job.recorded
         return float(2 * recorded.std(ddof=1) / len(recorded) ** 0.5) if len(recorded) > 1 else float("inf")
 
+    def label(self, one: DdpSettings) -> str:
+        """What settings are called: by what to pass to DDP, or by whether they were recorded."""
+        default = "DDP's default"
+        if one.buckets == self.recorded.buckets:
+            return f"as recorded ({default})" if one.buckets == self.default.buckets else "as recorded"
+        return one.arguments or default
+
+    def precision(self, one: DdpSettings) -> str:
+        """In how many bits gradients are sent."""
+        return (
+            one.precision if one.precision != "fp32" else {2: "16 bits", 8: "64 bits"}.get(self.job.item_bytes, "fp32")
+        )
+
+    def cost_of(self, one: DdpSettings) -> LinkCost:
+        """Of the program that reduces the buckets: DDP's own but for the best settings."""
+        return self.cost if any(one is best for best in self.best) else self.job.cost
+
+    def ratio(self, one: DdpSettings) -> Interval:
+        """Predicted step in multiples of that with the recorded buckets, with limits."""
+        steps, share = self.job.steps, PRECISIONS[one.precision]
+        is_own = self.cost_of(one) == self.job.cost
+        return self.job.ratio(
+            lambda fitted: steps.step_seconds(one.buckets, fitted if is_own else self.cost, share),
+            lambda fitted: steps.step_seconds(self.recorded.buckets, fitted),
+        )
+
+    @property
+    def shown(self) -> list[DdpSettings]:
+        """Recorded, default and best settings, each once; the recorded ones alone where predictions are not believed."""
+        every = [self.recorded] if self.job.doubt else [self.recorded, self.default, *self.best]
+        keys = [(one.buckets, one.precision, self.cost_of(one)) for one in every]
+        return [one for place, one in enumerate(every) if keys[place] not in keys[:place]]
+
     def report(self, source: str = "") -> Report:
         """What is shown of it; ``source``: the name of the traces."""
-        job, first, steps = self.job, self.best[0], count_text(len(self.job.recorded), "step")
-        lines = tuple((None, line) for line in reasons(job.steps, self.cost, first))
-        error = float(job.replayed().mean() / job.recorded.mean() - 1)
-        ratios = {
-            f"{one.precision} {one.arguments or 'default'}": mean_ratio(one.seconds, self.default.seconds)
-            for one in self.best
-        }
+        job, steps = self.job, count_text(len(self.job.recorded), "step")
+        best = [] if job.doubt else self.best
+        lines = tuple((None, line) for one in best[:1] for line in reasons(job.steps, self.cost, one))
+        ratios = {f"{self.precision(one)} {self.label(one)}": self.ratio(one) for one in self.shown[1:]}
         return Report(
             "unsilent/timeline-optimise/1", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
             machine_table(measured({}, ratios, "step"), ("measure", "")),
             numbers=(
                 ("step time", time_text(float(job.recorded.mean())), f"recorded, mean of {steps}"),
-                ("DDP's default", time_text(self.default.mean), "predicted"),
-                ("best", time_text(first.mean), f"predicted, {first.precision} gradients"),
+                ("as recorded", time_text(self.recorded.mean), "predicted"),
+                *(("best", time_text(one.mean), f"predicted, {self.precision(one)} gradients") for one in best[:1]),
                 ("noise floor", time_text(self.noise_floor), "of the recorded mean"),
-                ("error of the model", f"{100 * error:+.2g} %", "recorded buckets replayed, against recorded steps"),
+                ("error of the model", f"{100 * job.error:+.2g} %", "recorded buckets replayed, against recorded steps"),
             ),
-            findings=tuple(_findings(self)),
+            findings=tuple(_findings(self, best)),
             sections=(
                 Section("Settings", "Predicted steps, and what to pass to DistributedDataParallel.", (_table(self),)),
-                Section("Why these buckets", "", (TextBlock(lines),)),
+                *([Section("Why these buckets", "", (TextBlock(lines),))] if lines else []),
             ),
             notes=tuple(_notes(self)),
             method=METHOD,
             further_json={"results": {
-                "reduction": self.reduction, "best": [_json(one) for one in self.best], "default": _json(self.default),
+                "reduction": self.reduction, "best": [_json(self, one) for one in best],
+                "default": _json(self, self.default), "recorded": _json(self, self.recorded), "is_believed": not job.doubt,
             }},
         )  # fmt: skip
 
 
 def find_settings(job: DdpJob, programs: Mapping[str, LinkCost] | None = None) -> Optimised:
     """The best settings by prediction; ``programs``: costs of reductions that may be chosen by name; None: DDP's own alone."""
-    precisions = list(PRECISIONS) if job.cost.per_byte > 0 else ["fp32"]
+    is_halved = job.cost.grows and job.item_bytes in (-1, 4)
+    precisions = list(PRECISIONS) if is_halved else ["fp32"]
     costs = {FLAT: job.cost, **(programs or {})}
-    tried = {name: optimise(job.steps, costs[name], precisions) for name in _undominated(costs)}
+    tried = {name: optimise(job.steps, costs[name], precisions) for name in _undominated(costs, job.steps)}
     best = min(tried, key=lambda name: (round(tried[name][0].mean, 9), name != FLAT))
-    return Optimised(job, predict(job.steps, job.cost), tried[best], best, costs[best])
+    recorded = DdpSettings((), "fp32", job.buckets, job.replayed())
+    return Optimised(job, recorded, predict(job.steps, job.cost), tried[best], best, costs[best])
 
 
-def _undominated(costs: Mapping[str, LinkCost]) -> Iterator[str]:
+def _undominated(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str]:
     """Programs that no other one is better than for every size: steps with another one are no shorter."""
-    least = float("inf")
-    order = sorted(costs, key=lambda name: (costs[name].latency, costs[name].per_byte, name != FLAT))
-    for name in order:
-        if costs[name].per_byte < least or name == FLAT:
-            least = min(least, costs[name].per_byte)
+    whole = float(steps.sizes.sum())
+    sizes = np.unique(np.append(np.geomspace(1.0, whole, 200), whole * np.linspace(0.005, 1, 200)))
+    better = list[Floats]()
+    for name in sorted(costs, key=lambda name: (float(costs[name](sizes).sum()), name != FLAT)):
+        seconds = costs[name](sizes)
+        if name == FLAT or not any((other <= seconds).all() for other in better):
+            better.append(seconds)
             yield name
 
 
 def _headline(result: Optimised) -> str:
+    if result.job.doubt:
+        return f"No settings are recommended: {result.job.doubt}."
     best = next(one for one in result.best if one.precision == "fp32")
-    gain = result.default.mean - best.mean
+    gain, floor = result.recorded.mean - best.mean, time_text(result.noise_floor)
     if gain <= result.noise_floor:
         return (
-            f"By prediction no buckets shorten a step by more than the noise floor ({time_text(result.noise_floor)}); "
-            "keep DDP's default."
+            f"By prediction no buckets shorten a step by more than the noise floor ({floor}); keep the recorded ones."
         )
+    ratio = result.ratio(best)
+    if ratio.high >= 1:
+        return (
+            f"By prediction no buckets are sure to shorten a step ({result.label(best)}: {ratio.low:.3g} to {ratio.high:.3g} "
+            f"times as long as recorded ones, with {100 * ratio.confidence:g} % confidence); keep the recorded ones."
+        )
+    setting = f"DistributedDataParallel(…, {best.arguments})" if best.arguments else "DDP's default"
     return (
-        f"DistributedDataParallel(…, {best.arguments}) shortens a step from {time_text(result.default.mean)} with DDP's default "
-        f"to {time_text(best.mean)} by prediction (noise floor {time_text(result.noise_floor)})."
+        f"{setting} shortens a step from {time_text(result.recorded.mean)} as recorded to {time_text(best.mean)} by prediction "
+        f"(noise floor {floor})."
     )
 
 
-def _findings(result: Optimised) -> Iterator[str]:
-    if result.reduction != FLAT:
+def _findings(result: Optimised, best: list[DdpSettings]) -> Iterator[str]:
+    if best and result.reduction != FLAT:
         yield (
             f"in these settings buckets are reduced by: {result.reduction}, while gradients are computed; "
             "unsilent.placement.program_hook runs the program, but waits for each bucket"
         )
-    for one in result.best:
+    for one in best:
         if one.precision != "fp32":
+            ratio = result.ratio(one)
+            unclear = "; whether that is faster is not established" if ratio.low <= 1 <= ratio.high else ""
             yield (
-                f"with gradients sent in 16 bits (torch's fp16_compress_hook, or with NCCL bf16_compress_hook) and "
-                f"{one.arguments or 'the default buckets'}, a step takes {time_text(one.mean)} by prediction"
+                f"with gradients sent in 16 bits (torch's fp16_compress_hook, or with NCCL bf16_compress_hook) and the buckets "
+                f"{result.label(one)}, a step takes {time_text(one.mean)} by prediction{unclear}"
             )
 
 
@@ -138,32 +190,29 @@ def _table(result: Optimised) -> Table:
         )
 
     heads = (
-        Column.text("setting", lambda one: one.arguments or "default"), Column.text("gradients", lambda one: one.precision),
+        Column.text("setting", result.label), Column.text("gradients", result.precision),
         Column("predicted step", "number", digits=time_text, of=lambda one: one.mean), Column.text("buckets", buckets),
     )  # fmt: skip
-    return Table.of([result.default, *result.best], heads, "settings")
+    return Table.of(result.shown, heads, "settings")
 
 
 def _notes(result: Optimised) -> Iterator[str]:
-    cost, steps = result.cost, result.job.steps
-    if cost.per_byte <= 0:
-        yield "what a larger collective costs does not show in the traces; measure the link, and pass its file as --system"
+    cost = result.cost
+    if not cost.grows:
+        yield DOES_NOT_GROW
     yield f"a collective costs {time_text(cost.latency)} and {time_text(cost.per_byte * 2**20)} for each MiB"
-    for one in (result.default, *result.best):
-        cost = result.job.cost if one is result.default else result.cost
-        if not cost.covers(bucket_sizes(steps, one)):
-            yield (
-                f"buckets of {one.arguments or 'the default'} are outside the sizes that the cost was fitted to "
-                f"({human_bytes(round(cost.smallest))} to {human_bytes(round(cost.largest))}): measure the link with unsilent "
-                "placement measure; pass its file as --system"
-            )
-            return
+    for one in result.shown:
+        own, sizes = result.cost_of(one), bucket_sizes(result.job.steps, one)
+        if own.grows and not own.covers(sizes):
+            of = f"{result.label(one)}, {result.precision(one)}"
+            yield f"{of}: {beyond_fit(own, sizes)}; give a --system that was measured with --sizes around these"
+    yield from result.job.notes
 
 
-def _json(one: DdpSettings) -> dict[str, Any]:
+def _json(result: Optimised, one: DdpSettings) -> dict[str, Any]:
     return {
         "caps_mib": list(one.caps),
-        "precision": one.precision,
+        "precision": result.precision(one),
         "arguments": one.arguments,
         "seconds": one.seconds.tolist(),
     }

@@ -24,6 +24,7 @@ from unsilent.timeline.rank_trace import (
     RUNTIME,
     Numbering,
     RankTrace,
+    item_bytes,
     payload_bytes,
 )
 
@@ -286,7 +287,7 @@ class _Rank:
         kind = np.where((cut >= 0) | (event < 0), HOST, self._works)
         if self._works == COMPUTE:
             kind[np.append(self._is_named(_SHARDED), False)[cut]] = COPY
-        self._add(f"thread {trace.threads[thread]}", False, flat.start, flat.end, name, kind, phase, cut, None)
+        self._add(f"thread {trace.threads[thread]}", False, flat.start, flat.end, name, kind, phase, cut)
 
     def _add_lanes(self, events: NDArray[np.int64], is_device: bool) -> None:
         """Operations of streams, or of threads that carry out collectives; each is an event."""
@@ -303,22 +304,23 @@ class _Rank:
             if is_device:
                 kind = np.where(trace.category[own] == MEMORY, COPY, np.where(is_nccl[own], COLLECTIVE, COMPUTE))
             name = trace.event_name[own].copy()
-            size = np.full(len(own), -1, np.int64)
+            size, width = np.full(len(own), -1, np.int64), np.full(len(own), -1, np.int8)
             for at in np.flatnonzero(kind == COLLECTIVE):
                 event = int(own[at])
                 if (annotation := self._annotation.get(event)) is not None:
                     name[at], event = trace.event_name[annotation], annotation
                 arguments = trace.details.get(event, Arguments())
-                size[at] = payload_bytes(arguments)
+                size[at], width[at] = payload_bytes(arguments), item_bytes(arguments)
                 if is_device and isinstance(arguments.collective, str):
                     name[at] = self._names[f"nccl:{arguments.collective}"]
             shown = f"{'stream' if is_device else 'gloo thread'} {trace.threads[lane]}"
             phase = np.full(len(own), OTHER)
-            self._add(shown, is_device, start, np.maximum(latest, start), name, kind, phase, own, size)
+            self._add(shown, is_device, start, np.maximum(latest, start), name, kind, phase, own, size, width)
 
     def _add(
         self, lane: str, is_device: bool, start: NDArray[np.float64], end: NDArray[np.float64], name: NDArray[Any],
-        kind: NDArray[Any], phase: NDArray[Any], cut: NDArray[np.int64], size: NDArray[np.int64] | None,
+        kind: NDArray[Any], phase: NDArray[Any], cut: NDArray[np.int64], size: NDArray[np.int64] | None = None,
+        item_bytes: NDArray[np.int8] | None = None,
     ) -> None:  # fmt: skip
         count = len(start)
         self._lanes.append(Lane(self._trace.rank, lane, is_device))
@@ -327,7 +329,8 @@ class _Rank:
             "lane": np.full(count, len(self._lanes) - 1, np.int32),
             "name": name.astype(np.int32), "kind": kind.astype(np.int8), "phase": phase.astype(np.int8),
             "step": self._step_of(start), "start": (start - self._origin) * 1e-6, "duration": (end - start) * 1e-6,
-            "size": np.full(count, -1, np.int64) if size is None else size, "cut": cut,
+            "size": np.full(count, -1, np.int64) if size is None else size,
+            "item_bytes": np.full(count, -1, np.int8) if item_bytes is None else item_bytes, "cut": cut,
         })  # fmt: skip
 
     def _step_of(self, times: NDArray[np.float64]) -> NDArray[np.int32]:

@@ -244,6 +244,15 @@ def payload_bytes(arguments: Arguments) -> int:
     return _bounded(total) if pairs else -1
 
 
+def item_bytes(arguments: Arguments) -> int:
+    """Bytes of one number of the tensors that an event names; -1 where it does not say, or they differ."""
+    if isinstance(arguments.dtype, str):
+        return _bytes(arguments.dtype)
+    types = arguments.input_type if isinstance(arguments.input_type, list) else []
+    sizes = {_bytes(one) for one in types if isinstance(one, str)} - {-1}
+    return sizes.pop() if len(sizes) == 1 else -1
+
+
 def _bytes(dtype: str) -> int:
     return _BYTES.get(dtype.removeprefix("c10::").lower(), -1)
 

@@ -155,7 +155,7 @@ def _job(rows: Rows, ranks: Integers, world_size: int, notes: list[str]) -> Job:
         rank[order].astype(np.int32), (worker_place[of_worker[order]] * len(LANES) + lane_of).astype(np.int32),
         rows.type[order].astype(np.int32), kind_of.astype(np.int8), phase_of.astype(np.int8), step[order].astype(np.int32),
         start[order], rows.duration[order], _collectives(pattern, pairs, len(steps), data_ranks)[order],
-        np.full(len(order), -1, np.int64), tuple(one.name for one in TYPES),
+        np.full(len(order), -1, np.int64), np.full(len(order), -1, np.int8), tuple(one.name for one in TYPES),
     )  # fmt: skip
     lanes = tuple(Lane(int(one), name, True) for one in np.sort(ranks, axis=None) for name in LANES)
     stage_of = {int(one): stage for stage in range(stages) for one in ranks[:, stage]}

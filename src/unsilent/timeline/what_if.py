@@ -70,8 +70,8 @@ class Answer:
         recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
         notes: What was assumed, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
-        measured: Of an answer by the model of DDP, seconds of each step as they were recorded, float64[steps]; None: by replay,
-            which has the recorded steps.
+        of_model: Mean predicted over mean recorded step by the model of DDP, with limits; None: a replay.
+        doubt: Why the prediction is not to be believed; empty: it may be.
     """
 
     text: str
@@ -79,17 +79,8 @@ class Answer:
     predicted: Floats
     notes: tuple[str, ...] = ()
     is_extrapolated: bool = False
-    measured: Floats | None = None
-
-    @property
-    def model_error(self) -> float | None:
-        """How far the mean step of the model of DDP is off from the recorded one, as a share of it; None: by replay."""
-        return None if self.measured is None else float(self.recorded.mean() / self.measured.mean() - 1)
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether the model has the recorded steps, but for `MOST_OFF`; whether a replay is to be trusted, the job decides."""
-        return abs(self.model_error or 0.0) <= MOST_OFF
+    of_model: Interval | None = None
+    doubt: str = ""
 
     @property
     def ratios(self) -> Floats:
@@ -99,7 +90,7 @@ class Answer:
 
 def answer_interval(one: Answer) -> Interval:
     """Predicted time of a step in multiples of the recorded one, with an interval over steps."""
-    return mean_ratio(one.predicted, one.recorded)
+    return one.of_model or mean_ratio(one.predicted, one.recorded)
 
 
 def answer(replay: Replay, questions: Sequence[str], system: str | None = None) -> list[Answer]:

@@ -1,0 +1,84 @@
+"""Which recorded collectives carry the gradients of a training under DDP, in which buckets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.sizes import human_bytes
+from unsilent.timeline.job import BACKWARD, COLLECTIVE, Job
+
+_ALL_REDUCE = re.compile("all_?reduce", re.IGNORECASE)
+
+
+class RecordedBuckets(NamedTuple):
+    """The buckets of all steps and ranks.
+
+    Attributes:
+        gradients: Of each bucket; indices in the order in which they are ready.
+        carries: Whether an operation carries a bucket, bool[operations].
+        item_bytes: Bytes of one number as it is sent; -1: unknown.
+    """
+
+    gradients: list[list[int]]
+    carries: NDArray[np.bool_]
+    item_bytes: int
+
+
+def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
+    """The all-reduces of backward passes that carry whole gradients, in the order of these; other ones are none of DDP's.
+
+    Args:
+        job: On one clock.
+        sizes: Bytes of each gradient, in the order in which they are ready.
+
+    Raises:
+        UsageError: gradients are left over, as where a communication hook sends something else, or steps have other buckets.
+    """
+    operations, carries = job.operations, np.zeros(len(job.operations), bool)
+    reduces = np.array([bool(_ALL_REDUCE.search(name)) for name in operations.names], bool)[operations.name]
+    reduces &= (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD) & (operations.collective >= 0)
+    found = np.flatnonzero(reduces & (operations.step >= 0))
+    found = found[np.lexsort((operations.collective[found], operations.step[found], operations.rank[found]))]
+    passes = operations.rank[found].astype(np.int64) * len(job.steps) + operations.step[found]
+    bounds = np.searchsorted(
+        passes, [rank * len(job.steps) + step for rank in job.ranks for step in range(len(job.steps))]
+    )
+    every = []
+    for begin, end in pairwise([*bounds.tolist(), len(found)]):
+        own = found[begin:end]
+        buckets, places = _whole_gradients(operations.size[own].tolist(), sizes)
+        if sum(map(len, buckets)) < len(sizes):
+            carried, whole = human_bytes(int(operations.size[own].sum())), human_bytes(int(sizes.sum()))
+            raise UsageError(
+                f"all-reduces of a backward pass that all ranks show carry {carried}, which do not divide its {whole} of "
+                "gradients into buckets; record without a communication hook, and without other all-reduces in the backward pass"
+            )
+        every.append(buckets)
+        carries[own[places]] = True
+    if any(one != every[0] for one in every):
+        raise UsageError("DDP's buckets differ between steps; record later steps, with a larger --warmup")
+    widths = np.unique(operations.item_bytes[carries])
+    return RecordedBuckets(every[0], carries, int(widths[0]) if len(widths) == 1 else -1)
+
+
+def _whole_gradients(carried: Sequence[int], sizes: NDArray[np.int64]) -> tuple[list[list[int]], list[int]]:
+    """The gradients that fill each collective exactly, without those that none fill, and the places of these collectives."""
+    place_of_end = {int(end): number + 1 for number, end in enumerate(np.cumsum(sizes))}
+    buckets, places, left, sent, first = list[list[int]](), list[int](), list(range(len(carried))), 0, 0
+    # gloo begins two at once, now and then the later one first
+    while (
+        place := next((one for one in left if carried[one] > 0 and sent + carried[one] in place_of_end), None)
+    ) is not None:
+        sent += carried[place]
+        buckets.append(list(range(first, place_of_end[sent])))
+        places.append(place)
+        left.remove(place)
+        first = place_of_end[sent]
+    return buckets, places
