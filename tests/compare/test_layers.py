@@ -352,6 +352,24 @@ def test_layers_that_only_the_deployed_network_has_are_listed_and_parts_of_repla
     assert result.first_difference is None
 
 
+@pytest.mark.parametrize("wrapped", ["deployed", "original"])
+def test_a_wrapped_network_with_parameters_of_its_own_is_not_listed(wrapped):
+    class Shifted(Branches):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.ones(4))
+
+    model, other = (
+        Scaled(each) if wrapped == name else each for name, each in (("original", Shifted()), ("deployed", Shifted()))
+    )
+    aligned = align(model, other)
+    assert [name for name, _ in aligned.original] == [
+        ("module." if wrapped == "original" else "") + name for name in ("left", "right", "out")
+    ]
+    assert not aligned.added
+    assert not aligned.unaligned
+
+
 class Tied(nn.Module):
     def __init__(self, tied):
         super().__init__()

@@ -72,8 +72,8 @@ def align(original: nn.Module, deployed: nn.Module) -> Alignment:
             for module, of_module in paths.items()
             if len(of_module) == 1 and names[module] in shared
         },
-        tuple(name for name in layers if name not in partners),
-        _added(theirs, {partner: layers[name] for name, partner in partners.items()}),
+        tuple(name for name in layers if name not in partners and not ours.startswith(name + ".")),
+        _added(theirs, {partner: layers[name] for name, partner in partners.items()}, other),
     )
 
 
@@ -86,14 +86,17 @@ def _named(modules: Sequence[nn.Module], names: Mapping[int, str]) -> Layers:
     return [(names[number], module) for number, module in {id(module): module for module in modules}.items()]
 
 
-def _added(theirs: Mapping[str, nn.Module], originals: Mapping[str, nn.Module]) -> tuple[str, ...]:
-    """Layers of the deployed network without a counterpart, but for what a layer of the original was replaced with."""
+def _added(theirs: Mapping[str, nn.Module], originals: Mapping[str, nn.Module], prefix: str) -> tuple[str, ...]:
+    """Layers of the deployed network without a counterpart, but for the original itself and what replaced its layers."""
     known = {id(theirs[partner]) for partner in originals}
     replaced = tuple(partner + "." for partner, module in originals.items() if not any(module.children()))
     added = {
         id(module): name
         for name, module in reversed(list(theirs.items()))
-        if _is_layer(module) and id(module) not in known and not name.startswith(replaced)
+        if _is_layer(module)
+        and id(module) not in known
+        and not prefix.startswith(name + ".")
+        and not name.startswith(replaced)
     }
     return tuple(reversed(added.values()))
 

@@ -182,10 +182,14 @@ class LayerComparison:
         return 2 * sum(not row.agrees_locally for row in rows) > len(rows)
 
     @property
+    def other_weights(self) -> tuple[LayerRow, ...]:
+        """Convolutions and linear layers whose weights are no rounding or pruning of the original's."""
+        return tuple(row for row in self.rows if row.noise is not None and has_other_weights(row.noise))
+
+    @property
     def has_other_weights(self) -> bool:
-        """Whether most convolutions and linear layers have weights that are no rounding or pruning of the original's."""
-        noises = [row.noise for row in self.rows if row.noise is not None]
-        return 2 * sum(map(has_other_weights, noises)) > len(noises)
+        """Whether these are most of them."""
+        return 2 * len(self.other_weights) > sum(row.noise is not None for row in self.rows)
 
     @property
     def judged_norms(self) -> tuple[LayerRow, ...]:

@@ -55,8 +55,9 @@ def _suspect_findings(result: LayerComparison) -> Iterator[str]:
         yield "suspects are looked for in convolutions and linear layers, of which there are none"
     elif result.has_other_weights:
         yield (
-            "given the same inputs, most convolutions and linear layers have little in common with the original's: their weights "
-            "are not a rounding of the original's, and no suspect can be told"
+            f"of {count_text(len(products), 'convolution or linear layer')}, {len(result.other_weights)} are too far from the "
+            "original's, in their weights or given the same inputs: the weights are not a rounding of the original's, and no "
+            "suspect can be told"
         )
         return
     elif not result.suspects:

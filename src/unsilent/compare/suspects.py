@@ -74,11 +74,9 @@ def find_suspects(noises: Mapping[str, LayerNoise]) -> tuple[Suspect, ...]:
 
 
 def has_other_weights(noise: LayerNoise) -> bool:
-    """Whether a layer is so far from the original's, given the same inputs, that its weights are no rounding of them."""
-    if not float(noise.error.sum()) <= OTHER_OUTPUT * float(noise.signal.sum()):
-        return True
+    """Whether the weights are no rounding or pruning of the original's; if not readable, by the outputs for the same inputs."""
     if noise.kept_change is None:
-        return False
+        return not float(noise.error.sum()) <= OTHER_OUTPUT * float(noise.signal.sum())
     if not noise.carried_inputs.any():  # all weights are 0
         return True
     return float((noise.kept_change / noise.largest_weight.clamp_min(TINY)).median()) > OTHER_WEIGHT
