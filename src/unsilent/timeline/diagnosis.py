@@ -72,7 +72,7 @@ class Timeline(Shown):
             estimates=_estimates(self),
             findings=(
                 *_split_findings(self),
-                *_answer_findings(self.answers),
+                *_answer_findings(self),
                 *(base.findings if self.is_explained else ()),
             ),
             sections=(*_sections(self), *base.sections),
@@ -164,16 +164,24 @@ def _split_findings(result: Timeline) -> Iterator[str]:
     )
 
 
-def _answer_findings(answers: Sequence[Answer]) -> Iterator[str]:
-    for one in answers:
+def _is_trusted(result: Timeline, one: Answer) -> bool:
+    """Whether what an answer was computed by has the recorded steps: the model of DDP, or replays."""
+    return one.is_trusted if one.measured is not None else result.is_explained
+
+
+def _answer_findings(result: Timeline) -> Iterator[str]:
+    for one in result.answers:
         text, recorded = escape_unprintable(one.text), time_text(float(one.recorded.mean()))
         how = "by replay"
         if one.measured is not None and one.model_error is not None:
             measured, off = time_text(float(one.measured.mean())), f"{100 * one.model_error:+.2g} %"
-            if not one.is_trusted:
+            if not _is_trusted(result, one):
                 yield f"{text}: not predicted, as the model of DDP is off by {off} from the recorded steps ({measured})"
                 continue
             how = f"by the model of DDP, which is off by {off} from the recorded {measured}"
+        elif not _is_trusted(result, one):
+            yield f"{text}: not predicted, as replays are not to be trusted"
+            continue
         predicted = time_text(float(one.predicted.mean()))
         yield f"{text}: a step would take {predicted} instead of {recorded}, {how}{BEYOND if one.is_extrapolated else ''}"
 
@@ -193,13 +201,14 @@ def _counts_from_begin(job: Job, peaks: Sequence[MemoryPeak]) -> bool:
 def _memory_notes(job: Job) -> Iterator[str]:
     if _counts_from_begin(job, memory_peaks(job)):
         yield (
-            "peaks of memory on a CPU count from the recording's begin: what was allocated before, such as parameters, is not in them"
+            "peaks of memory on a CPU count from the recording's begin: what was allocated before, such as parameters, is not in "
+            "them"
         )
 
 
 def _estimates(result: Timeline) -> Table:
     values = {"slowdown": result.slowdown.slowdown, "slowdown_with_gaps": result.slowdown.slowdown_with_gaps}
-    values |= {one.text: answer_interval(one) for one in result.answers if one.is_trusted}
+    values |= {one.text: answer_interval(one) for one in result.answers if _is_trusted(result, one)}
     return machine_table(measured({}, values, "step"), ("measure", ""))
 
 
@@ -327,7 +336,7 @@ def _json(result: Timeline) -> dict[str, Any]:
                 "predicted": one.predicted.tolist(),
                 "is_extrapolated": one.is_extrapolated,
                 "model_error": one.model_error,
-                "is_trusted": one.is_trusted,
+                "is_trusted": _is_trusted(result, one),
                 "notes": list(one.notes),
             }
             for one in answers

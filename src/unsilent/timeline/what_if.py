@@ -88,7 +88,7 @@ class Answer:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the model has the recorded steps, but for `MOST_OFF`; whether a replay is to be trusted, the job decides."""
+        """Whether the model of DDP has the recorded steps, but for `MOST_OFF`; of replays, `Timeline.is_explained` says it."""
         return abs(self.model_error or 0.0) <= MOST_OFF
 
     @property
