@@ -116,7 +116,9 @@ def test_steps_begin_where_the_recording_says():
 def test_replays_that_the_traces_do_not_explain_are_doubted():
     job = ddp_job(2, 20)
     none = Edges(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int8))
-    report = diagnose(replace(job, edges=none)).report()
+    report = diagnose(replace(job, edges=none), ["rank:0=+5ms"]).report()
+    assert "rank:0=+5ms: not predicted, as replays are not to be trusted" in report.findings
+    assert not report.further_json["results"]["what_if"][0]["is_trusted"]
     assert report.headline.endswith("replays are not to be trusted.")
     assert not any("M_W" in finding for finding in report.findings)
 
@@ -226,9 +228,8 @@ def test_an_answer_of_the_model_of_ddp_is_not_said_to_be_a_replay():
 def test_a_model_that_is_far_off_predicts_nothing(model):
     result = answers(model)
     finding = result.report().findings[2]
-    assert finding == (
-        f"buckets=1: not predicted, as the model of DDP is off by {100 * (model / 0.1 - 1):+.0f} % from the recorded steps (100 ms)"
-    )
+    off = f"{100 * (model / 0.1 - 1):+.0f} %"
+    assert finding == f"buckets=1: not predicted, as the model of DDP is off by {off} from the recorded steps (100 ms)"
     first, second = result.report().further_json["results"]["what_if"]
     assert (first["is_trusted"], second["is_trusted"]) == (True, False)
     assert (first["model_error"], second["model_error"]) == (None, pytest.approx(model / 0.1 - 1))

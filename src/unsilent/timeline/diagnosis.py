@@ -73,7 +73,7 @@ class Timeline(Shown):
             estimates=_estimates(self),
             findings=(
                 *_split_findings(self),
-                *_answer_findings(self.answers),
+                *_answer_findings(self),
                 *(base.findings if self.is_explained else ()),
             ),
             sections=(*_sections(self), *base.sections),
@@ -165,11 +165,16 @@ def _split_findings(result: Timeline) -> Iterator[str]:
     )
 
 
-def _answer_findings(answers: Sequence[Answer]) -> Iterator[str]:
-    for one in answers:
+def _doubt(result: Timeline, one: Answer) -> str:
+    """Why an answer is not to be believed, which it is computed by: the model of DDP, or replays; empty: it may be."""
+    return one.doubt if one.of_model or result.is_explained else "replays are not to be trusted"
+
+
+def _answer_findings(result: Timeline) -> Iterator[str]:
+    for one in result.answers:
         question = escape_unprintable(one.text)
-        if one.doubt:
-            yield f"{question}: not predicted, as {one.doubt}"
+        if doubt := _doubt(result, one):
+            yield f"{question}: not predicted, as {doubt}"
             continue
         means = f"{time_text(float(one.predicted.mean()))} instead of {time_text(float(one.recorded.mean()))}"
         by = f"by {_model_text(one.of_model)}" if one.of_model else "by replay"
@@ -200,13 +205,14 @@ def _counts_from_begin(job: Job, peaks: Sequence[MemoryPeak]) -> bool:
 def _memory_notes(job: Job) -> Iterator[str]:
     if _counts_from_begin(job, memory_peaks(job)):
         yield (
-            "peaks of memory on a CPU count from the recording's begin: what was allocated before, such as parameters, is not in them"
+            "peaks of memory on a CPU count from the recording's begin: what was allocated before, such as parameters, is not in "
+            "them"
         )
 
 
 def _estimates(result: Timeline) -> Table:
     values = {"slowdown": result.slowdown.slowdown, "slowdown_with_gaps": result.slowdown.slowdown_with_gaps}
-    values |= {one.text: answer_interval(one) for one in result.answers if not one.doubt}
+    values |= {one.text: answer_interval(one) for one in result.answers if not _doubt(result, one)}
     return machine_table(measured({}, values, "step"), ("measure", ""))
 
 
@@ -333,7 +339,7 @@ def _json(result: Timeline) -> dict[str, Any]:
                 "recorded": one.recorded.tolist(),
                 "predicted": one.predicted.tolist(),
                 "is_extrapolated": one.is_extrapolated,
-                "is_believed": not one.doubt,
+                "is_trusted": not _doubt(result, one),
                 "limits": [answer_interval(one).low, answer_interval(one).high],
                 "notes": list(one.notes),
             }

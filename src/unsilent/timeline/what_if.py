@@ -45,8 +45,6 @@ FORMS = (
 )
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 LARGEST_FACTOR = 1e3
-MOST_OFF = 0.2
-"""Nothing is predicted by a model of DDP that misses the recorded steps by a larger share."""
 _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 
