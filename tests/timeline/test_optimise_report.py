@@ -46,6 +46,12 @@ def test_settings_that_are_no_faster_are_not_recommended():
     assert "DDP's default" not in report.headline
 
 
+def test_half_the_bits_within_the_noise_floor_are_not_called_faster():
+    job = recorded_with([list(range(10))], LinkCost(1e-3, 1e-12, 1, 1e12))
+    (finding,) = find_settings(job).report().findings
+    assert finding.endswith("whether that is faster is not established")
+
+
 def test_no_row_is_shown_twice(tmp_path):
     rows = settings_rows(find_settings(read(tmp_path)))
     assert len(rows) == len(set(rows))

@@ -58,7 +58,8 @@ def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
             carried, whole = human_bytes(int(operations.size[own].sum())), human_bytes(int(sizes.sum()))
             raise UsageError(
                 f"all-reduces of a backward pass that all ranks show carry {carried}, which do not divide its {whole} of "
-                "gradients into buckets; record without a communication hook, and without other all-reduces in the backward pass"
+                "gradients into buckets; record without a communication hook, parameters that get no gradient, and other "
+                "all-reduces in the backward pass"
             )
         every.append(buckets)
         carries[own[places]] = True

@@ -173,7 +173,8 @@ def _findings(result: Optimised, best: list[DdpSettings]) -> Iterator[str]:
     for one in best:
         if one.precision != "fp32":
             ratio = result.ratio(one)
-            unclear = "; whether that is faster is not established" if ratio.low <= 1 <= ratio.high else ""
+            is_clear = ratio.high < 1 and result.recorded.mean - one.mean > result.noise_floor
+            unclear = "" if is_clear else "; whether that is faster is not established"
             yield (
                 f"with gradients sent in 16 bits (torch's fp16_compress_hook, or with NCCL bf16_compress_hook) and the buckets "
                 f"{result.label(one)}, a step takes {time_text(one.mean)} by prediction{unclear}"
