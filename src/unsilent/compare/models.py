@@ -170,7 +170,7 @@ def _module(
     if not _names_workload(text):
         from unsilent.compare.adapters.names import adapt
 
-        return adapt(loaded.model(), text, calibration_batches(loaded)), loaded.run
+        return adapt(loaded.model(), text, calibration_batches(loaded), loaded.run), loaded.run
     entry = HF if text.startswith("hf:") else ZOO.get(text)
     known = {key: value for key, value in options.items() if entry is not None and key in entry.options}
     data, weights = (files[key] if entry and getattr(entry, key) != "no" else None for key in ("data", "weights"))
