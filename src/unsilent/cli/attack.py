@@ -52,7 +52,7 @@ class AttackOptions:
     restarts: Annotated[int, Option("How often inputs that withstood are tried again.", FAULTS_PANEL)] = 1
     random_start: Annotated[bool, Option("Begin at a random input of those allowed.", FAULTS_PANEL)] = False
     samples: Annotated[int | None, Option(
-        "Inputs to attack.", EXECUTION_PANEL, default_text="all that all three models get right")] = None  # fmt: skip
+        "Inputs to attack.", EXECUTION_PANEL, default_text="those that all three models get right")] = None  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     weights: Annotated[str | None, Option("Weights file, for workloads that use one.", WORKLOAD_PANEL)] = None

@@ -30,7 +30,7 @@ class FakeQuantized(nn.Module):
     """What a quantised layer adds to a convolution or a linear layer: the scales, and how they are found."""
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Any  # a tensor or None, which linear layers and convolutions declare differently
     input_low: Tensor
     input_high: Tensor
     input_scale: Tensor

@@ -200,7 +200,7 @@ def labelled_inputs(workload: InferenceWorkload, name: str) -> tuple[Tensor, Ten
         raise UsageError(
             f"a batch of workload {name!r} is not one tensor of real numbers; only such inputs have gradients"
         )
-    classes = classify(WorkloadClassifier(workload.model(), workload), batches[0][:2]).shape[1]
+    classes = classify(WorkloadClassifier(workload.model(), workload), batches[0]).shape[1]
     if labels is None:
         raise UsageError(
             f"workload {name!r} has no labels, which say what a right answer is; give Workload(…, labels=…), or "
