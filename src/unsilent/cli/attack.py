@@ -21,7 +21,7 @@ ADAPTER is int8, int4, prune:0.8, bf16, fp16 or compiled, or several joined by +
 USAGE = "expected unsilent attack WORKLOAD ADAPTER, such as unsilent attack digits-cnn int4"
 
 
-def read_fraction(given: str | float) -> float:
+def read_fraction(given: str) -> float:
     """A number that may be written as a fraction, like ``8/255``; raises ``UsageError``."""
     try:
         return float(Fraction(given))
@@ -46,14 +46,13 @@ class AttackOptions:
     )
     c: Annotated[float, Option("Weight of the adapted model in DIVA's objective.", FAULTS_PANEL)] = 1.0
     temperature: Annotated[float, Option("What DIVA divides class scores by.", FAULTS_PANEL)] = 1.0
-    eps: Annotated[float, Option(
-        "Largest change of a number of an input, as a share of the valid range.", FAULTS_PANEL, default_text="8/255",
-        parser=read_fraction, formatter=lambda value: [f"{value:.15g}"])] = 8 / 255  # fmt: skip
+    eps: Annotated[str, Option(
+        "Largest change of a number of an input, as a share of the valid range.", FAULTS_PANEL)] = "8/255"  # fmt: skip
     steps: Annotated[int, Option("Steps of each restart.", FAULTS_PANEL)] = 20
     restarts: Annotated[int, Option("How often inputs that withstood are tried again.", FAULTS_PANEL)] = 1
     random_start: Annotated[bool, Option("Begin at a random input of those allowed.", FAULTS_PANEL)] = False
     samples: Annotated[int | None, Option(
-        "Inputs to attack.", EXECUTION_PANEL, default_text="all that both models get right")] = None  # fmt: skip
+        "Inputs to attack.", EXECUTION_PANEL, default_text="those that all three models get right")] = None  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     weights: Annotated[str | None, Option("Weights file, for workloads that use one.", WORKLOAD_PANEL)] = None
@@ -81,7 +80,11 @@ def attack(asked: Asked) -> AttackResult:
     check_attack(options.attack)
     objective = diva(options.loss, options.c, options.temperature)
     budget = Budget(
-        options.eps, options.steps, random_start=options.random_start, restarts=options.restarts, seed=options.seed
+        read_fraction(options.eps),
+        options.steps,
+        random_start=options.random_start,
+        restarts=options.restarts,
+        seed=options.seed,
     )
     workload = load(options.workload, dict(options.options), data=options.data, weights=options.weights)
     return attack_workload(
@@ -90,6 +93,7 @@ def attack(asked: Asked) -> AttackResult:
         options.attack,
         objective,
         budget,
+        name=options.workload,
         samples=options.samples,
         confidence=options.confidence,
     )

@@ -181,7 +181,7 @@ def _module(
             raise UsageError(
                 f"{error} Or give a checkpoint FILE.pt, a program FILE.pt2, a folder hf:DIR or a workload FILE.py:NAME"
             )
-        return adapt(loaded.model(), text, calibration_batches(loaded)), loaded.run
+        return adapt(loaded.model(), text, calibration_batches(loaded), loaded.run), loaded.run
     entry = HF if text.startswith("hf:") else ZOO.get(text)
     known = {key: value for key, value in options.items() if entry is not None and key in entry.options}
     data, weights = (files[key] if entry and getattr(entry, key) != "no" else None for key in ("data", "weights"))

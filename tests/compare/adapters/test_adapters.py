@@ -12,7 +12,7 @@ from unsilent.compare.adapters.fake_quant import (
     fake_quantised,
     quantised_layers,
 )
-from unsilent.compare.adapters.names import ADAPTERS, adapt
+from unsilent.compare.adapters.names import ADAPTERS, adapt, describe
 from unsilent.compare.adapters.pruning import pruned
 from unsilent.compare.adapters.training import fine_tuned, surrogate
 from unsilent.errors import UsageError
@@ -166,7 +166,7 @@ def test_an_adapter_that_does_not_exist_is_refused(model, inputs, text, message)
 
 def test_what_cannot_be_quantised_is_refused(inputs):
     for name in ("int8", "prune:0.5"):
-        with pytest.raises(UsageError, match="no Conv2d and no Linear"):
+        with pytest.raises(UsageError, match="no Conv1d, Conv2d, Conv3d or Linear"):
             adapt(nn.Sequential(nn.Flatten()), name, [inputs])
     with pytest.raises(UsageError, match="no calibration batch"):
         adapt(small_net(), "int8", [])
@@ -185,3 +185,120 @@ def test_16_bit_copies_take_and_return_float32(model, inputs, name, dtype):
     out.sum().backward()
     assert out.dtype == x.grad.dtype == torch.float32
     assert torch.allclose(out, model(inputs), atol=0.05)
+
+
+class Encoder(nn.Module):
+    """A transformer of torch, which reads the weights of its layers itself in eval mode without gradients."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        self.inputs, self.layers, self.outputs = nn.Linear(4, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.outputs(self.layers(self.inputs(x)).mean(1))
+
+
+def test_a_quantised_transformer_encoder_computes_the_same_with_and_without_gradients():
+    model, x = Encoder().eval(), torch.rand(50, 4, 4, generator=torch.Generator().manual_seed(1))
+    twin = fake_quantised(model, [x])
+    with torch.no_grad():
+        expected, without, deployed = model(x), twin(x), converted(twin)(x)
+    span = expected.max() - expected.min()
+    assert twin.layers.layers[1].linear1.input_high > 0.1
+    for got in (without, twin(x), deployed):
+        assert (got - expected).abs().max() < 0.05 * span
+    assert (without - expected).abs().max() > 0
+    mask = torch.tensor([[False, False, True, True]]).expand(50, 4)
+    with torch.no_grad():
+        assert torch.isfinite(converted(twin).layers(model.inputs(x), src_key_padding_mask=mask)).all()
+    assert describe(twin) == (
+        "6 of 10 layers with weights are quantised, 47.5 % of the parameters; left in float32: layers.layers.0.self_attn "
+        "(MultiheadAttention), layers.layers.0.self_attn.out_proj (NonDynamicallyQuantizableLinear), "
+        "layers.layers.1.self_attn (MultiheadAttention), layers.layers.1.self_attn.out_proj (NonDynamicallyQuantizableLinear)"
+    )
+
+
+class ReadsWeights(nn.Module):
+    """Its second layer is never called, its third one not in this version."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.called, self.read, self.unused = nn.Linear(4, 8), nn.Linear(8, 5), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return nn.functional.linear(self.called(x).relu(), self.read.weight, self.read.bias)
+
+
+def test_layers_that_calibration_does_not_call_stay_as_they_are():
+    model, x = ReadsWeights().eval(), torch.rand(20, 4)
+    twin = fake_quantised(model, [x])
+    assert [type(layer) for layer in (twin.read, twin.unused)] == [nn.Linear, nn.Linear]
+    assert {*twin.read.state_dict()} == {"weight", "bias"}
+    assert (converted(twin)(x) - model(x)).abs().max() < 0.05
+    assert "1 of 3 layers" in describe(twin)
+    assert "read (Linear), unused (Linear)" in describe(twin)
+    with pytest.raises(UsageError, match="is called when the model runs on the calibration batches"):
+        fake_quantised(ReadsWeights(), [x], run=lambda model, batch: batch)
+
+
+class OwnLinear(nn.Linear):
+    """A subclass that computes as its base."""
+
+
+class Doubled(nn.Linear):
+    """A subclass that computes something else."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(2, 4, 3, stride=2, padding=1), (9,)),
+        (nn.Conv3d(2, 4, 2, groups=2), (4, 5, 6)),
+        (nn.Conv2d(2, 4, 3, dilation=2), (6, 6)),
+    ],
+)
+def test_convolutions_of_any_dimension_are_quantised(layer, shape):
+    x = torch.randn(8, 2, *shape, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(layer).eval()
+    twin = fake_quantised(model, [x])
+    with torch.no_grad():
+        for got in (twin(x), converted(twin)(x)):
+            assert 0 < (got - model(x)).abs().max() < 0.05 * model(x).abs().max()
+    assert type(dequantised(twin)[0]) is type(layer)
+
+
+def test_pruning_and_quantisation_take_the_same_layers():
+    """Those that compute as torch's own do, on a weight of their own."""
+    torch.manual_seed(0)
+    weighted = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+    transposed = nn.ConvTranspose1d(2, 3, 2)
+    model = nn.Sequential(OwnLinear(4, 6), Doubled(6, 6), weighted, nn.Unflatten(1, (2, 3)), transposed).eval()
+    x = torch.randn(10, 4)
+    twin, copy = fake_quantised(model, [x]), pruned(model, 0.5, [x])
+    assert [index for index, layer in enumerate(twin) if layer in quantised_layers(twin)] == [0]
+    assert type(dequantised(twin)[0]) is OwnLinear
+    zeros = {name: bool((value == 0).any()) for name, value in copy.named_parameters() if value.ndim > 1}
+    assert [name for name, has_zeros in zeros.items() if has_zeros] == ["0.weight"]
+    assert "1 of 4 layers with weights" in describe(twin)
+
+
+def test_a_layer_with_two_names_computes_in_integers_under_both():
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    deployed = converted(fake_quantised(nn.Sequential(layer, nn.ReLU(), layer), [torch.randn(9, 4)]))
+    assert deployed[0] is deployed[2]
+    assert deployed[0].weight.dtype == torch.int8
+
+
+def test_calibration_runs_the_model_as_it_is_told(inputs):
+    shifted = adapt(small_net(), "int8", [inputs], lambda model, batch: model(batch + 10))
+    assert shifted[0].input_high == (inputs + 10).amax()
+    model = small_net()
+    copy = adapt(model, "prune:0.5", [inputs], lambda model, batch: model(batch + 10))
+    assert torch.allclose(copy[1].running_mean, copy[0](inputs + 10).mean((0, 2, 3)), atol=1e-4)

@@ -178,6 +178,12 @@ def test_the_rule_by_step_counts_what_it_says(task):
     assert scores.gradients == 20 * len(task.inputs)
 
 
+def test_the_largest_change_is_that_of_all_inputs_that_are_scored(task):
+    found = run_attack("diva", task)
+    found.last = task.inputs.clone()
+    assert score("diva", task, found).largest_change == pytest.approx(0.1, rel=1e-3)
+
+
 def test_batches_do_not_change_what_is_found(task):
     """Memory is that of a batch: each of them is attacked alone."""
     assert len(task.inputs) > BATCH
@@ -234,7 +240,9 @@ def test_models_without_gradients_of_inputs_are_refused(task):
     twin = fake_quantised(task.deployed, [task.inputs])
     for pair in (Pair(task.original, converted(twin)), Pair(converted(twin), task.deployed)):
         broken = Task(pair, task.original, task.deployed, task.inputs, task.labels, VALID, task.budget)
-        with pytest.raises(UsageError, match="gives no gradient for its inputs; expected a differentiable twin"):
+        with pytest.raises(
+            UsageError, match="gives no gradient for its inputs; expected a model that computes with gradients"
+        ):
             run_attack("diva", broken)
     # What is scored needs no gradient, nor does a model that the objective does not read.
     fine = Task(
@@ -267,7 +275,9 @@ def test_what_makes_no_sense_is_refused(make, message):
 def test_unknown_attacks_and_too_few_inputs_are_refused(task):
     with pytest.raises(UsageError, match="did you mean 'diva'"):
         run_attack("divas", task)
-    with pytest.raises(UsageError, match="classified right by the original and the adapted model; expected 10,000"):
+    with pytest.raises(
+        UsageError, match="classified right by all models: the original, the adapted one and its twin; expected 10,000"
+    ):
         agreed_rows([task.original, task.deployed], task.inputs, task.labels, 10_000)
 
 

@@ -1,8 +1,9 @@
 """Quantised copies of a model: one that rounds in float32 and has gradients (fake quantisation), one that computes in integers.
 
 Weights are symmetric, per output channel or per tensor, in 8 or 4 bits; the inputs of each quantised layer are affine 8-bit
-numbers per tensor, whose range is the largest one that calibration saw. Convolutions and linear layers are quantised,
-everything else computes in float32. Gradients pass through the rounding, and are 0 where a value was cut (straight-through).
+numbers per tensor, whose range is the largest one that calibration saw. The layers of `adapters.layers` that calibration calls
+are quantised, everything else computes in float32 (see `names.describe`). Gradients pass through the rounding, and are 0 where
+a value was cut (straight-through).
 
 Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference" (CVPR 2018).
 Invariant: names and shapes of parameters are those of the original, whose modules are not changed.
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.compare.adapters.layers import NONE_ERROR, computes_as, disable_fused_paths
 from unsilent.errors import UsageError
 from unsilent.workloads.base import call_model
 
@@ -28,21 +30,30 @@ class FakeQuantized(nn.Module):
     """What a quantised layer adds to a convolution or a linear layer: the scales, and how they are found."""
 
     weight: Tensor
+    bias: Any  # a tensor or None, which linear layers and convolutions declare differently
     input_low: Tensor
     input_high: Tensor
     input_scale: Tensor
     input_zero: Tensor
     weight_scale: Tensor
+    original_class: type[nn.Module]
 
     def set_up(self, bits: int, per_channel: bool) -> None:
         """Begin with the scales of the weights, and an empty range of inputs."""
         self.largest, self.per_channel, self.observes = 2 ** (bits - 1) - 1, per_channel, True
+        self.was_called = False
         self.register_buffer("input_low", torch.zeros(()), persistent=False)
         self.register_buffer("input_high", torch.zeros(()), persistent=False)
         self.register_buffer("input_scale", torch.ones(()))
         self.register_buffer("input_zero", torch.zeros((), dtype=torch.int32))
         self.register_buffer("weight_scale", torch.ones(len(self.weight)))
         self.fit_weights()
+
+    def take_down(self) -> None:
+        """Become the layer again that it was, with its weights as they are."""
+        for name in ("input_low", "input_high", "input_scale", "input_zero", "weight_scale"):
+            delattr(self, name)
+        self.__class__ = self.original_class  # type: ignore[assignment]
 
     @torch.no_grad()
     def fit_weights(self) -> None:
@@ -54,6 +65,7 @@ class FakeQuantized(nn.Module):
     @torch.no_grad()
     def fit_inputs(self, x: Tensor) -> None:
         """Extend the range of inputs by those of a batch; it always has 0, which padding needs."""
+        self.was_called = True
         self.input_low.copy_(torch.minimum(self.input_low, x.amin()))
         self.input_high.copy_(torch.maximum(self.input_high, x.amax()))
         scale = ((self.input_high - self.input_low) / ACTIVATION_LEVELS).clamp_min(1e-12)
@@ -77,12 +89,26 @@ class FakeQuantized(nn.Module):
         )
 
 
-class FakeQuantConv2d(nn.Conv2d, FakeQuantized):
+class FakeQuantConvolution(FakeQuantized):
     """A convolution with rounded inputs and weights."""
 
+    _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._conv_forward(self.quantised_inputs(x), self.quantised_weight(), self.bias)
-        return out
+        """The output, with gradients through the rounding."""
+        return self._conv_forward(self.quantised_inputs(x), self.quantised_weight(), self.bias)
+
+
+class FakeQuantConv1d(FakeQuantConvolution, nn.Conv1d):
+    """A convolution over one dimension."""
+
+
+class FakeQuantConv2d(FakeQuantConvolution, nn.Conv2d):
+    """A convolution over two dimensions."""
+
+
+class FakeQuantConv3d(FakeQuantConvolution, nn.Conv3d):
+    """A convolution over three dimensions."""
 
 
 class FakeQuantLinear(nn.Linear, FakeQuantized):
@@ -90,6 +116,14 @@ class FakeQuantLinear(nn.Linear, FakeQuantized):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(self.quantised_inputs(x), self.quantised_weight(), self.bias)
+
+
+QUANTISED: dict[type[nn.Module], type[FakeQuantized]] = {
+    nn.Conv1d: FakeQuantConv1d,
+    nn.Conv2d: FakeQuantConv2d,
+    nn.Conv3d: FakeQuantConv3d,
+    nn.Linear: FakeQuantLinear,
+}
 
 
 class IntegerLayer(nn.Module):
@@ -101,9 +135,9 @@ class IntegerLayer(nn.Module):
     weight: Tensor
     scale: Tensor
 
-    def __init__(self, layer: FakeQuantConv2d | FakeQuantLinear) -> None:
+    def __init__(self, layer: FakeQuantized) -> None:
         super().__init__()
-        self.layer_shape = (-1, 1, 1) if isinstance(layer, FakeQuantConv2d) else (-1,)
+        self.layer_shape = (-1, *[1] * (layer.weight.ndim - 2))
         scale = layer.weight_scale.reshape(-1, *[1] * (layer.weight.ndim - 1))
         rounded = (layer.weight / scale).round().clamp(-layer.largest, layer.largest)
         self.register_buffer("weight", rounded.to(torch.int8))
@@ -112,8 +146,10 @@ class IntegerLayer(nn.Module):
         self.bias = None if layer.bias is None else layer.bias.detach().clone()
         largest_sum = layer.weight[0].numel() * layer.largest * ACTIVATION_LEVELS
         self.sum_type = torch.float32 if largest_sum < 2**24 else torch.float64
+        self.product: Callable[..., Tensor] = nn.functional.linear
         self.arguments: dict[str, Any] = {}
-        if isinstance(layer, FakeQuantConv2d):
+        if isinstance(layer, FakeQuantConvolution):
+            self.product = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}[layer.weight.ndim]
             if layer.padding_mode != "zeros":
                 raise UsageError(
                     f"a convolution pads with {layer.padding_mode!r}; expected 'zeros': only that is computed in integers"
@@ -125,8 +161,7 @@ class IntegerLayer(nn.Module):
         whole = (x * (1 / self.input_scale)).round() + self.input_zero
         shifted = (whole.clamp(0, ACTIVATION_LEVELS) - self.input_zero).to(self.sum_type)
         weight = self.weight.to(self.sum_type)
-        product = torch.conv2d if self.arguments else nn.functional.linear
-        sums = product(shifted, weight, **self.arguments)
+        sums = self.product(shifted, weight, **self.arguments)
         result = sums.float() * self.scale.reshape(self.layer_shape)
         return result if self.bias is None else result + self.bias.reshape(self.layer_shape)
 
@@ -151,12 +186,14 @@ def fake_quantised(
         UsageError: nothing can be quantised, or there is no batch.
     """
     twin = copy.deepcopy(model).eval()
-    layers = [layer for layer in twin.modules() if type(layer) in (nn.Conv2d, nn.Linear)]
-    if not layers:
-        raise UsageError("the model has no Conv2d and no Linear layer; expected at least one: only these are quantised")
-    for layer in layers:
-        layer.__class__ = FakeQuantConv2d if isinstance(layer, nn.Conv2d) else FakeQuantLinear
+    disable_fused_paths(twin)
+    kinds = {layer: kind for layer in twin.modules() if (kind := computes_as(layer))}
+    for layer, kind in kinds.items():
+        layer.original_class = type(layer)  # type: ignore[assignment]
+        layer.__class__ = QUANTISED[kind]
         layer.set_up(bits, per_channel)  # type: ignore[operator]
+    if not kinds:
+        raise UsageError(NONE_ERROR.format("quantised"))
     count = 0
     with torch.no_grad():
         for batch in calibration:
@@ -166,8 +203,17 @@ def fake_quantised(
         raise UsageError(
             "there is no calibration batch; give at least one, from which the ranges of activations are taken"
         )
-    for layer in quantised_layers(twin):
-        layer.observes = False
+    for quantised in quantised_layers(twin):
+        quantised.observes = False
+        if (
+            not quantised.was_called
+        ):  # its weight is read by another module, or it is not used: nothing is known of its inputs
+            quantised.take_down()
+    if not quantised_layers(twin):
+        raise UsageError(
+            "no convolution and no linear layer is called when the model runs on the calibration batches; expected at least "
+            "one: only layers that are called are quantised"
+        )
     return twin
 
 
@@ -181,12 +227,13 @@ def converted(twin: nn.Module) -> nn.Module:
     if not quantised_layers(twin):
         return twin
     result = copy.deepcopy(twin).eval()
-    for name, layer in list(result.named_modules()):
-        if isinstance(layer, (FakeQuantConv2d, FakeQuantLinear)):
+    made = {layer: IntegerLayer(layer) for layer in quantised_layers(result)}
+    for name, layer in list(result.named_modules(remove_duplicate=False)):  # a layer may have several names
+        if layer in made:
             parent, _, child = name.rpartition(".")
             if not name:
-                return IntegerLayer(layer)
-            setattr(result.get_submodule(parent), child, IntegerLayer(layer))
+                return made[layer]
+            setattr(result.get_submodule(parent), child, made[layer])
     return result
 
 
@@ -196,5 +243,5 @@ def dequantised(twin: nn.Module) -> nn.Module:
     for layer in quantised_layers(result):
         with torch.no_grad():
             layer.weight.copy_(layer.quantised_weight())
-        layer.__class__ = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear  # type: ignore[assignment]
+        layer.take_down()
     return result

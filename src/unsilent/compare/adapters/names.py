@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.compare.adapters.fake_quant import fake_quantised
+from unsilent.compare.adapters.fake_quant import fake_quantised, quantised_layers
 from unsilent.compare.adapters.pruning import pruned
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.nested import map_tensors
+from unsilent.report.text import count_text
+from unsilent.workloads.base import call_model
 
 ADAPTERS: Mapping[str, str] = {
     "int8": "8-bit weights per output channel and 8-bit activations (int8:tensor: one scale for all weights of a layer)",
@@ -25,6 +28,8 @@ ADAPTERS: Mapping[str, str] = {
 }
 """What each adapter does; several are joined by +, like ``prune:0.8+int8``, and are applied from left to right."""
 
+SHOWN_NAMES = 5
+"""Layers that are named where they are left in float32."""
 LAST = ("int8", "int4", "bf16", "fp16", "compiled")
 """What nothing can come after."""
 
@@ -45,12 +50,15 @@ class HalfPrecision(nn.Module):
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
-def adapt(model: nn.Module, text: str, calibration: Sequence[Any]) -> nn.Module:
+def adapt(
+    model: nn.Module, text: str, calibration: Sequence[Any], run: Callable[[nn.Module, Any], Any] = call_model
+) -> nn.Module:
     """An adapted copy of a model in eval mode; differentiable, also where it is quantised (see `fake_quant.converted`).
 
     Args:
         text: Names of `ADAPTERS`, joined by ``+``.
         calibration: Batches of clean inputs, for the ranges of quantised activations.
+        run: How the model is run on a batch.
 
     Raises:
         UsageError: an adapter is unknown, has a wrong parameter, or does not fit the model.
@@ -61,12 +69,32 @@ def adapt(model: nn.Module, text: str, calibration: Sequence[Any]) -> nn.Module:
             raise UsageError(
                 f"adapter {part!r} comes before {following!r} in {text!r}; expected it last: {following}+{part}"
             )
-    for change in [_adapter(part, calibration) for part in parts]:
+    for change in [_adapter(part, calibration, run) for part in parts]:
         model = change(model)
     return model
 
 
-def _adapter(part: str, calibration: Sequence[Any]) -> Callable[[nn.Module], nn.Module]:
+def describe(model: nn.Module) -> str:
+    """Which layers of an adapted copy are quantised, and which are left in float32, in a sentence; empty where none is."""
+    quantised = set(quantised_layers(model))
+    if not quantised:
+        return ""
+    holders = {
+        name: one for name, one in model.named_modules() if any(p.ndim > 1 for p in one.parameters(recurse=False))
+    }
+    left = [f"{name or 'the model'} ({type(one).__name__})" for name, one in holders.items() if one not in quantised]
+    rounded = sum(weight.numel() for weight in {layer.weight for layer in quantised})
+    share = rounded / sum(parameter.numel() for parameter in model.parameters())
+    more = f" and {len(left) - SHOWN_NAMES:,} more" if len(left) > SHOWN_NAMES else ""
+    return (
+        f"{len(holders) - len(left):,} of {count_text(len(holders), 'layer')} with weights are quantised, "
+        f"{math.floor(1000 * share) / 10:g} % of the parameters"
+    ) + (f"; left in float32: {', '.join(left[:SHOWN_NAMES])}{more}" if left else "")
+
+
+def _adapter(
+    part: str, calibration: Sequence[Any], run: Callable[[nn.Module, Any], Any]
+) -> Callable[[nn.Module], nn.Module]:
     name, _, parameter = part.partition(":")
     if name not in ADAPTERS:
         raise unknown_name_error("adapter", name, ADAPTERS)
@@ -77,11 +105,11 @@ def _adapter(part: str, calibration: Sequence[Any]) -> Callable[[nn.Module], nn.
             raise UsageError(
                 f"adapter {part!r} has no share of weights to prune; expected one, like prune:0.8"
             ) from None
-        return lambda model: pruned(model, share, calibration)
+        return lambda model: pruned(model, share, calibration, run)
     if name in ("int8", "int4"):
         if parameter not in ("", "tensor"):
             raise UsageError(f"adapter {part!r} has the parameter {parameter!r}; expected {name} or {name}:tensor")
-        return lambda model: fake_quantised(model, calibration, int(name[3:]), per_channel=not parameter)
+        return lambda model: fake_quantised(model, calibration, int(name[3:]), per_channel=not parameter, run=run)
     if parameter:
         raise UsageError(f"adapter {part!r} has the parameter {parameter!r}; {name} takes none: leave it out")
     if name == "compiled":

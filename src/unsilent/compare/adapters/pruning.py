@@ -6,7 +6,7 @@ Statistics of batch norms are taken again from calibration batches: those of the
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.compare.adapters.fake_quant import FakeQuantized
+from unsilent.compare.adapters.layers import NONE_ERROR, computes_as
 from unsilent.errors import UsageError
 from unsilent.workloads.base import call_model
 
 
-def pruned(model: nn.Module, share: float, calibration: Iterable[Any]) -> nn.Module:
+def pruned(
+    model: nn.Module, share: float, calibration: Iterable[Any], run: Callable[[nn.Module, Any], Any] = call_model
+) -> nn.Module:
     """A copy in which this share of the weights of convolutions and linear layers is 0.
 
     Args:
@@ -32,18 +36,18 @@ def pruned(model: nn.Module, share: float, calibration: Iterable[Any]) -> nn.Mod
     result = copy.deepcopy(model).eval()
     weights = _weights(result)
     if not weights:
-        raise UsageError("the model has no Conv2d and no Linear layer; expected at least one: only these are pruned")
+        raise UsageError(NONE_ERROR.format("pruned"))
     magnitudes = torch.cat([weight.detach().abs().flatten() for weight in weights])
     dropped = torch.zeros_like(magnitudes, dtype=torch.bool)
     dropped[magnitudes.argsort(stable=True)[: round(share * len(magnitudes))]] = True
     with torch.no_grad():
         for weight, drop in zip(weights, dropped.split([weight.numel() for weight in weights]), strict=True):
             weight.masked_fill_(drop.view_as(weight), 0)
-        _fit_batch_norms(result, calibration)
+        _fit_batch_norms(result, calibration, run)
     return result
 
 
-def _fit_batch_norms(model: nn.Module, batches: Iterable[Any]) -> None:
+def _fit_batch_norms(model: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any], Any]) -> None:
     """Take running statistics from these batches, all with the same weight."""
     norms = [
         one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm) and one.track_running_stats
@@ -56,7 +60,7 @@ def _fit_batch_norms(model: nn.Module, batches: Iterable[Any]) -> None:
         norm.momentum = None
         norm.train()
     for batch in batches:
-        call_model(model, batch)
+        run(model, batch)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()
@@ -75,6 +79,7 @@ def zeros_stay(model: nn.Module) -> Iterator[None]:
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
-    """Weights of convolutions and linear layers, tied ones once."""
-    layers = (layer for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear)))
-    return list({id(layer.weight): layer.weight for layer in layers}.values())
+    """Weights of the layers that `computes_as` finds, also where they are quantised; tied ones once."""
+    layers = (layer for layer in model.modules() if isinstance(layer, FakeQuantized) or computes_as(layer))
+    weights = [layer.get_parameter("weight") for layer in layers]
+    return list({id(weight): weight for weight in weights}.values())

@@ -5,16 +5,18 @@ Invariant: no input that is attacked was calibrated on; labels are the workload'
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unsilent.compare.adapters.fake_quant import converted
-from unsilent.compare.adapters.names import adapt
+from unsilent.compare.adapters.names import adapt, describe
 from unsilent.compare.attacks.evaluation import (
     CONTROLS,
+    WHITEBOX_AGREEMENT,
     Scores,
     Task,
     agreed_rows,
@@ -27,7 +29,9 @@ from unsilent.compare.attacks.objectives import Objective
 from unsilent.compare.attacks.search import Budget, Pair
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
+from unsilent.outcomes.decision_judges import decision_tensor
 from unsilent.report.shown import Shown
+from unsilent.report.text import count_text
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWorkload, labels_of
 
@@ -35,10 +39,25 @@ if TYPE_CHECKING:
     from unsilent.report.model import Report
 
 CALIBRATION_SAMPLES = 200
-CALIBRATION_SHARE = 0.2
-"""Of the inputs, where a workload has no others to calibrate on."""
-WHITEBOX_AGREEMENT = 0.99
-"""With less agreement of the attacked twin and the deployed model, an attack is not called whitebox."""
+CALIBRATION_STRIDE = 5
+"""Where a workload has no others to calibrate on, the first of so many inputs is set apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelsUnderAttack:
+    """A deployed model and the differentiable twin of it whose gradients are attacked.
+
+    Attributes:
+        twin: A module whose outputs have gradients for its inputs.
+        deployed: What is scored, such as a model that computes in integers; a module or a function of a batch.
+        name: How the deployed model is called in the report.
+        how: Sentences on how it was made.
+    """
+
+    twin: nn.Module
+    deployed: Callable[[Any], Any]
+    name: str = "the deployed model"
+    how: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,11 +66,12 @@ class AttackResult(Shown):
 
     Attributes:
         workload, adapter, attack: Names.
-        n: Inputs that were attacked: both models get them right.
+        n: Inputs that were attacked: the original, the deployed model and its twin get them right.
         accuracy: Of the original and of the deployed model, over all clean inputs that are not calibrated on.
         clean: Share of these that the original gets right and the deployed model wrong.
         twin_agreement: Share of these for which the attacked twin answers as the deployed model.
         scores: Of the attack and of the controls.
+        how: Sentences on how the deployed model was made.
     """
 
     workload: str
@@ -64,6 +84,7 @@ class AttackResult(Shown):
     twin_agreement: Interval
     scores: dict[str, Scores]
     confidence: float
+    how: tuple[str, ...] = ()
 
     @property
     def is_whitebox(self) -> bool:
@@ -77,6 +98,18 @@ class AttackResult(Shown):
         return report(self)
 
 
+class WorkloadClassifier(nn.Module):
+    """A model as a workload runs and judges it: inputs [n, …] -> class scores [n, classes]."""
+
+    def __init__(self, model: Any, workload: InferenceWorkload) -> None:
+        super().__init__()
+        self.model, self.run, self.judge = model, workload.run, workload.judge
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The tensor of the output that the judge looks at."""
+        return decision_tensor(self.run(self.model, inputs), self.judge)
+
+
 def attack_workload(
     workload: InferenceWorkload,
     adapter: str,
@@ -84,79 +117,142 @@ def attack_workload(
     objective: Objective,
     budget: Budget,
     *,
+    name: str | None = None,
     samples: int | None = None,
     confidence: float = 0.95,
 ) -> AttackResult:
     """Attack an adapted copy of the workload's model.
 
     Args:
-        samples: Inputs to attack; None: all that both models get right.
+        name: How the workload is called in the report; None: by its own name.
+        samples: Inputs to attack; None: all that the original, the deployed model and its twin get right.
 
     Raises:
         UsageError: the workload has no labels, no input range or no inputs to attack; an unknown adapter or attack; a model
             without gradients of inputs; fewer inputs than wanted.
     """
     check_attack(attack)
-    original = workload.model()
-    inputs, labels, calibration = labelled_inputs(workload)
-    twin = adapt(original, adapter, calibration.split(100))
-    deployed = converted(twin)
+    name = name or workload.name
+    inputs, labels = labelled_inputs(workload, name)
+    calibration, attacked, calibrated_on = calibration_inputs(workload, inputs, name)
+    twin = adapt(workload.model(), adapter, calibration.split(100), workload.run)
+    how = tuple(filter(None, (describe(twin), calibrated_on)))
+    examples = inputs[attacked], labels[attacked]
+    models = ModelsUnderAttack(twin, converted(twin), adapter, how)
+    return _attack(workload, models, examples, attack, objective, budget, name, samples, confidence)
+
+
+def attack_models(
+    workload: InferenceWorkload,
+    models: ModelsUnderAttack,
+    attack: str,
+    objective: Objective,
+    budget: Budget,
+    *,
+    samples: int | None = None,
+    confidence: float = 0.95,
+) -> AttackResult:
+    """Attack a model of the user's that is already deployed, on all inputs of the workload, whose model is the original.
+
+    Arguments and errors as of `attack_workload`.
+    """
+    check_attack(attack)
+    examples, name = labelled_inputs(workload, workload.name), workload.name
+    return _attack(workload, models, examples, attack, objective, budget, name, samples, confidence)
+
+
+def _attack(
+    workload: InferenceWorkload,
+    models: ModelsUnderAttack,
+    examples: tuple[Tensor, Tensor],
+    attack: str,
+    objective: Objective,
+    budget: Budget,
+    name: str,
+    samples: int | None,
+    confidence: float,
+) -> AttackResult:
+    inputs, labels = examples
+    original, twin, deployed = (
+        WorkloadClassifier(model, workload) for model in (workload.model(), models.twin, models.deployed)
+    )
     answers = [classify(model, inputs).argmax(1) for model in (original, deployed, twin)]
     right = [answer == labels for answer in answers]
     rows = agreed_rows([original, deployed, twin], inputs, labels, samples)
-    task = Task(
-        Pair(original, twin), original, deployed, inputs[rows], labels[rows], valid_range(workload), budget, objective
-    )
+    valid = valid_range(workload, name)
+    task = Task(Pair(original, twin), original, deployed, inputs[rows], labels[rows], valid, budget, objective)
     names = dict.fromkeys([attack, *CONTROLS])
 
     def share(events: Tensor) -> Interval:
         return clopper_pearson(int(events.sum()), len(events), confidence)
 
     return AttackResult(
-        workload.name, adapter, attack, len(rows), budget, (share(right[0]), share(right[1])),
+        name, models.name, attack, len(rows), budget, (share(right[0]), share(right[1])),
         share(right[0] & ~right[1]), share(answers[1] == answers[2]),
-        {name: score(name, task, run_attack(name, task)) for name in names}, confidence,
+        {one: score(one, task, run_attack(one, task)) for one in names}, confidence, models.how,
     )  # fmt: skip
 
 
-def labelled_inputs(workload: InferenceWorkload) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs to attack [n, …], their labels int64[n], and other inputs to calibrate on; raises ``UsageError``."""
+def labelled_inputs(workload: InferenceWorkload, name: str) -> tuple[Tensor, Tensor]:
+    """All inputs [n, …] and their labels int64[n]; raises ``UsageError`` where the workload is no labelled classifier."""
     batches, labels = workload.batches(), labels_of(workload)
     if not all(isinstance(batch, Tensor) and batch.is_floating_point() for batch in batches):
         raise UsageError(
-            f"a batch of workload {workload.name!r} is not one tensor of real numbers; only such inputs have gradients"
+            f"a batch of workload {name!r} is not one tensor of real numbers; only such inputs have gradients"
         )
+    classes = classify(WorkloadClassifier(workload.model(), workload), batches[0]).shape[1]
     if labels is None:
         raise UsageError(
-            f"workload {workload.name!r} has no labels, which say what a right answer is; give Workload(…, labels=…), or "
+            f"workload {name!r} has no labels, which say what a right answer is; give Workload(…, labels=…), or "
             "labelled=True where the batches contain them"
         )
     inputs, truth = torch.cat(list(batches)), torch.cat([torch.as_tensor(part).flatten() for part in labels]).long()
     if len(truth) != len(inputs):
+        raise UsageError(f"workload {name!r} has {len(truth):,} labels for {len(inputs):,} inputs; expected one each")
+    if truth.min() < 0 or truth.max() >= classes:
         raise UsageError(
-            f"workload {workload.name!r} has {len(truth):,} labels for {len(inputs):,} inputs; expected one each"
+            f"labels of workload {name!r} range from {truth.min():,} to {truth.max():,}, but its model has {classes:,} classes; "
+            f"expected labels from 0 to {classes - 1:,}"
         )
+    return inputs, truth
+
+
+def calibration_inputs(workload: InferenceWorkload, inputs: Tensor, name: str) -> tuple[Tensor, Tensor, str]:
+    """Inputs to calibrate on, which of the workload's inputs are left to attack, bool[n], and a sentence about them.
+
+    Raises:
+        UsageError: the workload has a single input, and no others to calibrate on.
+    """
+    attacked = torch.ones(len(inputs), dtype=torch.bool)
     if isinstance(workload, CalibratedWorkload):
         try:
-            return inputs, truth, torch.cat(list(workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)))
+            found = torch.cat(list(workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)))
         except UsageError:  # it has none, or all are evaluated: some of these are set apart
             pass
-    count = round(CALIBRATION_SHARE * len(inputs))
-    if not count:
+        else:
+            return (
+                found,
+                attacked,
+                f"calibration: {count_text(len(found), 'clean input')} that the workload gives for it",
+            )
+    if len(inputs) < 2:
         raise UsageError(
-            f"workload {workload.name!r} has {len(inputs):,} inputs; expected 3 or more: a fifth calibrates"
+            f"workload {name!r} has 1 input; expected 2 or more: every fifth calibrates and is not attacked"
         )
-    return inputs[count:], truth[count:], inputs[:count]
+    attacked[::CALIBRATION_STRIDE] = False  # spread over all inputs, which may be sorted by class
+    found = inputs[~attacked]
+    said = f"calibration: every fifth input of the workload, {len(found):,} of {len(inputs):,}; these are not attacked"
+    return found, attacked, said
 
 
-def valid_range(workload: InferenceWorkload) -> tuple[Tensor, Tensor]:
+def valid_range(workload: InferenceWorkload, name: str) -> tuple[Tensor, Tensor]:
     """Least and largest valid number of an input; raises ``UsageError`` where the workload does not say."""
     limits = getattr(workload, "input_range", None)
     if limits is None:
         raise UsageError(
-            f"workload {workload.name!r} has no range of valid inputs; give Workload(…, input_range=(least, largest))"
+            f"workload {name!r} has no range of valid inputs; give Workload(…, input_range=(least, largest))"
         )
     low, high = (torch.as_tensor(limit, dtype=torch.float32) for limit in limits)
     if not bool((low < high).all()):
-        raise UsageError(f"workload {workload.name!r} has an input_range whose least number is not below the largest")
+        raise UsageError(f"workload {name!r} has an input_range whose least number is not below the largest")
     return low, high

@@ -1,8 +1,8 @@
-"""Attacks by name, run on inputs that both models get right and scored on the models that are deployed.
+"""Attacks by name, run on inputs that all models get right and scored on the models that are deployed.
 
 Two rules say when an attack has succeeded: at some step (the published rule: the search stops at the first success), or at
-its last step. Evasive: the deployed model is wrong and the original right. By the top-5 rule the wrong answer is, besides, none
-of the original's five most likely classes.
+its last step (`Found.last`). Evasive: the deployed model is wrong and the original right. By the top-5 rule the wrong answer is,
+besides, none of the original's five most likely classes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from unsilent.compare.attacks.objectives import CROSS_ENTROPY, CROSS_ENTROPY_OF_
 from unsilent.compare.attacks.pgd import noise, pgd
 from unsilent.compare.attacks.search import Ball, Budget, Classifier, Found, Pair, no_parameter_gradients
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.report.text import count_text
 
 ATTACKS: Mapping[str, str] = {
     "diva": "ascent on how sure the original is of the label, minus how sure the adapted model is",
@@ -33,6 +34,8 @@ ATTACKS: Mapping[str, str] = {
 CONTROLS = ("pgd", "pgd-original", "noise")
 """What every attack is compared with."""
 ANY_STEP, LAST_STEP = RULES = ("any step", "last step")
+WHITEBOX_AGREEMENT = 0.99
+"""With less agreement of the attacked twin and the deployed model, an attack is not called whitebox."""
 BATCH = 100
 """Inputs that are attacked together."""
 
@@ -44,7 +47,7 @@ class Task:
     Attributes:
         pair: What the attacker has.
         original, deployed: What is scored.
-        inputs: Clean inputs [n, …] that both models get right.
+        inputs: Clean inputs [n, …] that all models get right.
         labels: Right answers, int64[n].
         valid: Least and largest valid numbers of an input.
     """
@@ -67,7 +70,7 @@ class Scores:
         attack: Its name.
         evasive, evasive_top5, wrong: By rule, bool[n]; ``wrong``: the deployed model is wrong, whatever the original answers.
         confidence_change: How much less sure of the label the deployed model is than the original at the last step, float64[n].
-        largest_change: Largest change of a number of any input, as a share of the valid range.
+        largest_change: Largest change of a number of any input that is scored, as a share of the valid range.
         steps: Steps to the first evasive input, in the mean over the inputs that have one; NaN where none has.
         seconds: CPU time.
         gradients: Gradients that were computed, of one input each.
@@ -140,7 +143,7 @@ def score(name: str, task: Task, found: Found) -> Scores:
     steps = found.evasive_step[found.evasive_step > 0].double()
     return Scores(
         name, evasive, top5, wrong, sure[0] - sure[1],
-        float(((found.last - task.inputs).abs() / (high - low)).max()),
+        max(float(((x - task.inputs).abs() / (high - low)).max()) for x in (found.evasive, found.wrong, found.last)),
         float(steps.mean()) if len(steps) else float("nan"),
         found.seconds, found.gradients,
     )  # fmt: skip
@@ -152,7 +155,8 @@ def classify(model: Classifier, inputs: Tensor) -> Tensor:
     scores = torch.cat([model(x) for x in inputs.split(BATCH)])
     if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(inputs) or scores.shape[1] < 2:
         raise UsageError(
-            f"the model returns {list(scores.shape)} for {len(inputs):,} inputs; expected class scores [inputs, 2 or more]"
+            f"the model is no classifier: it returns {list(scores.shape)} for {count_text(len(inputs), 'input')}; expected class "
+            "scores [inputs, 2 or more]"
         )
     return scores
 
@@ -167,7 +171,7 @@ def agreed_rows(models: list[Classifier], inputs: Tensor, labels: Tensor, wanted
     rows = right.nonzero()[:, 0]
     if not len(rows) or (wanted is not None and len(rows) < wanted):
         raise UsageError(
-            f"{len(rows):,} of {len(inputs):,} inputs are classified right by the original and the adapted model; expected "
-            f"{wanted or 1:,} or more: lower --samples, or give more inputs"
+            f"{len(rows):,} of {len(inputs):,} inputs are classified right by all models: the original, the adapted one and its "
+            f"twin; expected {wanted or 1:,} or more: lower --samples, or give more inputs"
         )
     return rows if wanted is None else rows[:wanted]

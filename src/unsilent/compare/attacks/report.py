@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from unsilent.compare.attacks.evaluation import ANY_STEP, LAST_STEP, RULES, Scores
+from unsilent.compare.attacks.evaluation import RULES, WHITEBOX_AGREEMENT, Scores
 from unsilent.interval import Interval, known_value
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Report, Section, Table
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 UNIT = "input"
 NOTES = (
     "evasive: the deployed model is wrong and the original right; wrong: the deployed model is wrong, whatever the original says",
-    "any step: the first success with the attacked pair counts if the deployed models confirm it; last step: the last input does",
+    "any step: the first success with the attacked pair counts if the deployed models confirm it; last step: the last input does,"
+    " of apgd the one with the best value of its objective; with restarts, those of the last restart that the input took part in",
     "top-5: the wrong answer is, besides, none of the original's five most likely classes",
-    "pgd, pgd-original and noise are controls: what an attack finds only where they do not is due to its objective",
+    "pgd, pgd-original and noise are controls: an attack finds more than one of them where the interval of the difference is "
+    "above 0",
+    "inputs that are found are not rounded to the levels of an image: a file of 256 levels may change the answer",
 )
 
 
 def report(result: AttackResult) -> Report:
     """What is shown of an attack."""
-    own = result.scores[result.attack]
     estimates = [row for one in result.scores.values() for row in _estimates(result, one)]
     differences = [row for name in result.scores if name != result.attack for row in _differences(result, name)]
     shares = [Column.share(f"evasive, {rule}") for rule in RULES]
@@ -48,21 +50,17 @@ def report(result: AttackResult) -> Report:
         ],
         "difference on the same inputs",
     )
-    how = "whitebox" if result.is_whitebox else "not called whitebox: the attacked twin often answers otherwise"
     return Report(
-        "unsilent/attack/1", "attack", f"{result.attack} on {result.workload}, {result.adapter}", _headline(result, own),
+        "unsilent/attack/1", "attack", f"{result.attack} on {result.workload}, {result.adapter}", _headline(result),
         machine_table([*estimates, *_clean(result)], ["attack", "measure", ""]),
         numbers=(
-            ("inputs attacked", f"{result.n:,}", "both models get them right"),
+            ("inputs attacked", f"{result.n:,}", "the original, the deployed model and its twin get them right"),
             ("clean disagreement", share_with_limits_text(result.clean), "original right, deployed wrong, without an attack"),
-            ("agreement of twin and deployed model", share_with_limits_text(result.twin_agreement), how),
         ),
         findings=tuple(_findings(result)),
         sections=(Section("Attacks", "Each attack with the same limits and steps on the same inputs.", (table, compared)),),
         facts=(
             ("largest allowed change", f"{result.budget.eps:.4g} of the valid range"), ("steps", f"{result.budget.steps:,}"),
-            ("accuracy of the original", share_with_limits_text(result.accuracy[0])),
-            ("accuracy of the deployed model", share_with_limits_text(result.accuracy[1])),
         ),
         notes=NOTES,
     )  # fmt: skip
@@ -72,18 +70,26 @@ def _names(what: str) -> list[str]:
     return [f"{what}, {rule}" for rule in RULES]
 
 
-def _headline(result: AttackResult, own: Scores) -> str:
+def _headline(result: AttackResult) -> str:
     counts = [
-        f"{name} {int(one.evasive[ANY_STEP].sum()):,} and {int(one.evasive[LAST_STEP].sum()):,}"
-        for name, one in result.scores.items()
+        f"{rule}: " + ", ".join(f"{name} {int(one.evasive[rule].sum()):,}" for name, one in result.scores.items())
+        for rule in RULES
     ]
     return (
-        f"Of {count_text(result.n, 'input')} that both models get right, {counts[0]} at any and at the last step become ones "
-        f"that only the original gets right; {', '.join(counts[1:])}."
+        f"Evasive at {'; '.join(counts)} (of {count_text(result.n, 'input')} that the original, the deployed model and its twin "
+        "get right)."
     )
 
 
 def _findings(result: AttackResult) -> Iterator[str]:
+    original, deployed = map(share_with_limits_text, result.accuracy)
+    yield f"right without an attack: the original {original}, the deployed model {deployed}"
+    how = "whitebox" if result.is_whitebox else f"not called whitebox, below {100 * WHITEBOX_AGREEMENT:g} %"
+    yield (
+        "the twin whose gradients are attacked answers as the deployed model for "
+        f"{share_with_limits_text(result.twin_agreement)} of clean inputs: {how}"
+    )
+    yield from result.how
     for name, one in result.scores.items():
         steps = f"{one.steps:.1f} steps to the first evasive input in the mean; " if one.steps == one.steps else ""
         yield (

@@ -18,6 +18,12 @@ from unsilent.errors import UsageError
 Classifier = Callable[[Tensor], Tensor]
 """Inputs [n, …] -> class scores [n, classes]."""
 
+NO_GRADIENT = (
+    "expected a model that computes with gradients from the inputs on: take no_grad, detach and rounding out of it and of "
+    "the workload's run"
+)
+NO_TWIN = f"{NO_GRADIENT}, or attack a differentiable twin of it"
+
 
 @dataclass(frozen=True, eq=False)
 class Pair:
@@ -37,15 +43,12 @@ class Pair:
             original = self.original(x) if objective.reads_original else None
             with torch.set_grad_enabled(objective.reads_adapted):
                 adapted = self.adapted(x)
-            for scores, read, which in (
-                (original, objective.reads_original, "original"),
-                (adapted, objective.reads_adapted, "adapted"),
+            for scores, read, which, advice in (
+                (original, objective.reads_original, "original", NO_GRADIENT),
+                (adapted, objective.reads_adapted, "model that is attacked as the twin", NO_TWIN),
             ):
                 if read and scores is not None and not scores.requires_grad:
-                    raise UsageError(
-                        f"the {which} model gives no gradient for its inputs; expected a differentiable twin of it to attack, "
-                        "such as the fake-quantised model of what was converted to integers"
-                    )
+                    raise UsageError(f"the {which} gives no gradient for its inputs; {advice}")
             values = objective.function(adapted if original is None else original, adapted, labels)
             (gradient,) = torch.autograd.grad(values.sum(), x)
         return values.detach(), gradient, None if original is None else original.detach(), adapted.detach()
@@ -136,7 +139,8 @@ class Found:
         evasive_step: The step of these, int64[n]; 0 where there is none.
         wrong: The first inputs that the adapted model gets wrong; the last ones where there is none.
         wrong_step: The step of these, int64[n]; 0 where there is none.
-        last: The inputs of the last step.
+        last: Of the last restart that an input took part in: the input of the last step; of APGD the one with the best value of
+            the objective.
         gradients: Gradients that were computed, of one input each.
         seconds: CPU time.
     """

@@ -1,0 +1,36 @@
+"""Which layers adapters change: convolutions and linear layers whose ``forward`` is torch's own, on a weight of their own.
+
+Other layers compute something else from their weight, compute the weight anew in each pass, or have no ``forward`` that is
+called: nobody could tell that a change of their weight is what the model computes with.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+NONE_ERROR = "the model has no Conv1d, Conv2d, Conv3d or Linear layer; expected at least one: only these are {}"
+
+
+def computes_as(layer: nn.Module) -> type[nn.Module] | None:
+    """The one of `KINDS` that computes as a layer does, which may be of a subclass; None where none does."""
+    if isinstance(layer, NonDynamicallyQuantizableLinear):
+        return None  # nn.MultiheadAttention reads its weight and never calls it
+    own = layer.__dict__.get("_parameters", {}).get("weight")
+    if own is None or "forward" in layer.__dict__:
+        return None
+    for kind in KINDS:
+        methods = [name for name in ("forward", "_conv_forward") if hasattr(kind, name)]
+        if isinstance(layer, kind) and all(getattr(type(layer), name) is getattr(kind, name) for name in methods):
+            return kind
+    return None
+
+
+def disable_fused_paths(model: nn.Module) -> None:
+    """Make transformer encoders call their layers: in eval mode without gradients they read the weights of these themselves."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # for torch: the activation is none that a fused kernel computes
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
