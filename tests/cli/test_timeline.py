@@ -117,7 +117,7 @@ def test_what_ifs_of_ddp_say_what_they_assume(capsys, tmp_path):
     assert "buckets=3, server=1: with the recorded buckets, the model of DDP is off by" in out
     first, _ = json.loads(answer(capsys, "timeline", traces, *words, "--json"))["results"]["what_if"]
     assert first["is_extrapolated"]
-    assert not first["is_trusted"]
+    assert first["is_trusted"]
     assert first["notes"]
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timeline.ddp_jobs import LENGTHS, TRANSFER, ddp_job
+from unsilent.interval import Interval
 from unsilent.report.model import Table
 from unsilent.timeline.critical_path import critical_path
 from unsilent.timeline.diagnosis import diagnose
@@ -207,32 +208,28 @@ def test_the_json_object_has_a_verdict(job, verdict):
     assert diagnose(job).report().further_json["results"]["verdict"] == verdict
 
 
-def answers(model, measured=0.1):
-    """A diagnosis with the answers of a replay and of the model of DDP, which predicts ``model`` seconds for recorded steps."""
-    steps = np.ones(4)
+def answers(doubt=""):
+    """A diagnosis with the answers of a replay and of the model of DDP."""
+    steps, ratio = np.ones(4), Interval(0.55, 0.4, 1.2, 0.95, 4, "bootstrap")
     by_replay = Answer("rank:0=+1ms", 0.1 * steps, 0.12 * steps)
-    by_model = Answer("buckets=1", model * steps, 0.05 * steps, is_extrapolated=True, measured=measured * steps)
+    by_model = Answer("buckets=1", 0.09 * steps, 0.05 * steps, is_extrapolated=True, of_model=ratio, doubt=doubt)
     return replace(diagnose(ddp_job(2, 20)), answers=[by_replay, by_model])
 
 
 def test_an_answer_of_the_model_of_ddp_is_not_said_to_be_a_replay():
-    _, replayed, modelled, *_ = answers(0.09).report().findings
+    _, replayed, modelled, *_ = answers().report().findings
     assert replayed == "rank:0=+1ms: a step would take 120 ms instead of 100 ms, by replay"
     assert modelled == (
-        "buckets=1: a step would take 50 ms instead of 90 ms, by the model of DDP, which is off by -10 % from the recorded 100 ms"
-        " (beyond the sizes that the cost was fitted to)"
+        "buckets=1: a step would take 50 ms instead of 90 ms, by the model of DDP (0.4 to 1.2 times as long with 95 % confidence"
+        ": whether it is faster or slower is not established) (beyond the sizes that the cost was fitted to)"
     )
 
 
-@pytest.mark.parametrize("model", [0.07, 0.13])
-def test_a_model_that_is_far_off_predicts_nothing(model):
-    result = answers(model)
-    finding = result.report().findings[2]
-    off = f"{100 * (model / 0.1 - 1):+.0f} %"
-    assert finding == f"buckets=1: not predicted, as the model of DDP is off by {off} from the recorded steps (100 ms)"
-    first, second = result.report().further_json["results"]["what_if"]
+def test_what_a_doubtful_model_says_is_withheld():
+    report = answers(doubt="the model of DDP misses the recorded steps").report()
+    assert report.findings[2] == "buckets=1: not predicted, as the model of DDP misses the recorded steps"
+    first, second = report.further_json["results"]["what_if"]
     assert (first["is_trusted"], second["is_trusted"]) == (True, False)
-    assert (first["model_error"], second["model_error"]) == (None, pytest.approx(model / 0.1 - 1))
 
 
 def test_the_slowdown_is_said_to_leave_out_gaps():

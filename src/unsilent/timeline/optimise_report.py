@@ -114,7 +114,7 @@ class Optimised(Shown):
             method=METHOD,
             further_json={"results": {
                 "reduction": self.reduction, "best": [_json(self, one) for one in best],
-                "default": _json(self, self.default), "recorded": _json(self, self.recorded), "is_believed": not job.doubt,
+                "default": _json(self, self.default), "recorded": _json(self, self.recorded), "is_trusted": not job.doubt,
             }},
         )  # fmt: skip
 
