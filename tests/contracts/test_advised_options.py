@@ -81,6 +81,7 @@ def test_every_argument_that_an_error_names_exists():
     known = {node.arg for node in nodes if isinstance(node, ast.arg)} | {
         "weights_only",
         "record_shapes",
+        "reshard_after_forward",
         "race",
     }  # of torch; a switch
     for node in nodes:

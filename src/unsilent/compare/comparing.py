@@ -172,7 +172,7 @@ def compare_models(
             "--data", data, "an iterable of batches such as a list of tensors: put a single batch into a list"
         )
     if labels is not None:
-        _check_iterable("--labels", labels, "an iterable of the labels of each batch, such as a list of tensors")
+        _check_iterable("labels=", labels, "an iterable of the labels of each batch, such as a list of tensors")
     rule = None if judge is None else make_judge(judge)
     if workload is not None or isinstance(original, (str, InferenceWorkload)):
         pair = load_models(

@@ -29,7 +29,7 @@ LARGEST_BUCKET, MOST_SERVERS = 2**20, 2**20
 """In MiB, and servers: more is taken for a slip of the finger."""
 SIXTEEN_BITS = ("fp16", "bf16")
 DOES_NOT_GROW = (
-    "what a larger collective costs does not show in the measured times; measure the link with unsilent placement measure, and "
+    "what a larger collective costs does not show in the measured times; measure the link (unsilent placement measure) and "
     "pass its file as --system"
 )
 
