@@ -82,8 +82,9 @@ def test_every_argument_that_an_error_names_exists():
         "weights_only",
         "record_shapes",
         "reshard_after_forward",
+        "network",
         "race",
-    }  # of torch; a switch
+    }  # of torch; a switch; a what-if
     for node in nodes:
         if isinstance(node, ast.ClassDef):
             known |= {b.target.id for b in node.body if isinstance(b, ast.AnnAssign) and isinstance(b.target, ast.Name)}
