@@ -264,4 +264,5 @@ def _layers(result: Comparison) -> tuple[Section, ...]:
 
 
 def _layer_findings(result: Comparison) -> Iterator[str]:
-    return iter(()) if result.layers is None else layer_findings(result.layers)
+    if result.layers is not None:
+        yield from (f"{text[:1].upper()}{text[1:]}." for text in layer_findings(result.layers))
