@@ -277,12 +277,16 @@ def _begins(keys: NDArray[np.signedinteger], count: int) -> Indices:
 
 def _ranges(begins: Indices, of: Indices) -> Indices:
     """All indices from ``begins[i]`` to ``begins[i + 1]``, for each i of ``of``."""
+    if len(of) < 2:  # most levels of a job of few ranks have one operation
+        return np.arange(begins[of[0]], begins[of[0] + 1]) if len(of) else np.zeros(0, np.int64)
     sizes = begins[of + 1] - begins[of]
     return np.repeat(begins[of] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
 
 
 def _distinct(values: Indices, stamp: Indices) -> Indices:
     """Each value once; ``stamp`` is space for as many numbers as there are values to be."""
+    if len(values) < 2:
+        return values
     number = np.arange(len(values))
     stamp[values] = number
     return np.asarray(values[stamp[values] == number])
