@@ -128,7 +128,7 @@ def test_reports_of_two_runs_are_equal_where_they_are_canonical(campaign):
     ):
         one, two = (in_process(verb, name, *words, "--json", "--canonical", cwd=folder).stdout for name in stores)
         assert one == two
-    left_out = {"command", "seconds", "cpu_seconds", "golden_seconds", "store", "versions", "report"}
+    left_out = {"command", "seconds", "cpu_seconds", "golden_seconds", "store", "versions", "report", "notes"}
     assert left_out == (told.keys() - {"failed_assertions"}) - json.loads(one).keys()
 
 
