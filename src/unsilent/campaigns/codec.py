@@ -249,11 +249,11 @@ class StoredRow:
         return row_codec(cast("Any", type(self))).reproducible_values(self)
 
     def derived(self) -> dict[str, Any]:
-        """What an export says besides the fields."""
+        """Values that an export has besides the fields, by name."""
         return {}
 
     def with_worker(self, number: int) -> Self:
-        """It with the number of the worker that ran it."""
+        """A copy of the row with the number of the worker that ran the trial."""
         return cast("Self", replace(cast("Any", self), worker=number))
 
 

@@ -62,6 +62,7 @@ WORKLOAD_OPTION = Option(
     is_repeatable=True,
 )
 DATA = Option("Data file, for workloads that use one.", WORKLOAD_PANEL)
+WEIGHTS = Option("Weights file, for workloads that use one.", WORKLOAD_PANEL)
 SEED = Option("Seed of the campaign, which determines all random choices of its trials.", WORKLOAD_PANEL)
 SHARD = Option(
     "Run only part I of N, like 2/4. unsilent merge joins the stores of all parts.",

@@ -84,7 +84,7 @@ class LastGood(Shown):
 
     @property
     def not_before(self) -> list[FoundCheckpoint]:
-        """Those of the step that was given, and of later ones."""
+        """Checkpoints of step `before_step` or later."""
         return [one for one in self.checkpoints if one.verdict == AT_FAULT]
 
     @property

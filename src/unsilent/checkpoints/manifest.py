@@ -32,13 +32,13 @@ from unsilent.printable import escape_unprintable
 
 SCHEMA = "unsilent/manifest/2"
 MOST_BYTES = 128 * 2**20
-"""Of a manifest, which takes about 200 for each file and tensor."""
+"""Size of the largest manifest that is read; one takes about 200 bytes for each file and tensor."""
 _ENCODER = json.JSONEncoder(sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint held.
+    """The files, tensors and numbers that a checkpoint held, with their hashes.
 
     Attributes:
         checkpoint: Name of its file or folder.
@@ -181,7 +181,7 @@ def _number(value: Any) -> float | int | bool:
 
 
 def verify(path: Path, manifest: Manifest, progress: Progress = no_progress, fast_only: bool = False) -> list[str]:
-    """What is not as the manifest says, or what it does not cover, one sentence each; none where every byte is the same.
+    """Differences from the manifest, and what it does not cover, one sentence each; none where every byte is the same.
 
     Args:
         path: The checkpoint.

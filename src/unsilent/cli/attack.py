@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
+from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.command import EXPLAIN, Command
 from unsilent.errors import UsageError, wrong_value_error
 from unsilent.options import CONFIDENCE, EXECUTION_PANEL, FAULTS_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
@@ -55,7 +55,7 @@ class AttackOptions:
         "Inputs to attack.", EXECUTION_PANEL, default_text="those that all three models get right")] = None  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
-    weights: Annotated[str | None, Option("Weights file, for workloads that use one.", WORKLOAD_PANEL)] = None
+    weights: Annotated[str | None, WEIGHTS] = None
     confidence: Annotated[float, CONFIDENCE] = 0.95
     seed: Annotated[int, Option("Seed of random starts and of the noise.", EXECUTION_PANEL)] = 0
 

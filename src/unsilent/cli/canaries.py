@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.command import WATCH, Command, DisplayOptions
 from unsilent.errors import UsageError
 from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
@@ -19,9 +20,6 @@ NO_WORKLOAD = (
 )
 NO_FILE = "no file was given; expected unsilent canaries check FILE MODEL"
 NO_MODEL = "no model was given; expected unsilent canaries check FILE MODEL: a workload, a checkpoint or an adapter such as int8"
-WITH = Option("An option of the workload: key=value.", WORKLOAD_PANEL, "with", is_repeatable=True)
-DATA = Option("Data for a workload that takes some.", WORKLOAD_PANEL)
-WEIGHTS = Option("Weights for a workload that takes some.", WORKLOAD_PANEL)
 DEVICE = Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)
 
 
@@ -38,7 +36,7 @@ class MakeOptions:
         str,
         Option("boundary (nearest to another answer), random, or constructed (moved close to another answer).", WORKLOAD_PANEL),
     ] = "boundary"  # fmt: skip
-    workload_options: Annotated[tuple[str, ...], WITH] = ()
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     weights: Annotated[str | None, WEIGHTS] = None
     seed: Annotated[int, Option("Seed of random choices.", WORKLOAD_PANEL)] = 0
@@ -66,7 +64,7 @@ class CheckOptions:
         str | None,
         Option("The workload whose model a checkpoint or an adapter is of.", WORKLOAD_PANEL, default_text="that of the canaries"),
     ] = None  # fmt: skip
-    workload_options: Annotated[tuple[str, ...], WITH] = ()
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     weights: Annotated[str | None, WEIGHTS] = None
     device: Annotated[str, DEVICE] = "cpu"
@@ -74,17 +72,13 @@ class CheckOptions:
 
 def make(asked: Asked) -> int:
     """Choose canaries, write them, and print what they are of."""
-    from unsilent.campaigns.options import read_pairs
     from unsilent.compare.canaries import make_canaries
     from unsilent.engine.device_placement import resolve_device
-    from unsilent.workloads.base import UNNAMED
-    from unsilent.workloads.registry import load
+    from unsilent.workloads.registry import UNNAMED, load
 
     options = asked[MakeOptions]
     device = resolve_device(options.device)
-    workload = load(
-        options.workload, dict(read_pairs(options.workload_options)), data=options.data, weights=options.weights
-    )
+    workload = load(options.workload, dict(options.options), data=options.data, weights=options.weights)
     made = make_canaries(
         workload, options.count, options.choice, seed=options.seed, device=device, name=options.workload
     )
@@ -112,8 +106,7 @@ def make(asked: Asked) -> int:
 
 def check(asked: Asked) -> CanaryCheck:
     """Let a model answer canaries."""
-    from unsilent.campaigns.options import read_pairs
-    from unsilent.compare.adapters.names import ADAPTERS
+    from unsilent.compare.adapters.names import is_adapter
     from unsilent.compare.canaries import BITS, BITS_MAY_DIFFER, check_canaries, load_canaries, parse_comparison
     from unsilent.compare.models import load_models
     from unsilent.engine.device_placement import resolve_device
@@ -123,24 +116,24 @@ def check(asked: Asked) -> CanaryCheck:
     comparison, device = parse_comparison(options.compare), resolve_device(options.device)
     canaries, text = load_canaries(options.file), options.model
     is_checkpoint = is_weights_file(text)
-    is_adapter = text.partition("+")[0].partition(":")[0] in ADAPTERS
-    if is_adapter and comparison == BITS:
+    adapts = is_adapter(text)
+    if adapts and comparison == BITS:
         raise UsageError(f"{options.file}: {text} adapts a model: {BITS_MAY_DIFFER}")
     is_program = text.endswith(".pt2")
-    needs_basis = is_checkpoint or is_adapter or is_program
+    needs_basis = is_checkpoint or adapts or is_program
     basis = options.workload or (_stored_workload(canaries.workload) if needs_basis else text)
     pair = load_models(
         text if is_checkpoint else basis,
         text,
         basis,
-        options=dict(read_pairs(options.workload_options)),
+        options=dict(options.options),
         data=options.data,
         weights=options.weights,
     )
     for one in (pair.original, pair.deployed):
         if one.module is not None:
             one.module.to(device)
-    model = None if is_adapter else pair.deployed.module  # an adapted copy has other weights by intention
+    model = None if adapts else pair.deployed.module  # an adapted copy has other weights by intention
     try:
         for module in (pair.original.module, None if is_program else model):
             if module is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
+from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.command import EXPLAIN, Command
 from unsilent.errors import UsageError
 from unsilent.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
@@ -38,7 +38,7 @@ class CompareOptions:
         "The workload that gives architecture, inputs and judge.", WORKLOAD_PANEL, default_text="ORIGINAL")] = None  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
-    weights: Annotated[str | None, Option("Weights file, for workloads that use one.", WORKLOAD_PANEL)] = None
+    weights: Annotated[str | None, WEIGHTS] = None
     most_changed: Annotated[str | None, Option(
         "Exit with 1 if the upper limit of the share of changed answers is above this, like 1%.", PRECISION_PANEL, "assert")
     ] = None  # fmt: skip

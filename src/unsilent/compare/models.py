@@ -22,9 +22,9 @@ from unsilent.nested import map_tensors
 from unsilent.outcomes.classify import has_nonfinite_values
 from unsilent.outcomes.tensors import array_of, leaves
 from unsilent.sites.modules import copied, mode_readers, reject_training_mode
-from unsilent.workloads.base import CALIBRATION, UNNAMED, CalibratedWorkload, InferenceWorkload, call_model
+from unsilent.workloads.base import CALIBRATION, CalibratedWorkload, InferenceWorkload, call_model
 from unsilent.workloads.cifar_files import read_weights
-from unsilent.workloads.registry import is_weights_file, load
+from unsilent.workloads.registry import UNNAMED, is_weights_file, load
 from unsilent.workloads.saved_files import state_dict_misfit
 from unsilent.workloads.zoo import HF, ZOO
 
@@ -174,10 +174,10 @@ def _module(
 
         return load_program(text), loaded.run
     if not _names_workload(text):
-        from unsilent.compare.adapters.names import ADAPTERS, adapt
+        from unsilent.compare.adapters.names import ADAPTERS, adapt, first_adapter, is_adapter
 
-        if (adapter := text.partition("+")[0].partition(":")[0].strip()) not in ADAPTERS:
-            error = unknown_name_error("model", adapter, [*ADAPTERS, *ZOO], limit=40)
+        if not is_adapter(text):
+            error = unknown_name_error("model", first_adapter(text), [*ADAPTERS, *ZOO], limit=40)
             raise UsageError(
                 f"{error} Or give a checkpoint FILE.pt, a program FILE.pt2, a folder hf:DIR or a workload FILE.py:NAME"
             )
@@ -194,9 +194,9 @@ def _names_workload(text: str) -> bool:
     place, _, name = text.partition("+")[0].partition(":")
     if text in ZOO or ("/" in text and name) or place.endswith(".py") or place == "hf":
         return True
-    from unsilent.compare.adapters.names import ADAPTERS
+    from unsilent.compare.adapters.names import is_adapter
 
-    return name.isidentifier() and place not in ADAPTERS
+    return name.isidentifier() and not is_adapter(text)
 
 
 def _with_weights(model: nn.Module, path: str, basis: str) -> nn.Module:

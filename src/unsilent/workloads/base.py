@@ -17,6 +17,7 @@ from unsilent.error_origin import advise_on_arguments, call_user_code, calls_use
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.outcomes.base import Judge
 from unsilent.workloads.batch_samples import count_samples
+from unsilent.workloads.registry import UNNAMED
 
 
 @runtime_checkable
@@ -45,9 +46,6 @@ class InferenceWorkload(Protocol):
 
 CALIBRATION, TEST, SHIFTED = CLEAN_PARTS = ("calibration", "test", "shifted")
 """Clean samples that a detector is calibrated with, those that its false alarms are counted on, and unusual but correct ones."""
-
-UNNAMED = "custom"
-"""Name of a `Workload` that was given none."""
 
 CleanSource = Callable[[str, int], Iterable[Any]] | Mapping[str, Iterable[Any]]
 """Where a `Workload` gets its clean inputs from."""

@@ -58,6 +58,8 @@ TRAINING_PARTS = (
 )
 """What an object must have to be a training workload."""
 
+UNNAMED = "custom"
+"""Name of a workload or a training of the user's that was given none."""
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".th", ".npz", ".onnx")
 
 

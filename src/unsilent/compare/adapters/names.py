@@ -50,6 +50,16 @@ class HalfPrecision(nn.Module):
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
+def first_adapter(text: str) -> str:
+    """The name of the first adapter of a text such as ``prune:0.8+int8``, whether it is known or not."""
+    return text.partition("+")[0].partition(":")[0].strip()
+
+
+def is_adapter(text: str) -> bool:
+    """Whether a text begins with a known adapter."""
+    return first_adapter(text) in ADAPTERS
+
+
 def adapt(
     model: nn.Module, text: str, calibration: Sequence[Any], run: Callable[[nn.Module, Any], Any] = call_model
 ) -> nn.Module:

@@ -31,6 +31,7 @@ from unsilent.studies.noise.plots import (
     plots_by_place,
 )
 from unsilent.studies.noise.records import DivergingOperation, NoiseResult, SwitchEffect, VariantNoise
+from unsilent.workloads.registry import UNNAMED
 
 MEASURES = (
     "replicas",
@@ -78,8 +79,6 @@ METHOD = (
 GROUPS_TITLE = (
     "sd of each group's error; by size: sd of random groups of this size; bold: significantly larger sd (5 %, Holm)"
 )
-NAMELESS = "custom"
-"""The name that a training of the user's has where none was given."""
 
 
 def report(result: NoiseResult) -> Report:
@@ -299,9 +298,9 @@ def differing_variants(result: NoiseResult) -> list[VariantNoise]:
 
 def training_name(result: NoiseResult) -> str:
     """Of the training; of one without a name, file and function."""
-    if result.workload != NAMELESS:
+    if result.workload != UNNAMED:
         return escape_unprintable(result.workload)
-    path, colon, function = str(result.spec.get("workload", NAMELESS)).rpartition(":")
+    path, colon, function = str(result.spec.get("workload", UNNAMED)).rpartition(":")
     return escape_unprintable(PurePath(path).name + colon + function)
 
 

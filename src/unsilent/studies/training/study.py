@@ -50,9 +50,7 @@ from unsilent.studies.training.spec import (
     TrainingRow,
     row_without_curves,
 )
-
-NAMELESS = "custom"
-"""The name that a training of the user's has where none was given."""
+from unsilent.workloads.registry import UNNAMED
 
 
 def run_training(run: CampaignRun) -> TrainingResult:
@@ -178,7 +176,7 @@ def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> Tra
 def _named(name: str, workload: str) -> str:
     """Of the training; of one without a name, file and function."""
     path, colon, function = workload.rpartition(":")
-    return name if name != NAMELESS else PurePath(path).name + colon + function
+    return name if name != UNNAMED else PurePath(path).name + colon + function
 
 
 def _notes(spared: Sequence[TrainingRow], judge: TrainingJudge) -> Iterator[str]:

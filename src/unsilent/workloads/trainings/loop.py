@@ -18,6 +18,7 @@ from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError
 from unsilent.nested import map_tensors
 from unsilent.sites.modules import named_parameters
+from unsilent.workloads.registry import UNNAMED
 from unsilent.workloads.trainings import snapshots
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
 from unsilent.workloads.trainings.dropout import ChosenRows, rows_chosen_by
@@ -76,7 +77,7 @@ class Training:
         growth: int = 200,
         steps: int = 1000,
         device: str = "cpu",
-        name: str = "custom",
+        name: str = UNNAMED,
         settings: Mapping[str, Any] | None = None,
         streams: Sequence[str] | None = None,
         info: Mapping[str, Any] | None = None,
