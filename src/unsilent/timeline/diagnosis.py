@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,14 @@ class Timeline(Shown):
                 *(base.findings if self.is_explained else ()),
             ),
             sections=(*_sections(self), *base.sections),
-            notes=(*base.notes, *_answer_notes(self.answers), *_memory_notes(self.job)),
+            notes=(*base.notes, *_answer_notes(self.answers), *_memory_notes(self)),
             further_json={"results": {**base.further_json["results"], **_json(self)}},
         )
+
+    @cached_property
+    def memory_peaks(self) -> list[MemoryPeak]:
+        """Peaks of allocated memory by rank; empty where the traces have no memory events."""
+        return memory_peaks(self.job)
 
     @property
     def verdict(self) -> str:
@@ -202,8 +208,8 @@ def _counts_from_begin(job: Job, peaks: Sequence[MemoryPeak]) -> bool:
     return any(one.rank not in with_device for one in peaks)
 
 
-def _memory_notes(job: Job) -> Iterator[str]:
-    if _counts_from_begin(job, memory_peaks(job)):
+def _memory_notes(result: Timeline) -> Iterator[str]:
+    if _counts_from_begin(result.job, result.memory_peaks):
         yield (
             "peaks of memory on a CPU count from the recording's begin: what was allocated before, such as parameters, is not in "
             "them"
@@ -223,7 +229,7 @@ def _sections(result: Timeline) -> Iterator[Section]:
     )  # fmt: skip
     introduction = "Means of the steps, by rank; a step lasts until the next one begins."
     yield Section("Where the time went", introduction, (_split_table(result.split),))
-    if peaks := memory_peaks(result.job):
+    if peaks := result.memory_peaks:
         yield Section(
             "Memory", "Most bytes allocated in recorded steps, as the trace counts them: on a CPU from the recording's begin on.",
             (_memory_table(peaks, _counts_from_begin(result.job, peaks)),),
@@ -331,7 +337,7 @@ def _json(result: Timeline) -> dict[str, Any]:
         "ranks": [
             {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
         ],
-        "memory": [vars(one) for one in memory_peaks(result.job)],
+        "memory": [vars(one) for one in result.memory_peaks],
         "late": [{**vars(one), "is_separable": one.is_separable} for one in result.excesses],
         "what_if": [
             {

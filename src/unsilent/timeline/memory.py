@@ -33,12 +33,14 @@ def memory_peaks(job: Job) -> list[MemoryPeak]:
     is_host = np.array([not lane.is_device for lane in job.lanes], bool)[operations.lane] & (operations.collective < 0)
     for rank, events in job.memory.items():
         begin, end = step_bounds(job, rank)
-        of_step = (events[:, :1] >= begin) & (events[:, :1] < end)  # bool[events, steps]
-        inside = np.flatnonzero(of_step.any(1))
+        known = np.flatnonzero(np.isfinite(begin) & np.isfinite(end))
+        place = np.searchsorted(begin[known], events[:, 0], "right") - 1
+        inside = np.flatnonzero(place >= 0)
+        inside = inside[events[inside, 0] < end[known[place[inside]]]]
         if not len(inside):
             continue
         peak = inside[events[inside, 1].argmax()]
         own = np.flatnonzero(is_host & (operations.rank == rank) & (operations.start <= events[peak, 0]))
         phase = int(operations.phase[own[-1]]) if len(own) else 0
-        result.append(MemoryPeak(rank, int(events[peak, 1]), job.steps[int(of_step[peak].argmax())], PHASES[phase]))
+        result.append(MemoryPeak(rank, int(events[peak, 1]), job.steps[int(known[place[peak]])], PHASES[phase]))
     return result
