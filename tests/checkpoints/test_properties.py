@@ -232,6 +232,12 @@ def test_every_value_has_a_name_of_its_own(paths, numbers):
         assert name.partition("/")[0] in SECTIONS
 
 
+def test_a_value_above_a_flattened_optimizer_has_a_name():
+    flattened = "opt.param_groups.fc.weight.lr"
+    paths = [("model",), ("model", "model", flattened), ("model", flattened)]
+    assert len(set(unique_names(paths, [None, None, None]))) == 3
+
+
 @given(path=KEYS)
 def test_wrappers_do_not_change_a_name(path):
     if path[0].lower() not in ("model", "state_dict"):

@@ -57,7 +57,7 @@ def _undotted(
     """A path with one of its keys split, where the mapping with this key has a flattened optimizer."""
     for depth in depths:
         known = heads.get(path[:depth])
-        if known is None or depth == len(path):
+        if known is None or depth >= len(path):
             continue
         for part in (_STATE, _GROUPS):
             parts = _split(path[depth], part)
