@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unsilent.errors import UsageError
-from unsilent.recovery import SnapshotRing
+from unsilent.recovery.ring import SnapshotRing
 from unsilent.recovery.staged_copy import StagedCopy
 
 

@@ -1,5 +1,1 @@
-"""What is done after an alarm."""
-
-from unsilent.recovery.ring import SnapshotRing
-
-__all__ = ["SnapshotRing"]
+"""What is done after an alarm: states that are put back, steps that are executed again, and a verdict on what the fault was."""

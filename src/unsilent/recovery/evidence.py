@@ -1,0 +1,71 @@
+"""What is known of a step with an alarm: how it went when it was executed again, and what its job and its device did before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SAME_DEVICE, NEIGHBOUR = "same device", "neighbour"
+"""Whose device executes the state and the batch of the rank with the alarm again: its own, or that of another rank."""
+LIVE, EARLIER_CHECKPOINT = "live", "earlier checkpoint"
+"""The state that an execution begins with: that of the job, or of the checkpoint before the one that was loaded last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """The step of an alarm, executed once more without changing the training.
+
+    Attributes:
+        place: `SAME_DEVICE` or `NEIGHBOUR`.
+        rank: Whose device executed it.
+        start: `LIVE` or `EARLIER_CHECKPOINT`.
+        dtype: ``float64`` where every operation was computed in it; empty: as in the training.
+        is_equal: Whether it came to the bits of the step with the alarm (within the tolerance where there is one); None: not
+            compared, as after another start or in another dtype.
+        has_alarm: Whether the alarm came again.
+        digest: Of all tensors that it came to, in which the place of an element counts; empty where there is none.
+        overflowed: The first operation with a result that is not finite, or far from that in float64, and finite inputs; empty
+            where there is none.
+    """
+
+    place: str
+    rank: int
+    start: str = LIVE
+    dtype: str = ""
+    is_equal: bool | None = None
+    has_alarm: bool
+    digest: str = ""
+    overflowed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that a verdict on an alarm rests on.
+
+    Attributes:
+        step: Of the alarm.
+        rank: That is suspected; -1: undetermined.
+        host, device: Of that rank.
+        feature, tensor: In which the alarm was found; feature ``fingerprint``: bits changed between two steps.
+        world_size: Number of ranks.
+        executions: In the order in which they were made.
+        problem: Why the step could not be executed again, in words; empty where it could.
+        tolerance: Relative difference that clean executions of this step had among each other; 0: they have the same bits.
+        steps_since_load: Steps from the last load of a checkpoint to the alarm; None where nothing was loaded.
+        batch_problem: What is wrong with the batch by itself, in words (elements that are not finite, labels out of range);
+            empty: nothing that was looked for.
+        strikes: Earlier incidents in which this device was suspected, over jobs.
+    """
+
+    step: int
+    rank: int
+    host: str = ""
+    device: str = ""
+    feature: str
+    tensor: str = ""
+    world_size: int = 1
+    executions: tuple[Execution, ...] = ()
+    problem: str = ""
+    tolerance: float = 0.0
+    steps_since_load: int | None = None
+    batch_problem: str = ""
+    strikes: int = 0
