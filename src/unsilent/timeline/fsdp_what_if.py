@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.sizes import parse_whole_number
+from unsilent.timeline.change import Change
 from unsilent.timeline.ddp_model import LinkCost, fit_link_cost
 from unsilent.timeline.ddp_what_if import SIXTEEN_BITS, beyond_fit, sixteen_bit_notes, sixteen_bit_share
 from unsilent.timeline.job import BACKWARD, CHAIN, COLLECTIVE, HOST, Edges, Job
@@ -31,17 +32,7 @@ _GATHERS = re.compile(r"\w+::?_?all_?gather|fsdp::split_with_sizes_copy")
 _SCATTERS = re.compile(r"\w+::?_?reduce_?scatter")
 
 
-class ShardedChange(NamedTuple):
-    """What is different in a replay; fields as in `what_if.Change`."""
-
-    replay: Replay
-    durations: Floats
-    gaps: Floats
-    notes: tuple[str, ...]
-    is_extrapolated: bool
-
-
-def sharded_change(text: str, replay: Replay, gaps: Floats) -> ShardedChange:
+def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
     """What a question changes in a replay; raises ``UsageError`` for an unknown setting, or without such collectives."""
     word, _, value = text.partition("=")
     if word.startswith("fsdp "):
@@ -64,7 +55,7 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> ShardedChange:
     smaller = sizes * sixteen_bit_share(item_bytes, word)
     changed[scatters] *= cost(smaller) / cost(sizes)
     notes = (*sixteen_bit_notes(item_bytes), *_fit_notes(cost, smaller))
-    return ShardedChange(replay, changed, gaps, notes, not cost.covers(smaller))
+    return Change(replay, changed, gaps, notes, not cost.covers(smaller))
 
 
 def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
@@ -75,7 +66,7 @@ def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
         yield beyond_fit(cost, sizes)
 
 
-def _without_second_gather(replay: Replay, gaps: Floats) -> ShardedChange:
+def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
     """All-gathers of backward passes with their launches and copies take no time, and no rank waits for another one in them."""
     job, operations = replay.job, replay.job.operations
     of_gathers = _named(job, _GATHERS) & (operations.phase == BACKWARD)
@@ -89,12 +80,10 @@ def _without_second_gather(replay: Replay, gaps: Floats) -> ShardedChange:
     collective = np.where(again, np.int32(-1), operations.collective)
     changed = Replay(replace(job, operations=replace(operations, collective=collective)))
     note = "what FSDP2 does on the host before and after its copies, and kernels that copy, stay as they were recorded"
-    return ShardedChange(
-        changed, np.where(of_gathers, 0.0, replay.durations), np.where(again, 0.0, gaps), (note,), False
-    )
+    return Change(changed, np.where(of_gathers, 0.0, replay.durations), np.where(again, 0.0, gaps), (note,), False)
 
 
-def _wrapped(replay: Replay, gaps: Floats, count: int) -> ShardedChange:
+def _wrapped(replay: Replay, gaps: Floats, count: int) -> Change:
     """Each group of units has one all-gather, when the first unit needs it, and one reduce-scatter, after the last one."""
     job, operations = replay.job, replay.job.operations
     durations, gaps, collective = replay.durations.copy(), gaps.copy(), operations.collective.copy()
@@ -116,7 +105,7 @@ def _wrapped(replay: Replay, gaps: Floats, count: int) -> ShardedChange:
         is_extrapolated |= not cost.covers(whole)
     changed = Replay(replace(job, operations=replace(operations, collective=collective)))
     notes.append("what FSDP2 does on the host for each unit, and copies, stay as they were recorded")
-    return ShardedChange(changed, durations, gaps, tuple(dict.fromkeys(notes)), is_extrapolated)
+    return Change(changed, durations, gaps, tuple(dict.fromkeys(notes)), is_extrapolated)
 
 
 class _Group(NamedTuple):
@@ -179,7 +168,7 @@ def _by_step(job: Job, which: NDArray[np.bool_]) -> dict[tuple[int, int], Indice
     return {key: np.array(own, np.int64) for key, own in result.items()}
 
 
-def _prefetched(replay: Replay, gaps: Floats, count: int) -> ShardedChange:
+def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
     """All-gathers of backward passes on streams wait for what those ``count - 1`` units before them waited for."""
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
     gathers = _named(job, _GATHERS) & (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD)
@@ -187,7 +176,7 @@ def _prefetched(replay: Replay, gaps: Floats, count: int) -> ShardedChange:
     is_on_device = np.array([lane.is_device for lane in job.lanes], bool)[operations.lane]
     if not (gathers & is_on_device).any():
         note = "over gloo, FSDP2 waits for each all-gather where it launches it: launched earlier, none would be hidden"
-        return ShardedChange(replay, replay.durations, gaps, (note,), False)
+        return Change(replay, replay.durations, gaps, (note,), False)
     is_launch = gathers[edges.target] & (edges.kind != CHAIN)
     awaited = dict[int, list[int]]()  # by all-gather: edges
     for edge in np.flatnonzero(is_launch).tolist():
@@ -210,7 +199,7 @@ def _prefetched(replay: Replay, gaps: Floats, count: int) -> ShardedChange:
         "the recording is taken to gather one unit ahead, as FSDP2 does by default; all-gathers of backward passes alone are "
         "launched earlier, and the memory that this needs is not counted"
     )
-    return ShardedChange(Replay(replace(job, edges=changed)), replay.durations, gaps, (note,), False)
+    return Change(Replay(replace(job, edges=changed)), replay.durations, gaps, (note,), False)
 
 
 def _named(job: Job, pattern: re.Pattern[str]) -> NDArray[np.bool_]:

@@ -49,8 +49,9 @@ def job_of_recording(recording: Recording) -> Job:
     times = {rank: on_one_clock(rank, of) for rank, of in recording.step_times.items()}
     gradients = {rank: of._replace(ready=on_one_clock(rank, of.ready)) for rank, of in recording.gradients.items()}
     memory = {
-        rank: np.stack([on_one_clock(rank, rows[:, 0]), rows[:, 1]], 1) for rank, rows in recording.memory.items()
+        rank: np.column_stack([on_one_clock(rank, rows[:, 0]), rows[:, 1:]]) for rank, rows in recording.memory.items()
     }
+    parts = {rank: of._replace(times=on_one_clock(rank, of.times)) for rank, of in recording.parts.items()}
     end = before.end
     for rank in np.unique(before.rank):  # with their begins: what began as another one ended still does
         own = slice(bounds[rank], bounds[rank + 1])
@@ -60,5 +61,15 @@ def job_of_recording(recording: Recording) -> Job:
     edges = make_edges(operations, recording.lanes, launches)
     notes = (*recording.notes, *clocks.notes)
     return Job(
-        operations, edges, recording.lanes, recording.steps, {}, recording.world_size, notes, times, gradients, memory
+        operations,
+        edges,
+        recording.lanes,
+        recording.steps,
+        {},
+        recording.world_size,
+        notes,
+        times,
+        gradients,
+        memory,
+        parts,
     )
