@@ -117,9 +117,7 @@ def test_gradients_that_are_added_to_others_do_not_shrink(tmp_path):
 def test_a_report_says_what_would_be_allocated_and_how_long_a_step_may_take(tmp_path):
     result = diagnose(job(tmp_path), ["recompute=block*", "accumulate=2"])
     first, second = (one for one in result.report().findings if "would" in str(one))
-    assert "1.2 ms instead of 1 ms, by replay; at most 3.32 KiB would be allocated at a time instead of 4.1 KiB" in str(
-        first
-    )
+    assert "1.2 ms instead of 1 ms, by replay; the peak of memory would be 3.32 KiB instead of 4.1 KiB" in str(first)
     assert "1 ms to 1.9 ms instead of 1 ms" in str(second)
 
 

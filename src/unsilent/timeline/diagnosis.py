@@ -193,9 +193,7 @@ def _peak_text(one: Answer) -> str:
     if one.peak is None:
         return ""
     recorded, predicted = map(human_bytes, one.peak)
-    return (
-        f"; at most {predicted} would be allocated at a time instead of {recorded}, by the memory events of its steps"
-    )
+    return f"; the peak of memory would be {predicted} instead of {recorded}, by the memory events"
 
 
 def _model_text(ratio: Interval) -> str:
