@@ -10,7 +10,7 @@ from unsilent.timeline.diagnosis import diagnose
 from unsilent.timeline.load import load_job
 from unsilent.timeline.memory import memory_peaks
 from unsilent.timeline.replay import Replay
-from unsilent.timeline.what_if import answer
+from unsilent.timeline.what_if import answer, parse_change
 
 BACK = "autograd::engine::evaluate_function: "
 CHANGES = (
@@ -165,3 +165,22 @@ def test_gathered_parameters_are_not_taken_for_activations(tmp_path):
     write(tmp_path / "t0.json", trace(sharded_step(0, 0) + memory(0), 0, 1))
     with pytest.raises(UsageError, match="without FSDP2"):
         answer(Replay(load_job([tmp_path])), ["accumulate=2"])
+
+
+def test_on_a_device_kernels_of_a_part_run_again_before_those_of_its_backward_pass(tmp_path):
+    """Block 0 launches a kernel of 70 µs; the first kernel that its backward pass launches takes so much longer."""
+    more = []
+    for number, (launched, start, length) in enumerate(
+        [(160, 170, 70), (260, 270, 30), (410, 420, 20), (510, 520, 50)]
+    ):
+        more += [
+            event("cudaLaunchKernel", launched, 5, "cuda_runtime", correlation=number),
+            event("gemm", start, length, "kernel", 7, 0, correlation=number),
+        ]
+    changes = [one | {"args": one["args"] | {"Device Type": 1}} for one in memory(0)]
+    write(tmp_path / "t0.json", trace(block_step(0, 0) + changes + more, 0, 1))
+    replay = Replay(load_job([tmp_path]))
+    change = parse_change("recompute=block0", replay)
+    kernels = replay.job.operations.name == replay.job.operations.names.index("gemm")
+    assert (1e6 * replay.durations[kernels]).round().tolist() == [70, 30, 20, 50]
+    assert (1e6 * change.durations[kernels]).round().tolist() == [70, 30, 20, 120]
