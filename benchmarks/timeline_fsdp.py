@@ -2,10 +2,10 @@
 
     python -m benchmarks.timeline_fsdp [--rounds 2]
 
-Two gloo ranks train five layers of 12 MiB that compute by sleeping. In each round, trainings with FSDP2's defaults, with
-``reshard_after_forward=False`` and with ``reduce_dtype=torch.bfloat16`` are timed in turns, 20 steps of each; then 20 steps with
-the defaults are recorded, and both settings are predicted from the recording. Printed: predicted and measured time of a step,
-in multiples of the default, and how much of the recording the dependencies leave unexplained.
+Two gloo ranks train five layers of 12 MiB that compute by sleeping. In each round, trainings with FSDP2's defaults and with each
+of four settings (`SETTINGS`) are timed in turns, 20 steps of each; then 20 steps with the defaults are recorded, and all settings
+are predicted from the recording. Printed: predicted and measured time of a step, in multiples of the default, and how much of the
+recording the dependencies leave unexplained.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ LAYERS, PARAMETERS, STEPS, WARMUP = 5, 3 * 2**20, 20, 3
 SETTINGS = {
     "default": {}, "reshard_after_forward=no": {"reshard_after_forward": False},
     "reduce_dtype=bf16": {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)},
+    "fsdp wrap=2": {"wrap": 2}, "fsdp prefetch=2": {"prefetch": 2},
 }  # fmt: skip
 
 
@@ -54,10 +55,15 @@ class Layer(nn.Module):
 
 
 def training(settings):
+    """A step of a training; ``wrap``: layers of a unit, ``prefetch``: units that are gathered ahead in the backward pass."""
+    options = dict(settings)
+    wrap, prefetch = options.pop("wrap", 1), options.pop("prefetch", 1)
     model = nn.Sequential(*[Layer() for _ in range(LAYERS)])
-    for layer in model:
-        fully_shard(layer, **settings)
+    for begin in range(0, LAYERS, wrap):
+        fully_shard(list(model[begin : begin + wrap]) if wrap > 1 else model[begin], **options)
     fully_shard(model)
+    for number, layer in enumerate(model if prefetch > 1 else ()):
+        layer.set_modules_to_backward_prefetch([model[number - k] for k in range(1, prefetch + 1) if k <= number])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step():

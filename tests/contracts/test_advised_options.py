@@ -81,6 +81,8 @@ def test_every_argument_that_an_error_names_exists():
     known = {node.arg for node in nodes if isinstance(node, ast.arg)} | {
         "weights_only",
         "record_shapes",
+        "profile_memory",
+        "with_stack",
         "reshard_after_forward",
         "network",
         "race",

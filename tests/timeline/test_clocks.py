@@ -7,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kineto_traces import BASE, sharded_step, trace, write
 from timeline_arrays import operations
 from unsilent.timeline.anchors import best_exchange
 from unsilent.timeline.clocks import FEW_COLLECTIVES, align_clocks
+from unsilent.timeline.load import load_job
+from unsilent.timeline.replay import unexplained_gaps
 
 BEGIN = 1_795_725_889.0
 """Unix seconds of the job's begin, so that what is lost by rounding is seen."""
@@ -133,3 +136,21 @@ def test_broadcasts_say_nothing_of_clocks():
     clocks = align_clocks(truth, {})
     assert 1 not in clocks.offsets
     assert any("rank 1" in note for note in clocks.notes)
+
+
+def test_a_clock_that_drifts_hides_no_wait(tmp_path):
+    """What begins when a collective ends does so on the common clock as well: a wait that is not found looks like a gap."""
+    drift = [[BASE * 1e-9, 0.0, 1e-6], [BASE * 1e-9 + 10, 1e-3, 1e-6]]
+
+    def unexplained(name, clock):
+        folder = tmp_path / name
+        folder.mkdir()
+        for rank, own in ((0, []), (1, clock)):
+            events = [one for step in range(3) for one in sharded_step(step, 1000 * step)]
+            write(folder / f"t{rank}.json", trace(events, rank, unsilent_clock=own))
+        job = load_job([folder])
+        return unexplained_gaps(job)[job.operations.rank == 1].sum()
+
+    assert unexplained("drifting", drift) == pytest.approx(
+        unexplained("steady", [[*one[:1], 0.0, 1e-6] for one in drift]), abs=2e-6
+    )

@@ -32,8 +32,9 @@ class TimelineOptions:
     what_if: Annotated[tuple[str, ...], Option(
         "Predict steps if something were different: scale:GLOB=FACTOR, rank:R=+20ms, rank:R=0.9, network=infinite or "
         "straggler=none; under DDP also buckets=1,8,25 (MiB), gradients=fp16, server=N (parameter servers) or reduction=PROGRAM "
-        "(as unsilent placement names it; needs --system), under FSDP2 reshard_after_forward=no or reduce_dtype=bf16. Repeat the "
-        "option for more questions.", "", is_repeatable=True)] = ()  # fmt: skip
+        "(as unsilent placement names it; needs --system), under FSDP2 reshard_after_forward=no, reduce_dtype=bf16, \"fsdp "
+        "wrap=2\" or \"fsdp prefetch=2\" (units); with memory events recompute=GLOB or accumulate=2. Repeat the option for more "
+        "questions.", "", is_repeatable=True)] = ()  # fmt: skip
     system: Annotated[str | None, Option(
         "What collectives cost, for questions on DDP: measurements of unsilent placement measure -o (.json), a TOML file or a "
         "preset.", "", default_text="fitted to the traces")] = None  # fmt: skip

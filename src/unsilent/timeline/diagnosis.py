@@ -182,9 +182,18 @@ def _answer_findings(result: Timeline) -> Iterator[str]:
         if doubt := _doubt(result, one):
             yield f"{question}: not predicted, as {doubt}"
             continue
-        means = f"{time_text(float(one.predicted.mean()))} instead of {time_text(float(one.recorded.mean()))}"
+        most = f" to {time_text(float(one.longest.mean()))}" if one.longest is not None else ""
+        means = f"{time_text(float(one.predicted.mean()))}{most} instead of {time_text(float(one.recorded.mean()))}"
         by = f"by {_model_text(one.of_model)}" if one.of_model else "by replay"
-        yield f"{question}: a step would take {means}, {by}{BEYOND if one.is_extrapolated else ''}"
+        yield f"{question}: a step would take {means}, {by}{BEYOND if one.is_extrapolated else ''}{_peak_text(one)}"
+
+
+def _peak_text(one: Answer) -> str:
+    """The predicted peak of memory, where there is one."""
+    if one.peak is None:
+        return ""
+    recorded, predicted = map(human_bytes, one.peak)
+    return f"; the peak of memory would be {predicted} instead of {recorded}, by the memory events"
 
 
 def _model_text(ratio: Interval) -> str:
@@ -346,6 +355,7 @@ def _json(result: Timeline) -> dict[str, Any]:
                 "predicted": one.predicted.tolist(),
                 "is_extrapolated": one.is_extrapolated,
                 "is_trusted": not _doubt(result, one),
+                "peak_bytes": None if one.peak is None else list(one.peak),
                 "limits": [answer_interval(one).low, answer_interval(one).high],
                 "notes": list(one.notes),
             }

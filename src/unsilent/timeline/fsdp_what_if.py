@@ -1,41 +1,46 @@
-"""What a training under FSDP2 would take with another setting: ``reshard_after_forward=no`` or ``reduce_dtype=bf16``."""
+"""What a training under FSDP2 would take with another setting.
+
+Forms: ``reshard_after_forward=no``, ``reduce_dtype=bf16``, ``fsdp wrap=N`` (every N neighbouring units are one) and
+``fsdp prefetch=N`` (parameters are gathered N units ahead in backward passes).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.timeline.ddp_model import fit_link_cost
+from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.sizes import parse_whole_number
+from unsilent.timeline.change import Change
+from unsilent.timeline.ddp_model import LinkCost, fit_link_cost
 from unsilent.timeline.ddp_what_if import SIXTEEN_BITS, beyond_fit, sixteen_bit_notes, sixteen_bit_share
-from unsilent.timeline.job import BACKWARD, COLLECTIVE, Job
-from unsilent.timeline.replay import Replay
+from unsilent.timeline.job import BACKWARD, CHAIN, COLLECTIVE, HOST, Edges, Job
+from unsilent.timeline.replay import Indices, Replay
 from unsilent.timeline.step_split import Floats
 
-FORMS = ("reshard_after_forward=no", "reduce_dtype=bf16", "reduce_dtype=fp16")
-WORDS = ("reshard_after_forward", "reduce_dtype")
+FORMS = ("reshard_after_forward=no", "reduce_dtype=bf16", "reduce_dtype=fp16", "fsdp wrap=2", "fsdp prefetch=2")
+WORDS = ("reshard_after_forward", "reduce_dtype", "fsdp wrap", "fsdp prefetch")
+MOST_UNITS = 1024
+"""That are wrapped as one, or gathered ahead: more is taken for a slip of the finger."""
 _GATHERS = re.compile(r"\w+::?_?all_?gather|fsdp::split_with_sizes_copy")
 """Collectives, what launches them, and copies to and from what they send."""
-_SCATTERS = re.compile(r"\w+:_?reduce_?scatter")
+_SCATTERS = re.compile(r"\w+::?_?reduce_?scatter")
 
 
-class ShardedChange(NamedTuple):
-    """What is different in a replay; fields as in `what_if.Change`."""
-
-    replay: Replay
-    durations: Floats
-    gaps: Floats
-    notes: tuple[str, ...]
-    is_extrapolated: bool
-
-
-def sharded_change(text: str, replay: Replay, gaps: Floats) -> ShardedChange:
+def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
     """What a question changes in a replay; raises ``UsageError`` for an unknown setting, or without such collectives."""
     word, _, value = text.partition("=")
+    if word.startswith("fsdp "):
+        least, change = (2, _wrapped) if word == "fsdp wrap" else (1, _prefetched)
+        count = parse_whole_number(value) or 0
+        if not least <= count <= MOST_UNITS:
+            raise wrong_value_error(f"--what-if {word}", value, f"a whole number from {least} to {MOST_UNITS:,}")
+        return change(replay, gaps, count)
     known = ("no",) if word == "reshard_after_forward" else SIXTEEN_BITS
     if value not in known:
         raise unknown_name_error(word, value, known)
@@ -49,15 +54,19 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> ShardedChange:
     item_bytes = operations.item_bytes[scatters]
     smaller = sizes * sixteen_bit_share(item_bytes, word)
     changed[scatters] *= cost(smaller) / cost(sizes)
-    is_within, notes = cost.covers(smaller), list(sixteen_bit_notes(item_bytes))
+    notes = (*sixteen_bit_notes(item_bytes), *_fit_notes(cost, smaller))
+    return Change(replay, changed, gaps, notes, not cost.covers(smaller))
+
+
+def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
+    """What is said of a cost where it is not fitted to these sizes."""
     if not cost.grows:
-        notes.append("what a larger collective costs does not show in the traces")
-    elif not is_within:
-        notes.append(beyond_fit(cost, smaller))
-    return ShardedChange(replay, changed, gaps, tuple(notes), not is_within)
+        yield "what a larger collective costs does not show in the traces"
+    elif not cost.covers(sizes):
+        yield beyond_fit(cost, sizes)
 
 
-def _without_second_gather(replay: Replay, gaps: Floats) -> ShardedChange:
+def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
     """All-gathers of backward passes with their launches and copies take no time, and no rank waits for another one in them."""
     job, operations = replay.job, replay.job.operations
     of_gathers = _named(job, _GATHERS) & (operations.phase == BACKWARD)
@@ -71,9 +80,126 @@ def _without_second_gather(replay: Replay, gaps: Floats) -> ShardedChange:
     collective = np.where(again, np.int32(-1), operations.collective)
     changed = Replay(replace(job, operations=replace(operations, collective=collective)))
     note = "what FSDP2 does on the host before and after its copies, and kernels that copy, stay as they were recorded"
-    return ShardedChange(
-        changed, np.where(of_gathers, 0.0, replay.durations), np.where(again, 0.0, gaps), (note,), False
+    return Change(changed, np.where(of_gathers, 0.0, replay.durations), np.where(again, 0.0, gaps), (note,), False)
+
+
+def _wrapped(replay: Replay, gaps: Floats, count: int) -> Change:
+    """Each group of units has one all-gather, when the first unit needs it, and one reduce-scatter, after the last one."""
+    job, operations = replay.job, replay.job.operations
+    durations, gaps, collective = replay.durations.copy(), gaps.copy(), operations.collective.copy()
+    groups, notes, is_extrapolated = _groups(job, count), list[str](), False
+    for pattern in (_GATHERS, _SCATTERS):
+        own = [group for group in groups if group.pattern is pattern]
+        every = np.concatenate([group.members for group in own] or [np.empty(0, np.int64)])
+        if not len(every):
+            continue
+        cost = fit_link_cost(operations.size[every].astype(np.float64), replay.durations[every])
+        whole = np.array([float(operations.size[group.members].sum()) for group in own])
+        for group, seconds in zip(own, cost(whole), strict=True):
+            apart = cost(operations.size[group.members].astype(np.float64)).sum()
+            left_out = np.delete(group.members, group.kept)
+            durations[left_out] = durations[group.launches] = gaps[left_out] = 0
+            collective[left_out] = -1
+            durations[group.members[group.kept]] = replay.durations[group.members].sum() * seconds / apart
+        notes += _fit_notes(cost, whole)
+        is_extrapolated |= not cost.covers(whole)
+    changed = Replay(replace(job, operations=replace(operations, collective=collective)))
+    notes.append("what FSDP2 does on the host for each unit, and copies, stay as they were recorded")
+    return Change(changed, durations, gaps, tuple(dict.fromkeys(notes)), is_extrapolated)
+
+
+class _Group(NamedTuple):
+    """Collectives that become one.
+
+    Attributes:
+        members: They, in order of time.
+        kept: Place in ``members`` of the one that carries all of them.
+        launches: What launched the others, where that was found.
+        pattern: Of their names.
+    """
+
+    members: Indices
+    kept: int
+    launches: Indices
+    pattern: re.Pattern[str]
+
+
+def _groups(job: Job, count: int) -> list[_Group]:
+    """Groups of collectives of ``count`` neighbouring units, or of what is left of them; raises ``UsageError``."""
+    operations = job.operations
+    is_backward = operations.phase == BACKWARD
+    sorts = []
+    for pattern, of_phase in ((_GATHERS, ~is_backward), (_GATHERS, is_backward), (_SCATTERS, is_backward)):
+        which = _named(job, pattern) & of_phase
+        is_sent = (operations.kind == COLLECTIVE) & (operations.size > 0)
+        launches = _by_step(job, which & (operations.kind == HOST))
+        sorts.append((_by_step(job, which & is_sent), launches, pattern))
+    (forward, _, _), (again, _, _), (scatters, _, _) = sorts
+    nothing, result = np.empty(0, np.int64), list[_Group]()
+    for key, scattered in scatters.items():
+        first, second = forward.get(key, nothing), again.get(key, nothing)
+        sizes, sizes_again = operations.size[first], operations.size[second][::-1]
+        units, alone = len(scattered), len(first) - len(second) if len(second) else 0
+        is_told = len(first) == units and alone in (0, 1)
+        if not is_told or (len(second) > 0 and (sizes[alone:] != sizes_again).any()):
+            raise UsageError(
+                f"--what-if fsdp wrap: units cannot be told in step {job.steps[key[1]]} of rank {key[0]}, which has "
+                f"{units:,} reduce-scatters and {len(first):,} and {len(second):,} all-gathers in its forward and backward pass; "
+                "expected one of each for every unit (the first one may keep its parameters)"
+            )
+        group = np.where(np.arange(units) < alone, -1, (np.arange(units) - alone) // count)
+        for (sent, launches, pattern), numbers in zip(sorts, (group, group[alone:][::-1], group[::-1]), strict=True):
+            members, calls = sent.get(key, nothing), launches.get(key, nothing)
+            kept = -1 if pattern is _SCATTERS else 0
+            for number in np.unique(numbers[numbers >= 0]) if len(members) else ():
+                own = np.flatnonzero(numbers == number)
+                known = calls[np.delete(own, kept)] if len(calls) == len(members) else nothing
+                result.append(_Group(members[own], kept, known, pattern))
+    if not any(len(group.members) > 1 for group in result):
+        raise UsageError("--what-if fsdp wrap: the traces show no two units of FSDP2 that could be wrapped as one")
+    return result
+
+
+def _by_step(job: Job, which: NDArray[np.bool_]) -> dict[tuple[int, int], Indices]:
+    """Indices of operations in order of time, by rank and step."""
+    operations, result = job.operations, dict[tuple[int, int], list[int]]()
+    for one in np.flatnonzero(which & (operations.step >= 0)).tolist():
+        result.setdefault((int(operations.rank[one]), int(operations.step[one])), []).append(one)
+    return {key: np.array(own, np.int64) for key, own in result.items()}
+
+
+def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
+    """All-gathers of backward passes on streams wait for what those ``count - 1`` units before them waited for."""
+    job, operations, edges = replay.job, replay.job.operations, replay.job.edges
+    gathers = _named(job, _GATHERS) & (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD)
+    _expect(gathers, "all-gather in a backward pass")
+    is_on_device = np.array([lane.is_device for lane in job.lanes], bool)[operations.lane]
+    if not (gathers & is_on_device).any():
+        note = "over gloo, FSDP2 waits for each all-gather where it launches it: launched earlier, none would be hidden"
+        return Change(replay, replay.durations, gaps, (note,), False)
+    is_launch = gathers[edges.target] & (edges.kind != CHAIN)
+    awaited = dict[int, list[int]]()  # by all-gather: edges
+    for edge in np.flatnonzero(is_launch).tolist():
+        awaited.setdefault(int(edges.target[edge]), []).append(edge)
+    taken, targets, dropped = list[int](), list[int](), list[int]()
+    for own in _by_step(job, gathers & is_on_device).values():
+        for place, gather in enumerate(own.tolist()):
+            earlier = awaited.get(int(own[max(place - count + 1, 0)]), [])
+            if earlier:
+                dropped += awaited.get(gather, [])
+                taken += earlier
+                targets += [gather] * len(earlier)
+    kept = np.delete(np.arange(len(edges.source)), dropped)
+    changed = Edges(
+        np.append(edges.source[kept], edges.source[taken]),
+        np.append(edges.target[kept], np.array(targets, np.int32)),
+        np.append(edges.kind[kept], edges.kind[taken]),
     )
+    note = (
+        "the recording is taken to gather one unit ahead, as FSDP2 does by default; all-gathers of backward passes alone are "
+        "launched earlier, and the memory that this needs is not counted"
+    )
+    return Change(Replay(replace(job, edges=changed)), replay.durations, gaps, (note,), False)
 
 
 def _named(job: Job, pattern: re.Pattern[str]) -> NDArray[np.bool_]:

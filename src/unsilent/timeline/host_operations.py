@@ -14,7 +14,9 @@ LEAST_GAP = 20.0
 _ANNOTATED = (
     ("enumerate(DataLoader)", LOADER), ("DistributedDataParallel.forward", FORWARD), ("Optimizer.", OPTIMIZER),
 )  # fmt: skip
-_BACKWARD = ("autograd::engine::evaluate_function", "torch.distributed.ddp.reducer", "torch::distributed::reducer")
+EVALUATES = "autograd::engine::evaluate_function"
+"""How names of operations begin that carry out a node of a backward pass."""
+_BACKWARD = (EVALUATES, "torch.distributed.ddp.reducer", "torch::distributed::reducer")
 Floats = NDArray[np.float64]
 
 

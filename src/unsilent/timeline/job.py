@@ -110,6 +110,23 @@ class Gradients(NamedTuple):
     size: NDArray[np.int64]
 
 
+class Parts(NamedTuple):
+    """Parts of a rank's forward passes that have a name, and when their backward passes took place.
+
+    Attributes:
+        name: Index in `Operations.names`, int32[k].
+        times: Seconds since the recording's begin: begin and end of each part, and of its backward pass, float64[k, 4].
+    """
+
+    name: NDArray[np.int32]
+    times: NDArray[np.float64]
+
+    @classmethod
+    def none(cls) -> Parts:
+        """No part."""
+        return cls(np.empty(0, np.int32), np.empty((0, 4)))
+
+
 @dataclass(frozen=True)
 class Job:
     """What was recorded of a job.
@@ -124,7 +141,9 @@ class Job:
         notes: What a reader should know about the trace, one sentence each.
         step_times: By rank, begin and end of each step in seconds, float64[steps, 2]; empty where operations alone tell.
         gradients: When they were ready, by rank; empty where the trace does not tell.
-        memory: By rank, rows of seconds since the job's begin and allocated bytes, float64[k, 2]; of ranks that recorded them.
+        memory: By rank, rows of seconds since the job's begin, allocated bytes, bytes that were added (or freed, if negative) and
+            their address, float64[k, 4]; of ranks that recorded them. The last two are 0 where the trace does not say them.
+        parts: Named parts of forward passes, of ranks with memory.
     """
 
     operations: Operations
@@ -137,6 +156,7 @@ class Job:
     step_times: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     gradients: dict[int, Gradients] = field(default_factory=dict)
     memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    parts: dict[int, Parts] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -40,12 +40,16 @@ class Arguments:
     communication: Any = None
     allocated: Any = None
     device_type: Any = None
+    bytes: Any = None
+    address: Any = None
+    node: Any = None
 
 
 ARGUMENT_NAMES = {
     "correlation": "correlation", "input_dims": "Input Dims", "input_type": "Input type", "collective": "Collective name",
     "elements": "In msg nelems", "dtype": "dtype", "group": "Process Group Name", "group_ranks": "Process Group Ranks",
     "sequence": "Seq", "communication": "Comms Id", "allocated": "Total Allocated", "device_type": "Device Type",
+    "bytes": "Bytes", "address": "Addr", "node": "Sequence number",
 }  # fmt: skip
 
 

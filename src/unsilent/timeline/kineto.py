@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unsilent.errors import UsageError
 from unsilent.printable import escape_unprintable
 from unsilent.report.text import count_text
-from unsilent.timeline.job import COLLECTIVE, Gradients, Lane, Operations
+from unsilent.timeline.job import COLLECTIVE, Gradients, Lane, Operations, Parts
 from unsilent.timeline.matching import Taken, match_collectives
 from unsilent.timeline.rank_operations import RankOperations, find_steps, rank_operations
 from unsilent.timeline.rank_trace import Numbering, RankTrace, make_names, read_rank_trace
@@ -40,7 +40,7 @@ class Recording:
         anchors: By rank, rows of seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
         gradients: When each parameter's gradient was ready, by rank.
         step_times: By rank, begin and end of each step in seconds, float64[steps, 2].
-        memory: By rank, rows of seconds and allocated bytes, float64[k, 2]; without ranks that recorded none.
+        memory, parts: By rank, as in `unsilent.timeline.job.Job`; without ranks that recorded no memory.
         notes: What a reader should know, one sentence each.
     """
 
@@ -53,6 +53,7 @@ class Recording:
     gradients: dict[int, Gradients]
     step_times: dict[int, NDArray[np.float64]]
     memory: dict[int, NDArray[np.float64]]
+    parts: dict[int, Parts]
     notes: tuple[str, ...]
 
 
@@ -202,5 +203,6 @@ def _assemble(
         gradients,
         {one.rank: rank.step_times for one, rank in zip(traces, ranks, strict=True)},
         {one.rank: rank.memory for one, rank in zip(traces, ranks, strict=True) if len(rank.memory)},
+        {one.rank: rank.parts for one, rank in zip(traces, ranks, strict=True) if len(rank.memory)},
         (*notes, *matching.notes),
     )

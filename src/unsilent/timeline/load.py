@@ -38,22 +38,38 @@ def job_of_recording(recording: Recording) -> Job:
     from unsilent.timeline.edges import cut_waits, make_edges
 
     clocks = align_clocks(recording.operations, recording.anchors)
-    operations = replace(recording.operations, start=clocks.start)
     before = recording.operations
+    bounds = np.searchsorted(before.rank, np.arange(before.rank[-1] + 2 if len(before) else 1))
 
     def on_one_clock(rank: int, times: NDArray[np.float64]) -> NDArray[np.float64]:
-        own = before.rank == rank
+        own = slice(bounds[rank], bounds[rank + 1])
         moved = clocks.start[own] - before.start[own]  # before the first and after the last one as at these
         return np.asarray(times + np.interp(times, before.start[own], moved))
 
     times = {rank: on_one_clock(rank, of) for rank, of in recording.step_times.items()}
     gradients = {rank: of._replace(ready=on_one_clock(rank, of.ready)) for rank, of in recording.gradients.items()}
     memory = {
-        rank: np.stack([on_one_clock(rank, rows[:, 0]), rows[:, 1]], 1) for rank, rows in recording.memory.items()
+        rank: np.column_stack([on_one_clock(rank, rows[:, 0]), rows[:, 1:]]) for rank, rows in recording.memory.items()
     }
+    parts = {rank: of._replace(times=on_one_clock(rank, of.times)) for rank, of in recording.parts.items()}
+    end = before.end
+    for rank in np.unique(before.rank):  # with their begins: what began as another one ended still does
+        own = slice(bounds[rank], bounds[rank + 1])
+        end[own] = on_one_clock(rank, end[own])
+    operations = replace(before, start=clocks.start, duration=np.maximum(end - clocks.start, 0))
     operations, launches = cut_waits(operations, recording.lanes, recording.launches)
     edges = make_edges(operations, recording.lanes, launches)
     notes = (*recording.notes, *clocks.notes)
     return Job(
-        operations, edges, recording.lanes, recording.steps, {}, recording.world_size, notes, times, gradients, memory
+        operations,
+        edges,
+        recording.lanes,
+        recording.steps,
+        {},
+        recording.world_size,
+        notes,
+        times,
+        gradients,
+        memory,
+        parts,
     )

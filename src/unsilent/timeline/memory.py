@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsilent.timeline.job import PHASES, Job
 from unsilent.timeline.step_split import step_bounds
@@ -32,15 +33,33 @@ def memory_peaks(job: Job) -> list[MemoryPeak]:
     result, operations = [], job.operations
     is_host = np.array([not lane.is_device for lane in job.lanes], bool)[operations.lane] & (operations.collective < 0)
     for rank, events in job.memory.items():
-        begin, end = step_bounds(job, rank)
-        known = np.flatnonzero(np.isfinite(begin) & np.isfinite(end))
-        place = np.searchsorted(begin[known], events[:, 0], "right") - 1
-        inside = np.flatnonzero(place >= 0)
-        inside = inside[events[inside, 0] < end[known[place[inside]]]]
+        steps = steps_of_events(job, rank)
+        inside = np.flatnonzero(steps >= 0)
         if not len(inside):
             continue
         peak = inside[events[inside, 1].argmax()]
         own = np.flatnonzero(is_host & (operations.rank == rank) & (operations.start <= events[peak, 0]))
         phase = int(operations.phase[own[-1]]) if len(own) else 0
-        result.append(MemoryPeak(rank, int(events[peak, 1]), job.steps[int(known[place[peak]])], PHASES[phase]))
+        result.append(MemoryPeak(rank, int(events[peak, 1]), job.steps[int(steps[peak])], PHASES[phase]))
     return result
+
+
+def steps_of_events(job: Job, rank: int) -> NDArray[np.int64]:
+    """Index in `Job.steps` of each memory event of a rank; -1: of none."""
+    begin, end = step_bounds(job, rank)
+    known = np.flatnonzero(np.isfinite(begin) & np.isfinite(end))
+    times = job.memory[rank][:, 0]
+    place = np.searchsorted(begin[known], times, "right") - 1
+    steps = np.append(known, -1)[place]
+    return np.asarray(np.where((steps >= 0) & (times < np.append(end, -np.inf)[steps]), steps, -1))
+
+
+def blocks(events: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Blocks of memory in order of their allocation: rows of when each was allocated and freed (inf: never) and its bytes."""
+    order = np.lexsort((np.arange(len(events)), events[:, 3]))
+    own = events[order]
+    is_new = own[:, 2] > 0
+    is_freed = np.append((own[1:, 3] == own[:-1, 3]) & (own[1:, 2] < 0), False)[: len(own)]
+    freed = np.where(is_freed, np.append(own[1:, 0], np.inf)[: len(own)], np.inf)
+    result = np.stack([own[:, 0], freed, own[:, 2]], 1)[is_new]
+    return np.asarray(result[np.argsort(result[:, 0], kind="stable")])

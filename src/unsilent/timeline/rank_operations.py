@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.timeline.host_operations import Flat, annotated_phase, flatten, is_backward, phases
-from unsilent.timeline.job import BACKWARD, COLLECTIVE, COMPUTE, COPY, HOST, OTHER, Gradients, Lane
+from unsilent.timeline.job import BACKWARD, COLLECTIVE, COMPUTE, COPY, HOST, OTHER, Gradients, Lane, Parts
 from unsilent.timeline.json_stream import Arguments
 from unsilent.timeline.matching import Taken
+from unsilent.timeline.named_parts import named_parts
 from unsilent.timeline.rank_trace import (
     ANNOTATION,
     CPU_OP,
@@ -55,7 +56,8 @@ class RankOperations:
         groups: Ranks of each group that it names; None: unknown.
         gradients: When they were ready.
         step_times: Begin and end of each step, seconds since the recording's begin, float64[steps, 2].
-        memory: Rows of seconds since the recording's begin, and allocated bytes, float64[k, 2].
+        memory: Rows as in `unsilent.timeline.job.Job`; seconds count from the recording's begin.
+        parts: Named parts of forward passes, where there are rows of memory.
         notes: What a reader should know.
     """
 
@@ -67,6 +69,7 @@ class RankOperations:
     gradients: Gradients
     step_times: NDArray[np.float64]
     memory: NDArray[np.float64]
+    parts: Parts
     notes: tuple[str, ...]
 
 
@@ -137,7 +140,8 @@ class _Rank:
         taken, groups = self._collectives(columns)
         del columns["cut"]
         step_times = (np.stack([self._step_start, self._step_end], 1) - self._origin) * 1e-6
-        memory = (self._trace.memory - (self._origin, 0)) * (1e-6, 1)
+        memory = (self._trace.memory - (self._origin, 0, 0, 0)) * (1e-6, 1, 1, 1)
+        parts = named_parts(self._trace, self._names.shown) if len(memory) else Parts.none()
         return RankOperations(
             columns,
             self._lanes,
@@ -147,6 +151,7 @@ class _Rank:
             self._gradients(),
             step_times,
             memory,
+            parts._replace(times=(parts.times - self._origin) * 1e-6),
             tuple(self._notes),
         )
 

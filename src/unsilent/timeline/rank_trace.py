@@ -19,12 +19,15 @@ from unsilent.timeline.json_stream import Arguments, Event, TraceFile, kept_argu
 CPU_OP, ANNOTATION, RUNTIME, KERNEL, MEMORY = range(5)
 _CATEGORIES = {
     "cpu_op": CPU_OP, "user_annotation": ANNOTATION, "cuda_runtime": RUNTIME, "cuda_driver": RUNTIME, "hip_runtime": RUNTIME,
+    "python_function": ANNOTATION,
     "kernel": KERNEL, "gpu_memcpy": MEMORY, "gpu_memset": MEMORY, "mtia_runtime": RUNTIME, "mtia_ccp_events": KERNEL,
 }  # fmt: skip
 MOST_EVENTS, MOST_NAMES, MOST_RANKS = 2**25, 2**20, 2**20
 _LONGEST_NAME = 200
 _MOST_TIME = 1e17
 """Microseconds: 3,000 years."""
+MODULE = "nn.Module: "
+"""How the names of Python's functions begin that are of use: the calls of modules (``with_stack=True``)."""
 GRADIENT = "torch::autograd::AccumulateGrad"
 _HAS_DETAILS = re.compile(rf"gloo:|nccl:|{GRADIENT}$")
 _RANK = re.compile(r"rank\D?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -78,9 +81,11 @@ class RankTrace:
         category: One of `CPU_OP` …, int8.
         thread: Index in ``threads``, int32.
         correlation: Number that a launch shares with what it launched; -1: none, int64.
+        node: Number that an operation of a forward pass shares with its backward pass; -1: none, int64.
         details: Arguments of collectives and gradients, by event.
         threads: Names of threads and streams.
-        memory: Rows of microseconds and allocated bytes, of the device where there is one, float64[k, 2].
+        memory: Rows of microseconds, allocated bytes, bytes that were added (or freed, if negative) and their address, of the
+            device where there is one, float64[k, 4]; 0 for what an event does not say.
         notes: What a reader should know.
     """
 
@@ -96,6 +101,7 @@ class RankTrace:
     category: NDArray[np.int8]
     thread: NDArray[np.int32]
     correlation: NDArray[np.int64]
+    node: NDArray[np.int64]
     details: dict[int, Arguments]
     threads: list[str]
     memory: NDArray[np.float64]
@@ -121,18 +127,18 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
     trace = TraceFile(path)
     threads: Numbering[Any] = Numbering(lambda key: escape_unprintable(str(key[1])[:40]))
     parts, details, count = [_columns([], names, threads)], dict[int, Arguments](), 0
-    memory = [np.empty((0, 3))]
+    memory = [np.empty((0, 5))]
     try:
         for chunk in trace.chunks():
             events = [one for one in chunk if one.ph == "X" and type(one.cat) is str and one.cat in _CATEGORIES]
+            events = [one for one in events if one.cat != "python_function" or str(one.name).startswith(MODULE)]
             parts.append(_columns(events, names, threads))
             for number, event in enumerate(events, count):
                 if event.args.collective is not None or _HAS_DETAILS.match(event.name):
                     details[number] = kept_arguments(event.args)
             count += len(events)
             allocations = [one for one in chunk if one.name == "[memory]" and _is_memory(one)]
-            rows = [(one.ts, one.args.allocated, one.args.device_type != 0) for one in allocations]
-            memory.append(np.array(rows, float).reshape(-1, 3))
+            memory.append(np.array([_memory_row(one) for one in allocations], float).reshape(-1, 5))
             if count + sum(map(len, memory)) > MOST_EVENTS:
                 raise UsageError(
                     f"{trace.name} has more than {MOST_EVENTS:,} events that are of use; record fewer steps"
@@ -150,7 +156,7 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
             f"{trace.name} has no event of PyTorch's profiler ({', '.join(list(_CATEGORIES)[:2])}, kernel …); "
             "give traces of torch.profiler"
         )
-    start, duration, event_name, category, thread, correlation = map(np.concatenate, zip(*parts, strict=True))
+    start, duration, event_name, category, thread, correlation, node = map(np.concatenate, zip(*parts, strict=True))
     notes: list[str] = []
     distributed = trace.fields.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
@@ -163,7 +169,7 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
         raise UsageError(f"{trace.name}: its distributedInfo names no possible number of ranks; record it again")
     return RankTrace(
         trace.name, rank, world_size, distributed, base, anchors, start, duration, event_name, category, thread, correlation,
-        details, threads.shown, _of_device(np.concatenate(memory)), notes,
+        node, details, threads.shown, _of_device(np.concatenate(memory)), notes,
     )  # fmt: skip
 
 
@@ -172,19 +178,26 @@ def _columns(events: Sequence[Event], names: Numbering[Any], threads: Numbering[
     start, duration = (np.array([getattr(one, key) for one in events], float) for key in ("ts", "dur"))
     if not ((np.abs(start) < _MOST_TIME) & (duration >= 0) & (duration < _MOST_TIME)).all():
         raise ValueError
-    correlations = [one.args.correlation for one in events]
+    numbers = ([getattr(one.args, key) for one in events] for key in ("correlation", "node"))
     return (
         start, duration,
         np.array([names[one.name] for one in events], np.int32),
         np.array([_CATEGORIES[one.cat] for one in events], np.int8),
         np.array([threads[one.pid, one.tid] for one in events], np.int32),
-        np.array([one if type(one) is int and 0 <= one < 2**62 else -1 for one in correlations], np.int64),
+        *(np.array([one if type(one) is int and 0 <= one < 2**62 else -1 for one in of], np.int64) for of in numbers),
     )  # fmt: skip
 
 
 def _of_device(memory: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rows without their last number, those alone in which it is 1 where there are such."""
-    return memory[memory[:, 2] == memory[:, 2].max(initial=0), :2]
+    return memory[memory[:, 4] == memory[:, 4].max(initial=0), :4]
+
+
+def _memory_row(event: Event) -> tuple[Any, ...]:
+    """Numbers of `RankTrace.memory`, and whether they are of a device."""
+    of = event.args
+    is_known = type(of.bytes) is int and abs(of.bytes) < 2**60 and _is_count(of.address, 2**53)
+    return event.ts, of.allocated, *((of.bytes, of.address) if is_known else (0, 0)), of.device_type != 0
 
 
 def _is_memory(event: Event) -> bool:

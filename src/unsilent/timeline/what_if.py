@@ -3,8 +3,8 @@
 Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` (a rank begins each step later;
 ``-20ms``: does all that it does itself faster, by so much in a step), ``rank:R=0.9`` (computes in so much of the time),
 ``network=infinite`` (collectives take no time once all ranks are there), ``straggler=none`` (every operation takes its
-straggler-free duration, see `slowdown`), and those of `ddp_what_if` and `fsdp_what_if` for trainings under DDP
-and FSDP2.
+straggler-free duration, see `slowdown`), those of `ddp_what_if` and `fsdp_what_if` for trainings under DDP and FSDP2, and those
+of `memory_what_if` where traces have memory events.
 
 Gaps before operations stay as recorded; in an operation table they hold waits that it does not explain, and are left out.
 """
@@ -23,6 +23,7 @@ from unsilent.interval import Interval
 from unsilent.placement.report import time_text
 from unsilent.printable import escape_unprintable
 from unsilent.report.text import listed
+from unsilent.timeline.change import Change
 from unsilent.timeline.ddp_what_if import FORMS as DDP_FORMS
 from unsilent.timeline.ddp_what_if import WORDS as DDP_WORDS
 from unsilent.timeline.ddp_what_if import DdpQuestions
@@ -30,6 +31,9 @@ from unsilent.timeline.fsdp_what_if import FORMS as FSDP_FORMS
 from unsilent.timeline.fsdp_what_if import WORDS as FSDP_WORDS
 from unsilent.timeline.fsdp_what_if import sharded_change
 from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES, PIPELINE, Job
+from unsilent.timeline.memory_what_if import FORMS as MEMORY_FORMS
+from unsilent.timeline.memory_what_if import WORDS as MEMORY_WORDS
+from unsilent.timeline.memory_what_if import memory_change
 from unsilent.timeline.replay import Indices, Replay
 from unsilent.timeline.slowdown import mean_ratio, straggler_free_durations
 from unsilent.timeline.step_split import Floats
@@ -42,21 +46,11 @@ FORMS = (
     "straggler=none",
     *DDP_FORMS,
     *FSDP_FORMS,
+    *MEMORY_FORMS,
 )
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 LARGEST_FACTOR = 1e3
 _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is different: the replay, seconds of each operation and before it, float64[n] both; notes as in `Answer`."""
-
-    replay: Replay
-    durations: Floats
-    gaps: Floats
-    notes: tuple[str, ...] = ()
-    is_extrapolated: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,8 @@ class Answer:
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
         of_model: Mean predicted over mean recorded step by the model of DDP, with limits; None: a replay.
         doubt: Why the prediction is not to be believed; empty: it may be.
+        longest: Seconds of each step where what is not known takes as long as it can, float64[steps]; None: ``predicted``.
+        peak: Most bytes that a rank has allocated, as recorded and with the change; None: not predicted.
     """
 
     text: str
@@ -79,6 +75,8 @@ class Answer:
     is_extrapolated: bool = False
     of_model: Interval | None = None
     doubt: str = ""
+    longest: Floats | None = None
+    peak: tuple[int, int] | None = None
 
     @property
     def ratios(self) -> Floats:
@@ -87,7 +85,11 @@ class Answer:
 
 
 def answer_interval(one: Answer) -> Interval:
-    """Predicted time of a step in multiples of the recorded one, with an interval over steps."""
+    """Predicted time of a step in multiples of the recorded one, with an interval over steps, or all that it may be."""
+    if one.longest is not None:
+        recorded = float(one.recorded.mean())
+        low, high = float(one.predicted.mean()) / recorded, float(one.longest.mean()) / recorded
+        return Interval(low, low, high, 1.0, len(one.recorded), "bounds of what is not known")
     return one.of_model or mean_ratio(one.predicted, one.recorded)
 
 
@@ -111,7 +113,10 @@ def answer(replay: Replay, questions: Sequence[str], system: str | None = None) 
         else:
             change = parse_change(text, replay)
             seconds = replay.step_seconds(*change.replay.run(change.durations, change.gaps))
-            result.append(Answer(text, recorded, seconds, change.notes, change.is_extrapolated))
+            bound = change.longest and change.replay.step_seconds(*change.replay.run(*change.longest))
+            result.append(Answer(
+                text, recorded, seconds, change.notes, change.is_extrapolated, longest=bound, peak=change.peak
+            ))  # fmt: skip
     return result
 
 
@@ -146,7 +151,12 @@ def parse_change(text: str, replay: Replay) -> Change:
         _expect(value, "none", what)
         durations = straggler_free_durations(replay.job, replay.durations)
     elif what in FSDP_WORDS:
-        return Change(*sharded_change(text, replay, gaps))
+        return sharded_change(text, replay, gaps)
+    elif what in MEMORY_WORDS:
+        of_memory = memory_change(text, replay, gaps)
+        return Change(
+            replay, of_memory.durations, of_memory.gaps, of_memory.notes, False, of_memory.longest, of_memory.peak
+        )
     else:
         raise unknown_name_error("what-if", what, dict.fromkeys(form.partition("=")[0] for form in FORMS))
     return Change(replay, durations, gaps, notes)

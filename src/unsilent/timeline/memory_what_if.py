@@ -1,0 +1,191 @@
+"""What steps would take, and the memory at their peak, if a training held fewer activations.
+
+Forms: ``recompute=GLOB`` (activations of named parts of the model are dropped after their forward pass and computed again before
+their backward pass) and ``accumulate=N`` (a batch is divided into N, whose gradients are accumulated). Both need memory events.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.sizes import parse_whole_number
+from unsilent.timeline.change import Change
+from unsilent.timeline.edges import ROUNDING
+from unsilent.timeline.host_operations import EVALUATES
+from unsilent.timeline.job import BACKWARD, COLLECTIVE, LAUNCH, LOADER, OPTIMIZER, Job
+from unsilent.timeline.memory import blocks, memory_peaks, steps_of_events
+from unsilent.timeline.rank_trace import GRADIENT
+from unsilent.timeline.replay import Replay
+from unsilent.timeline.step_split import Floats
+
+FORMS = ("recompute=GLOB", "accumulate=2")
+WORDS = ("recompute", "accumulate")
+MOST_PARTS_OF_A_BATCH = 2**20
+"""More is taken for a slip of the finger."""
+
+
+def memory_change(text: str, replay: Replay, gaps: Floats) -> Change:
+    """What a question changes; raises ``UsageError`` for one that names nothing, and where traces do not say enough of memory."""
+    word, _, value = text.partition("=")
+    job = replay.job
+    recorded = max((one.bytes for one in memory_peaks(job)), default=0)
+    if not any(rows[:, 3].any() and (steps_of_events(job, rank) >= 0).any() for rank, rows in job.memory.items()):
+        raise UsageError(
+            f"--what-if {word}: the traces have no memory events with addresses in steps; record with profile_memory=True"
+        )
+    if word == "recompute":
+        return _recomputed(value, replay, gaps, recorded)
+    count = parse_whole_number(value) or 0
+    if not 2 <= count <= MOST_PARTS_OF_A_BATCH:
+        raise wrong_value_error("--what-if accumulate", value, f"a whole number from 2 to {MOST_PARTS_OF_A_BATCH:,}")
+    return _accumulated(count, replay, gaps, recorded)
+
+
+def _recomputed(glob: str, replay: Replay, gaps: Floats, recorded: int) -> Change:
+    job, durations, peak = replay.job, replay.durations.copy(), 0.0
+    names = {job.operations.names[one] for parts in job.parts.values() for one in parts.name}
+    if not names:
+        raise UsageError(
+            "--what-if recompute: the traces name no part of a forward pass; name some with torch.profiler.record_function, or "
+            "record with with_stack=True"
+        )
+    chosen = {rank: _chosen(glob, job, rank) for rank in job.parts}
+    if not any(map(len, chosen.values())):
+        raise unknown_name_error("part of a forward pass", glob, names)
+    for rank, times in chosen.items():
+        peak = max(peak, _peak_without(job, rank, times))
+        _compute_again(replay, rank, times, durations)
+    note = (
+        "what a part computes last is kept, as the next one needs it; its whole forward pass is computed again, which "
+        "torch.utils.checkpoint may end earlier"
+    )
+    return Change(replay, durations, gaps, (note,), peak=(recorded, round(peak)))
+
+
+def _chosen(glob: str, job: Job, rank: int) -> Floats:
+    """Times of a rank's parts in steps that match, without those within others, as rows of `Parts.times`."""
+    parts, result = job.parts[rank], list[Floats]()
+    own = job.operations.start[(job.operations.rank == rank) & (job.operations.step >= 0)]
+    matching = np.array([fnmatch.fnmatchcase(job.operations.names[name], glob) for name in parts.name], bool)
+    matching &= (parts.times[:, 0] >= own.min(initial=np.inf)) & (parts.times[:, 0] <= own.max(initial=-np.inf))
+    times = parts.times[matching]
+    for row in times[np.lexsort((-times[:, 1], times[:, 0]))]:
+        if not result or row[0] >= result[-1][1]:
+            result.append(row)
+    return np.array(result).reshape(-1, 4)
+
+
+def _peak_without(job: Job, rank: int, parts: Floats) -> float:
+    """Most bytes of a rank in steps where activations of parts are gone from their end to their backward pass."""
+    events, made = job.memory[rank], blocks(job.memory[rank])
+    times, dropped = events[:, 0], np.zeros(len(parts))
+    for number, (begin, end, back, back_end) in enumerate(parts):
+        own = made[np.searchsorted(made[:, 0], begin) : np.searchsorted(made[:, 0], end)]
+        held = own[own[:, 1] >= end][:-1]  # the last one is what the part returns
+        dropped[number] = held[(held[:, 1] >= back) & (held[:, 1] <= back_end + ROUNDING), 2].sum()
+    less = np.zeros(len(events) + 1)
+    np.add.at(less, np.searchsorted(times, parts[:, 1]), dropped)
+    np.add.at(less, np.searchsorted(times, parts[:, 2]), -dropped)
+    peak = float((events[:, 1] - np.cumsum(less)[:-1])[steps_of_events(job, rank) >= 0].max(initial=0))
+    for begin, end, back, _ in parts:  # computed again, a part needs what it needed in its forward pass
+        first, last = np.searchsorted(times, (begin, end))
+        if first == last:
+            continue
+        rise = (events[first:last, 1] - (events[first, 1] - events[first, 2])).max()
+        is_gone = (parts[:, 1] <= back) & (parts[:, 2] >= back)
+        peak = max(peak, float(events[np.searchsorted(times, back) - 1, 1] - dropped[is_gone].sum() + rise))
+    return peak
+
+
+def _compute_again(replay: Replay, rank: int, parts: Floats, durations: Floats) -> None:
+    """Add what parts took to the first operation of their backward pass, in its thread and in streams."""
+    job, operations, edges = replay.job, replay.job.operations, replay.job.edges
+    own = np.flatnonzero((operations.rank == rank) & (operations.kind != COLLECTIVE))
+    is_device = np.array([lane.is_device for lane in job.lanes], bool)[operations.lane]
+    host, launches = own[~is_device[own]], np.isin(edges.target, own[is_device[own]]) & (edges.kind == LAUNCH)
+    start, end, lane = operations.start[host], operations.end[host], operations.lane
+    entered = start - replay.gaps[host].clip(0)  # what a thread does between operations is part of them
+    launched = operations.start[edges.source[launches]], edges.target[launches]
+    for begin, until, back, _ in parts:
+        within = (np.minimum(end, until) - np.maximum(entered, begin)).clip(0)
+        first = np.flatnonzero((start >= back - ROUNDING) & (operations.phase[host] == BACKWARD))
+        if len(first) and within.any():
+            durations[host[first[0]]] += np.bincount(lane[host], within).max()  # a part runs in one thread
+        again = np.unique(launched[1][(launched[0] >= begin - ROUNDING) & (launched[0] < until)])
+        after = np.unique(launched[1][launched[0] >= back - ROUNDING])
+        for one in np.unique(lane[again]):
+            target = after[lane[after] == one]
+            if len(target):
+                durations[target[0]] += operations.duration[again[lane[again] == one]].sum()
+
+
+def _accumulated(count: int, replay: Replay, gaps: Floats, recorded: int) -> Change:
+    job, operations = replay.job, replay.job.operations
+    if any(name.startswith("fsdp::") for name in operations.names):
+        raise UsageError(
+            "--what-if accumulate: traces of FSDP2 do not tell activations from gathered parameters, which do not shrink with a "
+            "batch; ask it of a training without FSDP2"
+        )
+    peak = max(_peak_accumulated(job, rank, count) for rank in job.memory)
+    repeated = (operations.step >= 0) & (operations.kind != COLLECTIVE) & (operations.collective < 0)
+    repeated &= ~np.isin(operations.phase, (LOADER, OPTIMIZER))
+    durations = np.where(repeated, count * replay.durations, replay.durations)
+    longest = durations, np.where(repeated & (gaps > 0), count * gaps, gaps)
+    notes = (
+        "what does not depend on the batch's size cannot be known from one recording: the first time is that of parts that "
+        "together compute as fast as the whole batch, the second one of parts that each take as long as it; collectives run once",
+        "what is allocated in a step and freed by the end of its backward pass is taken to shrink with the batch, but for "
+        "gradients of parameters, which are all there from the second part on",
+    )
+    return Change(replay, replay.durations, gaps, notes, longest=longest, peak=(recorded, round(peak)))
+
+
+def _peak_accumulated(job: Job, rank: int, count: int) -> float:
+    """Most bytes of a rank in steps whose batch is divided into ``count``."""
+    operations, events, own = job.operations, job.memory[rank], blocks(job.memory[rank])
+    steps, peak = steps_of_events(job, rank), 0.0
+    names = np.array([name.startswith(f"{EVALUATES}: {GRADIENT}") for name in operations.names], bool)
+    sums = np.flatnonzero((operations.rank == rank) & names[operations.name])
+    for step in np.unique(steps[steps >= 0]):
+        inside, backward = np.flatnonzero(steps == step), _backward_pass(job, rank, int(step))
+        now = events[inside]
+        if backward is None:
+            peak = max(peak, float(now[:, 1].max()))
+            continue
+        made = own[(own[:, 0] >= now[0, 0]) & (own[:, 0] <= backward[1])]
+        before = np.searchsorted(operations.start[sums], made[:, 1], "right") - 1
+        is_summed = (before >= 0) & (made[:, 1] <= np.append(operations.end[sums], -np.inf)[before] + ROUNDING)
+        is_summed &= made[:, 0] >= backward[0]
+        batch = made[(made[:, 1] <= backward[1] + ROUNDING) & ~is_summed]
+        held, summed = (_held(of, now[:, 0]) for of in (batch, made[is_summed]))
+        in_passes = (now[:, 0] >= batch[:, 0].min(initial=np.inf)) & (now[:, 0] <= backward[1])
+        rest = now[:, 1] - held - summed
+        after = rest[in_passes][-1] if in_passes.any() else 0.0
+        is_gradient = (
+            (now[:, 2] > 0) & (now[:, 0] >= backward[0]) & ~np.isin(now[:, 0], made[made[:, 1] <= backward[1], 0])
+        )
+        added = np.maximum(rest, after) + summed + held / count + np.where(is_gradient, now[:, 2], 0)
+        peak = max(peak, float(np.where(in_passes, added, now[:, 1]).max()))
+    return peak
+
+
+def _backward_pass(job: Job, rank: int, step: int) -> tuple[float, float] | None:
+    """Begin and end on the host of a step's backward pass; None where there is none."""
+    operations = job.operations
+    is_host = np.array([not lane.is_device for lane in job.lanes], bool)[operations.lane]
+    own = (operations.rank == rank) & (operations.step == step) & (operations.phase == BACKWARD) & is_host
+    own &= operations.kind != COLLECTIVE
+    return (float(operations.start[own].min()), float(operations.end[own].max())) if own.any() else None
+
+
+def _held(blocks_: Floats, times: NDArray[np.float64]) -> Floats:
+    """Bytes of blocks at each time, what happens at it included."""
+    made = np.append(0.0, np.cumsum(blocks_[:, 2]))
+    by_end = blocks_[np.argsort(blocks_[:, 1], kind="stable")]
+    gone = np.append(0.0, np.cumsum(by_end[:, 2]))
+    begun, ended = np.searchsorted(blocks_[:, 0], times, "right"), np.searchsorted(by_end[:, 1], times, "right")
+    return np.asarray(made[begun] - gone[ended])
