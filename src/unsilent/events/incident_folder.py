@@ -1,7 +1,7 @@
 """The folder that the first alarm of a run writes, and how it is read: `incident.json`, and a folder for each rank.
 
     incidents/STEP-RUNID/
-        incident.json           by rank 0: schema, alarms, verdicts, settings, versions, checkpoints; `fault_verdict` once there is one
+        incident.json           by rank 0: schema, alarms, verdicts, settings, versions, checkpoints; later `fault_verdict`
         rankR/                  each optional
             rank.json           host, device, generators' states, batch indices
             series.npz          series around the alarm

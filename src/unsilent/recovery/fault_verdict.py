@@ -2,7 +2,8 @@
 
 Executions of the step of the alarm decide. They differ on one device: the device. They come to other values than the first time:
 transient. They raise the alarm again: whatever makes it go away is the cause (another device, the checkpoint before, float64);
-where nothing does, it is the data or the program, or an alarm on values that are right. What no execution tells apart is undetermined.
+where nothing does, it is the data or the program, or an alarm on values that are right. What no execution tells apart is
+undetermined.
 """
 
 from __future__ import annotations
