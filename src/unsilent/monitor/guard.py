@@ -48,7 +48,6 @@ from unsilent.monitor.execution_record import (
     ExecutionRecorder,
     ReplayableIteration,
     SnapshotSegment,
-    digests_of,
     repetition_differences,
 )
 from unsilent.monitor.guard_plan import announce, make_plan
@@ -64,6 +63,7 @@ from unsilent.monitor.magnitude_check import MagnitudeCheck, StepCheck
 from unsilent.monitor.monitored import checked_optimizers
 from unsilent.monitor.pending_magnitudes import Ranks, any_rank, process_group_for
 from unsilent.monitor.watched_tensors import find_watched_tensors, magnitudes_of
+from unsilent.recovery.digests import digest_text, state_tensors
 from unsilent.recovery.ring import SnapshotLocation, SnapshotRing
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state, save_generator_states
 
@@ -426,7 +426,7 @@ class Guard:
             segments = self._go_back()
             count = sum(len(segment.iterations) for segment in segments)
             yield from self._again(segments, first, count)
-            digests = digests_of(self._model, self._optimizers)
+            digest = self._digest()
             second_end = self._watch.contents(self._variables())
             second = self._go_back()
             yield from self._again(second, first, count)
@@ -436,7 +436,7 @@ class Guard:
         finally:
             self._is_repeating = False
         third = self._segments
-        causes += repetition_differences(segments, second, third, digests == digests_of(self._model, self._optimizers))
+        causes += repetition_differences(segments, second, third, digest == self._digest())
         more_tensors, counted = differing_values(first_end, second_end, self._watch.contents(self._variables()), values)
         tensors = list(dict.fromkeys((*tensors, *more_tensors)))
         if tensors:
@@ -499,6 +499,9 @@ class Guard:
                 yield item
                 if (alarm := self._end(whole=True)) is not None:
                     self._give_up(GuardStop(alarm, first, count))
+
+    def _digest(self) -> str:
+        return digest_text(state_tensors(self._model, self._optimizers))
 
     def _any_rank(self, flag: bool) -> bool:
         return any_rank(flag, process_group_for(self._ranks), next(self._model.parameters()).device)
