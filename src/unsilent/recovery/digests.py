@@ -1,10 +1,10 @@
 """Digests of the bits of tensors, in which the place of each element counts.
 
-A sum, an XOR or a norm does not see two equal changes that cancel out, two elements that were exchanged, or a lane that is wrong
-in an even number of elements. On the host a digest is XXH3, which takes hardly longer than a sum. On a device it is a weighted sum
-of words of at most 32 bits, modulo 2**64: the words lie in rows, the total of the rows before each row is multiplied by a factor,
-and each column has a random odd weight. The 32 bits above a word are why it sees two equal changes in the highest bit: a sum that
-is as wide as its words does not, whatever the weights. Digests of a host and of a device differ.
+A sum, an XOR or a norm does not see two equal changes that cancel out, two elements that were exchanged, or a lane that is
+wrong in an even number of elements. On the host a digest is XXH3, which takes hardly longer than a sum. On a device it is a
+weighted sum of words of at most 32 bits, modulo 2**64: the words lie in rows, the total of the rows before each row is
+multiplied by a factor, and each column has a random odd weight. The 32 bits above a word are why it sees two equal changes in
+the highest bit: a sum that is as wide as its words does not, whatever the weights. Digests of a host and of a device differ.
 """
 
 from __future__ import annotations
