@@ -77,12 +77,7 @@ class PlantedJob:
         is_first = step == incident.step
         if incident.kind in ("transient", "device") and self._is_here and is_first:
             self._turn_on_fault()
-        elif (
-            incident.kind in ("data", "numerics", "benign")
-            and self._is_here
-            and is_first
-            and incident.variety != "learning rate"
-        ):
+        if incident.kind in ("data", "numerics", "benign") and self._is_here and is_first:
             return changed_batch(batch, incident)
         return batch
 
@@ -133,6 +128,7 @@ def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
         "inputs times 1e6": batch._replace(images=batch.images * 1e6),
         "large weights": batch._replace(weights=batch.weights * 100),
         "overflow": batch._replace(offset=torch.tensor(20.0)),
+        "learning rate": batch,
         "loss scale": batch._replace(scale=torch.tensor(2.0**24)),
     }[incident.variety]
 

@@ -32,8 +32,8 @@ class OperationCheck(StepInjection):
     """Active around one or several executions of iterations, one after the other.
 
     Attributes:
-        overflowed: Where no operation is `far` before it, the first operation with finite inputs and a result that is finite in float64 alone, where it is out of the
-            range of the dtype: ``MODULE#OP.k``, of a backward pass ``MODULE#OP.k/grad``; empty where there is none.
+        overflowed: The first operation, where none is `far` before it, with finite inputs and a result that is finite in float64
+            alone, where it is out of the range of the dtype: ``MODULE#OP.k``, of a backward pass ``MODULE#OP.k/grad``.
         differing: The first operation that came to other bits the second time.
         far: The first operation with another result that is far from that in float64.
         checked: How many operations were computed in float64.
