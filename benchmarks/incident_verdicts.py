@@ -1,8 +1,8 @@
 """How often a verdict names what was planted: anomalies of every kind in small trainings, with the real monitor and replays.
 
-Run: ``nice -n 19 python -m benchmarks.incident_verdicts ROWS.jsonl [--per-kind 100] [--ranks 4]``. Each incident is one line of the
-file; the same command goes on where it was ended, and prints the table at its end. One gang of processes runs all incidents, for
-starting torch takes seconds; where a rank does not come back in time, the incident counts as one without a verdict.
+Run: ``nice -n 19 python -m benchmarks.incident_verdicts ROWS.jsonl [--per-kind 100] [--ranks 4]``. Each incident is one line of
+the file; the same command goes on where it was ended, and prints the table at its end. One gang of processes runs all incidents,
+for starting torch takes seconds; where a rank does not come back in time, the incident counts as one without a verdict.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CELLS = (
 )  # fmt: skip
 LONGEST = 180.0
 """Seconds without a new row after which a gang is ended."""
+NO_ANSWER = {"found_step": -1, "suspect": -1, "found": "no answer"}
 
 
 def incidents(per_kind: int, ranks: int) -> list[PlantedIncident]:
