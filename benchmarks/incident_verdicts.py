@@ -104,12 +104,7 @@ def run_gang(path: Path, wanted: list[PlantedIncident], ranks: int) -> None:
                 one.join(5.0)
                 one.kill()
             if any(one.exitcode != 0 for one in gang) and (rest := _left(path, wanted)):
-                write_row(
-                    path,
-                    rest[0],
-                    {"found_step": -1, "suspect": -1, "found": "no answer", "code": "", "reason": ""},
-                    LONGEST,
-                )
+                write_row(path, rest[0], dict.fromkeys(("code", "reason"), "") | NO_ANSWER, LONGEST)
 
 
 def _left(path: Path, wanted: list[PlantedIncident]) -> list[PlantedIncident]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from unsilent.checkpoints.recent_loads import note_load
 from unsilent.events.event_kinds import AlarmExplained
 from unsilent.monitor import Monitor, MonitorStop
 from unsilent.recovery import step_replay
@@ -162,3 +163,22 @@ def test_a_batch_far_from_the_others_is_data():
     assert step_replay.batch_problem([(one,) for one in batches[:2]]) == ""
     assert step_replay.batch_problem([(one.mean(),) for one in batches]) == ""  # a number is a setting
     assert step_replay.batch_problem([(torch.zeros(3),), (torch.ones(3),)]) == ""
+
+
+def test_loads_of_an_earlier_training_in_this_process_do_not_count():
+    training = Training()
+    training.run(lambda number: damage(training.model) if number == FAULTY else None)
+    after = Training(always)
+    after.run()
+    assert after.explained[0].code == "UNSILENT-U02"
+
+
+def test_a_load_before_the_monitor_begins_counts():
+    training = Training(lambda number, x: x * 1e30 if number >= FAULTY else x)
+    earlier = Training()
+    with Monitor(earlier.model, earlier.optimizer):
+        pass
+    note_load()  # as verified loading does
+    training.run()
+    assert training.explained[0].code == "UNSILENT-U05"
+    assert "in step 30 after a checkpoint was loaded" in training.explained[0].reason
