@@ -46,7 +46,7 @@ class PlantedIncident:
     Attributes:
         kind: That a verdict should name.
         variety: Of `VARIETIES`.
-        probability: Of a fault each time that a faulty device computes the operation; 1 for other kinds.
+        probability: Of a fault in one step on a faulty device; 1 for other kinds.
         world_size: Number of ranks.
         seed: Of the training and of the anomaly.
         workload: Of `WORKLOADS`.
@@ -75,7 +75,7 @@ def plant(
 
     Args:
         kind: Of fault; an incident is planted for each but ``undetermined``.
-        probability: That a faulty device computes its operation wrongly, each time; only of ``device``.
+        probability: Of a fault in one step on a faulty device; below 1 only of ``device``.
         world_size: Number of ranks.
         seed: Of the training and of the anomaly.
         workload: ``convolution`` or ``transformer``, with steps of milliseconds.
