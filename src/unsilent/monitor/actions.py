@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.errors import UnsilentError
-from unsilent.monitor.settings import MonitorSettings
+from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
 from unsilent.plainfiles import move_aside
 
 UNCONFIRMED, CONFIRMED = 16, 17
@@ -30,8 +30,8 @@ class MonitorStop(UnsilentError):
     """The monitor stops the job, in all ranks alike.
 
     Attributes:
-        exit_code: 17 where bits changed between two steps without a trace in torch: a memory fault, or a write through .data
-            or numpy. Otherwise 16.
+        exit_code: With ``on_alarm="replay"`` that of the fault verdict. Else 17 where bits changed between two steps without a
+            trace in torch: a memory fault, or a write through .data or numpy; otherwise 16.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -69,8 +69,10 @@ class AlarmAction:
             self._saved += 1
             path = save_state(self._settings.save_to, self._model, self._optimizers, step, self._rank)
             return f"the state was saved to {path}"
-        if action == "rerun":
-            return NO_RERUN + no_rerun if no_rerun else "the last steps are executed again"
+        if action in EXECUTE_AGAIN and no_rerun:
+            return NO_RERUN + no_rerun
+        if action in EXECUTE_AGAIN:
+            return "the last steps are executed again" + (" to be compared" if action == "replay" else "")
         return {"stop": "the job stops"}.get(action, "the training goes on")
 
     def begin_step(self, optimizer: Optimizer) -> bool:

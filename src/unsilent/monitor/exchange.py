@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unsilent.errors import UsageError
+from unsilent.recovery.rank_link import RankLink
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """Until a rank that tells nothing is an error; as long as torch waits by default."""
@@ -122,6 +123,11 @@ class Exchange:
                     f"the ranks have different settings of the monitor: {name} is {told}; give all ranks the same"
                 )
         return result
+
+    @property
+    def link(self) -> RankLink:
+        """The same ranks, for what they give each other in other places."""
+        return RankLink(self._group)
 
     @property
     def outstanding(self) -> int:
@@ -251,5 +257,7 @@ def settings_by_name(settings: Any) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device, and of a CUDA device its model."""
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+    """The device, and of a CUDA device its model and its UUID: numbers of devices differ from job to job."""
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} {torch.cuda.get_device_name(device)} GPU-{torch.cuda.get_device_properties(device).uuid}"

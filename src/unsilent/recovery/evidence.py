@@ -20,8 +20,10 @@ class Execution:
         start: `LIVE` or `EARLIER_CHECKPOINT`.
         dtype: ``float64`` where every operation was computed in it; empty: as in the training.
         is_equal: Whether it came to the bits of the step with the alarm (within the tolerance where there is one); None: not
-            compared, as after another start or in another dtype.
+            compared, as after another start. In ``float64``: whether every operation of the step's own dtype, computed a second
+            time from the same inputs, came to the same bits.
         has_alarm: Whether the alarm came again.
+        is_finite: Whether all values that it came to are finite.
         digest: Of all tensors that it came to, in which the place of an element counts; empty where there is none.
         overflowed: The first operation with a result that is not finite, or far from that in float64, and finite inputs; empty
             where there is none.
@@ -33,6 +35,7 @@ class Execution:
     dtype: str = ""
     is_equal: bool | None = None
     has_alarm: bool
+    is_finite: bool = True
     digest: str = ""
     overflowed: str = ""
 
@@ -48,12 +51,16 @@ class Evidence:
         feature, tensor: In which the alarm was found; feature ``fingerprint``: bits changed between two steps.
         world_size: Number of ranks.
         executions: In the order in which they were made.
+        steps_per_execution: Steps that each of them consists of: the step of the alarm, and those that lead there from a state
+            that was kept.
         problem: Why the step could not be executed again, in words; empty where it could.
         tolerance: Relative difference that clean executions of this step had among each other; 0: they have the same bits.
-        steps_since_load: Steps from the last load of a checkpoint to the alarm; None where nothing was loaded.
+        steps_since_load: Steps since the last load of a checkpoint, that of the alarm among them; None where nothing was loaded.
         batch_problem: What is wrong with the batch by itself, in words (elements that are not finite, labels out of range);
             empty: nothing that was looked for.
-        strikes: Earlier incidents in which this device was suspected, over jobs.
+        strikes: Earlier incidents, over jobs, in which the fault was in this device, or transient on it.
+        strikes_in_step: Earlier incidents on this device in the same step whose kind is undetermined.
+        strikes_elsewhere: Earlier incidents on other devices in the same step.
     """
 
     step: int
@@ -64,8 +71,11 @@ class Evidence:
     tensor: str = ""
     world_size: int = 1
     executions: tuple[Execution, ...] = ()
+    steps_per_execution: int = 1
     problem: str = ""
     tolerance: float = 0.0
     steps_since_load: int | None = None
     batch_problem: str = ""
     strikes: int = 0
+    strikes_in_step: int = 0
+    strikes_elsewhere: int = 0

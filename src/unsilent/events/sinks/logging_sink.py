@@ -18,12 +18,13 @@ from unsilent.events.event_kinds import (
 )
 from unsilent.events.sinks import LOGGER
 from unsilent.printable import escape_unprintable
+from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL
 
 ASD_KEYWORD = "accuracy sensitivity feature abnormal"
 """What MindSpore's accuracy-sensitive detection writes; scripts search logs for it."""
 ASD_FIELDS = (
-    "compatibility codes: event code 80818C00, node type SoC, sensor type Check Sensor, "
-    "event state check fail, level minor"
+    f"compatibility codes: event code {ASD_CODE}, node type SoC, sensor type Check Sensor, "
+    f"event state check fail, level {ASD_LEVEL}"
 )
 MOST_ALARMS_PER_STEP = 5
 """Alarms of one step that are logged."""
@@ -45,7 +46,7 @@ class LoggingSink:
     What every rank reports alike is a line of one of them, for all of them may have one log; that of others has level DEBUG.
 
     Args:
-        compatibility: Alarms also carry `ASD_KEYWORD` and `ASD_FIELDS`.
+        compatibility: Alarms also carry `ASD_KEYWORD` and `ASD_FIELDS`, kinds of faults the latter.
         normal_level: Of the lines for steps without an alarm.
     """
 
@@ -69,6 +70,8 @@ class LoggingSink:
                 return
             level = level if event.level == "alarm" or level == logging.DEBUG else logging.WARNING
             text = f"{ASD_KEYWORD}: {text} [{ASD_FIELDS}]" if self._compatibility else f"{event.level}: {text}"
+        elif isinstance(event, AlarmExplained) and self._compatibility:
+            text = f"{text} [{ASD_FIELDS}]"
         self._log.log(level, "%s", escape_unprintable(text))
 
     def close(self) -> None: ...
