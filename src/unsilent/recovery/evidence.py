@@ -23,6 +23,7 @@ class Execution:
             compared, as after another start. In ``float64``: whether every operation of the step's own dtype, computed a second
             time from the same inputs, came to the same bits.
         has_alarm: Whether the alarm came again.
+        ranks: In which ranks it did, each with its own batch; only known of executions on the same device.
         is_finite: Whether all values that it came to are finite.
         digest: Of all tensors that it came to, in which the place of an element counts; empty where there is none.
         overflowed: The first operation with a result that is not finite, or far from that in float64, and finite inputs; empty
@@ -35,6 +36,7 @@ class Execution:
     dtype: str = ""
     is_equal: bool | None = None
     has_alarm: bool
+    ranks: tuple[int, ...] = ()
     is_finite: bool = True
     digest: str = ""
     overflowed: str = ""

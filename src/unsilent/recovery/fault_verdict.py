@@ -102,7 +102,7 @@ def _of_executions(evidence: Evidence) -> Decision:
     if len(groups) > 1:
         return _of_varying(evidence, same, max(groups.values()), len(groups))
     if same[0].has_alarm:
-        return _of_repeated(evidence, len(same))
+        return _of_repeated(evidence, same)
     return _of_clean(evidence, same)
 
 
@@ -116,7 +116,7 @@ def _of_varying(evidence: Evidence, same: Sequence[Execution], most_alike: int, 
         )
     near = _select(evidence, NEIGHBOUR)
     if all(one.has_alarm for one in same) and near and not any(one.has_alarm for one in near):
-        return _of_repeated(evidence, count)
+        return _of_repeated(evidence, same)
     return codes.CONTRADICTION, (
         f"{count} executions of the step on this device came to {results} results, no two alike: the device computes wrongly, "
         "or the step is not deterministic"
@@ -146,9 +146,11 @@ def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
     )
 
 
-def _of_repeated(evidence: Evidence, count: int) -> Decision:
+def _of_repeated(evidence: Evidence, same: Sequence[Execution]) -> Decision:
     """All executions on the device have the alarm."""
-    again = f"the alarm came again in {count} of {count} executions on this device"
+    count, together = len(same), min(len(one.ranks) for one in same) if evidence.rank < 0 else 0
+    again = f"the alarm came again in {count} of {count} executions"
+    again += f", in {together} ranks at once" if together > 1 else " on this device"
     near = _select(evidence, NEIGHBOUR)
     if near and not any(one.has_alarm for one in near):
         return codes.DEVICE_REPEATED, f"{again}, and not on that of rank {near[0].rank} with the same state and batch"
@@ -163,7 +165,7 @@ def _of_repeated(evidence: Evidence, count: int) -> Decision:
             f"{again}, in step {evidence.steps_since_load} after a checkpoint was loaded, and not in the step executed from the "
             "checkpoint before"
         )
-    return _of_float64(evidence, again, bool(near), is_checkpoint_known=not is_soon or bool(older))
+    return _of_float64(evidence, again, bool(near) or together > 1, is_checkpoint_known=not is_soon or bool(older))
 
 
 def _of_float64(evidence: Evidence, again: str, is_on_neighbour: bool, is_checkpoint_known: bool) -> Decision:

@@ -202,9 +202,11 @@ class StepReplay:
         """Execute the step as it was, and compare."""
         spread, begun = Spread(now, digest), time.perf_counter()
         alarms: list[bool] = []
+        ranks: list[frozenset[int]] = []
         while self._goes_on(list(zip(spread.digests, alarms, strict=True)), begun):
             yield from execute(self._steps)
-            alarms.append(self._is_alarm(self._take_alarm_ranks()))
+            ranks.append(self._take_alarm_ranks())
+            alarms.append(self._is_alarm(ranks[-1]))
             spread.add(self._steps.tensors(), alarms[-1])
         of_ranks = self._link.gather((spread.tolerance, spread.digests, spread.are_equal()))
         chosen = of_ranks if self._suspect < 0 else [of_ranks[self._suspect]]
@@ -213,7 +215,8 @@ class StepReplay:
             is_equal = all(are_equal[number] for _, _, are_equal in chosen)
             self.executions.append(
                 Execution(
-                    place=SAME_DEVICE, rank=self._suspect, is_equal=is_equal, has_alarm=has_alarm, digest=chosen[0][1][number]
+                    place=SAME_DEVICE, rank=self._suspect, is_equal=is_equal, has_alarm=has_alarm, digest=chosen[0][1][number],
+                    ranks=tuple(sorted(ranks[number])),
                 )
             )  # fmt: skip
 
