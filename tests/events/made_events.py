@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import math
 
-from unsilent.events.event_kinds import Alarm, Ended, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
+from unsilent.events.event_kinds import (
+    Alarm,
+    AlarmExplained,
+    Ended,
+    IncidentBegan,
+    MonitorFailed,
+    SamplingChanged,
+    Started,
+    StepSummary,
+    Verdict,
+)
 
 BEGAN = 1_790_000_000.0
 
@@ -53,6 +63,24 @@ def verdict(step, rank=0, **more):
         "tensor": "model.layers.3.mlp.down_proj.weight", "ranks": (1,),
     }  # fmt: skip
     return Verdict(**{**fields, **more})
+
+
+def incident(step, rank=0, **more):
+    fields = {
+        "folder": f"runs/incidents/{step}-0a1b2c3d",
+        "suspect": 1,
+        "tensor": "fingerprint of fc.weight",
+        "reason": "fingerprint",
+    }
+    return IncidentBegan(time=BEGAN + 0.2 * step, rank=rank, step=step, **{**fields, **more})
+
+
+def explained(step, rank=0, **more):
+    fields = {
+        "fault": "transient", "suspect": 1, "host": "node-7", "device": "cuda:1", "code": "UNSILENT-T01", "level": "minor",
+        "action": "go on", "reason": "5 clean replays (p < 0.6)", "exit_code": 0,
+    }  # fmt: skip
+    return AlarmExplained(time=BEGAN + 0.2 * step, rank=rank, step=step, **{**fields, **more})
 
 
 def sampling(step, rank=0, **more):

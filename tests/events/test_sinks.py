@@ -81,6 +81,25 @@ def test_names_are_harmless_in_the_log(caplog):
     assert text.isprintable()
 
 
+def test_what_all_ranks_report_alike_is_logged_once(caplog):
+    """Every rank has a log of its own, and all of them are often one file."""
+    alike = [made.verdict, made.incident, made.explained, made.replicas_alarm]
+    lines = logged(caplog, [make(9, rank) for rank in range(2) for make in alike])
+    assert [level for level, _ in lines] == ["WARNING"] * 3 + ["ERROR"] + ["DEBUG"] * 4
+    assert "incident (step 9, rank 1, fingerprint of fc.weight) is recorded in runs/incidents/9-0a1b2c3d" in lines[1][1]
+    assert lines[2][1] == (
+        "step 9: kind of fault: transient (UNSILENT-T01, minor), rank 1 (node-7, cuda:1); 5 clean replays (p < 0.6); go on"
+    )
+
+
+def test_later_alarms_and_verdicts_refer_to_the_incident():
+    since = made.incident(90).since
+    assert since == "step 90, rank 1, fingerprint of fc.weight"
+    for event in (made.alarm(95, since=since), made.replicas_alarm(95, since=since), made.verdict(95, since=since)):
+        assert str(event).endswith("; incident since step 90, rank 1, fingerprint of fc.weight")
+    assert made.incident(90, suspect=-1, tensor="").since == "step 90, no rank named, fingerprint"
+
+
 def test_many_alarms_of_a_step_are_not_all_logged(caplog):
     lines = logged(caplog, [made.alarm(step) for step in (7, 8) for _ in range(40)])
     assert len(lines) == 2 * (MOST_ALARMS_PER_STEP + 1)

@@ -22,6 +22,7 @@ from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.hashes import FileHash, TensorHash, hash_files
 from unsilent.checkpoints.manifest import Manifest, make_manifest, manifest_path, shown_name
 from unsilent.checkpoints.memory_hashes import hashes_in_memory, with_own_values
+from unsilent.checkpoints.recent_saves import note_save
 from unsilent.checkpoints.replacing import (
     draft_folder,
     put_manifest,
@@ -103,10 +104,11 @@ def verified_save(
         with draft_folder(target) as draft:
             content = draft / ("content" + target.suffix)
             written = write_state(state, content, chosen)
-            manifest = _manifest_if_equal(content, expected, target, written)
-            replace_checkpoint(draft, content, replace(manifest, step=step), target)
+            manifest = replace(_manifest_if_equal(content, expected, target, written), step=step)
+            replace_checkpoint(draft, content, manifest, target)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror or error}; check the folder and its disk") from None
+    note_save(target, manifest_path(target), manifest)
     return manifest_path(target)
 
 
@@ -125,8 +127,10 @@ def verify_saved(state: Mapping[str, Any], path: str | Path, *, step: int | None
         CheckpointDamaged: the disk has something else.
     """
     target, step = _target(path), _checked(step)
-    manifest = _manifest_if_equal(target, hashes_in_memory(with_own_values(state)), target)
-    return put_manifest(replace(manifest, step=step), target)
+    manifest = replace(_manifest_if_equal(target, hashes_in_memory(with_own_values(state)), target), step=step)
+    result = put_manifest(manifest, target)
+    note_save(target, result, manifest)
+    return result
 
 
 def verified_load(path: str | Path, **load_options: Any) -> Any:

@@ -94,10 +94,14 @@ class Recording:
 
     def save(self, path: str | Path) -> None:
         """Write a .npz file without pickled objects."""
+        Path(path).write_bytes(self.content())
+
+    def content(self) -> bytes:
+        """The bytes of that file."""
         names = np.frombuffer(json.dumps(self.series).encode(), np.uint8)
         buffer = io.BytesIO()
         np.savez_compressed(buffer, series=names, values=self.values, seen=self.seen, seconds=self.seconds)
-        Path(path).write_bytes(buffer.getvalue())
+        return buffer.getvalue()
 
 
 def is_recording(path: str | Path) -> bool:

@@ -6,10 +6,11 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from unsilent.errors import UsageError, first_line
 from unsilent.events.event_kinds import EVENTS, MOST_TEXT, Event, Started
@@ -34,6 +35,7 @@ LAST_TIME = 253_402_300_800.0
 """End of the year 9999."""
 _RANK = re.compile(r"\.rank(\d{1,7})(?=\.[^.]*$|$)")
 _NOT_FINITE = ("nan", "inf", "-inf")
+Record = TypeVar("Record")
 _NOUNS = {int: "a whole number of at most 63 bits", float: "a number", str: "a text"}
 
 
@@ -187,11 +189,7 @@ def parse_event(line: bytes) -> Event | None:
         raise ValueError('expected an object with a "kind"')
     if kind not in EVENTS:
         return None
-    values = {name: _checked(hint, record[name], name) for name, hint in _fields(kind).items() if name in record}
-    try:
-        event = EVENTS[kind](**values)
-    except TypeError as error:  # a field is missing
-        raise ValueError(str(error).partition("() ")[2]) from None
+    event = parse_fields(EVENTS[kind], record)
     if not 0 <= event.time < LAST_TIME or not 0 <= event.rank < MOST_RANKS:
         raise ValueError(
             f"time is {event.time:g} and rank {event.rank}; expected seconds since 1970, and a rank from 0"
@@ -199,10 +197,24 @@ def parse_event(line: bytes) -> Event | None:
     return event
 
 
+def parse_fields(kind: type[Record], record: Mapping[str, Any]) -> Record:
+    """A dataclass from JSON values, whose texts are made fit for terminals and pages. Raises ``ValueError``.
+
+    Fields that are not known are left out.
+    """
+    values = {
+        name: _checked(hint, record[name], name) for name, hint in _fields(cast(Any, kind)).items() if name in record
+    }
+    try:
+        return kind(**values)
+    except TypeError as error:  # a field is missing
+        raise ValueError(str(error).partition("() ")[2]) from None
+
+
 @cache
-def _fields(kind: str) -> Mapping[str, Any]:
-    """Fields of an event and their types."""
-    return {name: hint for name, hint in get_type_hints(EVENTS[kind]).items() if get_origin(hint) is not ClassVar}
+def _fields(kind: Any) -> Mapping[str, Any]:
+    """Fields of a dataclass and their types."""
+    return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
 
 
 def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
@@ -211,7 +223,11 @@ def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
         return _harmless(value) if hint is str else value
     kind, inner = _parts(hint)
     if kind is UnionType:
-        return None if value is None else _checked(inner[0], value, name)
+        return None if value is None else _checked(inner[0], value, name, depth)
+    if kind is Literal and value in inner:
+        return value
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
+        return parse_fields(hint, value)
     if isinstance(value, (list, dict)):
         item = Any if kind is Any else inner[-1 if kind is Mapping else 0] if inner else None
         if isinstance(value, list) and kind in (tuple, Any) and depth < MOST_NESTED:

@@ -44,6 +44,11 @@ class Event:
     rank: int
     step: int
 
+    @property
+    def repeats_other_rank(self) -> bool:
+        """Whether another rank reports the same, in the same words."""
+        return False
+
     def to_json(self) -> dict[str, Any]:
         """One JSON object, with its kind; numbers that are not finite are strings ("nan", "inf", "-inf").
 
@@ -154,6 +159,7 @@ class Alarm(Event):
         series_flagged, series_judged: How many series the rule found something in, and judged, in this step; of a fingerprint,
             how many tensors changed and were compared; of replicas, how many ranks differ and were compared.
         ranks: Of replicas, the ranks that differ; all that were compared where there is no majority.
+        since: Where the incident of the run began: ``step 90, rank 1, fingerprint of fc.weight``; empty in its first alarm.
     """
 
     kind: ClassVar[str] = "alarm"
@@ -170,11 +176,21 @@ class Alarm(Event):
     series_flagged: int = 1
     series_judged: int = 1
     ranks: tuple[int, ...] = ()
+    since: str = ""
 
     def __str__(self) -> str:
-        if self.feature == REPLICAS and not self._has_majority:
-            return self.summary  # every rank that was compared says so: none is to be blamed
-        return f"{self.summary}, in rank {self.rank} ({self.host}, {self.device})"
+        if self.names_no_rank:  # every rank that was compared says so
+            return f"{self.summary}{_since(self.since)}"
+        return f"{self.summary}, in rank {self.rank} ({self.host}, {self.device}){_since(self.since)}"
+
+    @property
+    def names_no_rank(self) -> bool:
+        """Whether all ranks that were compared report the same, and none is to be blamed."""
+        return self.feature == REPLICAS and not self._has_majority
+
+    @property
+    def repeats_other_rank(self) -> bool:
+        return self.names_no_rank and self.rank != min(self.ranks, default=self.rank)
 
     @property
     def summary(self) -> str:
@@ -226,6 +242,7 @@ class Verdict(Event):
         outcome: In words.
         host, device, tensor: Of the suspect.
         ranks: Ranks that raised an alarm.
+        since: As of an alarm.
     """
 
     kind: ClassVar[str] = "verdict"
@@ -237,17 +254,87 @@ class Verdict(Event):
     device: str
     tensor: str
     ranks: tuple[int, ...]
+    since: str = ""
 
     def __str__(self) -> str:
         who = f"rank {self.suspect} ({self.host}, {self.device}) is suspected"
         who = "the faulty rank is undetermined" if self.suspect < 0 else who
         found = f"{who}{f', {self.tensor}' if self.tensor else ''} ({self.reason})"
-        return f"step {self.step}: {self.tensor if self.reason == ONE_RANK else found}; {self.outcome}"
+        return (
+            f"step {self.step}: {self.tensor if self.reason == ONE_RANK else found}; {self.outcome}{_since(self.since)}"
+        )
+
+    @property
+    def repeats_other_rank(self) -> bool:
+        return self.rank != 0
 
     @property
     def repeats_alarm(self) -> bool:
         """Whether it says nothing that the alarm has not said: there is one rank, and nothing was done."""
         return self.reason == ONE_RANK and self.action == "log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentBegan(Event):
+    """The first verdict of a run: an incident begins, and is recorded.
+
+    Attributes:
+        folder: That it is recorded in.
+        suspect, tensor, reason: Of the verdict.
+    """
+
+    kind: ClassVar[str] = "incident"
+    folder: str
+    suspect: int
+    tensor: str
+    reason: str
+
+    @property
+    def repeats_other_rank(self) -> bool:
+        return self.rank != 0
+
+    @property
+    def since(self) -> str:
+        """Where it began: ``step 90, rank 1, fingerprint of fc.weight``."""
+        return since_text(self.step, self.suspect, self.tensor or self.reason)
+
+    def __str__(self) -> str:
+        return f"step {self.step}: the incident ({self.since}) is recorded in {self.folder}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlarmExplained(Event):
+    """What kind of fault an alarm was, decided on evidence.
+
+    Attributes:
+        fault: The kind: ``transient``, ``device``, ``checkpoint``, ``numerics``, ``benign``, ``data`` or ``undetermined``.
+        suspect, host, device: Of the alarm; suspect -1 where no rank is named.
+        code, level: Of the table of fault codes.
+        action: What to do, in words.
+        reason: What it rests on, in one sentence.
+        exit_code: Of a job that stops on it; 0 where it may go on.
+    """
+
+    kind: ClassVar[str] = "alarm-explained"
+    fault: str
+    suspect: int
+    host: str
+    device: str
+    code: str
+    level: str
+    action: str
+    reason: str
+    exit_code: int
+
+    @property
+    def repeats_other_rank(self) -> bool:
+        return self.rank != 0
+
+    def __str__(self) -> str:
+        where = f", rank {self.suspect} ({self.host}, {self.device})" if self.suspect >= 0 else ""
+        code = f" ({self.code}, {self.level})" if self.code else ""
+        parts = [f"kind of fault: {self.fault}{code}{where}", self.reason, self.action]
+        return f"step {self.step}: {'; '.join(part.rstrip('.') for part in parts if part)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,14 +397,26 @@ class Ended(Event):
 
 
 EVENTS: Mapping[str, type[Event]] = {
-    one.kind: one for one in (Started, StepSummary, SamplingChanged, Alarm, Verdict, MonitorFailed, Ended)
-}
+    one.kind: one
+    for one in (
+        Started, StepSummary, SamplingChanged, Alarm, Verdict, IncidentBegan, AlarmExplained, MonitorFailed, Ended,
+    )
+}  # fmt: skip
 """By kind."""
 
 
 def join_names(*names: str) -> str:
     """Feature, tensor and statistic of a series as one name; the loss has no tensor."""
     return " ".join(filter(None, names))
+
+
+def since_text(step: int, suspect: int, found: str) -> str:
+    """Where an incident began, in words."""
+    return ", ".join(filter(None, (f"step {step}", f"rank {suspect}" if suspect >= 0 else "no rank named", found)))
+
+
+def _since(since: str) -> str:
+    return f"; incident since {since}" if since else ""
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The folder that the first alarm of a run writes, and how it is read: `incident.json`, and a folder for each rank.
 
     incidents/STEP-RUNID/
-        incident.json           by rank 0: schema, alarms, verdicts, settings, versions, checkpoints; `fault_verdict` once there is one
+        incident.json           by rank 0: alarms, verdicts, settings, versions, checkpoints; `fault_verdict` once there is one
         rankR/                  each optional
             rank.json           host, device, generators' states, batch indices
             series.npz          series around the alarm
@@ -13,6 +13,218 @@ Files from outside are hostile: they are read with limits on size and depth, and
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from unsilent.errors import UsageError, first_line
+from unsilent.events.event_files import parse_fields
+from unsilent.events.event_kinds import Alarm, Verdict, since_text
+from unsilent.plainfiles import parse_json, read_plain, replace_file
+from unsilent.recovery.fault_verdict import FaultVerdict
+from unsilent.report.text import listed
+from unsilent.strictjson import as_json_values
+
 SCHEMA = 1
 INCIDENT_FILE, RANK_FILE, SERIES_FILE = "incident.json", "rank.json", "series.npz"
 BATCH_FILE, STATE_FILE = "batch.safetensors", "state.safetensors"
+FOLDER = "incidents"
+"""Beside the events, with a folder for each incident."""
+MOST_BYTES = 2**22
+"""Of ``incident.json``, and of ``rank.json``."""
+MOST_RANKS = 4096
+"""Folders of ranks that are looked for."""
+_RANK = re.compile(r"rank(\d{1,6})", re.ASCII)
+Record = TypeVar("Record", "Incident", "RankPart")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedCheckpoint:
+    """A checkpoint that the process of rank 0 saved and verified.
+
+    Attributes:
+        path: Its file or folder.
+        step: Of the training, where the program said it.
+        time: When, in seconds since 1970.
+        manifest: Path of its manifest.
+        files: ``xxh3_128`` of its files by name, as the manifest has them; of the first ones where there are many.
+    """
+
+    path: str
+    step: int | None = None
+    time: float
+    manifest: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """What ``incident.json`` says: the first alarm of a run, and what came of it.
+
+    Attributes:
+        folder: In which it is.
+        run: Identifies the run; the same in all ranks.
+        step, suspect: Of the first verdict; suspect -1: undetermined.
+        reason, tensor: How the suspect was found, and in which series.
+        host, device: Of the suspect.
+        world_size: Number of ranks.
+        time: Of the first verdict, in seconds since 1970.
+        settings, versions: Of the monitor, and of packages.
+        alarms: Of rank 0, up to the first verdict.
+        verdicts: All up to now, the first ones.
+        checkpoints: That the process of rank 0 saved last and verified.
+        fault_verdict: What kind of fault it was; None: not decided so far.
+    """
+
+    folder: Path = Path()
+    schema: int = SCHEMA
+    run: str
+    step: int
+    suspect: int
+    reason: str
+    tensor: str
+    host: str
+    device: str
+    world_size: int
+    time: float
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    alarms: tuple[Alarm, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    fault_verdict: FaultVerdict | None = None
+
+    @property
+    def since(self) -> str:
+        """Where it began: ``step 90, rank 1, fingerprint of fc.weight``."""
+        return since_text(self.step, self.suspect, self.tensor or self.reason)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that have a part in the folder."""
+        return ranks_in(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """What ``rank.json`` of one rank says.
+
+    Attributes:
+        folder: In which it is.
+        rank, host, device: Of the rank.
+        device_facts: What the system says of the device, by name; what could not be read is not there.
+        generators: Digests of the states of random generators, by name, as the incident was recorded.
+        batch_indices: Of the samples of the step, where the loop knows them.
+        alarms: Of this rank, up to the first verdict.
+        series_steps: Numbers of the steps in ``series.npz``.
+        state_step: The step that the state in ``state.safetensors`` begins; None where there is none.
+        problems: What could not be recorded, and why.
+    """
+
+    folder: Path = Path()
+    schema: int = SCHEMA
+    rank: int
+    host: str
+    device: str
+    device_facts: Mapping[str, str] = field(default_factory=dict)
+    generators: Mapping[str, str] = field(default_factory=dict)
+    batch_indices: tuple[int, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+    series_steps: tuple[int, ...] = ()
+    state_step: int | None = None
+    problems: tuple[str, ...] = ()
+
+    def file(self, name: str) -> Path | None:
+        """A file of this part; None where there is none."""
+        path = self.folder / name
+        return path if path.is_file() and not path.is_symlink() else None
+
+
+def find_incident(path: Path) -> Path:
+    """The folder of an incident: the path itself, or the only incident of the job whose folder it is. Raises ``UsageError``."""
+    if (path / INCIDENT_FILE).exists() or not path.is_dir():
+        return path
+    above = path if path.name == FOLDER else path / FOLDER
+    try:
+        found = sorted(one for one in above.iterdir() if (one / INCIDENT_FILE).is_file()) if above.is_dir() else []
+    except OSError as error:
+        raise UsageError(f"cannot read {above}: {error.strerror}; check the path") from None
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{path} has {len(found)} incidents; give one of {listed((str(one) for one in found), 8)}")
+    raise UsageError(
+        f"there is no incident in {path}; expected a folder with {INCIDENT_FILE}, or one that has it in {FOLDER}/"
+    )
+
+
+def read_incident(path: Path) -> Incident:
+    """The incident in a folder; see `find_incident`. Raises ``UsageError`` in one line for what no monitor writes."""
+    folder = find_incident(path)
+    return replace(_read(Incident, folder / INCIDENT_FILE), folder=folder)
+
+
+def ranks_in(folder: Path) -> list[int]:
+    """Ranks that have a part in the folder of an incident."""
+    try:
+        names = [one.name for one in folder.iterdir() if _RANK.fullmatch(one.name) and _is_real_folder(one)]
+    except OSError:
+        return []
+    return sorted(int(name[4:]) for name in names)[:MOST_RANKS]
+
+
+def read_rank_part(folder: Path, rank: int) -> RankPart:
+    """The part of one rank. Raises ``UsageError``."""
+    own = folder / f"rank{rank}"
+    if not _is_real_folder(own):
+        raise UsageError(
+            f"{folder} has no part of rank {rank}; it has those of ranks {listed(map(str, ranks_in(folder)), 8) or 'none'}"
+        )
+    return replace(_read(RankPart, own / RANK_FILE), folder=own)
+
+
+def write_record(folder: Path, record: Incident | RankPart) -> None:
+    """Write ``incident.json`` or ``rank.json``, at once: a reader sees the old one or the new one. Raises ``OSError``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {name: value for name, value in vars(record).items() if name != "folder" and value is not None}
+    for name in ("alarms", "verdicts"):
+        if name in values:
+            values[name] = [one.to_json() for one in values[name]]
+    name = INCIDENT_FILE if isinstance(record, Incident) else RANK_FILE
+    content = json.dumps(as_json_values(values), indent=1, ensure_ascii=False, allow_nan=False)
+    replace_file(folder / name, content.encode(errors="replace") + b"\n")
+
+
+def add_fault_verdict(folder: Path, verdict: FaultVerdict) -> None:
+    """Write into ``incident.json`` what kind of fault it was; one that is there is replaced. Raises ``UsageError``."""
+    path = folder / INCIDENT_FILE
+    incident = replace(read_incident(folder), fault_verdict=verdict)
+    try:
+        write_record(folder, incident)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; check the folder and its disk") from None
+
+
+def _read(kind: type[Record], path: Path) -> Record:
+    if path.is_symlink():
+        raise UsageError(f"{path} is a link; expected a file of its own; give the folder that a monitor wrote")
+    content = read_plain(path, MOST_BYTES)
+    try:
+        values = parse_json(content)
+        if not isinstance(values, dict):
+            raise ValueError("expected an object")
+        if (schema := values.get("schema")) != SCHEMA:
+            raise ValueError(f"its schema is {str(schema)[:40]!r}, and this version reads {SCHEMA}")
+        values.pop("folder", None)
+        return parse_fields(kind, values)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is no record of an incident: {first_line(error)[:200]}; give a folder that a monitor wrote"
+        ) from None
+
+
+def _is_real_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

@@ -80,13 +80,14 @@ class RankRow(NamedTuple):
 
 
 class RankInfo(NamedTuple):
-    """Who a rank is, and what it monitors."""
+    """Who a rank is, and what it monitors; ``run``: by what it would identify the run, for which that of rank 0 is taken."""
 
     rank: int
     host: str
     device: str
     settings: Mapping[str, Any]
     series: tuple[str, ...]
+    run: str = ""
 
 
 class Exchange:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 import time
 import weakref
@@ -35,6 +36,7 @@ from unsilent.errors import UsageError, kind_and_line, wrong_value_error
 from unsilent.events.event_files import path_of_rank
 from unsilent.events.event_kinds import DONE, ERROR, MOST_NAMES, STOPPED, UNRECORDED, Alarm, Verdict
 from unsilent.events.host import host_name
+from unsilent.events.incident_folder import FOLDER as INCIDENTS_FOLDER
 from unsilent.events.sinks import LOGGER, isolated, make_sinks
 from unsilent.monitor.actions import CONFIRMED, NO_LOOP, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.agreement import Agreement
@@ -49,6 +51,7 @@ from unsilent.monitor.exchange import (
 )
 from unsilent.monitor.guard import ENDED, Guard
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
+from unsilent.monitor.incident_writer import IncidentWriter
 from unsilent.monitor.loop_code import is_plain_loop
 from unsilent.monitor.loop_state import is_of_library
 from unsilent.monitor.monitored import MONITORED, checked_optimizers
@@ -163,6 +166,7 @@ class Monitor:
                 device_name(device),
                 settings_by_name(settings),
                 tuple(full_name(one) for one in self._collector.series),
+                secrets.token_hex(4),
             )
             everybody = self._exchange.introduce(own, RANK_SETTINGS)
             rank, world_size = self._exchange.rank, self._exchange.world_size
@@ -178,7 +182,10 @@ class Monitor:
         lowest = ALARM if settings.act_on == "alarm" else WARNING
         self._suspicion = Suspicion(alike, lowest, begins_alike=begins_alike(model))
         given = sinks if settings.strict else [isolated(sink) for sink in sinks]
-        self._reporter = Reporter(own, everybody, [*given, *own_sinks])
+        incident: IncidentWriter | None = None
+        if settings.events is not None and settings.incident != "off":
+            incident = IncidentWriter(settings.events.parent / INCIDENTS_FOLDER, everybody[0].run, device)
+        self._reporter = Reporter(own, everybody, [*given, *own_sinks], incident)
         self._judge = StepJudge(self._collector, self._streams, self._costs, self._reporter, recorder)
         self._action = AlarmAction(settings, self._model, self._optimizers, self._exchange.rank)
         MONITORED.update((self._model, *self._optimizers))

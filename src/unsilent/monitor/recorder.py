@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,11 +17,15 @@ from unsilent.plainfiles import move_aside
 class Recorder:
     """Collects steps; `save` writes a recording that `load_recording` reads. One that is there already is renamed.
 
+    Args:
+        path: Of the file.
+        most: Steps that are kept, the last ones; None: all.
+
     Raises:
         UsageError: The file cannot be written, or holds something else.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, most: int | None = None) -> None:
         self._path = path = None if path is None else path.absolute()  # the job may go to another folder
         if path is not None:
             is_new = not path.exists()
@@ -32,21 +37,25 @@ class Recorder:
                 path.unlink()
             else:
                 _check_is_ours(path)
-        self._rows: list[tuple[SignalValues, float]] = []
+        self._rows: deque[tuple[int, SignalValues, float]] = deque(maxlen=most)
 
-    def add(self, signals: SignalValues, seconds: float) -> None:
+    def add(self, step: int, signals: SignalValues, seconds: float) -> None:
         """One more step."""
-        self._rows.append((signals, seconds))
+        self._rows.append((step, signals, seconds))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Numbers of the steps of the recording."""
+        return tuple(step for step, _, _ in self._rows)
 
     def recording(self, series: Sequence[Series]) -> Recording:
         """Of all steps so far; series that came later are not seen before."""
         values = np.full((len(self._rows), len(series)), np.nan)
         seen = np.zeros((len(self._rows), len(series)), np.bool_)
-        for step, (signals, _) in enumerate(self._rows):
-            values[step, : len(signals.values)], seen[step, : len(signals.seen)] = signals.values, signals.seen
-        return Recording(
-            tuple(series), values, seen, np.array([seconds for _, seconds in self._rows], dtype=np.float64)
-        )
+        for row, (_, signals, _) in enumerate(self._rows):
+            values[row, : len(signals.values)], seen[row, : len(signals.seen)] = signals.values, signals.seen
+        seconds = np.array([seconds for _, _, seconds in self._rows], dtype=np.float64)
+        return Recording(tuple(series), values, seen, seconds)
 
     def save(self, series: Sequence[Series]) -> None:
         """Write the file."""

@@ -19,20 +19,25 @@ from unsilent.events.event_kinds import (
     FINGERPRINT,
     REPLICAS,
     Alarm,
+    AlarmExplained,
     Ended,
     Event,
+    IncidentBegan,
     MonitorFailed,
     SamplingChanged,
     Started,
     StepSummary,
     Verdict,
+    since_text,
 )
 from unsilent.events.health import OK, health_after
 from unsilent.events.host import pid_namespace
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.exchange import RankInfo, RankRow
+from unsilent.monitor.incident_writer import IncidentWriter
 from unsilent.monitor.rule_streams import Finding
 from unsilent.monitor.signals.row import SignalValues
+from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.version import __version__
 
 Sink = Callable[[Event], None]
@@ -53,10 +58,14 @@ class Reporter:
         alarms, verdicts: All there were.
         ranks: Who all ranks are.
         health: Of the device of this rank.
+        incident: Records the first verdict; None: nobody does.
     """
 
-    def __init__(self, own: RankInfo, ranks: Sequence[RankInfo], sinks: Sequence[Sink]) -> None:
-        self._own, self.ranks, self._sinks = own, list(ranks), list(sinks)
+    def __init__(
+        self, own: RankInfo, ranks: Sequence[RankInfo], sinks: Sequence[Sink], incident: IncidentWriter | None = None
+    ) -> None:
+        self._own, self.ranks, self._sinks, self.incident = own, list(ranks), list(sinks), incident
+        self._since = ""
         self.alarms: list[Alarm] = []
         self.verdicts: list[Verdict] = []
         self._begun, self._summed = time.perf_counter(), -float("inf")
@@ -66,7 +75,7 @@ class Reporter:
 
     def start(self, settings: Mapping[str, Any], series: Sequence[Series], notes: Sequence[str]) -> None:
         """The monitor begins."""
-        self._emit(
+        self._started = self._emit(
             Started, 0, host=self._own.host, device=self._own.device, process=os.getpid(), world_size=len(self.ranks),
             settings=dict(settings), series=dict(Counter(one.feature for one in series)),
             versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -83,7 +92,7 @@ class Reporter:
                         Alarm, step, host=self._own.host, device=self._own.device, rule=one.rule, feature=one.series.feature,
                         tensor=one.series.tensor, statistic=one.series.statistic, level=LEVELS.get(one.level, "warning"),
                         value=one.value, baseline=one.baseline, score=one.score, series_flagged=one.flagged,
-                        series_judged=one.judged,
+                        series_judged=one.judged, since=self._since,
                     )
                 )  # fmt: skip
         return len(self.alarms) > known
@@ -104,6 +113,7 @@ class Reporter:
                     Alarm, step, host=self._own.host, device=self._own.device, rule=REPLICAS, feature=REPLICAS, tensor="",
                     statistic="bits", level=LEVELS[ALARM], value=float(versions), baseline=1.0, score=float("inf"),
                     series_flagged=len(differing), series_judged=len(self.ranks), ranks=tuple(differing),
+                    since=self._since,
                 )
             )  # fmt: skip
 
@@ -174,9 +184,35 @@ class Reporter:
             Verdict, step, suspect=suspect.rank, reason=suspect.reason, action=action, outcome=outcome,
             host=who.host if who else "", device=who.device if who else "",
             tensor=f"{FINGERPRINT} of {tensor}" if row.changed else tensor, ranks=ranks,
+            since=self._since,
         )  # fmt: skip
         self.verdicts.append(result)
+        self._record(result)
         return result
+
+    def fault_verdict(self, verdict: FaultVerdict) -> None:
+        """What kind of fault an alarm was; all ranks report the same."""
+        self._emit(
+            AlarmExplained, verdict.step, fault=verdict.kind, suspect=verdict.rank, host=verdict.host,
+            device=verdict.device, code=verdict.code, level=verdict.level, action=verdict.action, reason=verdict.reason,
+            exit_code=verdict.exit_code,
+        )  # fmt: skip
+        if self.incident is not None:
+            self.incident.add_fault_verdict(verdict)
+
+    def _record(self, verdict: Verdict) -> None:
+        """Record the first verdict; later ones and later alarms refer to it."""
+        if self._since:
+            if self.incident is not None:
+                self.incident.add_verdict(verdict)
+            return
+        self._since = since_text(verdict.step, verdict.suspect, verdict.tensor or verdict.reason)
+        if self.incident is not None:
+            folder = self.incident.begin(verdict, self.alarms, self._started)
+            self._emit(
+                IncidentBegan, verdict.step, folder=str(folder), suspect=verdict.suspect, tensor=verdict.tensor,
+                reason=verdict.reason,
+            )  # fmt: skip
 
     def failure(self, step: int, error: str) -> None:
         """The monitor itself raised an error."""
@@ -186,6 +222,8 @@ class Reporter:
         """The monitor ends, and so do its sinks; ``values`` of `Ended`."""
         self._skipped()
         self._emit(Ended, step, steps=step, alarms=len(self.alarms), **values)
+        if self.incident is not None:
+            self.incident.close()
         for sink in self._sinks:
             if (close := getattr(sink, "close", None)) is not None:
                 close()

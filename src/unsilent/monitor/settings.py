@@ -20,6 +20,8 @@ ACTIONS = ("log", "skip", "rerun", "save", "stop")
 """What is done on an alarm."""
 MODES = ("lagged", "strict")
 FINGERPRINTS = ("rotating", "full", "off")
+INCIDENTS = ("full", "small", "off")
+"""What the first alarm of a run writes."""
 LARGEST_BUDGET = 2.0
 """Percent of a step that no budget may exceed."""
 MOST_INTERVAL = 4096
@@ -124,6 +126,14 @@ class MonitorSettings:
             "File for events as JSON lines. With several ranks, each writes its own: NAME.rank1.jsonl …", OUTPUT_PANEL
         ),
     ] = None
+    incident: Annotated[
+        str,
+        Option(
+            "What the first alarm writes into the folder incidents beside the events: full; small (without state and batch); "
+            "off.",
+            OUTPUT_PANEL,
+        ),
+    ] = "full"
     record: Annotated[
         Path | None, Option("File for a recording of all series (.npz), for rules to be tried later.", OUTPUT_PANEL)
     ] = None
@@ -144,6 +154,7 @@ class MonitorSettings:
             ("--mode", self.mode, MODES),
             ("--fingerprint", self.fingerprint, FINGERPRINTS),
             ("--act-on", self.act_on, ("alarm", "warning")),
+            ("--incident", self.incident, INCIDENTS),
         ):
             if value not in known:
                 raise unknown_name_error(name, value, known)

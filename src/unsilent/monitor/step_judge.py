@@ -62,7 +62,9 @@ class StepJudge:
         seconds = time.perf_counter() - self._costs.begun
         self.waits.add(row.step, signals)
         if self._recorder is not None:
-            self._recorder.add(signals, seconds)
+            self._recorder.add(row.step, signals, seconds)
+        if self._reporter.incident is not None:
+            self._reporter.incident.add_row(row.step, series, signals, seconds)
         changed = self._writes.faults(row.step, signals.changed, signals.compared)
         findings = fingerprint_finding(changed, self._collector.state_names, len(signals.compared)) if changed else []
         findings += self._streams.judge(series, self._infinite.leave_out(row.step, series, signals), seconds)

@@ -6,8 +6,10 @@ import logging
 
 from unsilent.events.event_kinds import (
     Alarm,
+    AlarmExplained,
     Ended,
     Event,
+    IncidentBegan,
     MonitorFailed,
     SamplingChanged,
     Started,
@@ -30,6 +32,8 @@ _LEVELS = {
     SamplingChanged: logging.INFO,
     Ended: logging.INFO,
     Verdict: logging.WARNING,
+    IncidentBegan: logging.WARNING,
+    AlarmExplained: logging.WARNING,
     MonitorFailed: logging.WARNING,
     Alarm: logging.ERROR,
 }
@@ -37,6 +41,8 @@ _LEVELS = {
 
 class LoggingSink:
     """One line for each event; an alarm is an error, and a warning of a rule is a warning.
+
+    What every rank reports alike is a line of one of them, for all of them may have one log; that of others has level DEBUG.
 
     Args:
         compatibility: Alarms also carry `ASD_KEYWORD` and `ASD_FIELDS`.
@@ -51,7 +57,7 @@ class LoggingSink:
 
     def __call__(self, event: Event) -> None:
         level = self._levels.get(type(event), logging.INFO)
-        if isinstance(event, Verdict) and event.repeats_alarm:
+        if event.repeats_other_rank or (isinstance(event, Verdict) and event.repeats_alarm):
             level = logging.DEBUG
         text = str(event)
         if isinstance(event, Alarm):
@@ -61,7 +67,7 @@ class LoggingSink:
                 if self._alarms == MOST_ALARMS_PER_STEP + 1:
                     self._log.warning("step %d: there are more alarms, which are not logged", event.step)
                 return
-            level = level if event.level == "alarm" else logging.WARNING
+            level = level if event.level == "alarm" or level == logging.DEBUG else logging.WARNING
             text = f"{ASD_KEYWORD}: {text} [{ASD_FIELDS}]" if self._compatibility else f"{event.level}: {text}"
         self._log.log(level, "%s", escape_unprintable(text))
 
