@@ -14,7 +14,14 @@ from unsilent.launch.alarm_command import AlarmCommand
 
 WHO = {"time": 1.0, "step": 7, "suspect": 2, "host": "node-7", "device": "cuda:1"}
 EXPLAINED = AlarmExplained(
-    **WHO, rank=0, fault="device", code="UNSILENT-D01", level="major", action="replace it", reason="came again", exit_code=17
+    **WHO,
+    rank=0,
+    fault="device",
+    code="UNSILENT-D01",
+    level="major",
+    action="replace it",
+    reason="came again",
+    exit_code=17,
 )
 
 

@@ -1,4 +1,4 @@
-"""What follows from an incident of an isolated job: which devices and which checkpoint it is started on again, or why it is not."""
+"""What follows from an incident of an isolated job: on which devices and from which checkpoint it is started again, if at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unsilent.checkpoints import verified_save
+from unsilent.checkpoints.verified_saving import verified_save
 from unsilent.errors import UsageError
 from unsilent.events.host import host_name
 from unsilent.events.incident_folder import FOLDER, INCIDENT_FILE, Incident, write_record
@@ -116,7 +116,7 @@ def test_without_a_spare_there_are_fewer_ranks_and_ranks_are_mapped_to_slots(job
     assert job.run(fails("device", 25, 1, 10, 20), fails("device", 3, 1), ends) == 0
     assert [slots for slots, _ in job.starts] == [[0, 1, 2, 3], [0, 2, 3], [0, 3]]
     assert [one.slot for one in job.record.cordons] == [1, 2]
-    assert "3 ranks instead of 4 on slots 0, 2, 3" in job.said[1]
+    assert "3 ranks instead of 4 on slots 0, 2, 3" in job.said[2]
 
 
 def test_steps_count_from_the_checkpoint_that_a_start_began_with(job):
@@ -241,12 +241,7 @@ def test_a_self_test_confirms_or_lifts_a_cordon(job):
     assert job.tests == [1, 2, 3]
 
 
-def test_a_cordon_is_lifted_once_only(job):
-    job.test_codes = [0, 0]
-    assert job.run(fails("device", 25, 1, 20), fails("device", 8, 1), ends, spares=1, test_minutes=1.0) == 0
-
-
-def test_a_lifted_cordon_gives_the_only_device_back(job):
+def test_a_cordon_of_the_only_device_is_lifted_once(job):
     assert job.run(fails("device", 25, 0, 20), ends, ranks=1, test_minutes=1.0) == 0
     job.test_codes = [0]
     with pytest.raises(UsageError, match="no device is left"):
@@ -256,11 +251,21 @@ def test_a_lifted_cordon_gives_the_only_device_back(job):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{}", b'{"schema": 1, "cordons": [{"slot": "x"}]}', b'{"schema": 1, "handled": 3}', b"[" * 100_000, b"\xff"],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"schema": 1, "cordons": [{"slot": "x"}]}',
+        b'{"schema": 1, "handled": 3}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
 )
 def test_one_line_for_a_file_that_is_not_ours(content, job):
     (job.folder / NAME).write_bytes(content)
-    with pytest.raises(UsageError, match=r"cordon\.json is not what unsilent run --isolate writes: [^\n]*; correct or remove it$"):
+    with pytest.raises(
+        UsageError, match=r"cordon\.json is not what unsilent run --isolate writes: [^\n]*; correct or remove it$"
+    ):
         job.run()
 
 

@@ -71,7 +71,9 @@ def wait_for(condition, seconds=60):
 def test_ranks_end_with_the_launcher(tmp_path, number, words):
     (tmp_path / "wait.py").write_text(SCRIPT)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, *words], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, *words], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
+    )
     files = [tmp_path / "rank0", tmp_path / "rank1"]
     wait_for(lambda: all(one.exists() and one.read_text() for one in files))
     ranks = [one.read_text().split() for one in files]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 ISOLATION_PANEL = "Isolation"
 HELP = """Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS.
 
-With --isolate it starts the ranks itself, and after an incident starts them again without the suspected device, from the last good checkpoint.
+With --isolate it starts the ranks itself. After an incident it starts them again from the last good checkpoint, without the
+device that is suspected.
 """
 MOST_RANKS = 1024
 STOPPING = ("replay", "stop")
@@ -54,7 +55,11 @@ class IsolationOptions:
     """Which devices a job may use, and what it continues from."""
 
     isolate: Annotated[
-        bool, Option("Start the ranks here, and again without a suspected device. Needs --nproc, --checkpoints, --events.", ISOLATION_PANEL)
+        bool,
+        Option(
+            "Start the ranks here, and again without a suspected device. Needs --nproc, --checkpoints, --events.",
+            ISOLATION_PANEL,
+        ),
     ] = False
     nproc: Annotated[int | None, Option("Ranks, one for each device of this host.", ISOLATION_PANEL)] = None
     spare: Annotated[int, Option("Further devices, which take the place of suspected ones.", ISOLATION_PANEL)] = 0
@@ -102,7 +107,9 @@ def run(asked: Asked) -> int:
     program, isolation = asked_program(asked, "run"), asked[IsolationOptions]
     if isolation.isolate:
         return run_isolated(asked, program, isolation)
-    asked.refuse_given([name for name in options_of(IsolationOptions) if name != "isolate"], "without --isolate, nothing reads them")
+    asked.refuse_given(
+        [name for name in options_of(IsolationOptions) if name != "isolate"], "without --isolate, nothing reads them"
+    )
     monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
     resolved = resolve_settings(monitor, None, os.environ)
     check_rules(resolved)
@@ -141,8 +148,11 @@ def isolated_job(asked: Asked, program: Program, options: IsolationOptions) -> I
             raise UsageError(f"--isolate needs {flag}; give it, like {like}")
     if settings.on_alarm not in STOPPING:
         raise UsageError(
-            f"--on-alarm is {settings.on_alarm!r}, which stops no job, so that --isolate would do nothing; give {' or '.join(STOPPING)}"
+            f"--on-alarm is {settings.on_alarm!r}, which stops no job, so --isolate would do nothing; "
+            f"give {' or '.join(STOPPING)}"
         )
+    if settings.incident == "off":
+        raise UsageError("--incident is 'off', but --isolate reads what it records; leave it out")
     assert options.nproc is not None
     assert options.checkpoints is not None
     assert settings.events is not None

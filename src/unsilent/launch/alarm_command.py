@@ -10,11 +10,12 @@ import signal
 import subprocess
 import threading
 from dataclasses import asdict
+from typing import cast
 
 from unsilent.errors import kind_and_line
 from unsilent.events.event_kinds import AlarmExplained, Event, Verdict
 from unsilent.printable import escape_unprintable
-from unsilent.recovery.fault_verdict import UNDETERMINED_EXIT_CODE, FaultVerdict
+from unsilent.recovery.fault_verdict import UNDETERMINED_EXIT_CODE, FaultKind, FaultVerdict
 
 LIMIT_SECONDS = 30.0
 """That the command may take; then it is killed."""
@@ -47,7 +48,11 @@ class AlarmCommand:
 
     def _verdict(self, event: Event) -> FaultVerdict | None:
         if isinstance(event, AlarmExplained):
-            return event.verdict
+            return FaultVerdict(
+                kind=cast("FaultKind", event.fault), step=event.step, rank=event.suspect, host=event.host,
+                device=event.device, code=event.code, level=event.level, action=event.action, reason=event.reason,
+                exit_code=event.exit_code,
+            )  # fmt: skip
         if not isinstance(event, Verdict) or self._is_explained:
             return None
         return FaultVerdict(

@@ -19,7 +19,6 @@ from unsilent.strictjson import as_json_values
 NAME = "cordon.json"
 SCHEMA = 1
 MOST_BYTES = 2**22
-SUSPECTED, CONFIRMED, LIFTED, KEPT = "suspected", "confirmed", "lifted", "kept"
 Status = Literal["suspected", "confirmed", "lifted", "kept"]
 SELF_TEST_FAILED, SELF_TEST_PASSED = 17, 0
 """Exit codes of ``unsilent selftest``."""
@@ -47,7 +46,7 @@ class Cordon:
     time: float
     incident: str
     incidents: int = 1
-    status: Status = SUSPECTED
+    status: Status = "suspected"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +102,7 @@ class IsolationRecord:
 
     def active(self, host: str) -> dict[int, Cordon]:
         """Devices of a host that are in cordon, by slot."""
-        return {one.slot: one for one in self.cordons if one.host == host and one.status != LIFTED}
+        return {one.slot: one for one in self.cordons if one.host == host and one.status != "lifted"}
 
     def with_cordon(self, new: Cordon) -> IsolationRecord:
         """With one more incident of a device."""

@@ -20,7 +20,6 @@ from unsilent.events.host import host_name
 from unsilent.events.incident_folder import FOLDER, INCIDENT_FILE, Incident, read_incident
 from unsilent.launch.cordon_file import (
     NAME,
-    SUSPECTED,
     AvoidedCheckpoint,
     Cordon,
     HandledIncident,
@@ -151,7 +150,9 @@ class Isolation:
             self._record = self._record.with_cordon(cordon)
         write_record(self._path, self._record)
         where = f" in slot {slot}" if slot >= 0 else ""
-        self._say(f"step {step}: {kind}{where}: {verdict.reason.rstrip('.') or 'no reason was given'}; see {incident.folder}")
+        self._say(
+            f"step {step}: {kind}{where}: {verdict.reason.rstrip('.') or 'no reason was given'}; see {incident.folder}"
+        )
         if kind in STOPPED:
             self._say("the job is not started again: another device would not help")
             return verdict.exit_code or SOFTWARE_EXIT_CODE
@@ -231,7 +232,7 @@ class Isolation:
 
     def _start_tests(self) -> None:
         for slot, cordon in self._record.active(self._host).items():
-            if cordon.status == SUSPECTED and slot not in self._tests and self._job.test_minutes:
+            if cordon.status == "suspected" and slot not in self._tests and self._job.test_minutes:
                 self._tests[slot] = start_self_test(slot, self._job.test_minutes)
 
     def _note_tests(self) -> None:

@@ -31,9 +31,7 @@ class MonitoredRun:
         alarm_command: What is run once after an alarm.
     """
 
-    def __init__(
-        self, program: Program, resolved: ResolvedSettings, alarm_command: AlarmCommand | None = None
-    ) -> None:
+    def __init__(self, program: Program, resolved: ResolvedSettings, alarm_command: AlarmCommand | None = None) -> None:
         self._program, self._resolved, self._alarm_command = program, resolved, alarm_command
         self._automatic: AutomaticMonitor | None = None
         self._failed = False

@@ -37,7 +37,7 @@ def slots_environment(slots: Sequence[int], environment: Mapping[str, str]) -> d
 
 
 def start_ranks(words: Sequence[str], slots: Sequence[int], resume_from: Path | None) -> subprocess.Popen[bytes]:
-    """torchrun with a rank on each slot, which runs ``unsilent`` with these words."""
+    """Start torchrun with a rank on each slot, which runs ``unsilent`` with these words."""
     environment = slots_environment(slots, os.environ) | {SLOTS: ",".join(map(str, slots))}
     environment.pop(RESUME_FROM, None)
     if resume_from is not None:
@@ -47,7 +47,7 @@ def start_ranks(words: Sequence[str], slots: Sequence[int], resume_from: Path | 
 
 
 def start_self_test(slot: int, minutes: float) -> subprocess.Popen[bytes]:
-    """``unsilent selftest`` of a slot; only its errors are shown."""
+    """Start ``unsilent selftest`` of a slot; only its errors are shown."""
     environment = slots_environment([slot], os.environ) | {SLOT: str(slot)}
     return _start("unsilent", ["selftest", "--quiet", "--minutes", f"{minutes:g}"], environment, subprocess.DEVNULL)
 
