@@ -29,7 +29,12 @@ def main() -> None:
     exit_with_parent(int(parent))
     os.environ[PARENT] = str(os.getpid())
     sys.argv = [module, *sys.argv[3:]]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except Exception as error:
+        if type(error).__name__ != "ChildFailedError":
+            raise
+        sys.exit(1)  # of torchrun: each rank has said itself how it ended
 
 
 if __name__ == "__main__":
