@@ -1,16 +1,17 @@
-"""What `benchmarks.isolation` runs in each rank: a small training whose result depends on its start and its number of ranks alone.
+"""What `benchmarks.isolation` runs in each rank: a small training whose result depends on its start and number of ranks alone.
 
     FAULTY_SLOT=1 FAULTY_FROM=25 unsilent run --isolate --nproc 4 … benchmarks/isolated_training.py FOLDER
 
 It reads WORLD_SIZE and UNSILENT_RESUME_FROM, keeps the global batch whatever the number of ranks, and saves with the step. The
-fault is in a result of the device with the number FAULTY_SLOT, in each step from FAULTY_FROM on. One byte of the checkpoint of step
-CORRUPT_STEP is changed once it is saved. PLANTED_KIND is the kind of fault in the verdict on a job that ``--on-alarm stop`` stopped.
+device with the number FAULTY_SLOT goes wrong in each step from FAULTY_FROM on. One byte of the checkpoint of step CORRUPT_STEP is
+changed once it is saved. Where ``--on-alarm stop`` stopped the job, PLANTED_KIND becomes the kind of fault in the verdict.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from unsilent.checkpoints.verified_saving import verified_load, verified_save
-from unsilent.events.incident_folder import FOLDER, add_fault_verdict, read_incident
+from unsilent.events.incident_folder import FOLDER, INCIDENT_FILE, add_fault_verdict, read_incident
 from unsilent.launch.isolation import stopping_verdict
 from unsilent.monitor import MonitorStop
 
@@ -97,6 +98,8 @@ def train(folder: Path, rank: int, ranks: int) -> None:
 def plant_verdict(incidents: Path) -> None:
     """Write the kind of the fault into the incident that has none, in the place of an execution of its step."""
     for folder in incidents.iterdir():
+        while not (folder / INCIDENT_FILE).exists():  # it is written beside the training
+            time.sleep(0.01)
         incident = read_incident(folder)
         if incident.fault_verdict is None and (verdict := stopping_verdict(incident)) is not None:
             add_fault_verdict(folder, replace(verdict, kind=PLANTED_KIND, exit_code=17, reason="planted"))

@@ -2,11 +2,11 @@
 
     python -m benchmarks.isolation [--runs 20] [--planted] [--folder FOLDER]
 
-A device computes wrongly from a drawn step on: another one in each run. Every other run has a spare. Two launchers are killed with
+A device computes wrongly from a drawn step on: another one in each run. Every other run has a spare. Two launchers are killed by
 SIGKILL: one once the incident has its verdict, one once the device is in cordon; the same command is then started again. In one
-run the newest checkpoint is corrupt. Each run must put this device in cordon, use no other checkpoint than the last good one, and
-end with the bits of a job that torchrun alone starts from that checkpoint at that number of ranks. With ``--planted`` the step is
-not executed again: the monitor names the rank and stops the job, and the script says that it was the device.
+run the newest checkpoint is corrupt. Each run must put this device in cordon, start from no other checkpoint than the last good
+one, and end with the bits of a job that torchrun alone starts from that checkpoint at that number of ranks. With ``--planted``
+the step is not executed again: the monitor names the rank and stops the job, and the script says that it was the device.
 """
 
 from __future__ import annotations

@@ -127,6 +127,7 @@ def run_isolated(asked: Asked, program: Program, options: IsolationOptions) -> i
     from unsilent.printable import escape_unprintable
 
     asked.given_values.setdefault("on_alarm", "replay")
+    program.check_file()
     job = isolated_job(asked, program, options)
     monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
     check_rules(resolve_settings(monitor, None, os.environ))
@@ -138,14 +139,14 @@ def isolated_job(asked: Asked, program: Program, options: IsolationOptions) -> I
     """The job that is asked for. Raises ``UsageError`` where something is missing."""
     from unsilent.launch.isolation import IsolatedJob
 
-    settings = asked[MonitorSettings]
     for flag, value, like in (
         ("--nproc", options.nproc, "--nproc 4"),
         ("--checkpoints", options.checkpoints, "--checkpoints checkpoints"),
-        ("--events", settings.events, "--events events.jsonl"),
+        ("--events", asked.value("events"), "--events events.jsonl"),
     ):
         if value is None:
             raise UsageError(f"--isolate needs {flag}; give it, like {like}")
+    settings = asked[MonitorSettings]
     if settings.on_alarm not in STOPPING:
         raise UsageError(
             f"--on-alarm is {settings.on_alarm!r}, which stops no job, so --isolate would do nothing; "

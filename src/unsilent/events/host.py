@@ -6,6 +6,8 @@ import os
 import platform
 from pathlib import Path
 
+SLOT = "UNSILENT_SLOT"
+"""The variable of a rank that says which device of this host it has, where some are left out and others renumbered."""
 CLOCK_SECONDS = 60.0
 """By which the beginning of a process may be wrong: the clock of a host is put right now and then."""
 

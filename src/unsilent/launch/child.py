@@ -10,9 +10,10 @@ import runpy
 import sys
 
 from unsilent.child_processes import exit_with_parent
+from unsilent.events.host import SLOT
 
-PARENT, SLOTS, SLOT, RESUME_FROM = "UNSILENT_PARENT", "UNSILENT_SLOTS", "UNSILENT_SLOT", "UNSILENT_RESUME_FROM"
-"""Variables of the ranks: torchrun's process; the slots of all ranks; that of this one; the checkpoint to begin with."""
+PARENT, SLOTS, RESUME_FROM = "UNSILENT_PARENT", "UNSILENT_SLOTS", "UNSILENT_RESUME_FROM"
+"""Variables of the ranks: torchrun's process; the slots of all ranks; the checkpoint to begin with."""
 
 
 def enter_rank() -> None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unsilent.errors import UsageError
-from unsilent.launch.child import RESUME_FROM, SLOT, SLOTS
+from unsilent.events.host import SLOT
+from unsilent.launch.child import RESUME_FROM, SLOTS
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 END_SECONDS = 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import logging
+import os
 import struct
 import time
 from collections import Counter, deque
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unsilent.errors import UsageError
+from unsilent.events.host import SLOT
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """Until a rank that tells nothing is an error; as long as torch waits by default."""
@@ -251,5 +253,6 @@ def settings_by_name(settings: Any) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device, and of a CUDA device its model."""
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+    """The device, and of a CUDA device its model; with its slot where a launcher has given it one."""
+    name = f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+    return f"{name} slot {slot}" if (slot := os.environ.get(SLOT)) else name
