@@ -1,4 +1,4 @@
-"""Writes the pages of the reference from the code: options, Python API, exit codes, export columns, events.
+"""Writes the pages of the reference from the code: options, Python API, exit codes, fault codes, export columns, events.
 
 ``make reference`` writes them into ``docs/reference``; a test checks that they are those of the code.
 """
@@ -60,7 +60,8 @@ CALLBACKS = ("lightning", "transformers")
 def pages() -> dict[str, str]:
     """The pages, by their path in ``docs``."""
     made: dict[str, Callable[[], Iterable[str]]] = {
-        "options": options, "api": api, "exit-codes": exit_codes, "export-columns": export_columns, "events": events,
+        "options": options, "api": api, "exit-codes": exit_codes, "fault-codes": fault_codes,
+        "export-columns": export_columns, "events": events,
     }  # fmt: skip
     return {f"reference/{name}.md": "\n".join(make()).rstrip() + "\n" for name, make in made.items()}
 
@@ -222,13 +223,40 @@ def exit_codes() -> Iterator[str]:
     yield "trial that ends otherwise, `noise` whose control runs differ, `checkpoint last-good` without a good one, `status` of a"
     yield "store that cannot be read, `watch` of a rank that is lost or (`--once`, `--json`) with an alarm, and a defect of"
     yield "Unsilent (`internal error of unsilent`)."
-    yield "`run` and `timeline record` end with the exit code of the script that they run, unless the monitor stopped it."
+    yield "`run` and `timeline record` end with the exit code of the script that they run, unless the monitor stopped it: with"
+    yield "`--on-alarm stop`, 16, or 17 where bits changed; with `--on-alarm replay`, that of the [fault code](fault-codes.md), 16"
+    yield "at most once for a step and a device."
     yield "In your own script:"
     yield "`sys.exit(stop.exit_code)` after a `GuardStop` or a `MonitorStop`.\n"
     yield "An error is one line on stderr that begins with `unsilent: error:` and says what was found, what was expected,"
     yield "and what to do. In Python it is one of these:\n"
     tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
     yield f"```text\n{tree}\n```"
+
+
+# -- fault codes ---------------------------------------------------------------------------------------------------------
+
+
+def fault_codes() -> Iterator[str]:
+    """What kinds of faults an alarm can turn out to be, and what follows."""
+    from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL, FAULT_CODES
+
+    yield "# Fault codes\n\nMade from the code. What the step of an alarm, executed again, says of the fault. Codes are stable."
+    yield "[How it is decided](../concepts/fault-verdicts.md).\n"
+    rows = (
+        (
+            f"`{one.code}`",
+            one.kind,
+            one.level,
+            f"`{one.exit_code}`" if one.exit_code else "goes on",
+            one.meaning,
+            one.action,
+        )
+        for one in FAULT_CODES
+    )
+    yield from table(("code", "kind", "level", "exit code of the job", "what was found", "what to do"), rows)
+    yield "Where the variables of accuracy-sensitive detection (ASD) ask for the monitor, the log gives every fault the event"
+    yield f"code `{ASD_CODE}` of MindSpore as well, whose level is {ASD_LEVEL}."
 
 
 # -- exports and JSON ----------------------------------------------------------------------------------------------------

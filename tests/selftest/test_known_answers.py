@@ -11,11 +11,12 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from selftest.faulty_device import FAULTS, OPERATIONS, FaultyDevice, masks, rounds
+from selftest.faulty_device import FAULTS, OPERATIONS, rounds
 from unsilent.engine.device_placement import DTYPES
 from unsilent.selftest.known_answers import known_answers
 from unsilent.selftest.mismatch import mismatch
 from unsilent.selftest.running import execute_tests
+from unsilent.sites.faulty_device import FaultyDevice, element_fault
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_a_planted_fault_is_found_in_every_dtype(tests, operation, fault, probab
 def test_the_first_wrong_element_is_named(tests):
     gemm = next(test for test in tests if (test.operation, test.dtype) == ("gemm", "float32"))
     place = 5 * 256 + 7
-    with FaultyDevice(lambda tensor: masks(tensor, 0, np.array([place]), "xor"), 1.0, OPERATIONS["gemm"]):
+    with FaultyDevice(lambda tensor: element_fault(tensor, "xor", np.array([place]), 0), 1.0, OPERATIONS["gemm"]):
         found = gemm.execute()
     value = gemm.expected[5, 7].item()
     assert (found.index, found.expected, found.got, found.count) == ((5, 7), repr(value), repr(-value), 1)

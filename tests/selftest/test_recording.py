@@ -7,11 +7,12 @@ import re
 import pytest
 import torch
 
-from selftest.faulty_device import FAULTS, PRODUCTS, FaultyDevice, rounds
+from selftest.faulty_device import FAULTS, rounds
 from unsilent.errors import UsageError, UserCodeError
 from unsilent.selftest import record_step, record_training, run_selftest
 from unsilent.selftest.recording import load_recording
 from unsilent.selftest.running import execute_tests
+from unsilent.sites.faulty_device import PRODUCTS, FaultyDevice
 
 CODE = """
 import torch

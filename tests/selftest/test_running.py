@@ -7,9 +7,10 @@ import json
 import pytest
 
 from conftest import in_process
-from selftest.faulty_device import FAULTS, OPERATIONS, FaultyDevice
+from selftest.faulty_device import FAULTS, OPERATIONS
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.selftest.running import OperationCount, SelfTest, execute_tests, run_selftest
+from unsilent.sites.faulty_device import FaultyDevice
 
 
 @pytest.mark.parametrize(("n", "expected"), [(0, None), (2, None), (3, 1), (44, 14), (45, 15), (3_000, 1_000)])

@@ -44,7 +44,7 @@ def write_state(state: Mapping[str, Any], draft: Path, format_name: str) -> File
     if format_name == "torch.save":
         return _write_torch(state, draft)
     if format_name == "safetensors":
-        _write_safetensors(state, draft)
+        write_safetensors(state, draft)
     else:
         _write_distributed(state, draft)
     return None
@@ -64,12 +64,13 @@ def _write_torch(state: Mapping[str, Any], draft: Path) -> FileHash:
     return hashing.running.result()
 
 
-def _write_safetensors(state: Mapping[str, Any], draft: Path) -> None:
+def write_safetensors(state: Mapping[str, Any], draft: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors by name, and texts into the header; raises as `write_state`."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
-        save_file(dict(state), draft)
+        save_file(dict(state), draft, metadata)
     except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
         if of_system := re.search(r"\(os error (\d+)\)", str(error)):
             raise OSError(int(of_system[1]), os.strerror(int(of_system[1]))) from None

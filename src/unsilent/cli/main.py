@@ -1,8 +1,9 @@
 """``unsilent VERB``: sets up the verbs, turns errors into one line and an exit code.
 
-Exit codes: 0 done, 1 the check found a problem, 2 bad usage or input, 16 the monitor stopped the job, 17 a self-test found a
-wrong answer or the guard or the monitor stopped the job because of a fault that stays or because of bits that changed without a
-trace in torch, 130 interrupted, 141 the reader of a pipe left.
+Exit codes: 0 done, 1 the check found a problem or the monitor stopped the job because of its checkpoint or its data or the
+program, 2 bad usage or input, 16 the monitor stopped the job after an alarm that is not confirmed for a device, 17 a self-test
+found a wrong answer or the guard or the monitor stopped the job because of a fault that stays or is confirmed for a device or
+because of bits that changed without a trace in torch, 130 interrupted, 141 the reader of a pipe left.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ compared.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -73,6 +74,16 @@ class ReplayableIteration(NamedTuple):
     item: Any
     restore_generators: Callable[[], None]
     variables: Callable[[], LoopVariables]
+
+
+class RepeatableStep:
+    """A step that is a function, with its arguments; ``results`` gets what it returns, and holds the last one alone."""
+
+    def __init__(self, run: Callable[..., Any], arguments: Sequence[Any], results: deque[Any]) -> None:
+        self.run, self.arguments, self.results = run, arguments, results
+
+    def __call__(self) -> None:
+        self.results.append(self.run(*self.arguments))
 
 
 LONGEST_STEP = 256

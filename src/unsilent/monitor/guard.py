@@ -23,6 +23,7 @@ import sys
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Self, TypeVar, cast
@@ -46,6 +47,7 @@ from unsilent.monitor.analytic import AnalyticBounds
 from unsilent.monitor.execution_record import (
     ExecutionRecord,
     ExecutionRecorder,
+    RepeatableStep,
     ReplayableIteration,
     SnapshotSegment,
     digests_of,
@@ -165,7 +167,7 @@ class Guard:
         self._is_repeating = False
         self._searches = 0
         self._segments: list[SnapshotSegment] = []
-        self._returned: Any = None
+        self._results: deque[Any] = deque(maxlen=1)
         self._alarm_when_left: Alarm | None = None
         self._in_loop = self._loop_was_left = self._closed = False
         self._recorder = ExecutionRecorder(model, self._optimizers, snapshot_gradients)
@@ -261,15 +263,11 @@ class Guard:
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
         """One step, ``run(*arguments)``, that can be run again with the same arguments; returns what it returned last."""
-
-        def again() -> None:
-            self._returned = run(*arguments)
-
+        again = RepeatableStep(run, arguments, self._results)
         self.begin(again, variables=run)
         again()
         self.end()
-        result, self._returned = self._returned, None
-        return cast(Result, result)
+        return cast(Result, self._results.pop())
 
     def begin(self, again: Callable[[], object], variables: Callable[..., Any] | None = None) -> None:
         """A step begins; ``again`` would do all of it once more. For loops that report the beginning and the end of a step.
@@ -496,6 +494,7 @@ class Guard:
             for number, (item, put_back, self._variables) in enumerate(segment.iterations):
                 put_back()
                 self._begin(item, fresh=number == 0)
+                self._check_steps.before_again(item)
                 yield item
                 if (alarm := self._end(whole=True)) is not None:
                     self._give_up(GuardStop(alarm, first, count))

@@ -13,27 +13,45 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import xxhash
+from torch import nn
+from torch.optim import Optimizer
 
 from unsilent.checkpoints.recent_saves import RecentSave, recent_saves
 from unsilent.detectors.series import Series
-from unsilent.errors import kind_and_line
+from unsilent.errors import UsageError, kind_and_line
 from unsilent.events.device_facts import gpu_facts
 from unsilent.events.event_kinds import Alarm, Started, Verdict
-from unsilent.events.incident_folder import SERIES_FILE, Incident, RankPart, SavedCheckpoint, write_record
+from unsilent.events.incident_folder import (
+    BATCH_FILE,
+    SERIES_FILE,
+    STATE_FILE,
+    Incident,
+    RankPart,
+    SavedCheckpoint,
+    write_record,
+)
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.signals.row import SignalValues
+from unsilent.nested import leaves_in, tensors_in
 from unsilent.plainfiles import replace_file
 from unsilent.recovery.fault_verdict import FaultVerdict
+from unsilent.recovery.tensor_files import host_copy, write_tensors
+from unsilent.sites.modules import named_parameters
+from unsilent.sizes import human_bytes
+from unsilent.workloads.trainings.snapshots import model_tensors
 
 STEPS_BEFORE, STEPS_AFTER = 64, 16
 """Steps that were read, up to the verdict and after it, whose series are written."""
 MOST_EVENTS = 100
 """First alarms of a rank, verdicts and files of a checkpoint that are recorded."""
+MOST_TENSOR_BYTES = 4 * 2**30
+"""Of the batch, and of the state, of a rank."""
 CLOSING_SECONDS = 60.0
 """That the end of a monitor waits for a disk."""
 _log = logging.getLogger(LOGGER)
@@ -46,17 +64,20 @@ class IncidentWriter:
         folder: With a folder for each incident.
         run: Identifies the run; the same in all ranks.
         device: That this rank computes on.
+        has_tensors: Whether batch and state are written.
 
     Attributes:
         path: The folder of the incident; None: there is none so far.
     """
 
-    def __init__(self, folder: Path, run: str, device: torch.device) -> None:
+    def __init__(self, folder: Path, run: str, device: torch.device, has_tensors: bool = True) -> None:
         self._above, self._run, self._device = folder.absolute(), run, device  # the job may go to another folder
         self.path: Path | None = None
         self._recorder = Recorder(most=STEPS_BEFORE + STEPS_AFTER)
         self._series: Sequence[Series] = ()
         self._steps_to_come = 0
+        self._step, self._is_step_known, self._has_tensors = -1, False, has_tensors
+        self._batches: list[Any] = []
         self._facts: dict[str, str] = {}
         self._incident: Incident | None = None
         self._part: RankPart | None = None
@@ -82,7 +103,7 @@ class IncidentWriter:
             started: What this rank said at its start.
         """
         self.path = self._above / f"{verdict.step}-{self._run}"
-        first = tuple(alarms[:MOST_EVENTS])
+        self._step, first = verdict.step, tuple(alarms[:MOST_EVENTS])
         if verdict.rank == 0:
             self._incident = Incident(
                 run=self._run, step=verdict.step, suspect=verdict.suspect, reason=verdict.reason, tensor=verdict.tensor,
@@ -92,12 +113,41 @@ class IncidentWriter:
             )  # fmt: skip
             self._later(self._write_incident)
         self._part = RankPart(
-            rank=verdict.rank, host=started.host, device=started.device, alarms=first, generators=generator_digests()
+            rank=verdict.rank,
+            host=started.host,
+            device=started.device,
+            alarms=first,
+            generators={name: _digest(state) for name, state in generator_states().items()},
         )
         self._steps_to_come = STEPS_AFTER
         self._write_series()
         self._later(self._find_facts)
         return self.path
+
+    def begin_again(self) -> None:
+        """A loop goes back to a state before the alarm."""
+        self._is_step_known = bool(self._batches)
+
+    def add_iteration(self, step: int, state: Callable[[], Any], batch: Any) -> None:
+        """An iteration begins that a loop executes again; those of the step of the alarm are recorded, when they come first.
+
+        Args:
+            step: Of the monitor.
+            state: Returns the state as it is now: tensors and plain values, nested.
+            batch: Of the iteration, in the same way.
+        """
+        if self._part is None or step != self._step or self._is_step_known or not self._has_tensors:
+            return
+        try:
+            if not self._batches:
+                self._write_tensors(STATE_FILE, state())
+                self._part = replace(self._part, state_step=step)
+            self._batches.append(host_copy(batch))
+            self._write_tensors(BATCH_FILE, self._batches)
+        except Exception as error:
+            self._is_step_known = True
+            self._part = replace(self._part, problems=(*self._part.problems, kind_and_line(error)))
+        self._later(self._write_part)
 
     def add_verdict(self, verdict: Verdict) -> None:
         """A later verdict of the same run."""
@@ -165,6 +215,16 @@ class IncidentWriter:
         self._later(self._write_part)
         self._later(lambda: replace_file(file, content))
 
+    def _write_tensors(self, name: str, value: Any) -> None:
+        """Have a nesting of tensors written. Raises ``UsageError`` where it is too large."""
+        size = sum(tensor.nbytes for tensor in tensors_in(value))
+        if size > MOST_TENSOR_BYTES:
+            raise UsageError(
+                f"{name} is not written, as it would be {human_bytes(size)}; at most {human_bytes(MOST_TENSOR_BYTES)} are"
+            )
+        copied, file = host_copy(value), self._own_folder / name
+        self._later(lambda: write_tensors(file, copied))
+
     def _later(self, write: Callable[[], object]) -> None:
         """Have something written."""
         if self._thread is None:
@@ -173,18 +233,51 @@ class IncidentWriter:
         self._jobs.put(write)
 
 
-def generator_digests() -> dict[str, str]:
-    """Digests of the states of the global random generators, and of those of CUDA devices in use, by name."""
+def training_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """Parameters and buffers by name, of each optimizer its state by name of the parameter and its settings, and generators.
+
+    Tensors are no copies.
+    """
+    names = {id(parameter): name for name, parameter in named_parameters(model)}
+
+    def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+        trained = [one for group in optimizer.param_groups for one in group["params"]]
+        stepped = {names.get(id(one), f"parameter {number}"): one for number, one in enumerate(trained)}
+        return {
+            "kind": type(optimizer).__name__,
+            "state": {name: dict(optimizer.state[one]) for name, one in stepped.items() if one in optimizer.state},
+            "groups": [
+                {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+            ],
+        }
+
+    return {
+        "model": model_tensors(model),
+        "optimizers": [of_optimizer(one) for one in optimizers],
+        "generators": generator_states(),
+    }
+
+
+def generator_states() -> dict[str, Any]:
+    """The states of the global random generators, and of that of the CUDA device in use, as tensors and plain values."""
     numpys = np.random.get_state(legacy=False)
-    states = {
-        "torch": torch.random.get_rng_state().numpy().tobytes(),
-        "numpy": repr(numpys["state"]["pos"]).encode() + numpys["state"]["key"].tobytes(),
-        "python": repr(random.getstate()).encode(),
+    states: dict[str, Any] = {
+        "torch": torch.random.get_rng_state(),
+        "numpy": {**numpys, "state": {**numpys["state"], "key": torch.from_numpy(numpys["state"]["key"])}},
+        "python": random.getstate(),
     }
     if torch.cuda.is_initialized():
         device = torch.cuda.current_device()
-        states[f"torch, cuda:{device}"] = torch.cuda.get_rng_state(device).numpy().tobytes()
-    return {name: xxhash.xxh3_128_hexdigest(state) for name, state in states.items()}
+        states[f"cuda:{device}"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _digest(value: Any) -> str:
+    result = xxhash.xxh3_128()
+    for path, leaf in leaves_in(value):
+        result.update(repr(path).encode())
+        result.update(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
+    return result.hexdigest()
 
 
 def _saved(one: RecentSave) -> SavedCheckpoint:

@@ -51,6 +51,10 @@ class StepCheck(Protocol):
         """Forget what is not checked yet: the training went back."""
         ...
 
+    def before_again(self, item: Any) -> None:
+        """An iteration is about to be executed again; ``item``: what it begins with."""
+        ...
+
     def restart(self) -> None:
         """A new loop begins."""
         ...
@@ -97,6 +101,9 @@ class MagnitudeCheck:
         """Remove the hooks that count positions."""
         if self._positions is not None:
             self._positions.close()
+
+    def before_again(self, item: Any) -> None:
+        """Nothing is to be done."""
 
     def drop_pending(self) -> None:
         """Forget the step that is not read yet."""

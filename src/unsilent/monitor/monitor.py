@@ -51,7 +51,7 @@ from unsilent.monitor.exchange import (
 )
 from unsilent.monitor.guard import ENDED, Guard
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
-from unsilent.monitor.incident_writer import IncidentWriter
+from unsilent.monitor.incident_writer import IncidentWriter, training_state
 from unsilent.monitor.loop_code import is_plain_loop
 from unsilent.monitor.loop_state import is_of_library
 from unsilent.monitor.monitored import MONITORED, checked_optimizers
@@ -184,7 +184,9 @@ class Monitor:
         given = sinks if settings.strict else [isolated(sink) for sink in sinks]
         incident: IncidentWriter | None = None
         if settings.events is not None and settings.incident != "off":
-            incident = IncidentWriter(settings.events.parent / INCIDENTS_FOLDER, everybody[0].run, device)
+            incident = IncidentWriter(
+                settings.events.parent / INCIDENTS_FOLDER, everybody[0].run, device, settings.incident == "full"
+            )
         self._reporter = Reporter(own, everybody, [*given, *own_sinks], incident)
         self._judge = StepJudge(self._collector, self._streams, self._costs, self._reporter, recorder)
         self._action = AlarmAction(settings, self._model, self._optimizers, self._exchange.rank)
@@ -367,10 +369,19 @@ class Monitor:
 
     def drop_pending(self) -> None:
         """Forget steps that are not judged yet."""
+        if self._reporter.incident is not None:
+            self._reporter.incident.begin_again()
         self._pending.clear()
         self._agreement.drop()
         self._due = None
         self._collector.start_at(self._collector.step, self._collector.steps_of_optimizers)
+
+    def record_iteration(self, batch: Any) -> None:
+        """An iteration is about to be executed again."""
+        if self._reporter.incident is not None:
+            self._reporter.incident.add_iteration(
+                self._collector.step, lambda: training_state(self._model, self._optimizers), batch
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """What goes back with the training when steps are executed again."""

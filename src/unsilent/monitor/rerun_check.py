@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unsilent.events.event_kinds import FINGERPRINT, Alarm, Verdict
 from unsilent.monitor.exchange import RankRow
+from unsilent.monitor.execution_record import RepeatableStep
 
 if TYPE_CHECKING:
     from unsilent.monitor.monitor import Monitor
@@ -30,6 +31,10 @@ class RerunCheck:
     def drop_pending(self) -> None:
         """Forget what is not judged yet."""
         self._monitor.drop_pending()
+
+    def before_again(self, item: Any) -> None:
+        """Record the step of the alarm as it begins."""
+        self._monitor.record_iteration(item.arguments if isinstance(item, RepeatableStep) else item)
 
     def restart(self) -> None:
         """Rules go on."""

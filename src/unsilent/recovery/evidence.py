@@ -20,8 +20,10 @@ class Execution:
         start: `LIVE` or `EARLIER_CHECKPOINT`.
         dtype: ``float64`` where every operation was computed in it; empty: as in the training.
         is_equal: Whether it came to the bits of the step with the alarm (within the tolerance where there is one); None: not
-            compared, as after another start or in another dtype.
+            compared, as after another start. In ``float64``: whether every operation of the step's own dtype, computed a second
+            time from the same inputs, came to the same bits.
         has_alarm: Whether the alarm came again.
+        is_finite: Whether all values that it came to are finite.
         digest: Of all tensors that it came to, in which the place of an element counts; empty where there is none.
         overflowed: The first operation with a result that is not finite, or far from that in float64, and finite inputs; empty
             where there is none.
@@ -33,6 +35,7 @@ class Execution:
     dtype: str = ""
     is_equal: bool | None = None
     has_alarm: bool
+    is_finite: bool = True
     digest: str = ""
     overflowed: str = ""
 
@@ -53,7 +56,9 @@ class Evidence:
         steps_since_load: Steps from the last load of a checkpoint to the alarm; None where nothing was loaded.
         batch_problem: What is wrong with the batch by itself, in words (elements that are not finite, labels out of range);
             empty: nothing that was looked for.
-        strikes: Earlier incidents in which this device was suspected, over jobs.
+        strikes: Earlier incidents, over jobs, in which the fault was in this device, or transient on it.
+        strikes_in_step: Earlier incidents on this device in the same step whose kind is undetermined.
+        strikes_elsewhere: Earlier incidents on other devices in the same step.
     """
 
     step: int
@@ -69,3 +74,5 @@ class Evidence:
     steps_since_load: int | None = None
     batch_problem: str = ""
     strikes: int = 0
+    strikes_in_step: int = 0
+    strikes_elsewhere: int = 0

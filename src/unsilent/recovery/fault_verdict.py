@@ -1,13 +1,27 @@
-"""What kind of fault an alarm was, decided on evidence, and what follows from it: a code, an exit code, what to do."""
+"""What kind of fault an alarm was, decided on evidence, and what follows from it: a code, an exit code, what to do.
+
+Executions of the step of the alarm decide. They differ on one device: the device. They come to other values than the first time:
+transient. They raise the alarm again: whatever makes it go away is the cause (another device, the checkpoint before, float64);
+where nothing does, it is the data or the program, or an alarm on values that are right. What no execution tells apart is
+undetermined.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-FaultKind = Literal["transient", "device", "checkpoint", "numerics", "benign", "data", "undetermined"]
-UNDETERMINED_EXIT_CODE, CONFIRMED_EXIT_CODE, SOFTWARE_EXIT_CODE = 16, 17, 1
-"""Exit codes: as in Megatron-LM's rerun machine, and that of a failure that another device would have as well."""
+from unsilent.recovery import fault_codes as codes
+from unsilent.recovery.evidence import EARLIER_CHECKPOINT, LIVE, NEIGHBOUR, SAME_DEVICE, Evidence, Execution
+from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultCode, FaultKind
+
+SOON_AFTER_LOAD = 100
+"""Steps after the load of a checkpoint in which an alarm may come from what was loaded."""
+CONFIDENCE = 0.95
+FLOAT64 = "float64"
+Decision = tuple[FaultCode, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +49,174 @@ class FaultVerdict:
     action: str = ""
     reason: str = ""
     exit_code: int = UNDETERMINED_EXIT_CODE
+
+
+def judge(evidence: Evidence) -> FaultVerdict:
+    """What kind of fault the alarm was, as far as the evidence says."""
+    code, reason = _with_earlier_incidents(evidence, *_of_executions(evidence))
+    if code.kind == "device" and evidence.rank < 0:
+        code, reason = codes.CONTRADICTION, f"{reason}; which rank it is remains undetermined"
+    return FaultVerdict(
+        kind=code.kind, step=evidence.step, rank=evidence.rank, host=evidence.host, device=evidence.device, code=code.code,
+        level=code.level, action=code.action, reason=reason, exit_code=code.exit_code,
+    )  # fmt: skip
+
+
+def fault_share_bound(clean: int) -> float:
+    """The largest share of faulty executions, at 95 % confidence, of a device with so many clean ones and no faulty one.
+
+    It solves (1 - bound) ** clean = 0.05, which is about 3 / ``clean``, and is rounded up to two digits.
+    """
+    exact = -math.expm1(math.log1p(-CONFIDENCE) / clean)
+    unit = 10.0 ** (math.floor(math.log10(exact)) - 1)
+    return math.ceil(exact / unit) * unit
+
+
+def is_decided(executions: Sequence[Execution], enough: int) -> bool:
+    """Whether further executions on the same device would not change the verdict: they differ, or all have the alarm.
+
+    Args:
+        executions: On the same device.
+        enough: Executions that all have the alarm after which it counts as one that always comes again.
+    """
+    if len({_key(one, True) for one in executions}) > 1:
+        return True
+    return len(executions) >= enough and all(one.has_alarm for one in executions)
+
+
+def _of_executions(evidence: Evidence) -> Decision:
+    """The decision on what is known of this alarm alone."""
+    same = _select(evidence, SAME_DEVICE)
+    if not same:
+        if evidence.batch_problem:
+            return (
+                codes.DATA_BATCH,
+                f"{evidence.batch_problem}; {evidence.problem or 'the step was not executed again'}",
+            )
+        return codes.NOT_EXECUTED, evidence.problem or "the step was not executed again"
+    if evidence.tolerance == 0 and any(one.is_equal is False for one in _select(evidence, SAME_DEVICE, dtype=FLOAT64)):
+        return (
+            codes.DEVICE_OPERATION,
+            "an operation that the device computed twice from the same inputs had two results",
+        )
+    is_exact = evidence.tolerance == 0 and all(one.digest for one in same)
+    groups = Counter(_key(one, is_exact) for one in same)
+    if len(groups) > 1:
+        return _of_varying(evidence, same, max(groups.values()), len(groups))
+    if same[0].has_alarm:
+        return _of_repeated(evidence, len(same))
+    return _of_clean(evidence, same)
+
+
+def _of_varying(evidence: Evidence, same: Sequence[Execution], most_alike: int, results: int) -> Decision:
+    """The executions on the device came to several results."""
+    count = len(same)
+    if most_alike >= 2:
+        return codes.DEVICE_VARIES, (
+            f"of {count} executions of the step on this device, {most_alike} came to {_alike(evidence)}, and "
+            f"{count - most_alike} did not"
+        )
+    near = _select(evidence, NEIGHBOUR)
+    if all(one.has_alarm for one in same) and near and not any(one.has_alarm for one in near):
+        return _of_repeated(evidence, count)
+    return codes.CONTRADICTION, (
+        f"{count} executions of the step on this device came to {results} results, no two alike: the device computes wrongly, "
+        "or the step is not deterministic"
+    )
+
+
+def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
+    """The executions on the device are alike, and have no alarm."""
+    if any(one.is_equal for one in same):
+        return (
+            codes.CONTRADICTION,
+            "executed again, the step came to the same bits as the first time, but without the alarm",
+        )
+    if len(same) < 2:
+        return (
+            codes.NOT_EXECUTED,
+            "the step was executed again once, without the alarm; two executions are compared at least",
+        )
+    if any(one.has_alarm for one in _select(evidence, NEIGHBOUR)):
+        return codes.CONTRADICTION, (
+            f"{len(same)} executions of the step on this device had no alarm, but one on that of another rank had"
+        )
+    return codes.TRANSIENT, (
+        f"{len(same)} executions of the step on this device came to {_alike(evidence)}, without the alarm and unlike the first "
+        f"time: less than {fault_share_bound(len(same)):.2g} of its executions there are faulty (95 % confidence)"
+    )
+
+
+def _of_repeated(evidence: Evidence, count: int) -> Decision:
+    """All executions on the device have the alarm."""
+    again = f"the alarm came again in {count} of {count} executions on this device"
+    near = _select(evidence, NEIGHBOUR)
+    if near and not any(one.has_alarm for one in near):
+        return codes.DEVICE_REPEATED, f"{again}, and not on that of rank {near[0].rank} with the same state and batch"
+    if evidence.batch_problem:
+        return codes.DATA_BATCH, f"{again}; {evidence.batch_problem}"
+    if near:
+        again += f", and on that of rank {near[0].rank} with the same state and batch"
+    is_soon = evidence.steps_since_load is not None and evidence.steps_since_load <= SOON_AFTER_LOAD
+    older = _select(evidence, SAME_DEVICE, EARLIER_CHECKPOINT)
+    if is_soon and older and not any(one.has_alarm for one in older):
+        return codes.CHECKPOINT, (
+            f"{again}, {evidence.steps_since_load} steps after a checkpoint was loaded, and not in the step executed from the "
+            "checkpoint before"
+        )
+    return _of_float64(evidence, again, bool(near))
+
+
+def _of_float64(evidence: Evidence, again: str, is_on_neighbour: bool) -> Decision:
+    """What an execution in float64 says of an alarm that comes again."""
+    wide = _select(evidence, SAME_DEVICE, dtype=FLOAT64)
+    overflowed = next((one.overflowed for one in wide if one.overflowed), "")
+    if wide and not any(one.has_alarm for one in wide) and (overflowed or is_on_neighbour):
+        named = f"{overflowed} is the first operation" if overflowed else "there is no operation"
+        return (
+            codes.NUMERICS,
+            f"{again}, and not with operations in float64; {named} whose result is out of the range of its dtype",
+        )
+    if not is_on_neighbour:
+        why = "there is one rank" if evidence.world_size == 1 else "no other rank executed it"
+        return (
+            codes.NO_OTHER_DEVICE,
+            f"{again}; {why}, so that a device that always fails alike is not told from the data",
+        )
+    if not wide:
+        return codes.NO_OTHER_DEVICE, f"{again}; it was not executed in float64"
+    if not all(one.is_finite for one in wide):
+        return codes.DATA_EVERYWHERE, f"{again}, and in float64, where there are values that are not finite as well"
+    return codes.BENIGN, f"{again}, and in float64, with finite values: nothing points to a fault of the device"
+
+
+def _with_earlier_incidents(evidence: Evidence, code: FaultCode, reason: str) -> Decision:
+    """The decision once earlier incidents count: one transient fault for each device, and no step is tried for ever."""
+    if code.kind == "transient" and evidence.strikes and evidence.rank >= 0:
+        return codes.DEVICE_STRIKES, f"{reason}; this device had {_incidents(evidence.strikes)} before"
+    if code.kind == "undetermined" and evidence.strikes_elsewhere:
+        return codes.DATA_ELSEWHERE, (
+            f"{reason}; this step had {_incidents(evidence.strikes_elsewhere)} on another device in an earlier run"
+        )
+    if code.kind == "undetermined" and evidence.strikes_in_step:
+        return codes.UNDETERMINED_AGAIN, f"{reason}; so it was before, in the same step on the same device"
+    return code, reason
+
+
+def _select(evidence: Evidence, place: str, start: str = LIVE, dtype: str = "") -> list[Execution]:
+    return [one for one in evidence.executions if (one.place, one.start, one.dtype) == (place, start, dtype)]
+
+
+def _key(execution: Execution, is_exact: bool) -> tuple[str, bool, bool | None]:
+    """What executions that are alike have in common."""
+    return execution.digest if is_exact else "", execution.has_alarm, execution.is_equal
+
+
+def _alike(evidence: Evidence) -> str:
+    return (
+        "the same bits" if evidence.tolerance == 0 else f"the same values within {evidence.tolerance:.2g} of each other"
+    )
+
+
+def _incidents(count: int) -> str:
+    return "one incident" if count == 1 else f"{count} incidents"

@@ -18,12 +18,13 @@ from unsilent.events.event_kinds import (
 )
 from unsilent.events.sinks import LOGGER
 from unsilent.printable import escape_unprintable
+from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL
 
 ASD_KEYWORD = "accuracy sensitivity feature abnormal"
 """What MindSpore's accuracy-sensitive detection writes; scripts search logs for it."""
 ASD_FIELDS = (
-    "compatibility codes: event code 80818C00, node type SoC, sensor type Check Sensor, "
-    "event state check fail, level minor"
+    f"compatibility codes: event code {ASD_CODE}, node type SoC, sensor type Check Sensor, "
+    f"event state check fail, level {ASD_LEVEL}"
 )
 MOST_ALARMS_PER_STEP = 5
 """Alarms of one step that are logged."""

@@ -1,0 +1,102 @@
+"""Planted anomalies of trainings, of every kind of fault that a verdict tells apart; for what judges or sorts incidents.
+
+    incident = plant("device", probability=0.1, world_size=4, seed=7, workload="convolution")
+    outcome = run_planted(incident)                # in each rank: unsilent.incidents.planted_job
+
+All of an incident follows from these five values: its variety, the rank and the step, and the numbers that its fault is drawn with.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import check_count
+from unsilent.recovery.fault_codes import FaultKind
+
+VARIETIES: dict[FaultKind, tuple[str, ...]] = {
+    "transient": ("one element", "every 8th element"),
+    "device": ("one element", "every 8th element"),
+    "checkpoint": ("flipped bit",),
+    "data": ("NaN", "exchanged labels", "inputs times 1e6"),
+    "numerics": ("overflow", "loss scale"),
+    "benign": ("large inputs", "learning rate"),
+}
+"""What an incident of each kind can be:
+
+- a *transient* fault, or one of a *device*: what the device computes of one product is wrong, in one element or in every 8th;
+- *checkpoint*: one bit of a parameter is flipped in the state that is loaded before the step;
+- *data*: one element of the batch is NaN, every sample has the label of another class, or inputs are a million times too large;
+- *numerics*: a float16 operation overflows although what it is part of is right, or the loss scale is too large for float16;
+- *benign*: inputs 8 times as large as usual, or a learning rate 30 times as large from this step on.
+"""
+WORKLOADS = ("convolution", "transformer")
+FIRST_STEPS = (44, 60)
+"""The anomaly begins in one of these steps: the rules have seen enough by then."""
+
+
+@dataclass(frozen=True)
+class PlantedIncident:
+    """An anomaly of one training, fully determined.
+
+    Attributes:
+        kind: That a verdict should name.
+        variety: Of `VARIETIES`.
+        probability: Of a fault each time that a faulty device computes the operation; 1 for other kinds.
+        world_size: Number of ranks.
+        seed: Of the training and of the anomaly.
+        workload: Of `WORKLOADS`.
+        rank: Whose device or batch it is; of a checkpoint or a learning rate, that of all ranks.
+        step: In which it begins.
+        draws: Numbers from 0 to 1 that choose the operation or tensor, the element and the bit.
+        seen_in_float64: A faulty device computes wrongly in float64 as well.
+    """
+
+    kind: FaultKind
+    variety: str
+    probability: float
+    world_size: int
+    seed: int
+    workload: str
+    rank: int
+    step: int
+    draws: tuple[float, float, float]
+    seen_in_float64: bool
+
+
+def plant(
+    kind: FaultKind, *, probability: float = 1.0, world_size: int = 1, seed: int = 0, workload: str = "convolution"
+) -> PlantedIncident:
+    """A planted incident of this kind, the same for the same values.
+
+    Args:
+        kind: Of fault; an incident is planted for each but ``undetermined``.
+        probability: That a faulty device computes its operation wrongly, each time; only of ``device``.
+        world_size: Number of ranks.
+        seed: Of the training and of the anomaly.
+        workload: ``convolution`` or ``transformer``, with steps of milliseconds.
+
+    Raises:
+        UsageError: a name that does not exist, a number out of range.
+    """
+    if kind not in VARIETIES:
+        raise unknown_name_error("kind of incident", kind, [one for one in get_args(FaultKind) if one in VARIETIES])
+    if workload not in WORKLOADS:
+        raise unknown_name_error("workload of planted incidents", workload, WORKLOADS)
+    if not 0 < probability <= 1 or (probability < 1 and kind != "device"):
+        raise UsageError(
+            f"probability is {probability:g} for kind {kind!r}; expected a number above 0 and at most 1, and 1 for kinds "
+            "other than device"
+        )
+    check_count("world_size", world_size, 1, 64)
+    rng = np.random.default_rng([check_count("seed", seed, 0, 2**32), zlib.crc32(f"{kind} {workload}".encode())])
+    varieties = VARIETIES[kind]
+    return PlantedIncident(
+        kind, varieties[seed % len(varieties)], probability, world_size, seed, workload,
+        rank=int(rng.integers(world_size)), step=int(rng.integers(*FIRST_STEPS)),
+        draws=(float(rng.random()), float(rng.random()), float(rng.random())), seen_in_float64=bool(rng.integers(2)),
+    )  # fmt: skip

@@ -1,0 +1,137 @@
+"""A small training with a planted anomaly, under the real monitor, until the first alarm has a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from unsilent.faults import Fault
+from unsilent.incidents.plant import PlantedIncident
+from unsilent.incidents.planted_workloads import CLASSES, Batch, Classifier, draw_batch
+from unsilent.monitor import Monitor, MonitorStop
+from unsilent.recovery.fault_verdict import FaultVerdict
+from unsilent.sites import corrupt
+from unsilent.sites.faulty_device import FaultyDevice, element_fault, resolved_fault
+
+MOST_STEPS = 400
+"""After the first step with the anomaly, in a training that has no alarm."""
+RATE = 2e-3
+RULE = "robust-z:early=20"
+"""The rule of the monitor by default, but for steps after which its limits are narrow: of trainings as short as these."""
+TOP_EXPONENT_BIT = 1
+"""Counted from the sign."""
+
+
+@dataclass(frozen=True)
+class PlantedOutcome:
+    """How a training with a planted anomaly ended.
+
+    Attributes:
+        alarm_step: Of the first alarm; None where there was none.
+        suspect: The rank that the monitor suspected; -1: undetermined.
+        verdict: On the first alarm.
+    """
+
+    alarm_step: int | None = None
+    suspect: int = -1
+    verdict: FaultVerdict | None = None
+
+
+class PlantedJob:
+    """The training of one rank."""
+
+    def __init__(self, incident: PlantedIncident, rank: int) -> None:
+        self._incident, self._rank = incident, rank
+        torch.manual_seed(incident.seed)
+        self.model = Classifier(incident.workload, incident.kind == "numerics")
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=RATE)
+        self.called: nn.Module = DistributedDataParallel(self.model) if incident.world_size > 1 else self.model
+        self._is_here = rank == incident.rank
+        self.device = FaultyDevice(self._device_fault, incident.probability, seed=incident.seed)
+        self.device.is_on = False
+
+    def step(self, batch: Batch) -> None:
+        """One training step."""
+        self.optimizer.zero_grad()
+        self.called(batch).backward()
+        self.optimizer.step()
+
+    def begin(self, step: int) -> Batch:
+        """The batch of a step, after what is planted there was done."""
+        incident = self._incident
+        batch = draw_batch(incident.seed, step, self._rank)
+        if step < incident.step:
+            return batch
+        is_first = step == incident.step
+        if incident.kind in ("transient", "device") and self._is_here and is_first:
+            self._turn_on_fault()
+        elif incident.variety == "learning rate" and is_first:
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 300
+        elif incident.kind in ("data", "numerics", "benign") and self._is_here and is_first:
+            return changed_batch(batch, incident)
+        return batch
+
+    def _turn_on_fault(self) -> None:
+        """From now on the device computes one product wrongly, each time or once."""
+        seen = sorted(self.device.seen.items())
+        (self.device.only, times) = seen[int(self._incident.draws[0] * len(seen))]
+        per_step = max(round(times / self._incident.step), 1)
+        self.device.probability = 1 - (1 - self._incident.probability) ** (1 / per_step)
+        self.device.hits_left = 1 if self._incident.kind == "transient" else None
+        self.device.is_on = True
+
+    def _device_fault(self, output: Tensor) -> Fault:
+        if output.dtype == torch.float64 and not self._incident.seen_in_float64:
+            return resolved_fault(output, "xor", np.zeros(0, np.int64), np.zeros(0, np.uint64))
+        if self._incident.variety == "one element":
+            elements = np.array([int(self._incident.draws[1] * output.numel())])
+        else:
+            elements = np.arange(int(self._incident.draws[1] * 8), output.numel(), 8)
+        return element_fault(output, "or", elements, TOP_EXPONENT_BIT)
+
+    def corrupt_parameter(self) -> None:
+        """Flip one bit of a parameter, as in a checkpoint that was damaged."""
+        parameters = list(self.model.parameters())
+        parameter = parameters[int(self._incident.draws[0] * len(parameters))].detach()
+        element = np.array([int(self._incident.draws[1] * parameter.numel())])
+        loaded = parameter.clone()
+        corrupt(loaded, element_fault(parameter, "xor", element, TOP_EXPONENT_BIT + int(self._incident.draws[2] * 3)))
+        parameter.copy_(loaded)
+
+
+def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
+    """The batch with what the incident changes in it."""
+    images, labels = batch.images.clone(), (batch.labels + 1 + int(incident.draws[0] * (CLASSES - 1))) % CLASSES
+    images.view(-1)[int(incident.draws[1] * images.numel())] = float("nan")
+    return {
+        "NaN": batch._replace(images=images),
+        "exchanged labels": batch._replace(labels=labels),
+        "inputs times 1e6": batch._replace(images=batch.images * 1e6),
+        "large inputs": batch._replace(images=batch.images * 50),
+        "overflow": batch._replace(offset=torch.tensor(20.0)),
+        "loss scale": batch._replace(scale=torch.tensor(2.0**24)),
+    }[incident.variety]
+
+
+def run_planted(incident: PlantedIncident, rank: int = 0, **options: Any) -> PlantedOutcome:
+    """How a training with this anomaly ends; called in every rank of ``world_size``."""
+    job = PlantedJob(incident, rank)
+    with (job.device if incident.kind in ("transient", "device") else nullcontext()):
+        with Monitor(job.called, job.optimizer, sampling="fixed:1", rule=(RULE,), **options) as monitor:
+            for step in range(incident.step + MOST_STEPS):
+                batch = job.begin(step)
+                if incident.kind == "checkpoint" and step == incident.step:
+                    job.corrupt_parameter()
+                job.step(batch)
+                if monitor.verdicts:
+                    break
+        v = monitor.verdicts[0] if monitor.verdicts else None
+    return PlantedOutcome(v and v.step, v.suspect if v else -1, None), [str(a) for a in monitor.alarms[:2]], v

@@ -1,0 +1,105 @@
+"""Two small trainings that incidents are planted in: a convolutional network and a transformer, on handwritten digits."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+BATCH, CLASSES, SIDE = 16, 10, 8
+
+
+class Batch(NamedTuple):
+    """What a step gets.
+
+    Attributes:
+        images: float32[n, 8, 8].
+        labels: int64[n].
+        offset: float32[], added to all scores, on which the loss does not depend; its exponential may overflow in float16.
+        scale: float32[], of the gradients of what is computed in float16.
+    """
+
+    images: Tensor
+    labels: Tensor
+    offset: Tensor
+    scale: Tensor
+
+
+@lru_cache(maxsize=1)
+def _digits() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images).float().view(-1, SIDE, SIDE) / 16, torch.from_numpy(labels).long()
+
+
+def draw_batch(seed: int, step: int, rank: int) -> Batch:
+    """The batch of a step and a rank."""
+    images, labels = _digits()
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 64 + rank)
+    chosen = torch.randint(len(images), (BATCH,), generator=generator)
+    return Batch(images[chosen], labels[chosen], torch.zeros(()), torch.tensor(16.0))
+
+
+class Convolution(nn.Module):
+    """Two convolutions and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.features = 16 * (SIDE // 2) ** 2
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = functional.relu(self.second(functional.relu(self.first(images.unsqueeze(1)))))
+        return hidden.flatten(1)
+
+
+class Transformer(nn.Module):
+    """One block with two heads over the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = 32
+        self.rows, self.places = nn.Linear(SIDE, self.features), nn.Parameter(torch.randn(SIDE, self.features) * 0.1)
+        self.block = nn.TransformerEncoderLayer(self.features, 2, 64, dropout=0.0, batch_first=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden: Tensor = self.block(self.rows(images) + self.places)
+        return hidden.mean(1)
+
+
+class Classifier(nn.Module):
+    """A body, a layer of scores and the loss; what makes the loss of scores may be computed in float16."""
+
+    def __init__(self, workload: str, is_narrow: bool) -> None:
+        super().__init__()
+        self.body = Convolution() if workload == "convolution" else Transformer()
+        self.scores = nn.Linear(self.body.features, CLASSES)
+        self._is_narrow = is_narrow
+
+    def forward(self, batch: Batch) -> Tensor:
+        scores = self.scores(self.body(batch.images)) + batch.offset
+        if not self._is_narrow:
+            return functional.cross_entropy(scores, batch.labels)
+        scale = batch.scale  # of the gradients inside of what is computed in float16
+        scores = Scaled.apply(scores, 1 / scale).half()
+        exponentials = scores.exp()  # the largest score is not taken away first, which would not overflow
+        probabilities = Scaled.apply(exponentials / exponentials.sum(-1, keepdim=True), scale)
+        return -(probabilities.float().gather(1, batch.labels[:, None]) + 1e-7).log().mean()
+
+
+class Scaled(torch.autograd.Function):
+    """The same value, whose gradient is multiplied by a number."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (scale,) = ctx.saved_tensors
+        return gradient * scale, None

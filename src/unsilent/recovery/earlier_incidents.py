@@ -1,0 +1,101 @@
+"""Earlier incidents by device, in a small file beside the folders of incidents, so that they add up over jobs.
+
+    incidents/devices.json      {"schema": 1, "incidents": [{"device": …, "step": …, "kind": …}, …]}, the last one last
+
+Only incidents that leave a suspicion on a device are remembered. The file may come from anywhere: it is read with a limit on its
+size, and every value in it is checked.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unsilent.errors import UsageError, first_line
+from unsilent.plainfiles import parse_json, read_plain, replace_file
+from unsilent.recovery.evidence import Evidence
+from unsilent.recovery.fault_verdict import FaultVerdict
+
+DEVICES_FILE = "devices.json"
+SCHEMA = 1
+SUSPECTED = ("transient", "device", "undetermined")
+"""Kinds that leave a suspicion on a device."""
+MOST_INCIDENTS = 1000
+MOST_BYTES = 2**22
+"""More than so many incidents take, whatever the characters of their devices."""
+LONGEST_NAME = 300
+
+
+@dataclass(frozen=True)
+class EarlierIncident:
+    """An incident of an earlier run.
+
+    Attributes:
+        device: Host and device, as `device_identity` returns them.
+        step: Of the alarm.
+        kind: Of the fault.
+    """
+
+    device: str
+    step: int
+    kind: str
+
+
+def device_identity(known: Evidence | FaultVerdict) -> str:
+    """Host and device of an alarm, in one text; empty where no rank is named."""
+    return f"{known.host} {known.device}".strip()[:LONGEST_NAME] if known.rank >= 0 else ""
+
+
+def read_earlier_incidents(path: Path) -> list[EarlierIncident]:
+    """What the file remembers, oldest first; nothing where there is none. Raises ``UsageError`` for any other file."""
+    if not path.exists():
+        return []
+    content = read_plain(path, MOST_BYTES)
+    try:
+        table = parse_json(content)
+        if not isinstance(table, dict) or table.get("schema") != SCHEMA or not isinstance(table.get("incidents"), list):
+            raise ValueError(f"expected an object with schema {SCHEMA} and a list of incidents")
+        return [_read_incident(one) for one in table["incidents"]]
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is no file of earlier incidents: {first_line(error)[:200]}; correct it, or delete it to forget them"
+        ) from None
+
+
+def with_earlier_incidents(evidence: Evidence, earlier: list[EarlierIncident]) -> Evidence:
+    """The evidence with what earlier incidents say of its device and of its step."""
+    device = device_identity(evidence)
+    own = [one for one in earlier if device and one.device == device]
+    return replace(
+        evidence,
+        strikes=sum(one.kind in ("transient", "device") for one in own),
+        strikes_in_step=sum(one.kind == "undetermined" and one.step == evidence.step for one in own),
+        strikes_elsewhere=sum(bool(device) and one.device != device and one.step == evidence.step for one in earlier),
+    )
+
+
+def remember_incident(path: Path, earlier: list[EarlierIncident], verdict: FaultVerdict) -> None:
+    """Write the file with one more incident, where the verdict leaves a suspicion on a device. Raises ``OSError``."""
+    device = device_identity(verdict)
+    if not device or verdict.kind not in SUSPECTED:
+        return
+    incidents = [*earlier, EarlierIncident(device, verdict.step, verdict.kind)][-MOST_INCIDENTS:]
+    table = {"schema": SCHEMA, "incidents": [asdict(one) for one in incidents]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(table, indent=1).encode())
+
+
+def _read_incident(value: Any) -> EarlierIncident:
+    """An incident from JSON; raises ``ValueError``."""
+    if not isinstance(value, dict):
+        raise ValueError("an incident is no object")
+    device, step, kind = (value.get(name) for name in ("device", "step", "kind"))
+    if not isinstance(device, str) or not device or len(device) > LONGEST_NAME:
+        raise ValueError(f"a device is no text of 1 to {LONGEST_NAME} characters")
+    if type(step) is not int or not 0 <= step < 2**63:
+        raise ValueError("a step is no whole number from 0 on")
+    if kind not in SUSPECTED:
+        raise ValueError(f"a kind is none of {', '.join(SUSPECTED)}")
+    return EarlierIncident(device, step, kind)

@@ -1,0 +1,104 @@
+"""Nested tensors and plain values in a safetensors file: never a pickle, and the same bits and memory layout again.
+
+Tensors are stored by the keys that lead to them; a JSON text in the header has the nesting and all that is no tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsilent.checkpoints.writing import write_safetensors
+from unsilent.errors import UsageError, first_line
+from unsilent.nested import map_tensors
+from unsilent.plainfiles import open_plain, parse_json
+
+_NESTING = "nesting"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def host_copy(value: Any) -> Any:
+    """The same nesting with copies on the host of what this rank has of each tensor."""
+    return map_tensors(value, lambda _, tensor: getattr(tensor, "_local_tensor", tensor).detach().to("cpu", copy=True))
+
+
+def write_tensors(path: Path, value: Any) -> None:
+    """Write a nesting of tensors on the host and plain values, at once. Raises ``OSError``; ``UsageError`` for other values."""
+    tensors: dict[str, Tensor] = {}
+    nesting = _taken_apart(value, "", tensors)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        write_safetensors(tensors, draft, {_NESTING: json.dumps(nesting)})
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_tensors(path: Path) -> Any:
+    """What `write_tensors` wrote. Raises ``UsageError`` for any other file."""
+    from safetensors import SafetensorError, safe_open
+
+    open_plain(path).close()  # no pipe, no device
+    try:
+        with safe_open(path, "pt") as file:
+            nesting = parse_json((file.metadata() or {})[_NESTING].encode())
+            return _put_together(nesting, file.get_tensor)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
+        raise UsageError(
+            f"{path} does not have the tensors of an incident: {first_line(error)[:200]}; give a file that a monitor wrote"
+        ) from None
+
+
+def _taken_apart(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """The nesting as JSON; tensors are added by name."""
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_quantized:
+            raise UsageError(f"{where} is no dense tensor, which a file of safetensors cannot hold")
+        name = where or "tensor"
+        while name in tensors:
+            name += "'"
+        tensors[name] = value.contiguous().clone()  # tensors of a file share no memory
+        return {"tensor": name, "strides": None if value.is_contiguous() else list(value.stride())}
+    if isinstance(value, Mapping):
+        pairs = [
+            [key if isinstance(key, _PLAIN) else str(key), _taken_apart(part, f"{where}/{key}".lstrip("/"), tensors)]
+            for key, part in value.items()
+        ]
+        return {"dict": pairs}
+    if isinstance(value, (list, tuple)):
+        parts = [_taken_apart(part, f"{where}/{number}".lstrip("/"), tensors) for number, part in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": parts}
+    if not isinstance(value, _PLAIN):
+        raise UsageError(
+            f"{where or 'it'} is a {type(value).__name__}; expected tensors, numbers, texts, lists and dicts"
+        )
+    return value
+
+
+def _put_together(nesting: Any, tensor: Any) -> Any:
+    if not isinstance(nesting, dict):
+        return nesting
+    if "tensor" in nesting:
+        value = tensor(nesting["tensor"])
+        if (strides := nesting["strides"]) is None:
+            return value
+        return _with_strides(value, strides)
+    if "dict" in nesting:
+        return {key: _put_together(part, tensor) for key, part in nesting["dict"]}
+    parts = [_put_together(part, tensor) for part in nesting["tuple" if "tuple" in nesting else "list"]]
+    return tuple(parts) if "tuple" in nesting else parts
+
+
+def _with_strides(value: Tensor, strides: list[int]) -> Tensor:
+    """The same elements in another memory layout, which takes no more memory than a few times theirs."""
+    room = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
+    if not 0 < room <= 4 * max(1, value.numel()) or min(strides, default=0) < 0:
+        raise ValueError("the memory layout of a tensor is none")
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
