@@ -14,8 +14,8 @@ from torch import nn
 from monitor.trainings import TRAININGS, plain, sgd, state_of
 from unsilent.monitor import Monitor
 from unsilent.monitor.program_writes import FIRST_COMPARISONS, FIRST_STEPS, ProgramWrites
-from unsilent.monitor.signals.fingerprints import COUNTERS, bit_sums
-from unsilent.monitor.signals.magnitudes import SMALL
+from unsilent.monitor.signals.fingerprints import COUNTERS
+from unsilent.recovery.digests import SMALL, device_digests, digests_of
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -38,25 +38,27 @@ def test_every_single_bit_is_noticed(dtype, size, offset, seed, bit):
         content %= 2
     memory = torch.from_numpy(content.copy()).view(dtype)
     tensor = memory[offset : offset + size]
-    (before,) = bit_sums([tensor]).tolist()
+    (before,), (before_on_device,) = digests_of([tensor]).tolist(), device_digests([tensor]).tolist()
     own = content.copy()
     place, shift = divmod(bit % (size * dtype.itemsize * 8), 8)
     own[offset * dtype.itemsize + place] ^= 1 << (0 if dtype is torch.bool else shift)
     other = torch.from_numpy(own).view(dtype)[offset : offset + size]
-    assert bit_sums([other]).tolist() != [before]
-    assert bit_sums([tensor, other, torch.ones(3)])[0] == before
+    assert digests_of([other]).tolist() != [before]
+    assert digests_of([tensor, other, torch.ones(3)])[0] == before
+    assert device_digests([other]).tolist() != [before_on_device]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [SMALL, SMALL + 1, 3 * SMALL + 3])
-def test_sizes_around_those_that_are_read_together(dtype, size):
+@pytest.mark.parametrize("digests", [digests_of, device_digests])
+def test_sizes_around_those_that_are_read_together(dtype, size, digests):
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
-    before = bit_sums([tensor, tensor[:5]])
+    before = digests([tensor, tensor[:5]])
     for place in (0, size - 1, size // 2):
         bytes_of(tensor)[place * dtype.itemsize] ^= 1
-        assert bit_sums([tensor])[0] != before[0]
+        assert digests([tensor])[0] != before[0]
         bytes_of(tensor)[place * dtype.itemsize] ^= 1
-    assert torch.equal(bit_sums([tensor, tensor[:5]]), before)
+    assert torch.equal(digests([tensor, tensor[:5]]), before)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +66,8 @@ def test_sizes_around_those_that_are_read_together(dtype, size):
 )
 def test_strided_tensors_have_the_fingerprint_of_their_elements(make):
     tensor = make(torch.randn(6, 8, generator=torch.Generator().manual_seed(0)))
-    assert torch.equal(bit_sums([tensor]), bit_sums([tensor.contiguous()]))
-    assert bit_sums([]).tolist() == []
+    assert torch.equal(digests_of([tensor]), digests_of([tensor.contiguous()]))
+    assert digests_of([]).tolist() == []
 
 
 # -- in a training -------------------------------------------------------------------------------------------------------

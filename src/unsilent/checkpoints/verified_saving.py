@@ -23,6 +23,7 @@ from unsilent.checkpoints.hashes import FileHash, TensorHash, hash_files
 from unsilent.checkpoints.manifest import Manifest, make_manifest, manifest_path, shown_name
 from unsilent.checkpoints.memory_hashes import hashes_in_memory, with_own_values
 from unsilent.checkpoints.recent_saves import note_save
+from unsilent.checkpoints.recent_loads import note_load
 from unsilent.checkpoints.replacing import (
     draft_folder,
     put_manifest,
@@ -163,6 +164,7 @@ def verified_load(path: str | Path, **load_options: Any) -> Any:
                 raise
             continue  # something has replaced it since it was verified
         if before == state_of_files(target):
+            note_load()
             return result
     raise UsageError(f"{target} is replaced again and again while it is loaded; load it when nothing saves")
 

@@ -124,7 +124,7 @@ def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
 def run_planted(incident: PlantedIncident, rank: int = 0, **options: Any) -> PlantedOutcome:
     """How a training with this anomaly ends; called in every rank of ``world_size``."""
     job = PlantedJob(incident, rank)
-    with (job.device if incident.kind in ("transient", "device") else nullcontext()):
+    with job.device if incident.kind in ("transient", "device") else nullcontext():
         with Monitor(job.called, job.optimizer, sampling="fixed:1", rule=(RULE,), **options) as monitor:
             for step in range(incident.step + MOST_STEPS):
                 batch = job.begin(step)

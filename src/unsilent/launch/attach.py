@@ -27,7 +27,7 @@ from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.monitor import Monitor
 from unsilent.monitor.monitored import is_monitored
 from unsilent.monitor.reporter import Sink
-from unsilent.monitor.settings import MonitorSettings
+from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
 from unsilent.monitor.signals.trained_parameters import unwrapped
 
 LOGGER = "unsilent.monitor"
@@ -86,7 +86,7 @@ class AutomaticMonitor:
 
         Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
         backward_hooks.add_listener(self)
-        if self._settings.on_alarm == "rerun":
+        if self._settings.on_alarm in EXECUTE_AGAIN:
             self._loops.start()
 
     def stop(self, wait: bool = True) -> None:

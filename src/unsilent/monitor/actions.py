@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.errors import UnsilentError
-from unsilent.monitor.settings import MonitorSettings
+from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
 from unsilent.plainfiles import move_aside
 
 UNCONFIRMED, CONFIRMED = 16, 17
@@ -69,8 +69,10 @@ class AlarmAction:
             self._saved += 1
             path = save_state(self._settings.save_to, self._model, self._optimizers, step, self._rank)
             return f"the state was saved to {path}"
-        if action == "rerun":
-            return NO_RERUN + no_rerun if no_rerun else "the last steps are executed again"
+        if action in EXECUTE_AGAIN and no_rerun:
+            return NO_RERUN + no_rerun
+        if action in EXECUTE_AGAIN:
+            return "the last steps are executed again" + (" to be compared" if action == "replay" else "")
         return {"stop": "the job stops"}.get(action, "the training goes on")
 
     def begin_step(self, optimizer: Optimizer) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unsilent.errors import UsageError
 from unsilent.events.host import SLOT
+from unsilent.recovery.rank_link import RankLink
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """Until a rank that tells nothing is an error; as long as torch waits by default."""
@@ -124,6 +125,11 @@ class Exchange:
                     f"the ranks have different settings of the monitor: {name} is {told}; give all ranks the same"
                 )
         return result
+
+    @property
+    def link(self) -> RankLink:
+        """The same ranks, for what they give each other in other places."""
+        return RankLink(self._group)
 
     @property
     def outstanding(self) -> int:

@@ -11,7 +11,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,14 +21,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unsilent.monitor.loop_state import LoopVariables
-from unsilent.outcomes.tensors import leaves, words_of
+from unsilent.outcomes.tensors import leaves
+from unsilent.recovery.digests import device_digests
 from unsilent.workloads.trainings.randomness import generator_state
 
 if TYPE_CHECKING:
     from unsilent.monitor.loop_watch import KeptVariables
 
-CHUNK = 1 << 20
-"""Words of a tensor that are worked on at once."""
 SAMPLE = 16384
 """Elements of an input that its fingerprint is made of, evenly spread where there are more."""
 
@@ -273,47 +271,15 @@ class ExecutionRecorder:
 @torch.no_grad()
 def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
     """A number that stands for the bits of tensors in their order, int64[] on the device of the first."""
-    result = [_of_one(t.detach()) for t in tensors if t.layout is torch.strided and t.numel()]
-    if not result:
+    samples = [_sample(t) for t in tensors if t.layout is torch.strided and t.numel()]
+    if not samples:
         return torch.zeros((), dtype=torch.int64)
-    total = result[0]
-    for one in result[1:]:
-        total = total * 31 + one.to(total.device)
-    return total
+    return device_digests([device_digests(samples)])[0]
 
 
-@torch.no_grad()
-def digests_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[int]:
-    """Numbers that stand for the bits of parameters, buffers, gradients and states of optimizers, all of them."""
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    stepped = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
-    tensors += [*stepped.values(), *(p.grad for p in stepped.values() if p.grad is not None)]
-    tensors += [t for o in optimizers for state in o.state.values() for t in leaves(state)]
-    return [int(_of_all(t.detach())) for t in tensors if t.layout is torch.strided and t.numel()]
-
-
-def _of_all(tensor: Tensor) -> Tensor:
-    """A number that stands for all bits of a tensor, int64[]; not sampled."""
-    words = words_of(tensor.contiguous()).reshape(-1)
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for part in words.split(CHUNK):
-        total = total * 31 + (part.to(torch.int64) * _factors(len(part), part.device)).sum()
-    return total
-
-
-def _of_one(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()
-    if flat.numel() > SAMPLE:
-        flat = flat[:: -(-flat.numel() // SAMPLE)]
-    words = words_of(flat).reshape(-1).to(torch.int64)
-    return (words * _factors(len(words), words.device)).sum()
-
-
-@lru_cache(maxsize=64)
-def _factors(count: int, device: torch.device) -> Tensor:
-    """Odd numbers that differ from place to place, int64[count]; sums of products wrap around."""
-    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
-    return torch.from_numpy(numbers.view(np.int64)).to(device)
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: -(-flat.numel() // SAMPLE)] if flat.numel() > SAMPLE else flat
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,10 +50,10 @@ from unsilent.monitor.execution_record import (
     RepeatableStep,
     ReplayableIteration,
     SnapshotSegment,
-    digests_of,
     repetition_differences,
 )
 from unsilent.monitor.guard_plan import announce, make_plan
+from unsilent.monitor.live_steps import LiveSteps
 from unsilent.monitor.loop_state import (
     LoopVariables,
     find_objects,
@@ -66,6 +66,7 @@ from unsilent.monitor.magnitude_check import MagnitudeCheck, StepCheck
 from unsilent.monitor.monitored import checked_optimizers
 from unsilent.monitor.pending_magnitudes import Ranks, any_rank, process_group_for
 from unsilent.monitor.watched_tensors import find_watched_tensors, magnitudes_of
+from unsilent.recovery.digests import digest_text, state_tensors
 from unsilent.recovery.ring import SnapshotLocation, SnapshotRing
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state, save_generator_states
 
@@ -73,6 +74,8 @@ __all__ = ["Alarm", "Guard", "GuardStop"]
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
+Replay = Callable[[Alarm, LiveSteps], Iterator[Any]]
+"""Yields what iterations begin with, to have their bodies executed."""
 SEARCHES = 2
 """Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
 ENDED = "no loop is running whose steps could be"
@@ -105,6 +108,7 @@ class Guard:
         strict: A recovery that may not be exact is an error, not a warning.
         on_alarm: Is called with every alarm.
         check: What finds alarms; None: the magnitudes of parameters, moments and moving statistics.
+        replay: Executes steps again only to compare them; None: they are executed again to go on from there.
 
     Raises:
         UsageError: the model or an optimizer is guarded already, an optimizer remembers no gradients, a part cannot be put back.
@@ -133,6 +137,7 @@ class Guard:
         strict: bool = False,
         on_alarm: Callable[[Alarm], None] | None = None,
         check: StepCheck | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self._model = model
         further = [other for other in stateful_objects if isinstance(other, Optimizer)]
@@ -148,7 +153,7 @@ class Guard:
             raise wrong_value_error("on_alarm", on_alarm, "a function that is called with each alarm")
         if check is not None and not callable(getattr(check, "check_last", None)):
             raise wrong_value_error("check", check, "an object with the methods of StepCheck, or None")
-        self._on_alarm, self._ranks, self._strict = on_alarm, ranks, strict
+        self._on_alarm, self._ranks, self._strict, self._replay = on_alarm, ranks, strict, replay
         process_group_for(ranks)
         on_cuda = any(p.is_cuda for p in model.parameters())
         self.plan = make_plan(snapshot_interval, spread, delayed_check, snapshot_count, on_cuda)
@@ -245,10 +250,10 @@ class Guard:
                 self._begin(batch)
                 yield batch
                 if (alarm := self._end()) is not None:
-                    yield from self._recover(alarm)
+                    yield from self._execute_again(alarm)
             if (alarm := self._check_steps.check_last()) is not None:
                 after = save_generator_states(self._ring.generators)  # the loader may have drawn at its end
-                yield from self._recover(alarm)
+                yield from self._execute_again(alarm)
                 after()
             self.discard_snapshots()  # batches and states
         except GeneratorExit:  # by break, return or an exception in the body
@@ -338,7 +343,7 @@ class Guard:
 
     def _run_again(self, first: Alarm | None) -> None:
         if first is not None:
-            for again in self._recover(first):
+            for again in self._execute_again(first):
                 again()
 
     # -- one iteration -----------------------------------------------------------------------------------------
@@ -407,6 +412,30 @@ class Guard:
 
     # -- recovery ----------------------------------------------------------------------------------------------
 
+    def _execute_again(self, alarm: Alarm) -> Iterator[Any]:
+        return self._recover(alarm) if self._replay is None else self._compare(alarm, self._replay)
+
+    def _compare(self, alarm: Alarm, replay: Replay) -> Iterator[Any]:
+        """Executes the iterations since the oldest state again, to be compared, and puts all back as it is now."""
+        self._report(alarm)
+        execution, updates = self._recorder.current_execution, self._updates()
+        returned, variables = list(self._results), self._variables
+        now = self._ring.hold()
+        self._recorder.current_execution = ExecutionRecord()
+        self._is_repeating = True
+        try:
+            iterations = [one for segment in self._segments for one in segment.iterations]
+            yield from replay(
+                alarm, LiveSteps(self._model, self._optimizers, self._ring, iterations, self._check_steps)
+            )
+        finally:
+            self._is_repeating = False
+            now.restore()
+            self._check_steps.drop_pending()
+            self._recorder.current_execution, self._variables = execution, variables
+            self._results.extend(returned)
+            self._segments[-1].updates += self._updates() - updates
+
     def _recover(self, first: Alarm) -> Iterator[Any]:
         """Goes back to the oldest state and yields what the iterations since then began with, to be executed again, twice.
 
@@ -424,7 +453,7 @@ class Guard:
             segments = self._go_back()
             count = sum(len(segment.iterations) for segment in segments)
             yield from self._again(segments, first, count)
-            digests = digests_of(self._model, self._optimizers)
+            digest = self._digest()
             second_end = self._watch.contents(self._variables())
             second = self._go_back()
             yield from self._again(second, first, count)
@@ -434,7 +463,7 @@ class Guard:
         finally:
             self._is_repeating = False
         third = self._segments
-        causes += repetition_differences(segments, second, third, digests == digests_of(self._model, self._optimizers))
+        causes += repetition_differences(segments, second, third, digest == self._digest())
         more_tensors, counted = differing_values(first_end, second_end, self._watch.contents(self._variables()), values)
         tensors = list(dict.fromkeys((*tensors, *more_tensors)))
         if tensors:
@@ -498,6 +527,9 @@ class Guard:
                 yield item
                 if (alarm := self._end(whole=True)) is not None:
                     self._give_up(GuardStop(alarm, first, count))
+
+    def _digest(self) -> str:
+        return digest_text(state_tensors(self._model, self._optimizers))
 
     def _any_rank(self, flag: bool) -> bool:
         return any_rank(flag, process_group_for(self._ranks), next(self._model.parameters()).device)

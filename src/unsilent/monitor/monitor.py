@@ -29,6 +29,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.argument_names import names_arguments
+from unsilent.checkpoints.recent_loads import loads_so_far
 from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import GRADIENT, Series
@@ -40,6 +41,7 @@ from unsilent.events.incident_folder import FOLDER as INCIDENTS_FOLDER
 from unsilent.events.sinks import LOGGER, isolated, make_sinks
 from unsilent.monitor.actions import CONFIRMED, NO_LOOP, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.agreement import Agreement
+from unsilent.monitor.alarm_replay import MOST_REPLAYS, TOO_MANY, AlarmReplay, judge
 from unsilent.monitor.exchange import (
     LEAVING_SECONDS,
     Exchange,
@@ -52,6 +54,7 @@ from unsilent.monitor.exchange import (
 from unsilent.monitor.guard import ENDED, Guard
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
 from unsilent.monitor.incident_writer import IncidentWriter, training_state
+from unsilent.monitor.live_steps import LiveSteps
 from unsilent.monitor.loop_code import is_plain_loop
 from unsilent.monitor.loop_state import is_of_library
 from unsilent.monitor.monitored import MONITORED, checked_optimizers
@@ -60,13 +63,14 @@ from unsilent.monitor.reporter import Reporter, Sink
 from unsilent.monitor.rerun_check import RerunCheck, alarm_of
 from unsilent.monitor.rule_streams import RuleStreams
 from unsilent.monitor.sampling import MOST_ROWS_OF_RANKS, CostMeter, SampleIntervals, SamplingControl
-from unsilent.monitor.settings import MonitorSettings, settings_of
+from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings, settings_of
 from unsilent.monitor.signals.collector import SignalCollector
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.trained_parameters import begins_alike
 from unsilent.monitor.step_checks import StepChecks
 from unsilent.monitor.step_judge import StepJudge, full_name
 from unsilent.monitor.suspicion import Suspicion
+from unsilent.recovery.evidence import Evidence
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
@@ -151,6 +155,10 @@ class Monitor:
         self._guard: Guard | None = None
         self._loop_problem = ""
         self._due: Alarm | None = None
+        self._replay: AlarmReplay | None = None
+        self._replays = 0
+        self._loads = loads_so_far()
+        self._loaded_at = 0 if self._loads else None
         self._costs = CostMeter(self._collector.seconds)
         parameters = sum(one.feature == GRADIENT for one in self._collector.series)
         self._sampling = SamplingControl(settings, self._costs, parameters)
@@ -324,30 +332,48 @@ class Monitor:
     # -- executing steps again ---------------------------------------------------------------------------------
 
     def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches, as `Guard.iterate`: those of the last steps come again after an alarm. For ``on_alarm="rerun"``."""
+        """The batches, as `Guard.iterate`: those of the last steps come again after an alarm (``rerun``, ``replay``)."""
         frame, guard = sys._getframe(1), self._rerunning()
         is_plain = is_of_library(frame.f_code.co_filename) or is_plain_loop(frame.f_code, frame.f_lasti, "CALL")
         self._loop_problem = "" if is_plain else NOT_PLAIN
         return guard.iterate(batches)
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
-        """One step, as `Guard.step`: it is run again after an alarm. For ``on_alarm="rerun"``."""
+        """One step, as `Guard.step`: it is run again after an alarm. For ``rerun`` and ``replay`` of ``on_alarm``."""
         self._loop_problem = ""
         return self._rerunning().step(run, *arguments)
 
     def _rerunning(self) -> Guard:
         """What keeps states and executes steps again; made at first use."""
-        if self.settings.on_alarm != "rerun":
+        if self.settings.on_alarm not in EXECUTE_AGAIN:
             raise UsageError(
-                f"on_alarm is {self.settings.on_alarm!r}; expected 'rerun' for steps that are executed again"
+                f"on_alarm is {self.settings.on_alarm!r}; expected 'rerun' or 'replay' for steps that are executed again"
             )
         if self._guard is None:
             interval = max(SNAPSHOT_INTERVAL, self.intervals.longest)
             self._guard = Guard(
                 self._model, self._optimizers, self, check=RerunCheck(self), ranks=self._ranks, snapshot_interval=interval,
                 delayed_check=self._is_late, spread=1,
+                replay=self._execute_again if self.settings.on_alarm == "replay" else None,
             )  # fmt: skip
         return self._guard
+
+    def _execute_again(self, alarm: Alarm, steps: LiveSteps) -> Iterator[Any]:
+        """Yields what iterations begin with; all that is learnt meanwhile is forgotten, but for the verdict on the alarm."""
+        replay, judge = self._replay, self._judge
+        assert replay is not None
+        was_off = self._is_off
+        self._judge = judge.apart(self._reporter.silent())
+        try:
+            yield from replay.run(steps)
+        finally:
+            self._judge, self._replay = judge, None
+        failed = "the monitor ended while the step was executed again" if self._is_off and not was_off else ""
+        self._report_fault(replay.evidence(failed))
+
+    def _report_fault(self, evidence: Evidence) -> None:
+        verdict = judge(evidence)
+        log.warning("step %d: %s: %s", verdict.step, verdict.kind, verdict.reason)
 
     def take_alarm(self, flush: bool) -> Alarm | None:
         """An alarm of any rank that steps are executed again for; ``flush``: in the last step as well."""
@@ -360,11 +386,16 @@ class Monitor:
         due, self._due = self._due, None
         if due is not None and (why := self._why_no_rerun()):  # the verdict may have come in the middle of the step
             log.warning("%s: %s%s", due.summary, NO_RERUN, why)
+            if self._replay is not None:
+                self._report_fault(self._replay.evidence(why))
+                self._replay = None
             return None
         return due
 
     def _why_no_rerun(self) -> str:
         """Why the last steps cannot be executed again; empty where they can."""
+        if self.settings.on_alarm == "replay" and self._replays > MOST_REPLAYS:
+            return TOO_MANY
         return NO_LOOP if self._guard is None else self._loop_problem or self._guard.why_not_repeatable()
 
     def drop_pending(self) -> None:
@@ -386,12 +417,17 @@ class Monitor:
     def state_dict(self) -> dict[str, Any]:
         """What goes back with the training when steps are executed again."""
         own = self._collector.steps_of_optimizers
-        return {"step": self._collector.step, "steps of optimizers": own, "rules": self._streams.state}
+        return {
+            "step": self._collector.step,
+            "steps of optimizers": own,
+            "rules": self._streams.state,
+            "checks": self._checks.state,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back."""
         self._collector.start_at(state["step"], state["steps of optimizers"])
-        self._streams.state = state["rules"]
+        self._streams.state, self._checks.state = state["rules"], state["checks"]
 
     # -- steps of the optimizers -------------------------------------------------------------------------------
 
@@ -451,7 +487,9 @@ class Monitor:
     def _take_row(self, flush: bool) -> None:
         """The signals of a step are complete: judge them, or those of the step before where they come late."""
         self._pending.append((self._collector.take_row(), not self._agreement.is_behind))
-        if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm == "rerun" and self._guard is None:
+        if (loads := loads_so_far()) != self._loads:
+            self._loads, self._loaded_at = loads, self._collector.step
+        if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm in EXECUTE_AGAIN and self._guard is None:
             what = "the step of an alarm is left out" if self.settings.mode == "strict" else "an alarm is only logged"
             log.warning("%s%s; %s", NO_RERUN, NO_LOOP, what)
         if not self._collector.reads_all:
@@ -533,6 +571,9 @@ class Monitor:
             )
             self._turn_off()
             return
+        if self._replay is not None and self._replay.is_running:
+            self._replay.add(self._suspicion.relevant(rows))
+            return
         parts = ("gradients", "values", "state", "rows")
         self._set_intervals(SampleIntervals(*(max(getattr(row, part) for row in rows) for part in parts)))
         self._plan_next_read(max(row.step for row in rows))
@@ -556,14 +597,21 @@ class Monitor:
         self._reporter.replicas(step, differing, versions, self._suspicion.is_difference_new)
         if suspect is None or not (is_new or action in ("skip", "rerun")):
             return
-        no_rerun = self._why_no_rerun() if action == "rerun" else ""
+        self._replays += action == "replay"
+        no_rerun = self._why_no_rerun() if action in EXECUTE_AGAIN else ""
         outcome = self._action.act(step, no_rerun)
-        is_rerun = action == "rerun" and not no_rerun
+        is_rerun = action in EXECUTE_AGAIN and not no_rerun
         if is_new or is_rerun:
             names = self._collector.state_names
             verdict = self._reporter.verdict(step, rows, differing, suspect, names, action, outcome)
             if is_rerun:
                 self._due = alarm_of(verdict, rows, self._reporter.alarms)
+            if action == "replay":
+                since_load = None if self._loaded_at is None else step - self._loaded_at
+                self._replay = AlarmReplay(verdict, since_load, self._exchange.link)
+                if not is_rerun:
+                    self._report_fault(self._replay.evidence(no_rerun))
+                    self._replay = None
         if action == "stop":
             self._has_stopped, has_changed = True, any(row.changed for row in rows)
             why = f": bits changed between two steps, {UNRECORDED}" if has_changed else ""

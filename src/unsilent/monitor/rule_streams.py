@@ -119,15 +119,14 @@ class RuleStreams:
     @property
     def state(self) -> list[Any]:
         """Of all rules; may be put back."""
-        return [stream.state for _, stream in self._streams]
+        return [(stream.state, levels.copy()) for (_, stream), levels in zip(self._streams, self._levels, strict=True)]
 
     @state.setter
     def state(self, states: Sequence[Any]) -> None:
-        for (_, stream), state in zip(self._streams, states, strict=False):
-            stream.state = state
-        for _, stream in self._streams[len(states) :]:
+        for (_, stream), levels, (state, levels_then) in zip(self._streams, self._levels, states, strict=False):
+            stream.state, levels[:] = state, levels_then
+        for (_, stream), levels in zip(self._streams[len(states) :], self._levels[len(states) :], strict=True):
             stream.state = stream.rule.initial_state([stream.series[n] for n in stream.columns])
-        for levels in self._levels:
             levels[:] = NORMAL
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unsilent.events.sinks import LOGGER
-from unsilent.monitor.settings import MonitorSettings
+from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
 from unsilent.report.text import count_text
 
 LOOKS = (4, 10, 20, 40)
@@ -230,7 +230,7 @@ class SamplingControl:
 
     def __init__(self, settings: MonitorSettings, costs: CostMeter, parameters: int = 0) -> None:
         fixed = settings.sampling_interval
-        asks = settings.mode == "strict" or settings.on_alarm == "rerun" or settings.fingerprint == "full"
+        asks = settings.mode == "strict" or settings.on_alarm in EXECUTE_AGAIN or settings.fingerprint == "full"
         self.reads_all = asks or fixed is not None
         first = SampleIntervals() if self.reads_all else SampleIntervals.of_rows(MOST_ROWS)
         self.intervals = self.wanted = first if fixed is None else SampleIntervals(fixed, fixed, fixed)

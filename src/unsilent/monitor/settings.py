@@ -16,8 +16,10 @@ from unsilent.options import OUTPUT_PANEL, Option, check_count, options_of
 from unsilent.sizes import parse_whole_number
 
 DETECTION_PANEL, ALARM_PANEL, COST_PANEL = "Detection", "Alarms", "Cost"
-ACTIONS = ("log", "skip", "rerun", "save", "stop")
+ACTIONS = ("log", "skip", "rerun", "replay", "save", "stop")
 """What is done on an alarm."""
+EXECUTE_AGAIN = ("rerun", "replay")
+"""What executes the last steps again."""
 MODES = ("lagged", "strict")
 FINGERPRINTS = ("rotating", "full", "off")
 INCIDENTS = ("full", "small", "off")
@@ -95,7 +97,8 @@ class MonitorSettings:
     on_alarm: Annotated[
         str,
         Option(
-            "On an alarm: log; skip the optimizer step; rerun the last steps; save the state; stop the job.",
+            "On an alarm: log; skip the optimizer step; rerun the last steps; replay them to find out what kind of fault it was, "
+            "without changing the training; save the state; stop the job.",
             ALARM_PANEL,
         ),
     ] = "log"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -69,6 +70,17 @@ class StepChecks:
             self._check(step, of, value, is_scaled)
         else:
             series.add(value)
+
+    @property
+    def state(self) -> Any:
+        """What was learnt so far; may be put back."""
+        return self._norms, self._last_bad
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._norms, self._last_bad = state
+        self._on_the_way.clear()
+        self.found = []
 
     def take(self) -> list[tuple[int, Finding]]:
         """What was found since the last time."""

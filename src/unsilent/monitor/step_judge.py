@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 
@@ -54,6 +55,12 @@ class StepJudge:
         self._infinite = InfiniteValues()
         self._waiting: list[Finding] = []
         self.waits = Waits()
+
+    def apart(self, reporter: Reporter) -> StepJudge:
+        """Another one that judges as this one does now, but reports and learns apart from it; the rules are the same."""
+        other = StepJudge(self._collector, self._streams, self._costs, reporter, None)
+        other._writes, other._infinite = copy.deepcopy((self._writes, self._infinite))
+        return other
 
     def judge(self, row: SignalRow) -> RankRow:
         """What this rank says of a step."""

@@ -95,14 +95,7 @@ class SnapshotRing:
         slot = self._slots[place]
         if len(self._held) == self._count:
             self._held.pop(0)
-        held = HeldTraining(
-            *self._parts,
-            self.others,
-            gradients=self._gradients,
-            further=self.further_tensors,
-            copies=slot,
-            generators=self.generators,
-        )
+        held = self._copy(slot)
         self._held.append((held, slot))
         self._next += 1
         return held
@@ -113,11 +106,35 @@ class SnapshotRing:
             raise UsageError(
                 f"the ring holds {len(self._held)} snapshots, but number {count} was requested, counted from 1, the newest"
             )
+        self._put_back(count)
+        del self._held[-count:]
+        self._next -= count
+
+    def put_back_oldest(self) -> None:
+        """Put back the oldest state, and go on holding all."""
+        self._put_back(len(self._held))
+
+    def _put_back(self, count: int) -> None:
         held, slot = self._held[-count]
         slot.wait()
         held.restore()
-        del self._held[-count:]
-        self._next -= count
+
+    def hold(self) -> HeldTraining:
+        """A copy of the state as it is now, apart from those of the ring; raises as `keep`."""
+        slot = _Slot(self._where, [], 1)
+        held = self._copy(slot)
+        slot.wait()
+        return held
+
+    def _copy(self, slot: _Slot) -> HeldTraining:
+        return HeldTraining(
+            *self._parts,
+            self.others,
+            gradients=self._gradients,
+            further=self.further_tensors,
+            copies=slot,
+            generators=self.generators,
+        )
 
     @property
     def newest(self) -> HeldTraining | None:

@@ -1,8 +1,7 @@
 """Fingerprints of the bits of parameters and optimizer state: taken after an optimizer step, compared before the next one.
 
-The fingerprint of a tensor is the sum of its 64-bit words, modulo 2**64. It differs for every change of a single bit, and of
-several bits unless their changes cancel out (the same bit set in one word and cleared in another). It needs no threshold, and one
-read of memory.
+The fingerprint of a tensor is the digest of its bits (`unsilent.recovery.digests`), in which the place of each element counts. It
+needs no threshold, and one read of memory.
 """
 
 from __future__ import annotations
@@ -15,62 +14,8 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 from torch.optim import Optimizer
 
-from unsilent.monitor.signals.magnitudes import SMALL
-
-_WORDS = {
-    torch.float32: torch.int32,
-    torch.bfloat16: torch.int16,
-    torch.float16: torch.int16,
-    torch.float64: torch.int64,
-}
 COUNTERS = "step counters"
 """Name of all tensors of one element in the state of an optimizer together."""
-
-
-@torch.no_grad()
-def bit_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """Fingerprints of n tensors, int64[n] on their device; where some are on the host (step counters), on that of the others."""
-    if not tensors:
-        return torch.zeros(0, dtype=torch.int64)
-    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
-    large: list[int] = []
-    small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        if 0 < tensor.numel() <= SMALL and tensor.dtype in _WORDS:
-            small.setdefault((tensor.dtype, tensor.device), []).append(place)
-        else:
-            large.append(place)
-    parts = [torch.stack([_bit_sum(tensors[place]).to(device, non_blocking=True) for place in large])] if large else []
-    for (dtype, _), places in small.items():
-        sums = _small_bit_sums([tensors[place] for place in places], _WORDS[dtype])
-        parts.append(sums.to(device, non_blocking=True))
-    if len(parts) == 1:
-        return parts[0]
-    order = torch.tensor([*large, *(place for places in small.values() for place in places)])
-    return torch.cat(parts)[order.argsort().to(device, non_blocking=True)]
-
-
-def _small_bit_sums(tensors: Sequence[Tensor], word: torch.dtype) -> Tensor:
-    """Fingerprints of tensors of one dtype in one piece, for small ones cost as much as calls do; sums of their own words."""
-    ends = torch.tensor([tensor.numel() for tensor in tensors]).cumsum(0) - 1
-    flat = _flatten_dense_tensors(list(tensors)).view(word)
-    totals = flat.cumsum(0, dtype=torch.int64)[ends.to(flat.device, non_blocking=True)]
-    return torch.cat([totals[:1], totals.diff()])
-
-
-def _bit_sum(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    flat = tensor.view(-1)
-    size = flat.element_size()
-    per_word = 8 // size if size < 8 else 1
-    whole = flat.numel() // per_word * per_word
-    if not whole or flat.data_ptr() % 8:
-        flat = torch.nn.functional.pad(flat.view(torch.uint8), (0, -flat.numel() * size % 8))
-        return flat.clone().view(torch.int64).sum()
-    total = flat[:whole].view(torch.int64).sum()
-    return total + _bit_sum(flat[whole:]) if whole < flat.numel() else total
 
 
 class StateEntry:

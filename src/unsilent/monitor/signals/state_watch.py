@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from unsilent.monitor.signals.fingerprints import StateEntry, bit_sums, state_entries
+from unsilent.monitor.signals.fingerprints import StateEntry, state_entries
 from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.trained_parameters import part_in_turn
+from unsilent.recovery.digests import digests_of
 
 ALIGNMENT = 64
 """Elements; each tensor begins at a multiple of it, as torch would place it."""
@@ -78,7 +79,7 @@ class _OptimizerState:
         self.entries: list[StateEntry] = []
         self.chosen: list[StateEntry] = []
         self.versions: list[list[tuple[int, int]]] = []
-        self.sums: Tensor | None = None
+        self.digests: Tensor | None = None
         self._state: object = None
         self._counted = (-1, -1)
         self._age = 0
@@ -129,7 +130,7 @@ class StateWatch:
     def forget(self) -> None:
         """Compare nothing with what was before: the state was replaced."""
         for state in self._states.values():
-            state.sums = None
+            state.digests = None
 
     @property
     def names(self) -> list[str]:
@@ -142,17 +143,17 @@ class StateWatch:
         state = self._states[id(optimizer)]
         state.choose(step, 1 if self._is_full else interval)
         state.versions = [entry.versions() for entry in state.chosen]
-        state.sums = bit_sums([entry.bits() for entry in state.chosen])
+        state.digests = digests_of([entry.bits() for entry in state.chosen])
         replicas = [place for place, entry in enumerate(state.chosen) if entry.is_parameter]
         if replicas and self._has_replicas:
-            row.add_replicas([state.chosen[place].name for place in replicas], _chosen(state.sums, replicas))
+            row.add_replicas([state.chosen[place].name for place in replicas], _chosen(state.digests, replicas))
 
     @torch.no_grad()
     def compare(self, row: SignalRow, optimizer: Optimizer) -> None:
         """Compare the same part before the next step, except for what was written to or replaced."""
         state = self._states[id(optimizer)]
-        sums, state.sums = state.sums, None
-        if sums is None:
+        digests, state.digests = state.digests, None
+        if digests is None:
             return
         same = [
             place
@@ -160,14 +161,14 @@ class StateWatch:
             if entry.versions() == versions
         ]
         entries = [state.chosen[place] for place in same]
-        changed = bit_sums([entry.bits() for entry in entries]).to(sums.device, non_blocking=True) != _chosen(
-            sums, same
+        changed = digests_of([entry.bits() for entry in entries]).to(digests.device, non_blocking=True) != _chosen(
+            digests, same
         )
         row.add_comparison([entry.name for entry in entries], changed)
 
 
-def _chosen(sums: Tensor, places: Sequence[int]) -> Tensor:
+def _chosen(digests: Tensor, places: Sequence[int]) -> Tensor:
     """The elements at these places, in ascending order; nothing waits for the device, as it would for a list as an index."""
-    if len(places) == len(sums):
-        return sums
-    return sums[torch.tensor(places, dtype=torch.int64).to(sums.device, non_blocking=True)]
+    if len(places) == len(digests):
+        return digests
+    return digests[torch.tensor(places, dtype=torch.int64).to(digests.device, non_blocking=True)]

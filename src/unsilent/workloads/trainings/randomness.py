@@ -51,6 +51,12 @@ def seed_globals(seed: int) -> None:
     random.seed(seed)
 
 
+def global_generators() -> list[Any]:
+    """Those of torch, with that of the CUDA device in use, numpy and Python."""
+    devices = [torch.cuda.default_generators[torch.cuda.current_device()]] if torch.cuda.is_initialized() else []
+    return [torch.default_generator, *devices, np.random.mtrand._rand, random._inst]
+
+
 def save_generator_states(others: Sequence[Any] = ()) -> Callable[[], None]:
     """Holds the state of all global generators and of ``others``; calling what is returned puts it back.
 

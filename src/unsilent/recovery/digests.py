@@ -1,0 +1,146 @@
+"""Digests of the bits of tensors, in which the place of each element counts.
+
+A sum, an XOR or a norm does not see two equal changes that cancel out, two elements that were exchanged, or a lane that is
+wrong in an even number of elements. On the host a digest is XXH3, which takes hardly longer than a sum. On a device it is a
+weighted sum of words of at most 32 bits, modulo 2**64: the words lie in rows, the total of the rows before each row is
+multiplied by a factor, and each column has a random odd weight. The 32 bits above a word are why it sees two equal changes in
+the highest bit: a sum that is as wide as its words does not, whatever the weights. Digests of a host and of a device differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
+from torch.optim import Optimizer
+
+from unsilent.outcomes.tensors import leaves
+from unsilent.sites.memory import WORDS, content_of
+
+LEAST_ROW, MOST_ROW = 1 << 14, 1 << 21
+"""Words: on a device, memory for at most twice as many whole numbers is needed."""
+ROWS = 32
+"""Of a large tensor, so that there are few calls."""
+SMALL = 2048
+"""Elements of a tensor whose digest a device computes together with those of others."""
+FACTOR = 0x1E3779B97F4A7C15
+"""Odd, and 5 modulo 8: no sum or difference of two of its powers has many zeros at its end."""
+
+
+@torch.no_grad()
+def digests_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Digests of n tensors, int64[n] on their device; where some are on the host (step counters), on that of the others.
+
+    Equal for equal elements, whatever the layout and the alignment in memory.
+    """
+    devices = [tensor.device for tensor in tensors]
+    device = next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
+    on_host = [place for place, one in enumerate(devices) if one.type == "cpu"]
+    host = torch.tensor([_host_digest(tensors[place]) for place in on_host], dtype=torch.int64)
+    if len(on_host) == len(tensors):
+        return host
+    elsewhere = [place for place, one in enumerate(devices) if one.type != "cpu"]
+    parts = [device_digests([tensors[place] for place in elsewhere]), host.to(device, non_blocking=True)]
+    return _in_order(torch.cat(parts), [*elsewhere, *on_host])
+
+
+@torch.no_grad()
+def device_digests(tensors: Sequence[Tensor]) -> Tensor:
+    """As `digests_of`, of tensors on devices: on that of the first, and nothing waits for it."""
+    if not tensors:
+        return torch.zeros(0, dtype=torch.int64)
+    device = tensors[0].device
+    small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    large = []
+    for place, tensor in enumerate(tensors):
+        if 0 < tensor.numel() <= SMALL:
+            small.setdefault((tensor.dtype, tensor.device), []).append(place)
+        else:
+            large.append(place)
+    parts = [_large_digest(tensors[place]).reshape(1) for place in large]
+    parts += [_small_digests([tensors[place] for place in places]) for places in small.values()]
+    order = [*large, *(place for places in small.values() for place in places)]
+    return _in_order(torch.cat([part.to(device, non_blocking=True) for part in parts]), order)
+
+
+def state_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """Parameters, buffers, gradients and states of optimizers by name; of a DTensor what this rank holds."""
+    named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = {id(tensor): name for name, tensor in named.items()}
+    for number, optimizer in enumerate(optimizers):
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        for place, parameter in enumerate(stepped):
+            name = names.setdefault(id(parameter), f"optimizer {number} parameter {place}")
+            named[name] = parameter
+            if parameter.grad is not None:
+                named[f"gradient of {name}"] = parameter.grad
+            for key, tensor in enumerate(leaves(optimizer.state.get(parameter, {}))):
+                named[f"{name} state {key} of optimizer {number}"] = tensor
+    held = {name: getattr(t, "_local_tensor", t).detach() for name, t in named.items()}
+    return {name: t for name, t in held.items() if t.layout is torch.strided and t.numel()}
+
+
+def digest_text(tensors: Mapping[str, Tensor]) -> str:
+    """One digest of tensors with their names, in hexadecimal digits."""
+    content = [
+        f"{name} {number}" for name, number in zip(tensors, digests_of([*tensors.values()]).tolist(), strict=True)
+    ]
+    return xxhash.xxh3_64_hexdigest("\n".join(content).encode())
+
+
+def _host_digest(tensor: Tensor) -> int:
+    return xxhash.xxh3_64_intdigest(content_of(tensor)) - (1 << 63)
+
+
+def _in_order(values: Tensor, places: Sequence[int]) -> Tensor:
+    """Values of these places, by place."""
+    if list(places) == sorted(places):
+        return values
+    return values[torch.tensor(places).argsort().to(values.device, non_blocking=True)]
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The elements in their order as whole numbers of at most 32 bits each."""
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    dense = tensor.detach().contiguous()
+    # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of other words is given.
+    return dense.as_strided((dense.numel(),), (1,)).view(WORDS[min(4, dense.element_size())])
+
+
+def _large_digest(tensor: Tensor) -> Tensor:
+    words = _words(tensor)
+    row = min(MOST_ROW, max(LEAST_ROW, 1 << (max(1, len(words)) // ROWS).bit_length()))
+    total = words[:row].to(torch.int64, copy=True)
+    for part in words[row:].split(row):
+        if len(part) < len(total):
+            total *= FACTOR
+            total[: len(part)] += part
+        else:
+            torch.add(part, total, alpha=FACTOR, out=total)
+    return total.mul_(_weights(row, words.device)[: len(total)]).sum()
+
+
+def _small_digests(tensors: Sequence[Tensor]) -> Tensor:
+    """Digests of tensors of one dtype in one piece, for small ones cost as much as calls do."""
+    words = [_words(tensor) for tensor in tensors]
+    device = words[0].device
+    ends = torch.tensor([len(one) for one in words]).cumsum(0) - 1
+    weights = _weights(LEAST_ROW, device)
+    flat = _flatten_dense_tensors(words) * torch.cat([weights[: len(one)] for one in words])
+    totals = flat.cumsum(0)[ends.to(device, non_blocking=True)]
+    return torch.cat([totals[:1], totals.diff()])
+
+
+@lru_cache(maxsize=64)
+def _weights(count: int, device: torch.device) -> Tensor:
+    """Random odd numbers, int64[count], of which fewer are the first of more (splitmix64)."""
+    with np.errstate(over="ignore"):
+        z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return torch.from_numpy(((z ^ (z >> np.uint64(31))) | np.uint64(1)).view(np.int64)).to(device)

@@ -1,0 +1,166 @@
+"""Checks each operation of a step while it runs: is it the same a second time, and is it finite in float64?
+
+One dispatch mode, active for one execution, changes nothing: the step goes on with the results of its own operations. An
+operation is computed a second time from the same inputs in its own dtype, and once in float64. What the float64 result is,
+later operations do not see: each is checked from the inputs it had, so that the first that overflows is the one that is
+named. Operations of collectives, on tensors that are no plain ones, and those that torch has not in float64 are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.nested import map_tensors, tensors_in
+from unsilent.outcomes.tensors import words_of
+from unsilent.sites.calling import OperationCall
+from unsilent.sites.operands import gives_uninitialised, gives_views, operands_of, operation_name, written_by
+from unsilent.sites.training.step import StepInjection
+from unsilent.sites.training.step_operation_names import OperationOccurrence, next_number
+
+NARROW = (torch.float16, torch.bfloat16, torch.float32)
+FAR = 0.1
+"""Of the largest magnitude of inputs and result in float64: no rounding of one operation comes near it."""
+
+
+class OperationCheck(StepInjection):
+    """Active around one or several executions of iterations, one after the other.
+
+    Attributes:
+        overflowed: The first operation with finite inputs and a result that is finite in float64 alone: ``MODULE#OP.k``, of a
+            backward pass ``MODULE#OP.k/grad``; empty where there is none.
+        differing: The first operation that came to other bits the second time.
+        far: The first operation with a finite result that is far from that in float64.
+        checked: How many operations were computed in float64.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, whole_step=True)
+        self.overflowed = self.differing = self.far = ""
+        self.checked = 0
+        self._forward_names: dict[int, str] = {}
+
+    def _forward(self, met: OperationOccurrence, call: OperationCall) -> Any:
+        self._forward_names[next_number() - 1] = met.name
+        return self._checked(met.name, call, lambda: super(OperationCheck, self)._forward(met, call))
+
+    def _backward(self, node: Any, call: OperationCall) -> Any:
+        forward = self._forward_names.get(node._sequence_nr(), f"{node.name()}#{operation_name(call[0])}")
+        return self._checked(f"{forward}/grad", call, lambda: super(OperationCheck, self)._backward(node, call))
+
+    def _update(self, call: OperationCall) -> Any:
+        return self._checked(
+            f"update#{operation_name(call[0])}", call, lambda: super(OperationCheck, self)._update(call)
+        )
+
+    def _checked(self, name: str, call: OperationCall, run: Callable[[], Any]) -> Any:
+        func, args, kwargs = call
+        if not _can_be_checked(call):
+            return run()
+        with torch.no_grad():
+            inputs = (args, kwargs)
+            if written_by(func, args, kwargs) or "batch_norm" in operation_name(func):
+                inputs = map_tensors(inputs, lambda _, t: t.clone())
+            draws = _Generators(args, kwargs) if torch.Tag.nondeterministic_seeded in func.tags else None
+            result = run()
+            if draws is not None:
+                draws.begin_again()
+            self._compare(name, call, result, inputs, is_random=draws is not None and not _draws_nothing(call))
+            if draws is not None:
+                draws.go_on()
+        return result
+
+    def _compare(self, name: str, call: OperationCall, result: Any, inputs: tuple[Any, Any], is_random: bool) -> None:
+        func = call[0]
+        results = _results(func, call[1], call[2], result)
+        if not results:
+            return
+        wide_inputs = None if self.overflowed or is_random or not _is_finite(operands_of(*inputs)) else _widened(inputs)
+        again = map_tensors(inputs, lambda _, t: t.clone()) if written_by(func, *inputs) else inputs
+        if not self.differing:
+            second = _results(func, again[0], again[1], func(*again[0], **again[1]))
+            if any(not torch.equal(words_of(one), words_of(two)) for one, two in zip(results, second, strict=True)):
+                self.differing = name
+        if wide_inputs is None:
+            return
+        try:
+            wide = _results(func, wide_inputs[0], wide_inputs[1], func(*wide_inputs[0], **wide_inputs[1]))
+        except (RuntimeError, TypeError, ValueError, IndexError):  # there is no such kernel
+            return
+        self.checked += 1
+        scale = max((_largest(t) for t in (*operands_of(*wide_inputs), *wide)), default=0.0)
+        for one, other in zip(results, wide, strict=True):
+            if one.dtype not in NARROW or not _is_finite([other]):
+                continue
+            if not _is_finite([one]):
+                self.overflowed = name
+                return
+            if not self.far and one.shape == other.shape and _largest(one - other) > FAR * scale:
+                self.far = name
+
+
+def _can_be_checked(call: OperationCall) -> bool:
+    func, args, kwargs = call
+    tensors = operands_of(args, kwargs)
+    return (
+        not (gives_views(func) or gives_uninitialised(func))
+        and any(t.is_floating_point() and t.numel() for t in tensors)
+        and all(type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided for t in tensors)
+    )
+
+
+def _results(func: Any, args: Any, kwargs: Any, result: Any) -> Sequence[Tensor]:
+    """What an operation gives and writes, as far as these are floating-point numbers."""
+    given = (*tensors_in(result), *written_by(func, args, kwargs))
+    return [t for t in given if t.is_floating_point() and t.numel()]
+
+
+def _widened(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The same arguments in float64, dtypes that are asked for as well."""
+    args, kwargs = map_tensors(inputs, lambda _, t: t.to(torch.float64, copy=True) if t.dtype in NARROW else t.clone())
+    return tuple(map(_wide_dtype, args)), {key: _wide_dtype(value) for key, value in kwargs.items()}
+
+
+def _wide_dtype(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
+
+
+def _is_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point())
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
+
+
+def _draws_nothing(call: OperationCall) -> bool:
+    """Whether an operation that may leave elements out at random leaves out none."""
+    func, args, kwargs = call
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    return given.get("dropout_p") == 0.0 or ("dropout_p" not in given and "scaled_dot_product" in func._schema.name)
+
+
+class _Generators:
+    """The global random generator of the device of an operation, so that it draws the same numbers twice."""
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        devices = {t.device for t in operands_of(args, kwargs) if t.is_cuda}
+        self._generators = [torch.default_generator, *(torch.cuda.default_generators[d.index] for d in devices)]
+        self._generators += [g for g in (*args, *kwargs.values()) if isinstance(g, torch.Generator)]
+        self._before = [g.get_state() for g in self._generators]
+
+    def begin_again(self) -> None:
+        """The operation is about to be computed again."""
+        self._after = [g.get_state() for g in self._generators]
+        self._set(self._before)
+
+    def go_on(self) -> None:
+        """It was the last time."""
+        self._set(self._after)
+
+    def _set(self, states: Sequence[Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)

@@ -1,0 +1,111 @@
+"""What ranks of a job give each other beside the training: values that all get, and a batch that goes to the next rank.
+
+Only processes of one job speak here. What is not a tensor is pickled, as torch.distributed does with objects; tensors are sent as
+they are, through memory of the host.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+_Kind = tuple[torch.dtype, tuple[int, ...], bool, bool]
+"""Dtype and shape of a tensor, whether it is on a device, and whether it requires a gradient."""
+
+
+class RankLink:
+    """The ranks of a group for processors; without one this process alone.
+
+    Attributes:
+        rank, world_size: Of this process in the group.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.world_size = 1 if group is None else dist.get_world_size(group)
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks."""
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def first_problem(self, problem: str) -> str:
+        """The first text of any rank that is not empty, the same in all of them."""
+        return next((f"{text} (rank {rank})" for rank, text in enumerate(self.gather(problem)) if text), "")
+
+    def pass_on(self, parcel: Parcel, device: torch.device) -> Any:
+        """Give a value to the next rank, and get that of the rank before, with tensors on this device where they were on one."""
+        parcels = self.gather((parcel.content, parcel.kinds))
+        content, kinds = parcels[self.rank - 1]
+        outgoing = [tensor.detach().cpu().contiguous() for tensor in parcel.tensors]
+        incoming = [torch.empty(shape, dtype=dtype) for dtype, shape, _, _ in kinds]
+        after, before = ((self.rank + step) % self.world_size for step in (1, -1))
+        waits = [
+            dist.isend(_bytes(t), group_dst=after, group=self._group, tag=n)
+            for n, t in enumerate(outgoing)
+            if t.numel()
+        ]
+        waits += [
+            dist.irecv(_bytes(t), group_src=before, group=self._group, tag=n)
+            for n, t in enumerate(incoming)
+            if t.numel()
+        ]
+        for wait in filter(None, waits):
+            wait.wait()
+        tensors = [
+            (tensor.to(device) if is_on_device else tensor).requires_grad_(has_gradient)
+            for tensor, (_, _, is_on_device, has_gradient) in zip(incoming, kinds, strict=True)
+        ]
+        return _Unpacker(content, tensors).load()
+
+
+class Parcel:
+    """A nesting of tensors that can be sent; raises what pickle does for what cannot be.
+
+    Attributes:
+        content: All but the tensors.
+        tensors, kinds: The tensors, and what is known of each before it comes.
+    """
+
+    def __init__(self, value: Any) -> None:
+        packer = _Packer(stream := io.BytesIO())
+        packer.dump(value)
+        self.content, self.tensors = stream.getvalue(), packer.tensors
+        self.kinds: list[_Kind] = [
+            (t.dtype, tuple(t.shape), t.device.type != "cpu", t.requires_grad) for t in self.tensors
+        ]
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        if type(value) is not Tensor or value.layout is not torch.strided:
+            return None
+        self.tensors.append(value)
+        return len(self.tensors) - 1
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, content: bytes, tensors: list[Tensor]) -> None:
+        super().__init__(io.BytesIO(content))
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        return self._tensors[number]
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

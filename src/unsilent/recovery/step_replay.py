@@ -1,0 +1,266 @@
+"""Executes the step of an alarm again, and records how it went: the evidence on which `fault_verdict` decides.
+
+In turn: with the batch and the generators of the rank before (several ranks that hold the same state), with every operation
+checked in float64, and some times just as it was. All that the step comes to is compared by digests with what the job has
+now. The body of the user's loop runs between what `StepReplay.run` yields, so that ``rerun``, ``replay`` and a recorded
+incident execute a step in the same way. All ranks do the same in the same order; what one of them cannot do, none does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.errors import UsageError, kind_and_line
+from unsilent.nested import leaves_in
+from unsilent.recovery.digests import digest_text
+from unsilent.recovery.evidence import NEIGHBOUR, SAME_DEVICE, Execution
+from unsilent.recovery.operation_check import OperationCheck
+from unsilent.recovery.rank_link import Parcel, RankLink
+from unsilent.recovery.ring import check_room
+
+EXECUTIONS = 3
+"""On the same device, besides the others."""
+MARGIN = 8.0
+"""A step is within the tolerance if it differs by no more than so many times what clean executions differ by."""
+Values = Mapping[str, Tensor]
+
+
+class IterationStart(NamedTuple):
+    """What an iteration begins with: what the loop gets, and what puts random generators in their state of then."""
+
+    item: Any
+    restore_generators: Callable[[], None]
+
+
+class ReplayedSteps(Protocol):
+    """Iterations from a state that is kept to now, which can be executed again any number of times."""
+
+    model: nn.Module
+
+    def go_back(self) -> None:
+        """Put the state back that the first iteration begins with, in all but random generators."""
+        ...
+
+    def starts(self) -> Sequence[IterationStart]:
+        """What the iterations begin with."""
+        ...
+
+    def end_iteration(self) -> None:
+        """The body has run once; its signals are judged."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the training has now, by name."""
+        ...
+
+    def batches(self) -> Sequence[Any]:
+        """What the iterations take, as far as it is known."""
+        ...
+
+    def portable(self) -> Any:
+        """What another rank needs to execute these iterations, and is pickled; raises ``UsageError`` where that is not known."""
+        ...
+
+    def starts_of(self, portable: Any) -> Sequence[IterationStart]:
+        """The iterations of the rank that sent this, for this one."""
+        ...
+
+
+def execute(steps: ReplayedSteps, starts: Sequence[IterationStart] | None = None) -> Iterator[Any]:
+    """Go back, and yield what each iteration begins with, to have its body executed; of other ``starts`` than its own."""
+    steps.go_back()
+    for item, restore_generators in steps.starts() if starts is None else starts:
+        restore_generators()
+        yield item
+        steps.end_iteration()
+
+
+class StepReplay:
+    """The executions of one step after its alarm. What they leave behind is for the caller to put back.
+
+    Args:
+        steps: The iterations from before the step up to now.
+        take_alarm_ranks: Returns the ranks that raised an alarm since it was called last; the same in all ranks.
+        link: The other ranks.
+        suspect: The rank that is suspected; -1: undetermined.
+        count: Executions on the same device.
+
+    Attributes:
+        executions, tolerance: As of `Evidence`; the same in all ranks.
+        problem: Why nothing was executed; empty where it was.
+        no_neighbour: Why no neighbour was asked; empty where one was.
+        batch_problem: As of `Evidence`, of the suspect.
+        far: The first operation with a finite result that is far from that in float64; empty where there is none.
+    """
+
+    def __init__(
+        self,
+        steps: ReplayedSteps,
+        take_alarm_ranks: Callable[[], frozenset[int]],
+        link: RankLink,
+        suspect: int,
+        count: int = EXECUTIONS,
+    ) -> None:
+        self._steps, self._link, self._suspect, self._count = steps, link, suspect, count
+        self._take_alarm_ranks = take_alarm_ranks
+        self.executions: list[Execution] = []
+        self.tolerance, self.problem, self.no_neighbour = 0.0, "", ""
+        self.batch_problem = self.far = ""
+
+    def run(self) -> Iterator[Any]:
+        """Yield what iterations begin with, to have their bodies executed."""
+        tensors = self._steps.tensors()
+        try:
+            check_room(list(tensors.values()), 2, "host")
+            problem = ""
+        except UsageError as error:
+            problem = str(error)
+        self.batch_problem = self._of_suspect(self._link.gather(batch_problem(self._steps.batches())))
+        if problem := self._link.first_problem(problem):
+            self.problem = problem
+            return
+        now, digest = _host_copies(tensors), digest_text(tensors)
+        yield from self._ask_neighbour()
+        yield from self._check_operations()
+        yield from self._repeat(now, digest)
+
+    # -- by another rank ---------------------------------------------------------------------------------------
+
+    def _ask_neighbour(self) -> Iterator[Any]:
+        link = self._link
+        if link.world_size == 1 or self._suspect < 0:
+            self.no_neighbour = "there is one rank" if link.world_size == 1 else "no rank is suspected"
+            return
+        parcel, problem = None, ""
+        try:
+            parcel = Parcel(self._steps.portable())
+        except Exception as error:  # whatever a class of the user's raises when it is pickled
+            problem = kind_and_line(error)
+        self._steps.go_back()
+        if not (problem := link.first_problem(problem)):
+            held = link.gather((self._state_digest(), len(self._steps.starts())))
+            problem = (
+                "the ranks hold different states, or made other numbers of iterations" if len(set(held)) > 1 else ""
+            )
+        if problem or parcel is None:
+            self.no_neighbour = problem
+            return
+        device = next(self._steps.model.parameters()).device
+        yield from execute(self._steps, self._steps.starts_of(link.pass_on(parcel, device)))
+        neighbour = (self._suspect + 1) % link.world_size
+        has_alarm = neighbour in self._take_alarm_ranks()
+        self.executions.append(Execution(place=NEIGHBOUR, rank=neighbour, has_alarm=has_alarm))
+
+    def _state_digest(self) -> str:
+        """Of parameters and optimizers, which replicas have alike."""
+        buffers = {name for name, _ in self._steps.model.named_buffers()}
+        tensors = self._steps.tensors()
+        return digest_text(
+            {name: t for name, t in tensors.items() if name not in buffers and not name.startswith("gradient of ")}
+        )
+
+    # -- by this rank ------------------------------------------------------------------------------------------
+
+    def _check_operations(self) -> Iterator[Any]:
+        check = OperationCheck(self._steps.model)
+        yield from _around_bodies(check, execute(self._steps))
+        found = self._link.gather((check.overflowed, check.differing, check.far))
+        alarms = self._take_alarm_ranks()
+        overflowed, differing, self.far = map(self._of_suspect, zip(*found, strict=True))
+        self.executions.append(
+            Execution(
+                place=SAME_DEVICE, rank=self._suspect, dtype="float64", overflowed=overflowed,
+                has_alarm=self._is_alarm(alarms) and not overflowed, is_equal=False if differing else None,
+            )
+        )  # fmt: skip
+
+    def _repeat(self, now: Values, digest: str) -> Iterator[Any]:
+        """Execute the step as it was, and compare."""
+        first: Values | None = None
+        own: list[tuple[str, bool, float, float]] = []
+        for _ in range(self._count):
+            yield from execute(self._steps)
+            has_alarm = self._is_alarm(self._take_alarm_ranks())
+            tensors = self._steps.tensors()
+            came_to = digest_text(tensors)
+            from_now = 0.0 if came_to == digest else largest_difference(tensors, now)
+            from_first = 0.0 if first is None or has_alarm else largest_difference(tensors, first)
+            first = _host_copies(tensors) if first is None and not has_alarm else first
+            own.append((came_to, has_alarm, from_now, from_first))
+        of_ranks = self._link.gather(own)
+        chosen = of_ranks if self._suspect < 0 else [of_ranks[self._suspect]]
+        self.tolerance = max(map(_tolerance, chosen))
+        for parts in zip(*chosen, strict=True):
+            is_equal = all(from_now <= MARGIN * self.tolerance for _, _, from_now, _ in parts)
+            self.executions.append(
+                Execution(
+                    place=SAME_DEVICE, rank=self._suspect, is_equal=is_equal, has_alarm=parts[0][1], digest=parts[0][0]
+                )
+            )
+
+    def _of_suspect(self, texts: Sequence[str]) -> str:
+        """That of the suspect; of any rank where none is suspected."""
+        return texts[self._suspect] if self._suspect >= 0 else next(filter(None, texts), "")
+
+    def _is_alarm(self, ranks: frozenset[int]) -> bool:
+        return self._suspect in ranks if self._suspect >= 0 else bool(ranks)
+
+
+def _tolerance(executions: Sequence[tuple[str, bool, float, float]]) -> float:
+    """By how much executions without an alarm differ, where no two of them have the same bits: else the step is deterministic."""
+    clean = [(digest, from_first) for digest, has_alarm, _, from_first in executions if not has_alarm]
+    counts = Counter(digest for digest, _ in clean)
+    if len(clean) < 2 or max(counts.values()) > 1:
+        return 0.0
+    return max(from_first for _, from_first in clean)
+
+
+def largest_difference(tensors: Values, others: Values) -> float:
+    """The largest difference of an element of any tensor, relative to the largest magnitude of that tensor in the others.
+
+    Infinite where names, shapes or dtypes differ, or elements that are no floating-point numbers, or are not finite.
+    """
+    if tensors.keys() != others.keys():
+        return float("inf")
+    return max((_difference(tensors[name], other) for name, other in others.items()), default=0.0)
+
+
+def _difference(tensor: Tensor, other: Tensor) -> float:
+    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
+        return float("inf")
+    tensor = tensor.detach().cpu()
+    if torch.equal(tensor, other):
+        return 0.0
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return float("inf")
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    difference = (tensor.to(wide) - other.to(wide)).abs().max() / other.to(wide).abs().max()
+    return float(difference) if torch.isfinite(difference) else float("inf")
+
+
+def batch_problem(batches: Any) -> str:
+    """The first element of floating-point tensors that is not finite, in words; empty where there is none."""
+    for path, tensor in leaves_in(batches):
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            place = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+            return (
+                f"element {place} of tensor {'/'.join(path[1:]) or '0'} of the batch is {float(tensor[tuple(place)]):g}"
+            )
+    return ""
+
+
+def _host_copies(tensors: Values) -> Values:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _around_bodies(context: AbstractContextManager[Any], items: Iterator[Any]) -> Iterator[Any]:
+    """The same items, with the context entered while the body between two of them runs."""
+    for item in items:
+        with context:
+            yield item
