@@ -15,7 +15,8 @@ from typing import cast
 from unsilent.errors import kind_and_line
 from unsilent.events.event_kinds import AlarmExplained, Event, Verdict
 from unsilent.printable import escape_unprintable
-from unsilent.recovery.fault_verdict import UNDETERMINED_EXIT_CODE, FaultKind, FaultVerdict
+from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultKind
+from unsilent.recovery.fault_verdict import FaultVerdict
 
 LIMIT_SECONDS = 30.0
 """That the command may take; then it is killed."""

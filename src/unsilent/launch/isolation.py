@@ -27,12 +27,8 @@ from unsilent.launch.cordon_file import (
     write_record,
 )
 from unsilent.launch.rank_processes import check_slots, end_process, start_ranks, start_self_test
-from unsilent.recovery.fault_verdict import (
-    CONFIRMED_EXIT_CODE,
-    SOFTWARE_EXIT_CODE,
-    UNDETERMINED_EXIT_CODE,
-    FaultVerdict,
-)
+from unsilent.recovery.fault_codes import CONFIRMED_EXIT_CODE, SOFTWARE_EXIT_CODE, UNDETERMINED_EXIT_CODE
+from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.report.text import count_text, listed
 
 POLL_SECONDS = 0.1
@@ -156,8 +152,9 @@ class Isolation:
         if kind in STOPPED:
             self._say("the job is not started again: another device would not help")
             return verdict.exit_code or SOFTWARE_EXIT_CODE
+        is_repeated = is_repeated or verdict.exit_code == CONFIRMED_EXIT_CODE
         if is_repeated and kind in ("transient", "undetermined"):
-            self._say(f"the job is not started again: this is the second incident in step {step}{where}")
+            self._say(f"the job is not started again: it is not the first incident in step {step}{where}")
             return CONFIRMED_EXIT_CODE
         return 0
 
