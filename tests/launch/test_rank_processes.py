@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,8 @@ import pytest
 from unsilent.errors import UsageError
 from unsilent.launch.rank_processes import GPUS, check_slots, slots_environment
 
-LAUNCHER = """
-import sys, time
-from unsilent.launch.rank_processes import end_process, start_ranks
-process = start_ranks(["run", "--", "wait.py"], [2, 0], None)
-try:
-    process.wait()
-finally:
-    if sys.argv[1:]:
-        end_process(process)
-"""
+HEED = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+"""Tests that run in the background ignore the signal, and so would what they start."""
 SCRIPT = """
 import os, pathlib, time
 pathlib.Path(f"rank{os.environ['LOCAL_RANK']}").write_text(f"{os.getpid()} {os.environ['UNSILENT_SLOT']}")
@@ -67,18 +60,21 @@ def wait_for(condition, seconds=60):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, ()), (signal.SIGINT, ("end",))])
-def test_ranks_end_with_the_launcher(tmp_path, number, words):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_ranks_end_with_the_command(tmp_path, number, code):
     (tmp_path / "wait.py").write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = ["--isolate", "--nproc", "2", "--checkpoints", "c", "--events", "e.jsonl", "--on-alarm", "stop", "wait.py"]
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, *words], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
-    )
+        [sys.executable, "-m", "unsilent", "run", *words], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE, text=True, preexec_fn=HEED,
+    )  # fmt: skip
     files = [tmp_path / "rank0", tmp_path / "rank1"]
     wait_for(lambda: all(one.exists() and one.read_text() for one in files))
     ranks = [one.read_text().split() for one in files]
-    assert [slot for _, slot in ranks] == ["2", "0"]
+    assert [slot for _, slot in ranks] == ["0", "1"]
     assert all(is_running(pid) for pid, _ in ranks)
     launcher.send_signal(number)
-    launcher.wait()
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == code
+    assert "Traceback" not in err
     wait_for(lambda: not any(is_running(pid) for pid, _ in ranks), 15)
