@@ -15,6 +15,9 @@ from unsilent.events.host import SLOT
 PARENT, SLOTS, RESUME_FROM = "UNSILENT_PARENT", "UNSILENT_SLOTS", "UNSILENT_RESUME_FROM"
 """Variables of the ranks: torchrun's process; the slots of all ranks; the checkpoint to begin with."""
 
+ENDS_OF_TORCHRUN = ("ChildFailedError", "SignalException")
+"""Errors with which torchrun ends after a rank has said how it ended, or after a signal."""
+
 
 def enter_rank() -> None:
     """In a rank of an isolated job: end with torchrun, and say which slot this is. Elsewhere nothing is done."""
@@ -33,9 +36,9 @@ def main() -> None:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:
-        if type(error).__name__ != "ChildFailedError":
+        if type(error).__name__ not in ENDS_OF_TORCHRUN:
             raise
-        sys.exit(1)  # of torchrun: each rank has said itself how it ended
+        sys.exit(1)
 
 
 if __name__ == "__main__":
