@@ -295,6 +295,9 @@ READERS = {
     "recording": Reader(
         "unsilent.detectors.series", lambda m, path: m.load_recording(path), "a.npz", 2**28, RECORDING, as_recording
     ),
+    "incident": Reader(
+        "unsilent.events.incident_folder", lambda m, path: m.read_incident(path.parent), "incident.json", "MOST_BYTES", JSON
+    ),
     "events": Reader(
         "unsilent.events.event_files", lambda m, path: [1 for _ in m.iterate_events(path)], "a.jsonl", "MOST_BYTES", EVENTS
     ),

@@ -273,3 +273,42 @@ def test_browser_draws_it_without_a_word(name, tmp_path):
     for figure in figures_by_place(result):
         start = text.index(f'id="figure-{figure}"')
         assert 'class="main-svg"' in text[start : start + 3000], figure
+
+
+# -- incidents -----------------------------------------------------------------------------------------------------------
+
+
+def with_incident(**more):
+    """A job whose ranks all report the same incident, and what kind of fault it was."""
+    job = made.job(steps=600, alarms=((200, 1),))
+    for rank, events in job.items():
+        events[-1:-1] = [made.incident(201, rank), made.explained(201, rank, **more)]
+    return job
+
+
+def test_the_incident_and_the_kind_of_fault_are_reported_once():
+    history = RunHistory(events_of(with_incident()))
+    assert history.incident == made.incident(201, 0)
+    assert [one.fault for one in history.explained] == ["transient"]
+    assert history.headline.endswith("; rank 1 is suspected; kind of fault: transient (UNSILENT-T01, minor)")
+    values = history.as_json()
+    assert (values["incident"]["folder"], values["incident"]["step"]) == ("runs/incidents/201-0a1b2c3d", 201)
+    assert [one["fault"] for one in values["fault_verdicts"]] == ["transient"]
+    found = report(events_of(with_incident())).findings
+    assert sum("is recorded in runs/incidents/201-0a1b2c3d; see unsilent incident show" in one for one in found) == 1
+    assert sum("5 clean replays (p < 0.6); go on" in one for one in found) == 1
+
+
+def test_a_run_without_an_incident_has_none():
+    history = RunHistory(events_of(made.job(steps=100, alarms=())))
+    assert (history.incident, history.explained) == (None, [])
+    assert history.as_json()["incident"] is None
+
+
+def test_a_hostile_incident_is_harmless(tmp_path):
+    text = " ".join(HOSTILE)
+    job = with_incident(reason=text, fault=text)
+    job[0].insert(1, made.incident(3, 0, folder=text))
+    done = in_process("report", written(tmp_path, job), "-o", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    check_harmless((tmp_path / "page.html").read_text())

@@ -260,6 +260,7 @@ def test_metrics_are_scraped_by_a_real_client():
         for event in (
             made.started(1, 2), made.sampling(3, 1), made.summary(9, 1, loss=2.5, gradient_norm=None, score=0.5, cost=0.004),
             made.alarm(11, 1), made.alarm(11, 1), made.alarm(11, 1, level="warning"), made.verdict(11, 1),
+            made.incident(11, 1), made.explained(11, 1),
         ):  # fmt: skip
             sink(event)
         values = scraped(sink.port)
@@ -267,6 +268,10 @@ def test_metrics_are_scraped_by_a_real_client():
         assert values["unsilent_alarms_total", (("level", "alarm"), rank, ("rule", "robust-z"))] == 2
         assert values["unsilent_alarms_total", (("level", "warning"), rank, ("rule", "robust-z"))] == 1
         assert values["unsilent_verdicts_total", (("action", "rerun"), rank)] == 1
+        where = ("folder", "runs/incidents/11-0a1b2c3d"), rank, ("suspect", "1"), ("tensor", "fingerprint of fc.weight")
+        assert values["unsilent_incident_step", where] == 11
+        kind = ("code", "UNSILENT-T01"), ("fault", "transient"), rank, ("suspect", "1")
+        assert values["unsilent_fault_verdict_step", kind] == 11
         assert values["unsilent_health", (rank,)] == 1
         assert values["unsilent_loss", (rank,)] == 2.5
         assert values["unsilent_score", (rank,)] == 0.5
@@ -336,6 +341,8 @@ def test_tensorboard_reads_what_is_written(tmp_path):
     sink(made.sampling(3))
     sink(made.alarm(3, tensor="fc.weight"))
     sink(made.verdict(3))
+    sink(made.incident(3))
+    sink(made.explained(3))
     sink.close()
     read = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0})
     read.Reload()
@@ -346,6 +353,8 @@ def test_tensorboard_reads_what_is_written(tmp_path):
     assert b"gradient of fc.weight (max) is 3.1e+08" in text.tensor_proto.string_val[0]
     assert text.step == 3
     assert read.Tensors("unsilent/verdicts/text_summary")
+    assert read.Tensors("unsilent/incidents/text_summary")
+    assert read.Tensors("unsilent/fault-verdicts/text_summary")
 
 
 # -- all -----------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ COMMANDS = {
     "profile": "unsilent.cli.profile:COMMAND",
     "run": "unsilent.cli.run:COMMAND",
     "watch": "unsilent.cli.watch:COMMAND",
+    "incident show": "unsilent.incidents.showing:COMMAND",
     "selftest": "unsilent.cli.selftest:COMMAND",
     "selftest record": "unsilent.cli.selftest:RECORD",
     "explain": "unsilent.cli.explain:COMMAND",

@@ -187,7 +187,7 @@ def follow_lines(job: JobEvents, new: Sequence[Event]) -> None:
     named: set[int] = set()
     while True:
         for event in new:
-            if not (isinstance(event, Verdict) and event.repeats_alarm):
+            if not (event.repeats_other_rank or (isinstance(event, Verdict) and event.repeats_alarm)):
                 print(escape_unprintable(event))
         for rank, reason in job.lost.items():
             if rank not in named:
@@ -295,13 +295,15 @@ def _cells(one: RankHistory, curve: str) -> tuple[str, str, str, str, str, str]:
 
 
 def _messages(history: RunHistory) -> list[tuple[str, str]]:
-    """Failures, and the last alarms and verdicts, with their styles."""
+    """Failures, the last alarms and verdicts, the incident and what kind of fault it was, with their styles."""
     ranks = history.ranks
-    alarms = sorted((alarm for one in ranks for alarm in one.latest_alarms), key=lambda one: (one.step, one.rank))
+    every = (alarm for one in ranks for alarm in one.latest_alarms if not alarm.repeats_other_rank)
+    alarms = sorted(every, key=lambda one: (one.step, one.rank))
     verdicts = [one for one in history.latest_verdicts if not one.repeats_alarm]
     lines = [(str(one.failed), "yellow") for one in ranks if one.failed][:MOST_MESSAGES]
     lines += [(f"{one.level}: {one}", _style(one.level)) for one in alarms[-MOST_MESSAGES:]]
     lines += [(f"verdict: {one}", "bold") for one in verdicts[-MOST_MESSAGES:]]
+    lines += [(str(one), "bold") for one in [history.incident, *history.explained[-MOST_MESSAGES:]] if one]
     return [(escape_unprintable(text), style) for text, style in lines]
 
 

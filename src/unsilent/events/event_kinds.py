@@ -315,7 +315,7 @@ class AlarmExplained(Event):
         exit_code: Of a job that stops on it; 0 where it may go on.
     """
 
-    kind: ClassVar[str] = "alarm-explained"
+    kind: ClassVar[str] = "fault-verdict"
     fault: str
     suspect: int
     host: str
@@ -327,13 +327,18 @@ class AlarmExplained(Event):
     exit_code: int
 
     @property
+    def kind_text(self) -> str:
+        """``kind of fault: transient (UNSILENT-T01, minor)``."""
+        return f"kind of fault: {self.fault}{f' ({self.code}, {self.level})' if self.code else ''}"
+
+    @property
     def repeats_other_rank(self) -> bool:
         return self.rank != 0
 
     def __str__(self) -> str:
-        where = f", rank {self.suspect} ({self.host}, {self.device})" if self.suspect >= 0 else ""
-        code = f" ({self.code}, {self.level})" if self.code else ""
-        parts = [f"kind of fault: {self.fault}{code}{where}", self.reason, self.action]
+        place = ", ".join(filter(None, (self.host, self.device)))
+        where = f", rank {self.suspect}{f' ({place})' if place else ''}" if self.suspect >= 0 else ""
+        parts = [f"{self.kind_text}{where}", self.reason, self.action]
         return f"step {self.step}: {'; '.join(part.rstrip('.') for part in parts if part)}"
 
 

@@ -6,14 +6,16 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from unsilent.events.event_kinds import (
     DONE,
     ONE_RANK,
     Alarm,
+    AlarmExplained,
     Ended,
     Event,
+    IncidentBegan,
     MonitorFailed,
     SamplingChanged,
     Started,
@@ -28,6 +30,7 @@ MOST_SUMMARIES = 4096
 MOST_KEPT = 1000
 """First alarms, verdicts and changes of the sampling of one rank."""
 MOST_LATEST = 20
+Agreed = TypeVar("Agreed", Verdict, AlarmExplained)
 
 
 @dataclass
@@ -40,6 +43,8 @@ class RankHistory:
         alarm_count, warning_count: All of them.
         last: The last event.
         has_judged: Whether a rule has judged a value, except for being finite.
+        incident: That is recorded; None where none is.
+        explained: What kind of fault alarms were.
         longest_gap: Seconds between two events, at most.
     """
 
@@ -57,6 +62,8 @@ class RankHistory:
     latest_alarms: deque[Alarm] = field(default_factory=lambda: deque(maxlen=MOST_LATEST))
     verdicts: list[Verdict] = field(default_factory=list)
     latest_verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=MOST_LATEST))
+    incident: IncidentBegan | None = None
+    explained: list[AlarmExplained] = field(default_factory=list)
     last_step: int = -1
     has_judged: bool = False
     longest_gap: float = 0.0
@@ -81,6 +88,10 @@ class RankHistory:
         elif isinstance(event, Verdict):
             self.latest_verdicts.append(event)
             _keep(self.verdicts, event)
+        elif isinstance(event, IncidentBegan):
+            self.incident = self.incident or event
+        elif isinstance(event, AlarmExplained):
+            _keep(self.explained, event)
         elif isinstance(event, SamplingChanged):
             _keep(self.sampling, event)
         elif isinstance(event, Started):
@@ -178,6 +189,17 @@ class RunHistory:
         return _distinct(verdict for one in self.ranks for verdict in one.latest_verdicts)
 
     @property
+    def incident(self) -> IncidentBegan | None:
+        """The incident that is recorded, which all ranks report; None where none is."""
+        found = [one.incident for one in self.ranks if one.incident is not None]
+        return min(found, key=lambda one: (one.time, one.rank), default=None)
+
+    @property
+    def explained(self) -> list[AlarmExplained]:
+        """What kind of fault alarms were; what several ranks report is one."""
+        return _distinct(event for one in self.ranks for event in one.explained)
+
+    @property
     def suspects(self) -> list[int]:
         """Ranks that a verdict suspects, the one suspected most often first."""
         return [rank for rank, _ in Counter(one.suspect for one in self.verdicts).most_common() if rank >= 0]
@@ -192,6 +214,7 @@ class RunHistory:
         where = f"{self._steps_text} of {count_text(len(self.ranks), 'rank')}"
         parts = [f"{alarms} in {where}"] if self.ranks else ["no events yet: the training has made no backward pass"]
         parts += [who] if any(one.reason != ONE_RANK for one in self.verdicts) else []
+        parts += [self.explained[-1].kind_text] if self.explained else []
         return "; ".join([*parts, *self._what_was_not_judged()])
 
     @property
@@ -237,6 +260,8 @@ class RunHistory:
             "earlier_alarms": self.earlier_alarms,
             "ranks": [_rank_json(one) for one in self.ranks],
             "verdicts": [one.to_json() for one in self.verdicts],
+            "incident": self.incident.to_json() if self.incident else None,
+            "fault_verdicts": [one.to_json() for one in self.explained],
             "latest_alarms": [one.to_json() for rank in self.ranks for one in rank.latest_alarms],
         }
 
@@ -272,7 +297,7 @@ def _keep(kept: list[Any], event: Event) -> None:
         kept.append(event)
 
 
-def _distinct(verdicts: Iterable[Verdict]) -> list[Verdict]:
+def _distinct(events: Iterable[Agreed]) -> list[Agreed]:
     """In the order of steps, without those that differ in time and reporting rank alone."""
-    every = sorted(verdicts, key=lambda one: (one.step, one.rank))
+    every = sorted(events, key=lambda one: (one.step, one.rank))
     return list({replace(one, time=0.0, rank=0): one for one in every}.values())

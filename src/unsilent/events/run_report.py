@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,8 @@ LEAST_SCORE = 1e-4
 """Smaller scores are drawn here."""
 MOST_DRAWN = 1e100
 LONGEST_FACT = 400
+MOST_EXPLAINED = 5
+"""Last kinds of fault among the findings."""
 INTRODUCTIONS = {
     "Alarms": "A rule raises an alarm for the series with the highest score: a number of one tensor in one rank. A score of 1 or "
     "more is an alarm. What a rule finds in the same series in several steps in a row is reported once. Series: in how many of "
@@ -111,6 +113,9 @@ def _findings(history: RunHistory) -> Iterator[str]:
     if history.earlier_runs:
         earlier = count_text(history.earlier_runs, "earlier run")
         yield f"the files also hold {earlier} with {count_text(history.earlier_alarms, 'alarm')}, not shown here"
+    yield from map(str, history.explained[-MOST_EXPLAINED:])
+    if history.incident:
+        yield f"{history.incident}; see unsilent incident show"
     for one in history.ranks:
         if one.failed:
             yield str(one.failed)
@@ -131,8 +136,8 @@ def _sections(history: RunHistory) -> Iterator[Section]:
     ranks = history.ranks
     shown = sorted(sorted(ranks, key=lambda one: (-one.alarm_count, one.rank))[:MOST_CURVES], key=lambda one: one.rank)
     alarms = sorted((alarm for one in ranks for alarm in one.alarms), key=lambda one: (one.step, one.rank))
-    yield _section("Verdicts", _verdict_table(history.verdicts))
-    yield _section("Alarms", _alarm_table(alarms, sum(one.alarm_count + one.warning_count for one in ranks)))
+    yield _section("Verdicts", verdict_table(history.verdicts))
+    yield _section("Alarms", alarm_table(alarms, sum(one.alarm_count + one.warning_count for one in ranks)))
     yield _section(
         "Training",
         _curves("loss", "Loss by step", shown, alarms, lambda one: one.loss),
@@ -150,7 +155,8 @@ def _section(title: str, *parts: Table | Plot | None) -> Section:
 # -- tables --------------------------------------------------------------------------------------------------------------
 
 
-def _alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
+def alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
+    """A row for each alarm; ``count``: how many there were in all. None where there is none."""
     heads = (
         Column("step", "number"),
         Column("rank", "number"),
@@ -175,7 +181,8 @@ def _alarm_table(alarms: Sequence[Alarm], count: int) -> Table | None:
     return Table(heads, rows, title, terminal_rows=20, sortable=len(rows) > 20) if rows else None
 
 
-def _verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
+def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
+    """A row for each verdict; None where there is none."""
     texts = ("suspect", "device", "tensor", "reason", "action", "outcome", "ranks with an alarm")
     heads = (Column("step", "number"), *columns(*texts, left=texts, priority={"device": 2, "ranks with an alarm": 1}))
 
@@ -225,7 +232,12 @@ def _facts(started: Started) -> Iterator[tuple[str, str]]:
     yield "series", ", ".join(f"{count:,} of {feature}" for feature, count in started.series.items())
     for note in started.notes:
         yield "note", note
-    for name, value in {**started.settings, **started.versions}.items():
+    yield from setting_facts({**started.settings, **started.versions})
+
+
+def setting_facts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings and versions that say something, as texts."""
+    for name, value in settings.items():
         text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         if value not in (None, "", (), {}):
             yield name, text if len(text) <= LONGEST_FACT else f"{text[:LONGEST_FACT]}…"

@@ -11,8 +11,10 @@ from unsilent.events.event_kinds import (
     FINGERPRINT,
     REPLICAS,
     Alarm,
+    AlarmExplained,
     Ended,
     Event,
+    IncidentBegan,
     MonitorFailed,
     SamplingChanged,
     StepSummary,
@@ -66,6 +68,14 @@ class PrometheusSink:
         self._verdicts = Counter(
             "unsilent_verdicts", "Verdicts of all ranks, by what was done.", ["rank", "action"], registry=registry
         )
+        self._incident = Gauge(
+            "unsilent_incident_step", "Step of the first alarm of the run; suspect -1: undetermined.",
+            ["rank", "folder", "suspect", "tensor"], registry=registry,
+        )  # fmt: skip
+        self._fault = Gauge(
+            "unsilent_fault_verdict_step", "Step of the last alarm that was such a fault.",
+            ["rank", "fault", "code", "suspect"], registry=registry,
+        )  # fmt: skip
         self._warning = gauge("health", "Health of the device: 0 ok, 1 warning.", 0)
         self._running = gauge("monitor_running", "1; 0 after the monitor failed or ended.", 1)
         self._loss = gauge("loss", "Loss of the last step that was reported.")
@@ -94,6 +104,10 @@ class PrometheusSink:
             self._alarms.labels(self._rank, event.rule, event.level).inc()
         elif isinstance(event, Verdict):
             self._verdicts.labels(self._rank, event.action).inc()
+        elif isinstance(event, IncidentBegan):
+            self._incident.labels(self._rank, event.folder, str(event.suspect), event.tensor).set(event.step)
+        elif isinstance(event, AlarmExplained):
+            self._fault.labels(self._rank, event.fault, event.code, str(event.suspect)).set(event.step)
         elif isinstance(event, SamplingChanged):
             self._interval.set(event.interval)
         elif isinstance(event, (MonitorFailed, Ended)):

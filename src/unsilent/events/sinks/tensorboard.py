@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from unsilent.errors import UsageError
-from unsilent.events.event_kinds import Alarm, Event, MonitorFailed, SamplingChanged, StepSummary, Verdict
+from unsilent.events.event_kinds import (
+    Alarm,
+    AlarmExplained,
+    Event,
+    IncidentBegan,
+    MonitorFailed,
+    SamplingChanged,
+    StepSummary,
+    Verdict,
+)
 from unsilent.printable import escape_unprintable
 
 
@@ -35,7 +44,7 @@ class TensorBoardSink:
                     self._scalar(name, value, event)
         elif isinstance(event, SamplingChanged):
             self._scalar("sampling_interval", event.interval, event)
-        elif isinstance(event, (Alarm, Verdict, MonitorFailed)):
+        elif isinstance(event, (Alarm, Verdict, IncidentBegan, AlarmExplained, MonitorFailed)):
             self._writer.add_text(f"unsilent/{event.kind}s", escape_unprintable(event), event.step, event.time)
             self._writer.flush()
 

@@ -1,0 +1,67 @@
+"""``unsilent incident show DIR``: what was recorded of the first alarm of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from unsilent.command import AFTER_ALARM, Command
+from unsilent.errors import UsageError
+from unsilent.options import OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.sizes import parse_whole_number
+
+if TYPE_CHECKING:
+    from unsilent.incidents.shown_incident import ShownIncident
+
+NO_FOLDER = "no folder was given; give that of an incident, or that of the job's events"
+HELP = """Show what was recorded of the first alarm of a run.
+
+Verdicts, alarms, the ranks and their devices, checkpoints, and the series around the alarm: those of the tensors that it names,
+or those that --series selects.
+"""
+
+
+def step_range(given: Any) -> tuple[int, int]:
+    """The first and the last step of ``A..B``. Raises ``UsageError``."""
+    first, dots, last = str(given).partition("..")
+    ends = parse_whole_number(first), parse_whole_number(last)
+    if not dots or ends[0] is None or ends[1] is None or ends[0] > ends[1]:
+        raise UsageError(f"--steps is {given!r}; expected the first and the last step, such as 80..95")
+    return ends[0], ends[1]
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Which incident, and what of its series."""
+
+    folder: Annotated[Path, Option(
+        "Folder of an incident, or of the events of a job with one incident.", "", metavar="DIR",
+        missing_error=NO_FOLDER)]  # fmt: skip
+    series: Annotated[str | None, Option(
+        "Series to show, such as 'gradient fc.weight *'; a pattern.", OUTPUT_PANEL, metavar="GLOB")] = None  # fmt: skip
+    rank: Annotated[int | None, Option("Show the series of this rank alone.", OUTPUT_PANEL)] = None
+    steps: Annotated[
+        str | None, Option("First and last step of the series, such as 80..95.", OUTPUT_PANEL, metavar="A..B")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_count("--rank", self.rank, 0)
+        if self.steps is not None:
+            step_range(self.steps)
+
+
+def show(asked: Asked) -> ShownIncident:
+    """Read an incident."""
+    from unsilent.incidents.shown_incident import read_shown
+
+    options = asked[ShowOptions]
+    steps = None if options.steps is None else step_range(options.steps)
+    return read_shown(options.folder, options.series, options.rank, steps)
+
+
+COMMAND = Command(
+    "incident show", AFTER_ALARM, HELP, "unsilent incident show runs/incidents/90-0a1b2c3d --rank 1 --steps 80..95",
+    (ShowOptions,), show, has_report=True,
+)  # fmt: skip

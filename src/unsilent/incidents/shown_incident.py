@@ -1,0 +1,250 @@
+"""What is shown of an incident: verdicts, alarms, ranks, checkpoints, and series around the alarm."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from unsilent.detectors.series import LOSS, Series, load_recording
+from unsilent.errors import UsageError
+from unsilent.events.event_kinds import Alarm, join_names
+from unsilent.events.incident_folder import (
+    BATCH_FILE,
+    SERIES_FILE,
+    STATE_FILE,
+    Incident,
+    RankPart,
+    read_incident,
+    read_rank_part,
+)
+from unsilent.events.run_report import (
+    ALARM_COLOUR,
+    INTRODUCTIONS,
+    MOST_DRAWN,
+    alarm_table,
+    setting_facts,
+    verdict_table,
+)
+from unsilent.printable import escape_unprintable
+from unsilent.report.curves import line_series, line_style
+from unsilent.report.model import Column, Plot, Report, Section, Table
+from unsilent.report.shown import Shown
+from unsilent.report.text import listed
+from unsilent.report.theme import figure, vertical_line
+from unsilent.sizes import human_bytes
+
+MOST_SHOWN = 8
+"""Series of a rank, and ranks, that are shown where none were asked for."""
+NEAR = 5
+"""Steps before and after the alarm whose values a terminal shows where none were asked for."""
+SERIES_COLUMNS = (
+    Column.text("series"), Column.count("rank"), Column.count("step"), Column("value", "number"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ShownSeries:
+    """One series of a rank.
+
+    Attributes:
+        points: Step and value of each step in which it was read.
+    """
+
+    rank: int
+    name: str
+    points: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, repr=False)
+class ShownIncident(Shown):
+    """An incident, the parts of its ranks that could be read, and the series that are shown; ``steps``: those asked for."""
+
+    incident: Incident
+    parts: tuple[RankPart, ...]
+    series: tuple[ShownSeries, ...]
+    problems: tuple[str, ...] = ()
+    steps: tuple[int, int] | None = None
+
+    def report(self) -> Report:
+        """All of it; the table for machines has the series."""
+        own = self.incident
+        return Report(
+            "unsilent/incident/1", "incident show", f"Incident of step {own.step:,}", self.headline,
+            Table.of(self.rows, SERIES_COLUMNS), findings=tuple(self._findings()), sections=tuple(self._sections()),
+            facts=(("recorded", _time(own.time)), ("run", own.run), *setting_facts({**own.settings, **own.versions})),
+            further_json=self._json(),
+        )  # fmt: skip
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each value of each series."""
+        return [
+            {"series": one.name, "rank": one.rank, "step": step, "value": value}
+            for one in self.series
+            for step, value in one.points
+        ]
+
+    @property
+    def headline(self) -> str:
+        """Where it began, and what kind of fault it was."""
+        own, verdict = self.incident, self.incident.fault_verdict
+        where = f" ({', '.join(filter(None, (own.host, own.device, own.reason)))})"
+        code = f" ({verdict.code})" if verdict and verdict.code else ""
+        kind = f"kind of fault: {verdict.kind}{code}" if verdict else "what kind of fault it was is not decided"
+        return f"{own.since[:1].upper()}{own.since[1:]}{where}; {kind}"
+
+    def _findings(self) -> Iterator[str]:
+        verdict = self.incident.fault_verdict
+        yield from filter(None, (verdict.reason, verdict.action) if verdict else ())
+        if missing := self.incident.world_size - len(self.incident.ranks):
+            yield f"there is no part of {missing:,} of {self.incident.world_size:,} ranks in this folder"
+        yield from self.problems
+        for part in self.parts:
+            yield from (f"rank {part.rank}: {problem}" for problem in part.problems)
+
+    def _sections(self) -> Iterator[Section]:
+        if verdicts := verdict_table(self.incident.verdicts):
+            yield Section("Verdicts", INTRODUCTIONS["Verdicts"], (verdicts,))
+        of_parts = [one for part in self.parts for one in part.alarms]
+        known = {part.rank for part in self.parts}
+        alarms = sorted([*of_parts, *(one for one in self.incident.alarms if one.rank not in known)], key=_place)
+        if table := alarm_table(alarms, len(alarms)):
+            yield Section("Alarms", "Those of each rank up to the first verdict.", (table,))
+        if self.series:
+            near = [one for one in self.rows if self.steps or abs(one["step"] - self.incident.step) <= NEAR]
+            table = Table.of(near, SERIES_COLUMNS, terminal_rows=60, on_page=False)
+            text = "A line marks the step of the alarm. A gap is a value that is not finite. Steps executed again have several values."
+            yield Section("Series", text, (table, *self._plots()))
+        ranks = (
+            Column.count("rank", lambda one: one.rank), Column.text("host", lambda one: one.host),
+            Column.text("device", lambda one: one.device), Column.text("of the device", _facts_text),
+            Column.text("state", lambda one: _size_text(one, STATE_FILE), 1),
+            Column.text("batch", lambda one: _size_text(one, BATCH_FILE), 1),
+        )  # fmt: skip
+        if self.parts:
+            text = (
+                "What was recorded of each rank. Of the device: what the system says; what it does not say is left out."
+            )
+            yield Section("Ranks", text, (Table.of(self.parts, ranks),))
+        saved = (
+            Column.text("checkpoint", lambda one: one.path), Column.count("step", lambda one: one.step),
+            Column.text("saved", lambda one: _time(one.time)), Column.text("manifest", lambda one: one.manifest, 1),
+        )  # fmt: skip
+        if checkpoints := self.incident.checkpoints:
+            yield Section("Checkpoints", "That rank 0 saved and verified before.", (Table.of(checkpoints, saved),))
+
+    def _plots(self) -> Iterator[Plot]:
+        for number, name in enumerate(dict.fromkeys(one.name for one in self.series)):
+            own = [one for one in self.series if one.name == name]
+            lines = [
+                line_series(
+                    f"rank {one.rank}", [(step, value if abs(value) < MOST_DRAWN else None) for step, value in one.points],
+                    line_style(place), [f"rank {one.rank}, step {step:,}: {value:.6g}" for step, value in one.points],
+                )
+                for place, one in enumerate(own)
+            ]  # fmt: skip
+            shapes = [vertical_line(self.incident.step, ALARM_COLOUR, 1, dash="dot")]
+            drawn = figure(lines, 260, xaxis={"title": {"text": "step, counted from 0"}}, shapes=shapes)
+            yield Plot(f"series-{number}", name, drawn)
+
+    def _json(self) -> dict[str, Any]:
+        own = self.incident
+        shown = {
+            name: value for name, value in vars(own).items() if name not in ("folder", "schema", "alarms", "verdicts")
+        }
+        parts = [
+            {
+                **{name: value for name, value in vars(part).items() if name != "folder"},
+                "alarms": [one.to_json() for one in part.alarms],
+            }
+            for part in self.parts
+        ]
+        return {
+            "folder": str(own.folder), **shown, "since": own.since, "ranks": parts, "problems": self.problems,
+            "alarms": [one.to_json() for one in own.alarms], "verdicts": [one.to_json() for one in own.verdicts],
+        }  # fmt: skip
+
+
+def read_shown(
+    folder: Path, glob: str | None = None, rank: int | None = None, steps: tuple[int, int] | None = None
+) -> ShownIncident:
+    """The incident in a folder, with the series that a pattern selects. Raises ``UsageError``.
+
+    Args:
+        folder: Of the incident, or of the job.
+        glob: Pattern of the names of series; None: those of the tensors that alarms name.
+        rank: Whose series; None: those of all ranks, or of the first ones.
+        steps: The first and the last one.
+    """
+    incident = read_incident(folder)
+    parts: list[RankPart] = []
+    series: list[ShownSeries] = []
+    problems: list[str] = []
+    for number in incident.ranks if rank is None else [rank]:
+        try:
+            parts.append(part := read_rank_part(incident.folder, number))
+            if rank is not None or len(parts) <= MOST_SHOWN:
+                series += _series_of(part, incident, glob, steps)
+        except UsageError as error:
+            if rank is not None:
+                raise
+            problems.append(str(error))
+    if glob is not None and not series:
+        raise UsageError(f"no series in {incident.folder} matches {glob!r}; names are such as {_some_names(parts)}")
+    return ShownIncident(incident, tuple(parts), tuple(series), tuple(problems), steps)
+
+
+def _series_of(
+    part: RankPart, incident: Incident, glob: str | None, steps: tuple[int, int] | None
+) -> Iterator[ShownSeries]:
+    if (file := part.file(SERIES_FILE)) is None:
+        return
+    recording = load_recording(file)
+    if len(part.series_steps) != len(recording.seconds):
+        raise UsageError(
+            f"{file} has {len(recording.seconds)} steps, and rank.json {len(part.series_steps)}; one of them is of another record"
+        )
+    chosen = [n for n, one in enumerate(recording.series) if glob is not None and fnmatch.fnmatchcase(_name(one), glob)]
+    if glob is None:
+        tensors = {one.tensor for one in (*part.alarms, *incident.alarms)}
+        chosen = [n for n, one in enumerate(recording.series) if one.tensor in tensors or one.feature == LOSS][
+            :MOST_SHOWN
+        ]
+    first, last = steps or (0, 2**62)
+    for number in chosen:
+        columns = recording.values[:, number].tolist(), recording.seen[:, number].tolist()
+        points = zip(part.series_steps, *columns, strict=True)
+        own = tuple((step, value) for step, value, seen in points if seen and first <= step <= last)
+        yield ShownSeries(part.rank, _name(recording.series[number]), own)
+
+
+def _name(series: Series) -> str:
+    """Feature, tensor and statistic, fit for terminals."""
+    return escape_unprintable(join_names(*map(str, series[:3])))
+
+
+def _some_names(parts: Sequence[RankPart]) -> str:
+    files = (file for part in parts if (file := part.file(SERIES_FILE)))
+    names = [_name(one) for file in files for one in load_recording(file).series]
+    return listed(dict.fromkeys(names), 5) or "none, as there are no series"
+
+
+def _place(alarm: Alarm) -> tuple[int, int]:
+    return alarm.step, alarm.rank
+
+
+def _facts_text(part: RankPart) -> str:
+    return "; ".join(f"{name} {value}" for name, value in part.device_facts.items())
+
+
+def _size_text(part: RankPart, name: str) -> str:
+    file = part.file(name)
+    return human_bytes(file.stat().st_size) if file else ""
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
