@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unsilent.monitor import Monitor, alarm_replay
 from unsilent.monitor import monitor as monitor_module
@@ -103,3 +105,128 @@ def test_a_transient_fault_does_not_come_again(counts):
     (wide,) = [one for one in evidence.executions if one.dtype]
     assert (wide.has_alarm, wide.overflowed, wide.is_equal) == (False, "", None)
     assert evidence.tolerance == 0
+
+
+def same_device(evidence):
+    return [one for one in evidence.executions if one.place == SAME_DEVICE and not one.dtype]
+
+
+def in_float64(evidence):
+    (result,) = [one for one in evidence.executions if one.dtype]
+    return result
+
+
+def test_a_batch_that_is_not_finite_comes_again_and_is_named(counts):
+    batches = torch.randn(BATCHES, 8, 6)
+    batches[FAULTY, 3, 2] = float("nan")
+    train_plain(counts, nn.Linear(6, 2), batches)
+    evidence = counts.evidence[0]
+    assert evidence.batch_problem == "element [3, 2] of tensor 1 of the batch is nan"
+    assert [(one.is_equal, one.has_alarm) for one in same_device(evidence)] == [(True, True)] * 3
+    wide = in_float64(evidence)
+    assert (wide.has_alarm, wide.overflowed, wide.is_equal) == (True, "", None)
+
+
+class Half(nn.Module):
+    def forward(self, x):
+        return x.half().float()
+
+
+def test_a_range_that_overflows_is_named_with_its_operation(counts):
+    batches = torch.randn(BATCHES, 8, 6)
+    batches[FAULTY] *= 1e6
+    train_plain(counts, nn.Sequential(nn.Linear(6, 4), Half(), nn.Linear(4, 2)), batches)
+    evidence = counts.evidence[0]
+    assert [(one.is_equal, one.has_alarm) for one in same_device(evidence)] == [(True, True)] * 3
+    wide = in_float64(evidence)
+    assert (wide.has_alarm, wide.overflowed, wide.is_equal) == (False, "1#_to_copy.0", None)
+    assert evidence.batch_problem == ""
+
+
+class Doubled(nn.Module):
+    """In the backward pass a gradient of float16 overflows."""
+
+    def forward(self, x):
+        return x.half().mul(6e4).float() / 6e4
+
+
+def test_an_operation_of_the_backward_pass_is_named(counts):
+    batches = torch.randn(BATCHES, 8, 6) / 100
+    scale = [1.0] * BATCHES
+    scale[FAULTY] = 1e9
+
+    train_plain(counts, nn.Sequential(nn.Linear(6, 4), Doubled(), nn.Linear(4, 2)), batches, scale)
+    wide = in_float64(counts.evidence[0])
+    assert wide.overflowed.endswith("/grad")
+    assert wide.overflowed.startswith("1#")
+
+
+class Device(TorchDispatchMode):
+    """A device on which products have a wrong element from one step on; ``same``: each time the same one."""
+
+    def __init__(self, counts, same):
+        super().__init__()
+        self._counts, self._same, self._draws = counts, same, np.random.default_rng(0)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.addmm.default and self._counts.calls == FAULTY + 1:
+            result.view(-1)[0] += 1e6 if self._same else 1e6 * (1 + self._draws.random())
+        return result
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_device_that_always_fails(counts, same):
+    with Device(counts, same):
+        train_plain(counts, nn.Linear(6, 2), torch.randn(BATCHES, 8, 6), is_step_kept=True)
+    evidence = counts.evidence[0]
+    assert [(one.is_equal, one.has_alarm) for one in same_device(evidence)] == [(same, True)] * 3
+    assert len({one.digest for one in same_device(evidence)}) == (1 if same else 3)
+    wide = in_float64(evidence)
+    assert (wide.has_alarm, wide.overflowed, wide.is_equal) == (True, "", None if same else False)
+    assert evidence.tolerance == 0
+
+
+def test_executions_that_differ_by_rounding_give_the_tolerance(counts):
+    def rounding(number, x):
+        return transient(number, x) * (1 + 1e-6 * (number % 97))
+
+    train(counts, rounding)
+    evidence = counts.evidence[0]
+    assert 0 < evidence.tolerance < 1e-3
+    assert [(one.is_equal, one.has_alarm) for one in same_device(evidence)] == [(False, False)] * 3
+
+
+def test_what_comes_again_but_for_rounding_is_equal(counts):
+    batches = torch.randn(BATCHES, 8, 6)
+    batches[FAULTY] *= 1e6
+    train_plain(counts, nn.Sequential(nn.Linear(6, 2), Rounding(counts)), batches)
+    evidence = counts.evidence[0]
+    assert 0 < evidence.tolerance < 1e-3
+    assert [(one.is_equal, one.has_alarm) for one in same_device(evidence)] == [(True, True)] * 3
+
+
+class Rounding(nn.Module):
+    """Nothing leads to what it counts with, as with the order of threads on a device."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts):
+        super().__init__()
+        self.counts = counts
+
+    def forward(self, x):
+        return x * (1 + 1e-6 * (self.counts.calls % 97))
+
+
+def train_plain(counts, model, batches, scale=None, is_step_kept=False, **options):
+    """A training of small steps; ``is_step_kept``: executions again count as the same step."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with Monitor(model, optimizer, on_alarm="replay", sampling="fixed:1", **options) as monitor:
+        for number, x in monitor.iterate(list(enumerate(batches))):
+            counts.calls = number + 1 if is_step_kept else counts.calls + 1
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            (loss * scale[number] if scale else loss).backward()
+            optimizer.step()

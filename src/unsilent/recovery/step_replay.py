@@ -8,8 +8,7 @@ incident execute a step in the same way. All ranks do the same in the same order
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -23,12 +22,10 @@ from unsilent.recovery.evidence import NEIGHBOUR, SAME_DEVICE, Execution
 from unsilent.recovery.operation_check import OperationCheck
 from unsilent.recovery.rank_link import Parcel, RankLink
 from unsilent.recovery.ring import check_room
+from unsilent.recovery.spread import Spread, Values, host_copies
 
 EXECUTIONS = 3
 """On the same device, besides the others."""
-MARGIN = 8.0
-"""A step is within the tolerance if it differs by no more than so many times what clean executions differ by."""
-Values = Mapping[str, Tensor]
 
 
 class IterationStart(NamedTuple):
@@ -117,7 +114,7 @@ class StepReplay:
         """Yield what iterations begin with, to have their bodies executed."""
         tensors = self._steps.tensors()
         try:
-            check_room(list(tensors.values()), 2, "host")
+            check_room(list(tensors.values()), 3, "host")
             problem = ""
         except UsageError as error:
             problem = str(error)
@@ -125,7 +122,7 @@ class StepReplay:
         if problem := self._link.first_problem(problem):
             self.problem = problem
             return
-        now, digest = _host_copies(tensors), digest_text(tensors)
+        now, digest = host_copies(tensors), digest_text(tensors)
         yield from self._ask_neighbour()
         yield from self._check_operations()
         yield from self._repeat(now, digest)
@@ -182,27 +179,22 @@ class StepReplay:
 
     def _repeat(self, now: Values, digest: str) -> Iterator[Any]:
         """Execute the step as it was, and compare."""
-        first: Values | None = None
-        own: list[tuple[str, bool, float, float]] = []
+        spread = Spread(now, digest)
+        alarms = []
         for _ in range(self._count):
             yield from execute(self._steps)
-            has_alarm = self._is_alarm(self._take_alarm_ranks())
-            tensors = self._steps.tensors()
-            came_to = digest_text(tensors)
-            from_now = 0.0 if came_to == digest else largest_difference(tensors, now)
-            from_first = 0.0 if first is None or has_alarm else largest_difference(tensors, first)
-            first = _host_copies(tensors) if first is None and not has_alarm else first
-            own.append((came_to, has_alarm, from_now, from_first))
-        of_ranks = self._link.gather(own)
+            alarms.append(self._is_alarm(self._take_alarm_ranks()))
+            spread.add(self._steps.tensors(), alarms[-1])
+        of_ranks = self._link.gather((spread.tolerance, spread.digests, spread.are_equal()))
         chosen = of_ranks if self._suspect < 0 else [of_ranks[self._suspect]]
-        self.tolerance = max(map(_tolerance, chosen))
-        for parts in zip(*chosen, strict=True):
-            is_equal = all(from_now <= MARGIN * self.tolerance for _, _, from_now, _ in parts)
+        self.tolerance = max(tolerance for tolerance, _, _ in chosen)
+        for number, has_alarm in enumerate(alarms):
+            is_equal = all(are_equal[number] for _, _, are_equal in chosen)
             self.executions.append(
                 Execution(
-                    place=SAME_DEVICE, rank=self._suspect, is_equal=is_equal, has_alarm=parts[0][1], digest=parts[0][0]
+                    place=SAME_DEVICE, rank=self._suspect, is_equal=is_equal, has_alarm=has_alarm, digest=chosen[0][1][number]
                 )
-            )
+            )  # fmt: skip
 
     def _of_suspect(self, texts: Sequence[str]) -> str:
         """That of the suspect; of any rank where none is suspected."""
@@ -210,38 +202,6 @@ class StepReplay:
 
     def _is_alarm(self, ranks: frozenset[int]) -> bool:
         return self._suspect in ranks if self._suspect >= 0 else bool(ranks)
-
-
-def _tolerance(executions: Sequence[tuple[str, bool, float, float]]) -> float:
-    """By how much executions without an alarm differ, where no two of them have the same bits: else the step is deterministic."""
-    clean = [(digest, from_first) for digest, has_alarm, _, from_first in executions if not has_alarm]
-    counts = Counter(digest for digest, _ in clean)
-    if len(clean) < 2 or max(counts.values()) > 1:
-        return 0.0
-    return max(from_first for _, from_first in clean)
-
-
-def largest_difference(tensors: Values, others: Values) -> float:
-    """The largest difference of an element of any tensor, relative to the largest magnitude of that tensor in the others.
-
-    Infinite where names, shapes or dtypes differ, or elements that are no floating-point numbers, or are not finite.
-    """
-    if tensors.keys() != others.keys():
-        return float("inf")
-    return max((_difference(tensors[name], other) for name, other in others.items()), default=0.0)
-
-
-def _difference(tensor: Tensor, other: Tensor) -> float:
-    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
-        return float("inf")
-    tensor = tensor.detach().cpu()
-    if torch.equal(tensor, other):
-        return 0.0
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return float("inf")
-    wide = torch.complex128 if tensor.is_complex() else torch.float64
-    difference = (tensor.to(wide) - other.to(wide)).abs().max() / other.to(wide).abs().max()
-    return float(difference) if torch.isfinite(difference) else float("inf")
 
 
 def batch_problem(batches: Any) -> str:
@@ -253,10 +213,6 @@ def batch_problem(batches: Any) -> str:
                 f"element {place} of tensor {'/'.join(path[1:]) or '0'} of the batch is {float(tensor[tuple(place)]):g}"
             )
     return ""
-
-
-def _host_copies(tensors: Values) -> Values:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _around_bodies(context: AbstractContextManager[Any], items: Iterator[Any]) -> Iterator[Any]:

@@ -1,0 +1,135 @@
+"""How far executions of one step lie apart: not at all where operations are deterministic, else by what is learnt from them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from unsilent.recovery.digests import digest_text
+
+Values = Mapping[str, Tensor]
+MARGIN = 8.0
+"""A tensor is within the tolerance if it differs by no more than so many times what clean executions differ by."""
+
+
+MOST_TOLERANCE = 0.1
+"""Executions that lie further apart do not differ by rounding."""
+
+
+class Spread:
+    """Executions of a step, compared with a result and with each other.
+
+    Args:
+        result: The tensors, on the host, that executions are compared with.
+        digest: Theirs.
+
+    Attributes:
+        digests: Of the executions.
+    """
+
+    def __init__(self, result: Values, digest: str) -> None:
+        self._result, self._digest = result, digest
+        self.digests: list[str] = []
+        self._from_result: list[dict[str, float]] = []
+        self._groups = {False: _Group(), True: _Group()}
+
+    def add(self, tensors: Values, has_alarm: bool) -> None:
+        """What an execution came to. A tolerance is learnt from those that are alike in whether they have an alarm."""
+        digest = digest_text(tensors)
+        self.digests.append(digest)
+        self._from_result.append({} if digest == self._digest else differences(tensors, self._result))
+        self._groups[has_alarm].add(tensors, digest)
+
+    @property
+    def tolerance(self) -> float:
+        """The largest difference of executions, relative to the L2 norm of all tensors; 0 where the step is deterministic."""
+        return self._group.tolerance
+
+    def are_equal(self) -> list[bool]:
+        """Whether each execution came to the result, within the tolerance where there is one: tensor by tensor."""
+        largest = self._group.largest if self.tolerance else {}
+        return [
+            all(apart <= MARGIN * largest.get(name, 0.0) for name, apart in one.items()) for one in self._from_result
+        ]
+
+    @property
+    def _group(self) -> _Group:
+        return max(self._groups.values(), key=lambda group: len(group.digests))
+
+
+class _Group:
+    """Executions that are alike but for rounding, if at all.
+
+    Attributes:
+        digests: Theirs.
+        largest: By which a tensor of one of them differs from that of the first, by name.
+    """
+
+    def __init__(self) -> None:
+        self.digests: list[str] = []
+        self.largest: dict[str, float] = {}
+        self._first: Values = {}
+        self._relative = 0.0
+
+    def add(self, tensors: Values, digest: str) -> None:
+        self.digests.append(digest)
+        if len(self.digests) == 1:
+            self._first = host_copies(tensors)
+        elif digest != self.digests[0]:
+            apart = differences(tensors, self._first)
+            self.largest = {name: max(apart[name], self.largest.get(name, 0.0)) for name in apart}
+            self._relative = max(self._relative, _relative_difference(tensors, self._first))
+
+    @property
+    def tolerance(self) -> float:
+        """0 where two executions have the same bits, where there is one alone, and where they differ by more than rounding."""
+        is_deterministic = len(self.digests) < 2 or max(Counter(self.digests).values()) > 1
+        is_rounding = all(map(math.isfinite, self.largest.values())) and self._relative <= MOST_TOLERANCE
+        return self._relative if is_rounding and not is_deterministic else 0.0
+
+
+def host_copies(tensors: Values) -> Values:
+    """Copies of tensors on the host."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def differences(tensors: Values, others: Values) -> dict[str, float]:
+    """The largest difference of an element in each tensor, at least one place of the dtype where the bits differ.
+
+    Infinite where a name is missing, shapes or dtypes differ, and for elements that are no floating-point or not finite numbers.
+    """
+    return {name: _difference(tensors.get(name), others.get(name)) for name in tensors.keys() | others.keys()}
+
+
+def _difference(tensor: Tensor | None, other: Tensor | None) -> float:
+    if tensor is None or other is None or (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
+        return math.inf
+    tensor = tensor.detach().cpu()
+    if digest_text({"": tensor}) == digest_text({"": other}):
+        return 0.0
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return math.inf
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    apart = float((tensor.to(wide) - other.to(wide)).abs().max())
+    least = torch.finfo(tensor.dtype).eps * float(other.to(wide).abs().max())
+    return max(apart, least) if math.isfinite(apart) else math.inf
+
+
+def _relative_difference(tensors: Values, others: Values) -> float:
+    """The L2 norm of all differences, relative to that of all elements."""
+    apart = whole = 0.0
+    for name, other in others.items():
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != other.shape or not (other.is_floating_point() or other.is_complex()):
+            continue  # `differences` says of these what there is to say
+        apart += _norm(tensor.detach().cpu() - other) ** 2
+        whole += _norm(other) ** 2
+    return math.sqrt(apart / whole) if whole else math.inf
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.complex128 if tensor.is_complex() else torch.float64))

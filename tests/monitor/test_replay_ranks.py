@@ -1,0 +1,86 @@
+"""The step of an alarm, executed again by two real ranks: an alarm follows the batch, or stays with the device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed
+
+from unsilent.recovery.evidence import NEIGHBOUR
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
+]
+AT, SUSPECT, OTHER = 30, 1, 0
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [sys.executable, *words, str(Path(__file__).parent / "replay_ranks.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def evidence_of(ranks, scene):
+    """That of the first alarm, which is the same in both ranks."""
+    first, second = (rank[scene]["evidence"][0] for rank in ranks)
+    assert first == second
+    assert (first["step"], first["rank"], first["world_size"]) == (AT, SUSPECT, 2)
+    return first
+
+
+def executions(evidence, place, dtype=""):
+    return [(e["rank"], e["has_alarm"]) for e in evidence["executions"] if (e["place"], e["dtype"]) == (place, dtype)]
+
+
+def test_the_alarm_of_a_batch_comes_again_in_the_rank_that_gets_the_batch(ranks):
+    evidence = evidence_of(ranks, "batch")
+    assert executions(evidence, NEIGHBOUR) == [(OTHER, True)]
+    assert executions(evidence, "same device") == [(SUSPECT, True)] * 3
+    assert evidence["batch_problem"] == "element [2, 1] of tensor x of the batch is nan"
+
+
+def test_the_alarm_of_a_device_does_not_come_again_in_the_rank_that_gets_the_batch(ranks):
+    evidence = evidence_of(ranks, "device")
+    assert executions(evidence, NEIGHBOUR) == [(OTHER, False)]
+    assert executions(evidence, "same device") == [(SUSPECT, True)] * 3
+    assert [e["is_equal"] for e in evidence["executions"]] == [None, None, True, True, True]
+
+
+def test_a_transient_fault_comes_again_nowhere_and_the_training_is_not_changed(ranks):
+    evidence = evidence_of(ranks, "transient")
+    assert executions(evidence, NEIGHBOUR) == [(OTHER, False)]
+    assert executions(evidence, "same device") == [(SUSPECT, False)] * 3
+    assert [e["is_equal"] for e in evidence["executions"]][2:] == [False] * 3
+    for rank in ranks:
+        assert rank["transient"]["begun"] > rank["logged"]["begun"]
+        for what in ("bits", "generator", "suspects"):
+            assert rank["transient"][what] == rank["logged"][what]
+
+
+def test_ranks_with_states_of_their_own_do_not_ask_each_other(ranks):
+    evidence = evidence_of(ranks, "apart")
+    assert executions(evidence, NEIGHBOUR) == []
+    assert executions(evidence, "same device") == [(SUSPECT, True)] * 3
+    for rank in ranks:
+        assert any("no neighbour was asked: the ranks hold different states" in m for m in rank["apart"]["messages"])
+
+
+def test_what_cannot_be_executed_again_is_said(ranks):
+    evidence = evidence_of(ranks, "no loop")
+    assert evidence["executions"] == []
+    assert "has no `for batch in loader`" in evidence["problem"]
