@@ -311,4 +311,4 @@ def test_a_hostile_incident_is_harmless(tmp_path):
     job[0].insert(1, made.incident(3, 0, folder=text))
     done = in_process("report", written(tmp_path, job), "-o", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
-    check_harmless((tmp_path / "page.html").read_text())
+    check_harmless(Page((tmp_path / "page.html").read_text()))

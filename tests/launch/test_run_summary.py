@@ -40,3 +40,10 @@ def test_a_verdict_on_a_warning_says_nothing_of_other_ranks():
     said = line(made.verdict(3, suspect=0, reason="one rank", ranks=(0,)), made.ended(9))
     assert said.startswith("no alarm in 9 steps of rank 0; verdict in step 3: ")
     assert "another rank" not in said
+
+
+def test_the_record_of_the_first_alarm_is_named():
+    summary = RunSummary(Path("e.jsonl"))
+    for event in (made.alarm(4), made.verdict(4), made.incident(4), made.ended(10, alarms=1)):
+        summary(event)
+    assert summary.text.endswith("; see unsilent watch e.jsonl and unsilent incident show runs/incidents/4-0a1b2c3d")

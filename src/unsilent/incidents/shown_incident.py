@@ -117,7 +117,9 @@ class ShownIncident(Shown):
         if self.series:
             near = [one for one in self.rows if self.steps or abs(one["step"] - self.incident.step) <= NEAR]
             table = Table.of(near, SERIES_COLUMNS, terminal_rows=60, on_page=False)
-            text = "A line marks the step of the alarm. A gap is a value that is not finite. Steps executed again have several values."
+            text = (
+                "A line marks the alarm. A gap is a value that is not finite. Steps executed again have several values."
+            )
             yield Section("Series", text, (table, *self._plots()))
         ranks = (
             Column.count("rank", lambda one: one.rank), Column.text("host", lambda one: one.host),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unsilent.events.event_kinds import Alarm, Ended, Event, Verdict
+from unsilent.events.event_kinds import Alarm, Ended, Event, IncidentBegan, Verdict
 from unsilent.events.sinks import LOGGER
 from unsilent.launch.standard_error import StandardError
 from unsilent.report.text import count_text
@@ -24,6 +24,7 @@ class RunSummary:
         self._events = events
         self._alarms: list[Alarm] = []
         self._first_verdict: Verdict | None = None
+        self._incident = ""
         self._ended: list[Ended] = []
 
     def __call__(self, event: Event) -> None:
@@ -31,6 +32,8 @@ class RunSummary:
             self._alarms.append(event)
         elif isinstance(event, Verdict):
             self._first_verdict = self._first_verdict or event
+        elif isinstance(event, IncidentBegan):
+            self._incident = self._incident or event.folder
         elif isinstance(event, Ended):
             self._ended.append(event)
 
@@ -52,6 +55,7 @@ class RunSummary:
         else:
             found = f"no alarm in {steps}"
         more = f"; see unsilent watch {self._events}" if self._events and (self._alarms or self._first_verdict) else ""
+        more += f" and unsilent incident show {self._incident}" if more and self._incident else ""
         return f"{found}; {whole.coverage}; the monitor took {100 * whole.cost:.2g} % of the time{more}"
 
 
