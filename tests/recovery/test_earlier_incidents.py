@@ -13,9 +13,10 @@ from unsilent.recovery.earlier_incidents import (
     MOST_BYTES,
     MOST_INCIDENTS,
     EarlierIncident,
+    incident_of,
     read_earlier_incidents,
-    remember_incident,
     with_earlier_incidents,
+    write_earlier_incidents,
 )
 from unsilent.recovery.evidence import SAME_DEVICE, Evidence, Execution
 from unsilent.recovery.fault_verdict import judge
@@ -32,7 +33,8 @@ def job(path, known):
     """A job that ends with an alarm, beside the incidents of earlier ones."""
     earlier = read_earlier_incidents(path)
     verdict = judge(with_earlier_incidents(known, earlier))
-    remember_incident(path, earlier, verdict)
+    if (incident := incident_of(verdict)) is not None:
+        write_earlier_incidents(path, [*earlier, incident])
     return verdict
 
 
@@ -53,6 +55,12 @@ def test_a_step_is_started_again_once_and_then_on_another_device(tmp_path):
     assert (moved.kind, moved.exit_code) == ("data", 1)
 
 
+def test_a_device_with_a_uuid_is_the_same_under_another_number(tmp_path):
+    path, unique = tmp_path / "devices.json", "GPU-0a1b2c3d-0000-1111-2222-333344445555"
+    assert job(path, evidence(CLEAN, CLEAN, device=f"cuda:0 NVIDIA H100 {unique}")).kind == "transient"
+    assert job(path, evidence(CLEAN, CLEAN, device=f"cuda:3 NVIDIA H100 {unique}", step=9)).kind == "device"
+
+
 def test_a_step_that_cannot_be_executed_again_is_started_again_once(tmp_path):
     path = tmp_path / "devices.json"
     assert [job(path, evidence()).exit_code for _ in range(3)] == [16, 17, 17]
@@ -69,7 +77,7 @@ def test_what_no_device_is_suspected_for_is_not_remembered(tmp_path):
 def test_the_file_does_not_grow_for_ever(tmp_path):
     path = tmp_path / "devices.json"
     earlier = [EarlierIncident("\ud800" * 300, n, "device") for n in range(MOST_INCIDENTS)]
-    remember_incident(path, earlier, judge(evidence(CLEAN, CLEAN)))
+    write_earlier_incidents(path, [*earlier, incident_of(judge(evidence(CLEAN, CLEAN)))])
     again = read_earlier_incidents(path)
     assert len(again) == MOST_INCIDENTS
     assert again[-1].device == "node1 cuda:0 GPU-1"

@@ -1,4 +1,7 @@
-"""How many checkpoints this process has loaded and verified, so that a monitor knows whether a step came soon after one."""
+"""How often this process has loaded a checkpoint that was verified, or a state into a monitored model.
+
+So that a monitor knows whether a step came soon after a load, and a guard what it cannot go back to.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ _count = 0
 
 
 def note_load() -> None:
-    """A checkpoint was loaded."""
+    """A checkpoint or a state was loaded."""
     global _count
     _count += 1
 
 
 def loads_so_far() -> int:
-    """Checkpoints that were loaded."""
+    """How often it was."""
     return _count

@@ -3,7 +3,7 @@
     incident = plant("device", probability=0.1, world_size=4, seed=7, workload="convolution")
     outcome = run_planted(incident)                # in each rank: unsilent.incidents.planted_job
 
-All of an incident follows from these five values: its variety, the rank and the step, and the numbers that its fault is drawn with.
+All of an incident follows from these five values: its variety, the rank, the step, and the numbers that its fault is drawn with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VARIETIES: dict[FaultKind, tuple[str, ...]] = {
     "checkpoint": ("flipped bit",),
     "data": ("NaN", "exchanged labels", "inputs times 1e6"),
     "numerics": ("overflow", "loss scale"),
-    "benign": ("large inputs", "learning rate"),
+    "benign": ("large weights", "learning rate"),
 }
 """What an incident of each kind can be:
 
@@ -32,7 +32,7 @@ VARIETIES: dict[FaultKind, tuple[str, ...]] = {
 - *checkpoint*: one bit of a parameter is flipped in the state that is loaded before the step;
 - *data*: one element of the batch is NaN, every sample has the label of another class, or inputs are a million times too large;
 - *numerics*: a float16 operation overflows although what it is part of is right, or the loss scale is too large for float16;
-- *benign*: inputs 8 times as large as usual, or a learning rate 30 times as large from this step on.
+- *benign*: samples of a rare class, with weights 100 times as large, or a learning rate 1,000 times as large from this step on.
 """
 WORKLOADS = ("convolution", "transformer")
 FIRST_STEPS = (44, 60)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+import copy
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from unsilent.events.event_kinds import AlarmExplained, Event
 from unsilent.faults import Fault
 from unsilent.incidents.plant import PlantedIncident
 from unsilent.incidents.planted_workloads import CLASSES, Batch, Classifier, draw_batch
 from unsilent.monitor import Monitor, MonitorStop
-from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.sites import corrupt
 from unsilent.sites.faulty_device import FaultyDevice, element_fault, resolved_fault
 
-MOST_STEPS = 400
-"""After the first step with the anomaly, in a training that has no alarm."""
+MOST_STEPS, SOON = 400, 20
+"""After the first step with the anomaly, in a training that has no alarm: of a device that fails now and then; of others."""
+CHECKPOINT_INTERVAL = 10
 RATE = 2e-3
 RULE = "robust-z:early=20"
 """The rule of the monitor by default, but for steps after which its limits are narrow: of trainings as short as these."""
@@ -36,12 +37,14 @@ class PlantedOutcome:
     Attributes:
         alarm_step: Of the first alarm; None where there was none.
         suspect: The rank that the monitor suspected; -1: undetermined.
-        verdict: On the first alarm.
+        kind, code, reason: Of the verdict on it; empty where there was no alarm.
     """
 
     alarm_step: int | None = None
     suspect: int = -1
-    verdict: FaultVerdict | None = None
+    kind: str = ""
+    code: str = ""
+    reason: str = ""
 
 
 class PlantedJob:
@@ -57,8 +60,10 @@ class PlantedJob:
         self.device = FaultyDevice(self._device_fault, incident.probability, seed=incident.seed)
         self.device.is_on = False
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: Batch, rate: float) -> None:
         """One training step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.zero_grad()
         self.called(batch).backward()
         self.optimizer.step()
@@ -72,10 +77,7 @@ class PlantedJob:
         is_first = step == incident.step
         if incident.kind in ("transient", "device") and self._is_here and is_first:
             self._turn_on_fault()
-        elif incident.variety == "learning rate" and is_first:
-            for group in self.optimizer.param_groups:
-                group["lr"] *= 300
-        elif incident.kind in ("data", "numerics", "benign") and self._is_here and is_first:
+        if incident.kind in ("data", "numerics", "benign") and self._is_here and is_first:
             return changed_batch(batch, incident)
         return batch
 
@@ -97,14 +99,23 @@ class PlantedJob:
             elements = np.arange(int(self._incident.draws[1] * 8), output.numel(), 8)
         return element_fault(output, "or", elements, TOP_EXPONENT_BIT)
 
-    def corrupt_parameter(self) -> None:
-        """Flip one bit of a parameter, as in a checkpoint that was damaged."""
-        parameters = list(self.model.parameters())
-        parameter = parameters[int(self._incident.draws[0] * len(parameters))].detach()
-        element = np.array([int(self._incident.draws[1] * parameter.numel())])
-        loaded = parameter.clone()
-        corrupt(loaded, element_fault(parameter, "xor", element, TOP_EXPONENT_BIT + int(self._incident.draws[2] * 3)))
-        parameter.copy_(loaded)
+    def load_damaged(self) -> None:
+        """Load the state as a checkpoint of now would have it, with a flipped bit."""
+        state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        name = list(state)[int(self._incident.draws[0] * len(state))]
+        element = np.array([int(self._incident.draws[1] * state[name].numel())])
+        corrupt(state[name], element_fault(state[name], "xor", element, TOP_EXPONENT_BIT))
+        self.model.load_state_dict(state)
+
+    def keep_checkpoint(self) -> None:
+        """Save the state: the checkpoint before the one that is damaged."""
+        self._checkpoint = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+
+    def load_checkpoint(self) -> None:
+        """Load the state that was saved."""
+        model, optimizer = self._checkpoint
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict(copy.deepcopy(optimizer))
 
 
 def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
@@ -115,23 +126,37 @@ def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
         "NaN": batch._replace(images=images),
         "exchanged labels": batch._replace(labels=labels),
         "inputs times 1e6": batch._replace(images=batch.images * 1e6),
-        "large inputs": batch._replace(images=batch.images * 50),
+        "large weights": batch._replace(weights=batch.weights * 100),
         "overflow": batch._replace(offset=torch.tensor(20.0)),
+        "learning rate": batch,
         "loss scale": batch._replace(scale=torch.tensor(2.0**24)),
     }[incident.variety]
 
 
 def run_planted(incident: PlantedIncident, rank: int = 0, **options: Any) -> PlantedOutcome:
-    """How a training with this anomaly ends; called in every rank of ``world_size``."""
+    """How a training with this anomaly ends; called in every rank of ``world_size``. ``options``: of the monitor."""
     job = PlantedJob(incident, rank)
-    with job.device if incident.kind in ("transient", "device") else nullcontext():
-        with Monitor(job.called, job.optimizer, sampling="fixed:1", rule=(RULE,), **options) as monitor:
-            for step in range(incident.step + MOST_STEPS):
-                batch = job.begin(step)
-                if incident.kind == "checkpoint" and step == incident.step:
-                    job.corrupt_parameter()
-                job.step(batch)
-                if monitor.verdicts:
-                    break
-        v = monitor.verdicts[0] if monitor.verdicts else None
-    return PlantedOutcome(v and v.step, v.suspect if v else -1, None), [str(a) for a in monitor.alarms[:2]], v
+    explained: list[AlarmExplained] = []
+    options = {"on_alarm": "replay", "sampling": "fixed:1", "rule": (RULE,)} | options
+
+    def take(event: Event) -> None:
+        if isinstance(event, AlarmExplained):
+            explained.append(event)
+
+    context = job.device if incident.kind in ("transient", "device") else nullcontext()
+    with context, suppress(MonitorStop), Monitor(job.called, job.optimizer, sinks=[take], **options) as monitor:
+        if incident.kind == "checkpoint":
+            monitor.load_earlier = job.load_checkpoint
+        for step in range(incident.step + (MOST_STEPS if incident.kind == "device" else SOON)):
+            if incident.kind == "checkpoint" and step == incident.step - CHECKPOINT_INTERVAL:
+                job.keep_checkpoint()
+            if incident.kind == "checkpoint" and step == incident.step:
+                job.load_damaged()
+            rate = RATE * 1000 if incident.variety == "learning rate" and step >= incident.step else RATE
+            monitor.step(job.step, job.begin(step), rate)
+            if explained:
+                break
+    if not explained:
+        return PlantedOutcome()
+    first = explained[0]
+    return PlantedOutcome(first.step, first.suspect, first.fault, first.code, first.reason)

@@ -19,12 +19,14 @@ class Batch(NamedTuple):
         images: float32[n, 8, 8].
         labels: int64[n].
         offset: float32[], added to all scores, on which the loss does not depend; its exponential may overflow in float16.
+        weights: float32[n], of the samples in the loss.
         scale: float32[], of the gradients of what is computed in float16.
     """
 
     images: Tensor
     labels: Tensor
     offset: Tensor
+    weights: Tensor
     scale: Tensor
 
 
@@ -41,7 +43,7 @@ def draw_batch(seed: int, step: int, rank: int) -> Batch:
     images, labels = _digits()
     generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 64 + rank)
     chosen = torch.randint(len(images), (BATCH,), generator=generator)
-    return Batch(images[chosen], labels[chosen], torch.zeros(()), torch.tensor(16.0))
+    return Batch(images[chosen], labels[chosen], torch.zeros(()), torch.ones(BATCH), torch.tensor(16.0))
 
 
 class Convolution(nn.Module):
@@ -83,16 +85,23 @@ class Classifier(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         scores = self.scores(self.body(batch.images)) + batch.offset
         if not self._is_narrow:
-            return functional.cross_entropy(scores, batch.labels)
+            return (functional.cross_entropy(scores, batch.labels, reduction="none") * batch.weights).mean()
         scale = batch.scale  # of the gradients inside of what is computed in float16
-        scores = Scaled.apply(scores, 1 / scale).half()
+        scores = scaled_gradient(scores, 1 / scale).half()
         exponentials = scores.exp()  # the largest score is not taken away first, which would not overflow
-        probabilities = Scaled.apply(exponentials / exponentials.sum(-1, keepdim=True), scale)
-        return -(probabilities.float().gather(1, batch.labels[:, None]) + 1e-7).log().mean()
+        probabilities = scaled_gradient(exponentials / exponentials.sum(-1, keepdim=True), scale)
+        loss: Tensor = -(probabilities.float().gather(1, batch.labels[:, None]) + 1e-7).log().mean()
+        return loss
+
+
+def scaled_gradient(value: Tensor, scale: Tensor) -> Tensor:
+    """The same value, whose gradient is multiplied by a number."""
+    result: Tensor = Scaled.apply(value, scale)  # type: ignore[no-untyped-call]
+    return result
 
 
 class Scaled(torch.autograd.Function):
-    """The same value, whose gradient is multiplied by a number."""
+    """See `scaled_gradient`."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, scale: Tensor) -> Tensor:
@@ -100,6 +109,6 @@ class Scaled(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (scale,) = ctx.saved_tensors
         return gradient * scale, None

@@ -30,8 +30,8 @@ class MonitorStop(UnsilentError):
     """The monitor stops the job, in all ranks alike.
 
     Attributes:
-        exit_code: 17 where bits changed between two steps without a trace in torch: a memory fault, or a write through .data
-            or numpy. Otherwise 16.
+        exit_code: With ``on_alarm="replay"`` that of the fault verdict. Else 17 where bits changed between two steps without a
+            trace in torch: a memory fault, or a write through .data or numpy; otherwise 16.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

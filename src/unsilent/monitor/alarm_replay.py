@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from unsilent.detectors.rule import NORMAL
+from unsilent.errors import UsageError, kind_and_line
 from unsilent.events.event_kinds import FINGERPRINT, Verdict
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.exchange import RankRow
+from unsilent.recovery.earlier_incidents import (
+    incident_of,
+    read_earlier_incidents,
+    with_earlier_incidents,
+    write_earlier_incidents,
+)
 from unsilent.recovery.evidence import Evidence
-from unsilent.recovery.fault_verdict import FaultVerdict
+from unsilent.recovery.fault_verdict import SOON_AFTER_LOAD, FaultVerdict, judge
 from unsilent.recovery.rank_link import RankLink
 from unsilent.recovery.step_replay import ReplayedSteps, StepReplay
 
@@ -28,13 +36,22 @@ class AlarmReplay:
         verdict: Which rank is suspected.
         steps_since_load: As of `Evidence`.
         link: The other ranks.
+        load_earlier: As of `StepReplay`.
 
     Attributes:
         is_running: Whether steps are being executed again.
     """
 
-    def __init__(self, verdict: Verdict, steps_since_load: int | None, link: RankLink) -> None:
+    def __init__(
+        self,
+        verdict: Verdict,
+        steps_since_load: int | None,
+        link: RankLink,
+        load_earlier: Callable[[], object] | None = None,
+    ) -> None:
         self._verdict, self._steps_since_load, self._link = verdict, steps_since_load, link
+        is_recent = steps_since_load is not None and steps_since_load <= SOON_AFTER_LOAD
+        self._load_earlier = load_earlier if is_recent else None
         self._rows: list[Sequence[RankRow]] = []
         self.is_running = False
 
@@ -44,7 +61,7 @@ class AlarmReplay:
 
     def run(self, steps: ReplayedSteps) -> Iterator[object]:
         """Yield what iterations begin with, to have their bodies executed; `evidence` is there afterwards."""
-        self._engine = StepReplay(steps, self._take_alarm_ranks, self._link, self._verdict.suspect)
+        self._engine = StepReplay(steps, self._take_alarm_ranks, self._link, self._verdict.suspect, self._load_earlier)
         self.is_running = True
         try:
             yield from self._engine.run()
@@ -69,7 +86,8 @@ class AlarmReplay:
             return known
         engine = self._engine
         return replace(
-            known, executions=tuple(engine.executions), problem=engine.problem, tolerance=engine.tolerance,
+            known, executions=tuple(engine.executions), steps_per_execution=engine.steps_per_execution,
+            problem=engine.problem, tolerance=engine.tolerance,
             batch_problem=engine.batch_problem,
         )  # fmt: skip
 
@@ -83,14 +101,32 @@ class AlarmReplay:
         return own or frozenset(rank for rank, _ in found)
 
 
-def judge(evidence: Evidence) -> FaultVerdict:
-    """What kind of fault it was."""
-    reason = evidence.problem or "what the executions say is not judged"
-    return FaultVerdict(
-        kind="undetermined",
-        step=evidence.step,
-        rank=evidence.rank,
-        host=evidence.host,
-        device=evidence.device,
-        reason=reason,
-    )
+class FaultJudge:
+    """Judges the alarms of one run together with incidents of earlier runs; the same in all ranks.
+
+    Args:
+        link: The other ranks, to which rank 0 says at the start what it has read.
+        path: Of the file of earlier incidents, read and written by rank 0; None: only incidents of this run count.
+    """
+
+    def __init__(self, link: RankLink, path: Path | None) -> None:
+        self._path, earlier = (path if link.rank == 0 else None), []
+        try:
+            earlier = read_earlier_incidents(self._path) if self._path else []
+        except UsageError as error:
+            self._path = None  # what it is, nobody knows: it is not replaced
+            _log.warning("earlier incidents are not counted: %s", error)
+        self._earlier = link.gather(earlier)[0]
+
+    def judge(self, evidence: Evidence) -> FaultVerdict:
+        """What kind of fault it was; it counts as an earlier incident from then on."""
+        verdict = judge(with_earlier_incidents(evidence, self._earlier))
+        if (incident := incident_of(verdict)) is None:
+            return verdict
+        self._earlier.append(incident)
+        try:
+            if self._path:
+                write_earlier_incidents(self._path, self._earlier)
+        except OSError as error:
+            _log.warning("%s: this incident cannot be remembered: %s", self._path, kind_and_line(error))
+        return verdict

@@ -259,6 +259,10 @@ def settings_by_name(settings: Any) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device, and of a CUDA device its model; with its slot where a launcher has given it one."""
-    name = f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
-    return f"{name} slot {slot}" if (slot := os.environ.get(SLOT)) else name
+    """The device, and of a CUDA device its model and its UUID: numbers of devices differ from job to job.
+
+    Another device has its slot, where a launcher has given it one.
+    """
+    if device.type != "cuda":
+        return f"{device} slot {slot}" if (slot := os.environ.get(SLOT)) else str(device)
+    return f"{device} {torch.cuda.get_device_name(device)} GPU-{torch.cuda.get_device_properties(device).uuid}"

@@ -136,7 +136,7 @@ def input_differences(first: ExecutionRecord, again: ExecutionRecord) -> Iterato
         )
     if len(first.settings) == len(again.settings):  # a loss scaler may have left out a step of a faulty execution
         for (_, groups), (_, groups_again) in zip(first.settings, again.settings, strict=True):
-            for text in _settings_differ(groups, groups_again):
+            for text in settings_differ(groups, groups_again):
                 yield f"{text} (give Guard the scheduler, or take the number that sets it from the batch)"
     for one, other in zip(first.iteration_starts, again.iteration_starts, strict=False):
         yield from _begun_differently(one, other)
@@ -149,7 +149,7 @@ def _begun_differently(one: IterationStart, other: IterationStart) -> Iterator[s
     """How what an iteration began with differs, in words."""
     if int(one.batch) != int(other.batch):
         yield "a batch was changed in place (change a copy of the batch instead)"
-    for text in _settings_differ(one.settings, other.settings):
+    for text in settings_differ(one.settings, other.settings):
         yield f"before a step {text} ({BETWEEN})"
     if one.gradients != other.gradients:
         yield (
@@ -161,7 +161,8 @@ def _begun_differently(one: IterationStart, other: IterationStart) -> Iterator[s
             yield f"before a step {name} was {now!r} instead of {number!r} ({BETWEEN})"
 
 
-def _settings_differ(groups: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def settings_differ(groups: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How the settings of parameter groups differ, in words."""
     if len(groups) != len(again):
         yield f"there were {len(again)} parameter groups instead of {len(groups)}"
         return
@@ -226,7 +227,7 @@ class ExecutionRecorder:
 
     def record_iteration_start(self, item: Any, others: Sequence[Any]) -> None:
         """An iteration begins, with this batch; ``others``: schedulers and the like."""
-        settings = [_settings(group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        settings = [settings_of_group(group) for optimizer in self._optimizers for group in optimizer.param_groups]
         gradients = sum(
             p.grad is not None and self._gradients
             for optimizer in self._optimizers
@@ -263,7 +264,9 @@ class ExecutionRecorder:
         def note(optimizer: Optimizer, *_: Any) -> None:
             if not torch.compiler.is_compiling():
                 self.updates += 1
-                self.current_execution.settings.append((number, [_settings(group) for group in optimizer.param_groups]))
+                self.current_execution.settings.append(
+                    (number, [settings_of_group(group) for group in optimizer.param_groups])
+                )
 
         return note
 
@@ -282,7 +285,7 @@ def _sample(tensor: Tensor) -> Tensor:
     return flat[:: -(-flat.numel() // SAMPLE)] if flat.numel() > SAMPLE else flat
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a parameter group."""
     return {
         key: value.detach().clone() if isinstance(value, Tensor) else value

@@ -33,6 +33,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from unsilent.checkpoints.recent_loads import loads_so_far
 from unsilent.detectors.moment_bounds import FACTOR, Floats
 from unsilent.errors import UsageError, wrong_value_error
 from unsilent.events.event_kinds import Alarm
@@ -64,7 +65,7 @@ from unsilent.monitor.loop_state import (
 from unsilent.monitor.loop_watch import LoopWatch, differing_values, some_names
 from unsilent.monitor.magnitude_check import MagnitudeCheck, StepCheck
 from unsilent.monitor.monitored import checked_optimizers
-from unsilent.monitor.pending_magnitudes import Ranks, any_rank, process_group_for
+from unsilent.monitor.pending_magnitudes import Ranks, any_rank, differs_between_ranks, process_group_for
 from unsilent.monitor.watched_tensors import find_watched_tensors, magnitudes_of
 from unsilent.recovery.digests import digest_text, state_tensors
 from unsilent.recovery.ring import SnapshotLocation, SnapshotRing
@@ -170,7 +171,7 @@ class Guard:
         self._variables: Callable[[], LoopVariables] = LoopVariables
         self._watch = LoopWatch(model, self._optimizers, self._ring)
         self._is_repeating = False
-        self._searches = 0
+        self._searches, self._loads = 0, loads_so_far()
         self._segments: list[SnapshotSegment] = []
         self._results: deque[Any] = deque(maxlen=1)
         self._alarm_when_left: Alarm | None = None
@@ -323,6 +324,9 @@ class Guard:
             return ""
         if not self._segments or self._loop_was_left:
             return ENDED
+        count = sum(len(segment.iterations) for segment in self._segments)
+        if differs_between_ranks(count, process_group_for(self._ranks), next(self._model.parameters()).device):
+            return "the ranks made other numbers of iterations since a state was kept, as where one of them has loaded another"
         names = self._watch.changed_since(self._segments[0].variables, self._variables())
         if not self._any_rank(bool(names)):
             return ""
@@ -360,6 +364,9 @@ class Guard:
             self._searches += 1
             self._search()
         updates = self._updates()
+        if (loads := loads_so_far()) != self._loads and not self._is_repeating:
+            self._loads = loads
+            self.discard_snapshots()  # steps before a load are no way to what was loaded
         if fresh is None:
             fresh = not self._segments or self._segments[-1].steps_ended(updates) >= self.plan.interval
         if fresh:
@@ -424,13 +431,13 @@ class Guard:
         self._recorder.current_execution = ExecutionRecord()
         self._is_repeating = True
         try:
-            iterations = [one for segment in self._segments for one in segment.iterations]
             yield from replay(
-                alarm, LiveSteps(self._model, self._optimizers, self._ring, iterations, self._check_steps)
+                alarm, LiveSteps(self._model, self._optimizers, self._ring, self._segments, self._check_steps)
             )
         finally:
             self._is_repeating = False
             now.restore()
+            self._loads = loads_so_far()
             self._check_steps.drop_pending()
             self._recorder.current_execution, self._variables = execution, variables
             self._results.extend(returned)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.errors import UsageError
-from unsilent.monitor.execution_record import RepeatableStep, ReplayableIteration
+from unsilent.monitor.execution_record import (
+    BETWEEN,
+    RepeatableStep,
+    SnapshotSegment,
+    settings_differ,
+    settings_of_group,
+)
 from unsilent.monitor.magnitude_check import StepCheck
 from unsilent.recovery.digests import state_tensors
 from unsilent.recovery.ring import SnapshotRing
@@ -30,10 +37,12 @@ class LiveSteps:
         model: nn.Module,
         optimizers: Sequence[Optimizer],
         ring: SnapshotRing,
-        iterations: Sequence[ReplayableIteration],
+        segments: Sequence[SnapshotSegment],
         check: StepCheck,
     ) -> None:
-        self.model = model
+        self.model, self.problem = model, ""
+        iterations = [one for segment in segments for one in segment.iterations]
+        self._begun = [start.settings for segment in segments for start in segment.execution.iteration_starts]
         self._optimizers, self._ring, self._iterations, self._check = optimizers, ring, iterations, check
 
     def go_back(self) -> None:
@@ -43,7 +52,16 @@ class LiveSteps:
 
     def starts(self) -> Sequence[IterationStart]:
         """What the iterations began with."""
-        return [IterationStart(one.item, one.restore_generators) for one in self._iterations]
+        return [
+            IterationStart(one.item, functools.partial(self._begin, number, one.restore_generators))
+            for number, one in enumerate(self._iterations)
+        ]
+
+    def _begin(self, number: int, restore_generators: Callable[[], object]) -> None:
+        restore_generators()
+        now = [settings_of_group(group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        if not self.problem and (texts := list(settings_differ(self._begun[number], now))):
+            self.problem = f"before a step {texts[0]} ({BETWEEN})"
 
     def end_iteration(self) -> None:
         """Have the signals judged."""
@@ -74,16 +92,19 @@ class LiveSteps:
     def starts_of(self, portable: Any) -> Sequence[IterationStart]:
         """Iterations with the batches of another rank, and what its generators drew."""
 
-        def start(own: Any, batch: Any, states: Sequence[Any]) -> IterationStart:
-            def restore_generators() -> None:
+        def start(number: int, own: Any, batch: Any, states: Sequence[Any]) -> IterationStart:
+            def restore() -> None:
                 for generator, state in zip(self._generators, states, strict=False):
                     set_generator_state(generator, state)
 
             is_step = isinstance(own, RepeatableStep)
             item = RepeatableStep(own.run, batch, own.results) if is_step else batch
-            return IterationStart(item, restore_generators)
+            return IterationStart(item, functools.partial(self._begin, number, restore))
 
-        return [start(one.item, *theirs) for one, theirs in zip(self._iterations, portable, strict=True)]
+        return [
+            start(number, one.item, *theirs)
+            for number, (one, theirs) in enumerate(zip(self._iterations, portable, strict=True))
+        ]
 
     @property
     def _generators(self) -> list[Any]:

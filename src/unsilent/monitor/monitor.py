@@ -29,7 +29,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.argument_names import names_arguments
-from unsilent.checkpoints.recent_loads import loads_so_far
+from unsilent.checkpoints.recent_loads import loads_so_far, note_load
 from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import GRADIENT, Series
@@ -41,7 +41,7 @@ from unsilent.events.incident_folder import FOLDER as INCIDENTS_FOLDER
 from unsilent.events.sinks import LOGGER, isolated, make_sinks
 from unsilent.monitor.actions import CONFIRMED, NO_LOOP, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.agreement import Agreement
-from unsilent.monitor.alarm_replay import MOST_REPLAYS, TOO_MANY, AlarmReplay, judge
+from unsilent.monitor.alarm_replay import MOST_REPLAYS, TOO_MANY, AlarmReplay, FaultJudge
 from unsilent.monitor.exchange import (
     LEAVING_SECONDS,
     Exchange,
@@ -70,7 +70,9 @@ from unsilent.monitor.signals.trained_parameters import begins_alike
 from unsilent.monitor.step_checks import StepChecks
 from unsilent.monitor.step_judge import StepJudge, full_name
 from unsilent.monitor.suspicion import Suspicion
+from unsilent.recovery.earlier_incidents import DEVICES_FILE
 from unsilent.recovery.evidence import Evidence
+from unsilent.recovery.rank_link import RankLink
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
@@ -103,6 +105,8 @@ class Monitor:
         compatibility: Alarms in the log carry the codes of MindSpore's accuracy-sensitive detection.
 
     Attributes:
+        load_earlier: Puts the model and the optimizers in the state of the checkpoint before the one that was loaded last; called
+            after an alarm soon after a load, with ``on_alarm="replay"``, and undone. None: that state is not known.
         stops: Gets the `MonitorStop` of a monitor that nobody closed before it was dropped.
 
     Raises:
@@ -156,7 +160,9 @@ class Monitor:
         self._loop_problem = ""
         self._due: Alarm | None = None
         self._replay: AlarmReplay | None = None
+        self.load_earlier: Callable[[], object] | None = None
         self._replays = 0
+        self._load_hook = self._model.register_load_state_dict_post_hook(lambda *_: note_load())
         self._loads = loads_so_far()
         self._loaded_at = 0 if self._loads else None
         self._costs = CostMeter(self._collector.seconds)
@@ -195,6 +201,8 @@ class Monitor:
             incident = IncidentWriter(
                 settings.events.parent / INCIDENTS_FOLDER, everybody[0].run, device, settings.incident == "full"
             )
+        earlier = settings.events.parent / INCIDENTS_FOLDER / DEVICES_FILE if settings.events and incident else None
+        self._faults = FaultJudge(self._exchange.link if settings.on_alarm == "replay" else RankLink(), earlier)
         self._reporter = Reporter(own, everybody, [*given, *own_sinks], incident)
         self._judge = StepJudge(self._collector, self._streams, self._costs, self._reporter, recorder)
         self._action = AlarmAction(settings, self._model, self._optimizers, self._exchange.rank)
@@ -275,6 +283,7 @@ class Monitor:
         if self._guard is not None:
             self._guard.close()
         self._collector.close()
+        self._load_hook.remove()
         MONITORED.difference_update((self._model, *self._optimizers))
 
     def _end(self, how: str) -> None:
@@ -372,8 +381,16 @@ class Monitor:
         self._report_fault(replay.evidence(failed))
 
     def _report_fault(self, evidence: Evidence) -> None:
-        verdict = judge(evidence)
-        log.warning("step %d: %s: %s", verdict.step, verdict.kind, verdict.reason)
+        """Say what kind of fault it was; raises `MonitorStop` where the job is to end with it."""
+        verdict = self._faults.judge(evidence)
+        self._reporter.fault_verdict(verdict)
+        if verdict.exit_code:
+            self._has_stopped = True
+            raise MonitorStop(
+                f"the monitor stopped the job after an alarm in step {verdict.step}: {verdict.kind} ({verdict.code}): "
+                f"{verdict.reason}; {verdict.action}",
+                verdict.exit_code,
+            )
 
     def take_alarm(self, flush: bool) -> Alarm | None:
         """An alarm of any rank that steps are executed again for; ``flush``: in the last step as well."""
@@ -488,7 +505,7 @@ class Monitor:
         """The signals of a step are complete: judge them, or those of the step before where they come late."""
         self._pending.append((self._collector.take_row(), not self._agreement.is_behind))
         if (loads := loads_so_far()) != self._loads:
-            self._loads, self._loaded_at = loads, self._collector.step
+            self._loads, self._loaded_at = loads, self._collector.step - 1
         if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm in EXECUTE_AGAIN and self._guard is None:
             what = "the step of an alarm is left out" if self.settings.mode == "strict" else "an alarm is only logged"
             log.warning("%s%s; %s", NO_RERUN, NO_LOOP, what)
@@ -607,8 +624,8 @@ class Monitor:
             if is_rerun:
                 self._due = alarm_of(verdict, rows, self._reporter.alarms)
             if action == "replay":
-                since_load = None if self._loaded_at is None else step - self._loaded_at
-                self._replay = AlarmReplay(verdict, since_load, self._exchange.link)
+                since_load = None if self._loaded_at is None else step - self._loaded_at + 1
+                self._replay = AlarmReplay(verdict, since_load, self._exchange.link, self.load_earlier)
                 if not is_rerun:
                     self._report_fault(self._replay.evidence(no_rerun))
                     self._replay = None

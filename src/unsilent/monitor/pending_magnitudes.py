@@ -53,6 +53,15 @@ def any_rank(flag: bool, group: Any, device: torch.device) -> bool:
     return bool(raised)
 
 
+def differs_between_ranks(number: int, group: Any, device: torch.device) -> bool:
+    """Whether the ranks of the group have different numbers; False without a group."""
+    if group is None:
+        return False
+    ends = torch.tensor([number, -number], device=device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group)
+    return bool(ends.sum())
+
+
 class PendingMagnitudes:
     """Begins to find the largest magnitudes of what is remembered now; the program need not wait for it.
 

@@ -9,6 +9,7 @@ size, and every value in it is checked.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ MOST_INCIDENTS = 1000
 MOST_BYTES = 2**22
 """More than so many incidents take, whatever the characters of their devices."""
 LONGEST_NAME = 300
+_UUID = re.compile(r"GPU-[0-9a-f-]{8,}")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,10 @@ class EarlierIncident:
 
 
 def device_identity(known: Evidence | FaultVerdict) -> str:
-    """Host and device of an alarm, in one text; empty where no rank is named."""
-    return f"{known.host} {known.device}".strip()[:LONGEST_NAME] if known.rank >= 0 else ""
+    """The device of an alarm: its UUID where it has one, else host and device; empty where no rank is named."""
+    unique = _UUID.search(known.device)
+    text = unique[0] if unique else f"{known.host} {known.device}"
+    return text.strip()[:LONGEST_NAME] if known.rank >= 0 else ""
 
 
 def read_earlier_incidents(path: Path) -> list[EarlierIncident]:
@@ -76,13 +80,15 @@ def with_earlier_incidents(evidence: Evidence, earlier: list[EarlierIncident]) -
     )
 
 
-def remember_incident(path: Path, earlier: list[EarlierIncident], verdict: FaultVerdict) -> None:
-    """Write the file with one more incident, where the verdict leaves a suspicion on a device. Raises ``OSError``."""
+def incident_of(verdict: FaultVerdict) -> EarlierIncident | None:
+    """What is remembered of a verdict; None where it leaves no suspicion on a device."""
     device = device_identity(verdict)
-    if not device or verdict.kind not in SUSPECTED:
-        return
-    incidents = [*earlier, EarlierIncident(device, verdict.step, verdict.kind)][-MOST_INCIDENTS:]
-    table = {"schema": SCHEMA, "incidents": [asdict(one) for one in incidents]}
+    return EarlierIncident(device, verdict.step, verdict.kind) if device and verdict.kind in SUSPECTED else None
+
+
+def write_earlier_incidents(path: Path, incidents: list[EarlierIncident]) -> None:
+    """Write the file, with the last of these incidents. Raises ``OSError``."""
+    table = {"schema": SCHEMA, "incidents": [asdict(one) for one in incidents[-MOST_INCIDENTS:]]}
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(table, indent=1).encode())
 

@@ -51,9 +51,11 @@ class Evidence:
         feature, tensor: In which the alarm was found; feature ``fingerprint``: bits changed between two steps.
         world_size: Number of ranks.
         executions: In the order in which they were made.
+        steps_per_execution: Steps that each of them consists of: the step of the alarm, and those that lead there from a state
+            that was kept.
         problem: Why the step could not be executed again, in words; empty where it could.
         tolerance: Relative difference that clean executions of this step had among each other; 0: they have the same bits.
-        steps_since_load: Steps from the last load of a checkpoint to the alarm; None where nothing was loaded.
+        steps_since_load: Steps since the last load of a checkpoint, that of the alarm among them; None where nothing was loaded.
         batch_problem: What is wrong with the batch by itself, in words (elements that are not finite, labels out of range);
             empty: nothing that was looked for.
         strikes: Earlier incidents, over jobs, in which the fault was in this device, or transient on it.
@@ -69,6 +71,7 @@ class Evidence:
     tensor: str = ""
     world_size: int = 1
     executions: tuple[Execution, ...] = ()
+    steps_per_execution: int = 1
     problem: str = ""
     tolerance: float = 0.0
     steps_since_load: int | None = None

@@ -72,16 +72,14 @@ def fault_share_bound(clean: int) -> float:
     return math.ceil(exact / unit) * unit
 
 
-def is_decided(executions: Sequence[Execution], enough: int) -> bool:
-    """Whether further executions on the same device would not change the verdict: they differ, or all have the alarm.
+def is_decided(results: Sequence[tuple[str, bool]]) -> bool:
+    """Whether more executions on the same device would change nothing: an alarm in any, or most alike and one that is not.
 
     Args:
-        executions: On the same device.
-        enough: Executions that all have the alarm after which it counts as one that always comes again.
+        results: Digest of each execution, and whether it has the alarm.
     """
-    if len({_key(one, True) for one in executions}) > 1:
-        return True
-    return len(executions) >= enough and all(one.has_alarm for one in executions)
+    counts = Counter(digest for digest, _ in results)
+    return any(has_alarm for _, has_alarm in results) or (len(counts) > 1 and max(counts.values()) > 1)
 
 
 def _of_executions(evidence: Evidence) -> Decision:
@@ -141,9 +139,10 @@ def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
         return codes.CONTRADICTION, (
             f"{len(same)} executions of the step on this device had no alarm, but one on that of another rank had"
         )
+    clean = len(same) * evidence.steps_per_execution
     return codes.TRANSIENT, (
         f"{len(same)} executions of the step on this device came to {_alike(evidence)}, without the alarm and unlike the first "
-        f"time: less than {fault_share_bound(len(same)):.2g} of its executions there are faulty (95 % confidence)"
+        f"time: of {clean} steps none was faulty, so that less than {100 * fault_share_bound(clean):.2g} % are (95 % confidence)"
     )
 
 
@@ -161,7 +160,7 @@ def _of_repeated(evidence: Evidence, count: int) -> Decision:
     older = _select(evidence, SAME_DEVICE, EARLIER_CHECKPOINT)
     if is_soon and older and not any(one.has_alarm for one in older):
         return codes.CHECKPOINT, (
-            f"{again}, {evidence.steps_since_load} steps after a checkpoint was loaded, and not in the step executed from the "
+            f"{again}, in step {evidence.steps_since_load} after a checkpoint was loaded, and not in the step executed from the "
             "checkpoint before"
         )
     return _of_float64(evidence, again, bool(near))
@@ -171,12 +170,13 @@ def _of_float64(evidence: Evidence, again: str, is_on_neighbour: bool) -> Decisi
     """What an execution in float64 says of an alarm that comes again."""
     wide = _select(evidence, SAME_DEVICE, dtype=FLOAT64)
     overflowed = next((one.overflowed for one in wide if one.overflowed), "")
-    if wide and not any(one.has_alarm for one in wide) and (overflowed or is_on_neighbour):
-        named = f"{overflowed} is the first operation" if overflowed else "there is no operation"
+    if overflowed and not any(one.has_alarm for one in wide):
         return (
             codes.NUMERICS,
-            f"{again}, and not with operations in float64; {named} whose result is out of the range of its dtype",
+            f"{again}; {overflowed} is the first operation that overflows in its dtype and not in float64",
         )
+    if wide and is_on_neighbour and not any(one.has_alarm for one in wide):
+        return codes.NUMERICS, f"{again}, and not in float64; no operation is known to overflow"
     if not is_on_neighbour:
         why = "there is one rank" if evidence.world_size == 1 else "no other rank executed it"
         return (
@@ -186,8 +186,11 @@ def _of_float64(evidence: Evidence, again: str, is_on_neighbour: bool) -> Decisi
     if not wide:
         return codes.NO_OTHER_DEVICE, f"{again}; it was not executed in float64"
     if not all(one.is_finite for one in wide):
-        return codes.DATA_EVERYWHERE, f"{again}, and in float64, where there are values that are not finite as well"
-    return codes.BENIGN, f"{again}, and in float64, with finite values: nothing points to a fault of the device"
+        return (
+            codes.DATA_EVERYWHERE,
+            f"{again}, with values that are not finite; no operation overflows in its dtype alone",
+        )
+    return codes.BENIGN, f"{again}, with finite values; no operation overflows: nothing points to a fault of the device"
 
 
 def _with_earlier_incidents(evidence: Evidence, code: FaultCode, reason: str) -> Decision:

@@ -21,6 +21,8 @@ from unsilent.sites.operands import gives_uninitialised, gives_views, operands_o
 from unsilent.sites.training.step import StepInjection
 from unsilent.sites.training.step_operation_names import OperationOccurrence, next_number
 
+IN_RANGE = 0.99
+"""Of the largest number of a dtype: a result below does not overflow by rounding."""
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 FAR = 0.1
 """Of the largest magnitude of inputs and result in float64: no rounding of one operation comes near it."""
@@ -30,10 +32,10 @@ class OperationCheck(StepInjection):
     """Active around one or several executions of iterations, one after the other.
 
     Attributes:
-        overflowed: The first operation with finite inputs and a result that is finite in float64 alone: ``MODULE#OP.k``, of a
-            backward pass ``MODULE#OP.k/grad``; empty where there is none.
+        overflowed: The first operation, where none is `far` before it, with finite inputs and a result that is finite in float64
+            alone, where it is out of the range of the dtype: ``MODULE#OP.k``, of a backward pass ``MODULE#OP.k/grad``.
         differing: The first operation that came to other bits the second time.
-        far: The first operation with a finite result that is far from that in float64.
+        far: The first operation with another result that is far from that in float64.
         checked: How many operations were computed in float64.
     """
 
@@ -95,10 +97,11 @@ class OperationCheck(StepInjection):
         for one, other in zip(results, wide, strict=True):
             if one.dtype not in NARROW or not _is_finite([other]):
                 continue
-            if not _is_finite([one]):
+            is_out_of_range = _largest(other) >= IN_RANGE * torch.finfo(one.dtype).max
+            if is_out_of_range and not _is_finite([one]) and not self.far:  # after a wrong result it would say nothing
                 self.overflowed = name
                 return
-            if not self.far and one.shape == other.shape and _largest(one - other) > FAR * scale:
+            if not self.far and one.shape == other.shape and not _largest(one - other) <= FAR * scale:
                 self.far = name
 
 

@@ -8,6 +8,9 @@ incident execute a step in the same way. All ranks do the same in the same order
 
 from __future__ import annotations
 
+import functools
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -18,14 +21,17 @@ from torch import Tensor, nn
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.nested import leaves_in
 from unsilent.recovery.digests import digest_text
-from unsilent.recovery.evidence import NEIGHBOUR, SAME_DEVICE, Execution
+from unsilent.recovery.evidence import EARLIER_CHECKPOINT, NEIGHBOUR, SAME_DEVICE, Execution
+from unsilent.recovery.fault_verdict import is_decided
 from unsilent.recovery.operation_check import OperationCheck
 from unsilent.recovery.rank_link import Parcel, RankLink
 from unsilent.recovery.ring import check_room
 from unsilent.recovery.spread import Spread, Values, host_copies
 
-EXECUTIONS = 3
-"""On the same device, besides the others."""
+EXECUTIONS, MOST_STEPS = 3, 300
+"""On the same device, besides the others: executions at least, and steps in all at most."""
+SECONDS = 10.0
+"""For executions on the same device beyond the first ones: rare faults of a device are seen in many executions alone."""
 
 
 class IterationStart(NamedTuple):
@@ -36,9 +42,15 @@ class IterationStart(NamedTuple):
 
 
 class ReplayedSteps(Protocol):
-    """Iterations from a state that is kept to now, which can be executed again any number of times."""
+    """Iterations from a state that is kept to now, which can be executed again any number of times.
+
+    Attributes:
+        model: What is trained.
+        problem: How the iterations began in another way than the first time, in words; empty: not that it is known.
+    """
 
     model: nn.Module
+    problem: str
 
     def go_back(self) -> None:
         """Put the state back that the first iteration begins with, in all but random generators."""
@@ -86,10 +98,11 @@ class StepReplay:
         take_alarm_ranks: Returns the ranks that raised an alarm since it was called last; the same in all ranks.
         link: The other ranks.
         suspect: The rank that is suspected; -1: undetermined.
-        count: Executions on the same device.
+        load_earlier: Puts the model and the optimizers in the state of the checkpoint before the one that was loaded last;
+            None: nobody knows it, or no checkpoint was loaded lately.
 
     Attributes:
-        executions, tolerance: As of `Evidence`; the same in all ranks.
+        executions, steps_per_execution, tolerance: As of `Evidence`; the same in all ranks.
         problem: Why nothing was executed; empty where it was.
         no_neighbour: Why no neighbour was asked; empty where one was.
         batch_problem: As of `Evidence`, of the suspect.
@@ -102,11 +115,12 @@ class StepReplay:
         take_alarm_ranks: Callable[[], frozenset[int]],
         link: RankLink,
         suspect: int,
-        count: int = EXECUTIONS,
+        load_earlier: Callable[[], object] | None = None,
     ) -> None:
-        self._steps, self._link, self._suspect, self._count = steps, link, suspect, count
+        self._steps, self._link, self._suspect, self._load_earlier = steps, link, suspect, load_earlier
         self._take_alarm_ranks = take_alarm_ranks
         self.executions: list[Execution] = []
+        self.steps_per_execution = 1
         self.tolerance, self.problem, self.no_neighbour = 0.0, "", ""
         self.batch_problem = self.far = ""
 
@@ -122,10 +136,15 @@ class StepReplay:
         if problem := self._link.first_problem(problem):
             self.problem = problem
             return
+        self.steps_per_execution = len(self._steps.starts())
         now, digest = host_copies(tensors), digest_text(tensors)
         yield from self._ask_neighbour()
         yield from self._check_operations()
         yield from self._repeat(now, digest)
+        if self._load_earlier is not None:
+            yield from self._begin_earlier(self._load_earlier)
+        if problem := self._link.first_problem(self._steps.problem):
+            self.problem, self.executions = problem, []
 
     # -- by another rank ---------------------------------------------------------------------------------------
 
@@ -167,21 +186,23 @@ class StepReplay:
     def _check_operations(self) -> Iterator[Any]:
         check = OperationCheck(self._steps.model)
         yield from _around_bodies(check, execute(self._steps))
-        found = self._link.gather((check.overflowed, check.differing, check.far))
+        infinite = "" if all(map(_is_finite, self._steps.tensors().values())) else "a value"
+        found = self._link.gather((check.overflowed, check.differing, check.far, infinite))
         alarms = self._take_alarm_ranks()
-        overflowed, differing, self.far = map(self._of_suspect, zip(*found, strict=True))
+        overflowed, differing, self.far, infinite = map(self._of_suspect, zip(*found, strict=True))
         self.executions.append(
             Execution(
                 place=SAME_DEVICE, rank=self._suspect, dtype="float64", overflowed=overflowed,
                 has_alarm=self._is_alarm(alarms) and not overflowed, is_equal=False if differing else None,
+                is_finite=not infinite,
             )
         )  # fmt: skip
 
     def _repeat(self, now: Values, digest: str) -> Iterator[Any]:
         """Execute the step as it was, and compare."""
-        spread = Spread(now, digest)
-        alarms = []
-        for _ in range(self._count):
+        spread, begun = Spread(now, digest), time.perf_counter()
+        alarms: list[bool] = []
+        while self._goes_on(list(zip(spread.digests, alarms, strict=True)), begun):
             yield from execute(self._steps)
             alarms.append(self._is_alarm(self._take_alarm_ranks()))
             spread.add(self._steps.tensors(), alarms[-1])
@@ -196,6 +217,35 @@ class StepReplay:
                 )
             )  # fmt: skip
 
+    def _goes_on(self, own: Sequence[tuple[str, bool]], begun: float) -> bool:
+        """Whether the step is executed once more on the same device; the same in all ranks."""
+        if len(own) < EXECUTIONS:
+            return True
+        if len(own) * len(self._steps.starts()) >= MOST_STEPS:
+            return False
+        of_ranks = self._link.gather((time.perf_counter() - begun, own))
+        if max(seconds for seconds, _ in of_ranks) >= SECONDS:
+            return False
+        chosen = of_ranks if self._suspect < 0 else [of_ranks[self._suspect]]
+        return not any(is_decided(results) for _, results in chosen)
+
+    def _begin_earlier(self, load_earlier: Callable[[], object]) -> Iterator[Any]:
+        """Execute the same iterations from the state of an earlier checkpoint, where the alarm came again."""
+        if not all(one.has_alarm for one in self.executions[-EXECUTIONS:]):
+            return
+
+        def begin(start: IterationStart) -> None:
+            load_earlier()
+            start.restore_generators()
+
+        first, *others = self._steps.starts()
+        earlier = first._replace(restore_generators=functools.partial(begin, first))
+        yield from execute(self._steps, [earlier, *others])
+        has_alarm = self._is_alarm(self._take_alarm_ranks())
+        self.executions.append(
+            Execution(place=SAME_DEVICE, rank=self._suspect, start=EARLIER_CHECKPOINT, has_alarm=has_alarm)
+        )
+
     def _of_suspect(self, texts: Sequence[str]) -> str:
         """That of the suspect; of any rank where none is suspected."""
         return texts[self._suspect] if self._suspect >= 0 else next(filter(None, texts), "")
@@ -204,15 +254,35 @@ class StepReplay:
         return self._suspect in ranks if self._suspect >= 0 else bool(ranks)
 
 
-def batch_problem(batches: Any) -> str:
-    """The first element of floating-point tensors that is not finite, in words; empty where there is none."""
+FAR_FROM_OTHERS = 1000.0
+"""The largest magnitude of a batch is this many times that of the others: more than an unusual batch, such as another unit."""
+
+
+def batch_problem(batches: Sequence[Any]) -> str:
+    """What is wrong with batches by themselves, in words: an element that is not finite, a magnitude far from that of the others.
+
+    Only tensors of floating-point numbers are looked at; empty where there is nothing of this.
+    """
+    largest: dict[str, list[float]] = {}
     for path, tensor in leaves_in(batches):
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if not (isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel()):
+            continue
+        if tensor.numel() > 1:  # one number is a setting
+            largest.setdefault("/".join(path[1:]) or "0", []).append(float(tensor.detach().abs().max()))
+        if not torch.isfinite(tensor).all():
             place = (~torch.isfinite(tensor)).nonzero()[0].tolist()
             return (
                 f"element {place} of tensor {'/'.join(path[1:]) or '0'} of the batch is {float(tensor[tuple(place)]):g}"
             )
+    for name, values in largest.items():
+        usual = statistics.median_low(values)
+        if usual > 0 and (ratio := max(values) / usual) > FAR_FROM_OTHERS:
+            return f"the largest magnitude of tensor {name} of a batch is {ratio:.2g} times that of the {len(values) - 1} others"
     return ""
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def _around_bodies(context: AbstractContextManager[Any], items: Iterator[Any]) -> Iterator[Any]:
