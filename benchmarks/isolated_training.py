@@ -4,17 +4,14 @@
 
 It reads WORLD_SIZE and UNSILENT_RESUME_FROM, keeps the global batch whatever the number of ranks, and saves with the step. The
 device with the number FAULTY_SLOT goes wrong in each step from FAULTY_FROM on. One byte of the checkpoint of step CORRUPT_STEP is
-changed once it is saved. Where ``--on-alarm stop`` stopped the job, PLANTED_KIND becomes the kind of fault in the verdict.
+changed once it is saved.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,14 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from unsilent.checkpoints.verified_saving import verified_load, verified_save
-from unsilent.events.incident_folder import FOLDER, INCIDENT_FILE, add_fault_verdict, read_incident
-from unsilent.launch.isolation import stopping_verdict
-from unsilent.monitor import MonitorStop
 
 STEPS, EVERY, BATCH = 60, 10, 24
 FAULTY_SLOT, FAULTY_FROM = int(os.environ.get("FAULTY_SLOT", "-1")), int(os.environ.get("FAULTY_FROM", "0"))
 CORRUPT_STEP = int(os.environ.get("CORRUPT_STEP", "-1"))
-PLANTED_KIND: Any = os.environ.get("PLANTED_KIND", "")
 
 
 class Net(nn.Module):
@@ -53,12 +46,7 @@ def main(folder: Path) -> None:
     """One rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    try:
-        train(folder, dist.get_rank(), dist.get_world_size())
-    except MonitorStop:
-        if dist.get_rank() == 0 and PLANTED_KIND:
-            plant_verdict(folder.parent / FOLDER)
-        raise
+    train(folder, dist.get_rank(), dist.get_world_size())
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads sometimes abort in an orderly end
@@ -93,16 +81,6 @@ def train(folder: Path, rank: int, ranks: int) -> None:
             )
             if done == CORRUPT_STEP:
                 change_byte(file)
-
-
-def plant_verdict(incidents: Path) -> None:
-    """Write the kind of the fault into the incident that has none, in the place of an execution of its step."""
-    for folder in incidents.iterdir():
-        while not (folder / INCIDENT_FILE).exists():  # it is written beside the training
-            time.sleep(0.01)
-        incident = read_incident(folder)
-        if incident.fault_verdict is None and (verdict := stopping_verdict(incident)) is not None:
-            add_fault_verdict(folder, replace(verdict, kind=PLANTED_KIND, exit_code=17, reason="planted"))
 
 
 def change_byte(file: Path) -> None:

@@ -1,12 +1,11 @@
 """From a faulty device to the end of the training: jobs of 4 gloo ranks under ``unsilent run --isolate``, one after another.
 
-    python -m benchmarks.isolation [--runs 20] [--planted] [--folder FOLDER]
+    python -m benchmarks.isolation [--runs 20] [--folder FOLDER]
 
 A device computes wrongly from a drawn step on: another one in each run. Every other run has a spare. Two launchers are killed by
 SIGKILL: one once the incident has its verdict, one once the device is in cordon; the same command is then started again. In one
 run the newest checkpoint is corrupt. Each run must put this device in cordon, start from no other checkpoint than the last good
-one, and end with the bits of a job that torchrun alone starts from that checkpoint at that number of ranks. With ``--planted``
-the step is not executed again: the monitor names the rank and stops the job, and the script says that it was the device.
+one, and end with the bits of a job that torchrun alone starts from that checkpoint at that number of ranks.
 """
 
 from __future__ import annotations
@@ -80,20 +79,17 @@ def drawn_runs(count: int) -> list[IsolatedRun]:
     ]
 
 
-def problems_of(run: IsolatedRun, folder: Path, references: References, is_planted: bool = False) -> list[str]:
+def problems_of(run: IsolatedRun, folder: Path, references: References) -> list[str]:
     """Run one job in an empty folder; in what it differs from what it must do, in words."""
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAULTY_SLOT": str(run.slot), "FAULTY_FROM": str(run.step)}
-    action = ["--on-alarm", "stop"] if is_planted else []
-    if is_planted:
-        environment["PLANTED_KIND"] = "device"
     if run.is_corrupt:
         environment["CORRUPT_STEP"] = str(run.step // EVERY * EVERY - (run.step % EVERY == 0) * EVERY)
     command = [
         sys.executable, "-m", "unsilent", "run", "--isolate", "--nproc", str(RANKS), "--spare", str(run.spares),
         "--checkpoints", "checkpoints", "--events", "events.jsonl", "--sampling", "fixed:1", "--selftest-minutes", "0",
-        *action, str(SCRIPT), "checkpoints",
+        str(SCRIPT), "checkpoints",
     ]  # fmt: skip
     if run.killed:
         kill_launcher(command, folder, environment, MOMENTS[run.killed])
@@ -191,13 +187,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--planted", action="store_true")
     asked = parser.parse_args()
     folder = (asked.folder or Path(tempfile.mkdtemp())).resolve()
     references, right = References(folder / "references"), 0
     for number, run in enumerate(drawn_runs(asked.runs)):
         begun = time.monotonic()
-        problems = problems_of(run, folder / f"run-{number}", references, asked.planted)
+        problems = problems_of(run, folder / f"run-{number}", references)
         right += not problems
         print(
             f"{number:2d} {run} {time.monotonic() - begun:4.0f} s: {'; '.join(problems) or 'as expected'}", flush=True

@@ -22,5 +22,5 @@ def bench():
 
 def test_a_job_goes_on_without_the_faulty_device(bench, tmp_path):
     run = bench.IsolatedRun(slot=2, step=37, killed="verdict", is_corrupt=True)
-    problems = bench.problems_of(run, tmp_path / "job", bench.References(tmp_path / "references"), is_planted=True)
+    problems = bench.problems_of(run, tmp_path / "job", bench.References(tmp_path / "references"))
     assert problems == [], (tmp_path / "job" / "log").read_text()
