@@ -41,7 +41,8 @@ class Job:
         monkeypatch.setattr(isolation, "start_self_test", self._test)
         monkeypatch.setattr(isolation, "POLL_SECONDS", 0.0)
 
-    def _start(self, words, slots, resume_from):
+    def _start(self, words, slots, resume_from, first_step):
+        assert first_step == int(resume_from.stem.removeprefix("step-") if resume_from else 0)
         self.starts.append((list(slots), resume_from and resume_from.name))
         return Ended(self.scenes.pop(0)(self))
 

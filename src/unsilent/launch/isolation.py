@@ -205,7 +205,7 @@ class Isolation:
         start = f"from {good.shown_name}, step {good.step}" if good else "without a checkpoint"
         fewer = f" instead of {self._job.ranks}" if len(slots) < self._job.ranks else ""
         self._say(f"{count_text(len(slots), 'rank')}{fewer} on slots {listed(map(str, slots), 16)}, {start}")
-        ranks = start_ranks(self._job.words, slots, good.path.resolve() if good else None)
+        ranks = start_ranks(self._job.words, slots, good.path.resolve() if good else None, self._record.first_step)
         try:
             while (code := ranks.poll()) is None:
                 self._note_tests()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unsilent.errors import UsageError
-from unsilent.events.host import SLOT
+from unsilent.events.host import FIRST_STEP, SLOT
 from unsilent.launch.child import RESUME_FROM, SLOTS
 
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -37,9 +37,12 @@ def slots_environment(slots: Sequence[int], environment: Mapping[str, str]) -> d
     return result
 
 
-def start_ranks(words: Sequence[str], slots: Sequence[int], resume_from: Path | None) -> subprocess.Popen[bytes]:
-    """Start torchrun with a rank on each slot, which runs ``unsilent`` with these words."""
-    environment = slots_environment(slots, os.environ) | {SLOTS: ",".join(map(str, slots))}
+def start_ranks(
+    words: Sequence[str], slots: Sequence[int], resume_from: Path | None, first_step: int
+) -> subprocess.Popen[bytes]:
+    """Start torchrun with a rank on each slot, which runs ``unsilent`` with these words from a checkpoint of this step on."""
+    environment = slots_environment(slots, os.environ)
+    environment |= {SLOTS: ",".join(map(str, slots)), FIRST_STEP: str(first_step)}
     environment.pop(RESUME_FROM, None)
     if resume_from is not None:
         environment[RESUME_FROM] = str(resume_from)
