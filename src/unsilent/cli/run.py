@@ -57,7 +57,8 @@ class IsolationOptions:
     isolate: Annotated[
         bool,
         Option(
-            "Start the ranks here, and again without a suspected device. Needs --nproc, --checkpoints, --events.",
+            "Start the ranks here, and again without a suspected device. Needs --nproc, --checkpoints and --events; "
+            "--on-alarm is replay unless it is given.",
             ISOLATION_PANEL,
         ),
     ] = False
