@@ -221,6 +221,14 @@ def test_a_full_disk_is_logged_once_and_the_job_goes_on(tmp_path, caplog, monkey
     assert text.endswith("No space left on device; the job goes on")
 
 
+def test_an_error_in_the_record_leaves_the_monitor_on(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(incident_writer, "generator_states", lambda: 1 / 0)
+    monitor = train(tmp_path, faults=(AT, AT + 15))
+    assert len(monitor.verdicts) == 2
+    (text,) = [one.getMessage() for one in caplog.records if "cannot record the incident" in one.getMessage()]
+    assert text == "cannot record the incident: ZeroDivisionError: division by zero; the job goes on"
+
+
 def test_a_file_in_the_place_of_the_folder_is_logged_once(tmp_path, caplog):
     (tmp_path / "incidents").write_text("not ours")
     assert train(tmp_path).verdicts

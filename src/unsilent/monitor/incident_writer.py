@@ -140,10 +140,10 @@ class IncidentWriter:
             return
         try:
             if not self._batches:
-                self._write_tensors(STATE_FILE, state())
+                self._write_tensors(STATE_FILE, _copied(STATE_FILE, state()))
                 self._part = replace(self._part, state_step=step)
-            self._batches.append(host_copy(batch))
-            self._write_tensors(BATCH_FILE, self._batches)
+            self._batches.append(_copied(BATCH_FILE, batch))
+            self._write_tensors(BATCH_FILE, list(self._batches))
         except Exception as error:
             self._is_step_known = True
             self._part = replace(self._part, problems=(*self._part.problems, kind_and_line(error)))
@@ -211,19 +211,14 @@ class IncidentWriter:
         """Have the series written, with their steps."""
         assert self._part is not None
         self._part = replace(self._part, series_steps=self._recorder.steps)
-        content, file = self._recorder.recording(self._series).content(), self._own_folder / SERIES_FILE
+        recording, file = self._recorder.recording(self._series), self._own_folder / SERIES_FILE
         self._later(self._write_part)
-        self._later(lambda: replace_file(file, content))
+        self._later(lambda: replace_file(file, recording.content()))
 
     def _write_tensors(self, name: str, value: Any) -> None:
-        """Have a nesting of tensors written. Raises ``UsageError`` where it is too large."""
-        size = sum(tensor.nbytes for tensor in tensors_in(value))
-        if size > MOST_TENSOR_BYTES:
-            raise UsageError(
-                f"{name} is not written, as it would be {human_bytes(size)}; at most {human_bytes(MOST_TENSOR_BYTES)} are"
-            )
-        copied, file = host_copy(value), self._own_folder / name
-        self._later(lambda: write_tensors(file, copied))
+        """Have a nesting of tensors on the host written."""
+        file = self._own_folder / name
+        self._later(lambda: write_tensors(file, value))
 
     def _later(self, write: Callable[[], object]) -> None:
         """Have something written."""
@@ -278,6 +273,16 @@ def _digest(value: Any) -> str:
         result.update(repr(path).encode())
         result.update(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
     return result.hexdigest()
+
+
+def _copied(name: str, value: Any) -> Any:
+    """A copy on the host. Raises ``UsageError`` where the file of this name would be too large."""
+    size = sum(tensor.nbytes for tensor in tensors_in(value))
+    if size > MOST_TENSOR_BYTES:
+        raise UsageError(
+            f"{name} is not written, as it would be {human_bytes(size)}; at most {human_bytes(MOST_TENSOR_BYTES)} are"
+        )
+    return host_copy(value)
 
 
 def _saved(one: RecentSave) -> SavedCheckpoint:

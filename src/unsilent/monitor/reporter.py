@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 import platform
@@ -15,6 +16,7 @@ import torch
 
 from unsilent.detectors.rule import ALARM, NORMAL
 from unsilent.detectors.series import GRADIENT, L2, LOSS, Series
+from unsilent.errors import kind_and_line
 from unsilent.events.event_kinds import (
     FINGERPRINT,
     REPLICAS,
@@ -32,6 +34,7 @@ from unsilent.events.event_kinds import (
 )
 from unsilent.events.health import OK, health_after
 from unsilent.events.host import pid_namespace
+from unsilent.events.sinks import LOGGER
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.exchange import RankInfo, RankRow
 from unsilent.monitor.incident_writer import IncidentWriter
@@ -49,6 +52,7 @@ LATER = 3600.0
 REPEAT_SECONDS = 60.0
 """Between two alarms on parameters that go on differing between ranks."""
 LEVELS = {ALARM: "alarm"}
+log = logging.getLogger(LOGGER)
 
 
 class Reporter:
@@ -212,7 +216,12 @@ class Reporter:
             return
         self._since = since_text(verdict.step, verdict.suspect, verdict.tensor or verdict.reason)
         if self.incident is not None:
-            folder = self.incident.begin(verdict, self.alarms, self._started)
+            try:
+                folder = self.incident.begin(verdict, self.alarms, self._started)
+            except Exception as error:  # the monitor goes on
+                self.incident = None
+                log.warning("cannot record the incident: %s; the job goes on", kind_and_line(error))
+                return
             self._emit(
                 IncidentBegan, verdict.step, folder=str(folder), suspect=verdict.suspect, tensor=verdict.tensor,
                 reason=verdict.reason,
