@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "unsilent.cli.run:COMMAND",
     "watch": "unsilent.cli.watch:COMMAND",
     "incident show": "unsilent.incidents.showing:COMMAND",
+    "incident replay": "unsilent.incidents.replaying:COMMAND",
     "selftest": "unsilent.cli.selftest:COMMAND",
     "selftest record": "unsilent.cli.selftest:RECORD",
     "explain": "unsilent.cli.explain:COMMAND",

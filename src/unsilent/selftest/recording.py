@@ -7,7 +7,7 @@ and their values, which are read only to name the first wrong element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,25 +22,15 @@ from unsilent.errors import UsageError
 from unsilent.nested import leaves_in
 from unsilent.outcomes.tensors import words_of
 from unsilent.protection.hashed_file import FileKind
+from unsilent.recovery.own_step import OwnStep, StepFunction, own_code
 from unsilent.selftest.mismatch import Mismatch, mismatch
 from unsilent.sites.memory import content_of, dtype_name
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.registry import load_training
 from unsilent.workloads.trainings.base import TrainingState, TrainingWorkload
-from unsilent.workloads.trainings.snapshots import (
-    check_fit,
-    first_snapshot_difference,
-    model_tensors,
-    optimizer_snapshot,
-    put_into_model,
-    put_into_optimizer,
-    snapshot_copy,
-)
-from unsilent.workloads.user import find_user_object, user_code
+from unsilent.workloads.trainings.snapshots import first_snapshot_difference, model_tensors
 from unsilent.workloads.zoo import TRAININGS
 
-StepFunction = Callable[[Any, Any, Any], Any]
-"""Given model, optimizer and batch: does one update, and returns the loss."""
 STEPS = 3
 """Steps that a training does before the one that is recorded, so that its optimizer has a state."""
 MOST_THREADS = 4096
@@ -57,35 +47,6 @@ class _Step(Protocol):
     def restore(self, snapshot: Mapping[str, Any]) -> None: ...
 
     def run(self) -> Any: ...
-
-
-@dataclass
-class _OwnStep:
-    step: StepFunction
-    model: nn.Module
-    optimizer: Optimizer
-    batch: Any
-    name: str = "the step"
-
-    def snapshot(self) -> dict[str, Any]:
-        """Parameters, buffers, and the state of the optimizer."""
-        model = {name: snapshot_copy(tensor, name) for name, tensor in model_tensors(self.model).items()}
-        return {"model": model, "optimizer": optimizer_snapshot(self.optimizer, self._names)}
-
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Put it back."""
-        put_into_model(self.model, snapshot["model"])
-        put_into_optimizer(self.optimizer, snapshot["optimizer"], self._names)
-
-    def run(self) -> Any:
-        """One update, with random numbers of seed 0."""
-        with torch.random.fork_rng(), user_code(self.name):
-            torch.manual_seed(0)
-            return self.step(self.model, self.optimizer, self.batch)
-
-    @property
-    def _names(self) -> dict[int, str]:
-        return {id(p): name for name, p in named_parameters(self.model)}
 
 
 class _TrainingStep:
@@ -118,7 +79,7 @@ def record_step(path: str | Path, step: StepFunction, model: nn.Module, optimize
     Raises:
         UsageError: two executions from the same state differ, or something cannot be stored.
     """
-    own = _OwnStep(step, model, optimizer, batch)
+    own = OwnStep(step, model, optimizer, batch)
     original = own.snapshot()
     try:
         _record(path, own, {"training": ""}, batch, str(next(iter(model_tensors(model).values())).device))
@@ -220,24 +181,14 @@ def load_recording(path: str | Path, device: str, code: str | None = None) -> Re
     if name and (code is not None or name in TRAININGS):
         step = _training_step(code or name, device)
     elif code is not None:
-        own = step = _OwnStep(*_own_code(code), batch, code)
+        own = step = OwnStep(*own_code(code), batch, code)
         own.model.to(device)
-        kept = {"model": before["model"], "optimizers": [before["optimizer"]], "schedulers": []}
-        check_fit(kept, str(path), own.model, [own.optimizer], [])
+        own.check_fit(before, str(path))
     else:
         of = f"of {name!r}, which is not built in" if name else "of a step of your own"
         wanted = "the training" if name else "a function that returns step, model and optimizer"
         raise UsageError(f"{path} is {of}; give {wanted} with --code FILE.py:NAME")
     return RecordedStep(step, before, hashes, after, threads)
-
-
-def _own_code(code: str) -> tuple[StepFunction, nn.Module, Optimizer]:
-    make = find_user_object(code)
-    with user_code(code):
-        result = make()
-    if not (isinstance(result, tuple) and len(result) == 3 and isinstance(result[1], nn.Module)):
-        raise UsageError(f"--code {code} returned {type(result).__name__}; expected (step, model, optimizer)")
-    return result
 
 
 def _answers(step: _Step, before: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,0 +1,146 @@
+"""The state and the batches of one rank in the folder of an incident, as steps that `recovery.step_replay` executes again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsilent.engine.device_placement import place, resolve_device
+from unsilent.errors import UsageError
+from unsilent.events.incident_folder import BATCH_FILE, INCIDENT_FILE, STATE_FILE
+from unsilent.plainfiles import parse_json, read_plain
+from unsilent.recovery.digests import state_tensors
+from unsilent.recovery.evidence import Evidence
+from unsilent.recovery.own_step import OwnStep, own_code
+from unsilent.recovery.rank_link import RankLink
+from unsilent.recovery.step_replay import IterationStart, StepReplay, execute
+from unsilent.recovery.tensor_files import read_tensors
+from unsilent.workloads.trainings.randomness import isolated_randomness, seed_globals
+
+MOST_BYTES = 2**22
+"""Of ``incident.json``."""
+_RANK = re.compile(r"rank(\d{1,6})", re.ASCII)
+
+
+class RecordedSteps:
+    """A `ReplayedSteps` of an incident.
+
+    Args:
+        step: Model and optimizer, whose state is replaced, and what is called with each batch.
+        state: That the first iteration begins with, as it was recorded.
+        batches: Of the iterations.
+        path: Of the state, in errors.
+    """
+
+    def __init__(self, step: OwnStep, state: Any, batches: Any, path: Path) -> None:
+        try:
+            (optimizer,) = state["optimizers"]
+            self._state = {"model": dict(state["model"]), "optimizer": optimizer}
+            step.check_fit(self._state, str(path))
+            step.restore(self._state)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise UsageError(
+                f"{path} has no state of a model and one optimizer; give the folder of an incident"
+            ) from None
+        if not isinstance(batches, list) or not batches:
+            raise UsageError(f"{path.with_name(BATCH_FILE)} has no list of batches; give the folder of an incident")
+        self.model, self._step, self._batches = step.model, step, batches
+
+    def go_back(self) -> None:
+        """Put the recorded state back."""
+        self._step.restore(self._state)
+
+    def starts(self) -> Sequence[IterationStart]:
+        """The recorded batches; random numbers have seed 0, as states of generators are not recorded."""
+        return [IterationStart(batch, lambda: seed_globals(0)) for batch in self._batches]
+
+    def run(self, batch: Any) -> None:
+        """The body of an iteration."""
+        self._step.batch = batch
+        self._step.run()
+
+    def end_iteration(self) -> None:
+        """Nothing is judged."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the step came to, by name."""
+        return state_tensors(self.model, [self._step.optimizer])
+
+    def batches(self) -> Sequence[Any]:
+        """The recorded batches."""
+        return self._batches
+
+    def portable(self) -> Any:
+        """There is no other rank."""
+        raise UsageError("a recorded step is executed by one rank alone")
+
+    def starts_of(self, portable: Any) -> Sequence[IterationStart]:
+        """There is no other rank."""
+        raise UsageError("a recorded step is executed by one rank alone")
+
+
+def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | None = None) -> Evidence:
+    """How a recorded step goes when it is executed again; its executions are compared with a first one.
+
+    Args:
+        folder: Of an incident.
+        code: ``file.py:name`` of a function that returns step, model and optimizer.
+        device: Where it is executed.
+        rank: Whose part is taken; None: of the suspect, of the only one if none is suspected.
+
+    Raises:
+        UsageError: no such folder, a part of it is missing or is of another model, or the code is not found or raises.
+    """
+    step, suspect = _read_incident(folder)
+    rank = _chosen_rank(folder, suspect if rank is None else rank)
+    path, device = folder / f"rank{rank}" / STATE_FILE, resolve_device(device)
+    state, batches = read_tensors(path), read_tensors(path.with_name(BATCH_FILE))
+    with isolated_randomness():
+        function, model, optimizer = own_code(code)
+        own = OwnStep(function, model.to(device), optimizer, None, code)
+        steps = RecordedSteps(own, state, place(batches, device, None), path)
+        for batch in execute(steps):
+            steps.run(batch)
+        replay = StepReplay(steps, lambda: _alarm_ranks(steps), RankLink(), 0)
+        for batch in replay.run():
+            steps.run(batch)
+    return Evidence(
+        step=step, rank=rank, device=device, feature="elements that are not finite", executions=tuple(replay.executions),
+        problem=replay.problem, tolerance=replay.tolerance, batch_problem=replay.batch_problem,
+    )  # fmt: skip
+
+
+def _alarm_ranks(steps: RecordedSteps) -> frozenset[int]:
+    """The only rank, where a tensor has an element that is not finite."""
+    numbers: Iterator[Tensor] = (tensor for tensor in steps.tensors().values() if tensor.is_floating_point())
+    return frozenset() if all(bool(torch.isfinite(tensor).all()) for tensor in numbers) else frozenset((0,))
+
+
+def _read_incident(folder: Path) -> tuple[int, int]:
+    """Step and suspect."""
+    path = folder / INCIDENT_FILE
+    try:
+        incident = parse_json(read_plain(path, MOST_BYTES))
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON: {error}; give the folder of an incident") from None
+    step, suspect = (incident.get(key) if isinstance(incident, Mapping) else None for key in ("step", "suspect"))
+    if type(step) is not int or type(suspect) is not int:
+        raise UsageError(f"{path} has no step and no suspect; give the folder of an incident")
+    return step, suspect
+
+
+def _chosen_rank(folder: Path, rank: int) -> int:
+    """The rank, if the folder has its part; the only one for -1."""
+    known = sorted(int(one.name[4:]) for one in folder.iterdir() if _RANK.fullmatch(one.name) and one.is_dir())
+    if rank in known:
+        return rank
+    if rank < 0 and len(known) == 1:
+        return known[0]
+    listed = ", ".join(map(str, known[:8])) or "none"
+    what = "no rank is suspected" if rank < 0 else f"{folder} has no part of rank {rank}"
+    raise UsageError(f"{what}; it has those of ranks {listed}: choose one with --rank")

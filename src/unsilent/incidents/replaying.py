@@ -1,0 +1,126 @@
+"""``unsilent incident replay DIR``: the recorded step of an alarm, executed again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from unsilent.command import AFTER_ALARM, Command
+from unsilent.errors import UsageError
+from unsilent.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
+from unsilent.report.model import Column, Report, Section, Table
+from unsilent.report.shown import Shown
+
+if TYPE_CHECKING:
+    from unsilent.recovery.evidence import Evidence, Execution
+
+NO_FOLDER = "no folder was given; give that of an incident, such as incidents/90-0a1b2c3d"
+NO_CODE = "the folder has no code; give a function that returns step, model and optimizer with --code FILE.py:NAME"
+HELP = """Execute the recorded step of an alarm again, from the state and the batch in the folder of an incident.
+
+All that the step comes to is compared, and each operation is checked: a second time, and in float64. Random numbers have seed 0.
+Exit code: 1 where executions differ, an operation differs from itself or overflows, or a result is not finite; 0 where nothing of
+this was found.
+"""
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Which incident, and how its step is executed."""
+
+    folder: Annotated[Path, Option("Folder of an incident.", "", metavar="DIR", missing_error=NO_FOLDER)]
+    code: Annotated[
+        str | None, Option("FILE.py:NAME of a function that returns step, model and optimizer.", WORKLOAD_PANEL)
+    ] = None
+    rank: Annotated[int | None, Option("Whose part is taken: that of the suspect by default.", WORKLOAD_PANEL)] = None
+    device: Annotated[str, Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.code is None:
+            raise UsageError(NO_CODE)
+        if self.rank is not None:
+            check_count("--rank", self.rank, 0)
+
+
+@dataclass(frozen=True, repr=False)
+class IncidentReplay(Shown):
+    """How the recorded step of an incident went."""
+
+    folder: Path
+    evidence: Evidence
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something was found."""
+        return int(bool(self._findings()))
+
+    def report(self) -> Report:
+        """A row for each execution."""
+        columns = (
+            Column.text("execution", lambda one: "with each operation checked" if one.dtype else "as it was recorded"),
+            Column.text("same as the first", lambda one: _yes_or_no(one.is_equal)),
+            Column.text("finite", lambda one: _yes_or_no(not one.has_alarm or bool(one.overflowed))),
+            Column.text("digest", lambda one: one.digest or "-"),
+        )
+        table = Table.of(self.evidence.executions, columns)
+        findings = self._findings()
+        evidence = self.evidence
+        return Report(
+            "unsilent/incident-replay/1", "incident replay", f"Step {evidence.step} of rank {evidence.rank}, executed again",
+            findings[0] if findings else self._clean(), table, findings=tuple(findings[1:]),
+            sections=(Section("Executions", "Each begins with the recorded state and batch.", (table,)),),
+            facts=(("Folder", str(self.folder)), ("Device", evidence.device)),
+            further_json={"evidence": asdict(evidence)},
+        )  # fmt: skip
+
+    @property
+    def _repeats(self) -> list[Execution]:
+        return [one for one in self.evidence.executions if not one.dtype]
+
+    def _findings(self) -> list[str]:
+        evidence, repeats = self.evidence, self._repeats
+        checked = [one for one in evidence.executions if one.dtype]
+        result = [f"The step was not executed again: {evidence.problem}"] if evidence.problem else []
+        if differing := sum(one.is_equal is False for one in repeats):
+            result.append(
+                f"{differing} of {len(repeats)} executions on {evidence.device} came to other bits than the first one"
+            )
+        if any(one.is_equal is False for one in checked):
+            result.append(
+                f"An operation that was computed twice from the same inputs on {evidence.device} had two results"
+            )
+        result += [
+            f"{one.overflowed} is the first operation with finite inputs whose result is finite in float64 alone"
+            for one in checked
+            if one.overflowed
+        ]
+        if evidence.batch_problem:
+            result.append(evidence.batch_problem[0].upper() + evidence.batch_problem[1:])
+        if alarms := sum(one.has_alarm for one in repeats):
+            result.append(f"{alarms} of {len(repeats)} executions came to elements that are not finite")
+        return result
+
+    def _clean(self) -> str:
+        alike = "the bits" if self.evidence.tolerance == 0 else f"the values, within {self.evidence.tolerance:.2g},"
+        return f"{len(self._repeats)} executions on {self.evidence.device} came to {alike} of a first one, all of them finite"
+
+
+def _yes_or_no(value: bool | None) -> str:
+    return "-" if value is None else "yes" if value else "no"
+
+
+def replay(asked: Asked) -> IncidentReplay:
+    """Execute the recorded step again."""
+    from unsilent.incidents.recorded_steps import replay_incident
+
+    options = asked[ReplayOptions]
+    assert options.code is not None
+    evidence = replay_incident(options.folder, options.code, options.device, options.rank)
+    return IncidentReplay(options.folder, evidence)
+
+
+COMMAND = Command(
+    "incident replay", AFTER_ALARM, HELP, "unsilent incident replay incidents/90-0a1b2c3d --code train.py:step",
+    (ReplayOptions,), replay, has_report=True,
+)  # fmt: skip
