@@ -57,6 +57,12 @@ ROWS = {
         evidence(AGAIN, AGAIN, NEAR_AGAIN, WIDE_AGAIN, OLDER_CLEAN, steps_since_load=10_000), "UNSILENT-B01"),
     "from the checkpoint before as well": (
         evidence(AGAIN, AGAIN, NEAR_AGAIN, WIDE_AGAIN, OLDER_AGAIN, steps_since_load=3), "UNSILENT-B01"),
+    "overflow soon after a load": (evidence(AGAIN, AGAIN, NEAR_AGAIN, OVERFLOW, steps_since_load=1), "UNSILENT-U05"),
+    "overflow soon after a load, and before": (
+        evidence(AGAIN, AGAIN, NEAR_AGAIN, OVERFLOW, OLDER_AGAIN, steps_since_load=1), "UNSILENT-N01"),
+    "not finite soon after a load": (
+        evidence(AGAIN, AGAIN, NEAR_AGAIN, WIDE_INFINITE, steps_since_load=1), "UNSILENT-U05"),
+    "finite soon after a load": (evidence(AGAIN, AGAIN, NEAR_AGAIN, WIDE_AGAIN, steps_since_load=1), "UNSILENT-B01"),
     "overflow": (evidence(AGAIN, AGAIN, NEAR_AGAIN, OVERFLOW), "UNSILENT-N01"),
     "overflow, alone": (evidence(AGAIN, AGAIN, OVERFLOW, world_size=1), "UNSILENT-N01"),
     "gone in float64": (evidence(AGAIN, AGAIN, NEAR_AGAIN, WIDE_CLEAN), "UNSILENT-N01"),

@@ -5,7 +5,7 @@ So that a monitor knows whether a step came soon after a load, and a guard what 
 
 from __future__ import annotations
 
-_count = 0
+_count = _taken = 0
 
 
 def note_load() -> None:
@@ -17,3 +17,10 @@ def note_load() -> None:
 def loads_so_far() -> int:
     """How often it was."""
     return _count
+
+
+def take_loads() -> bool:
+    """Whether anything was loaded since this was asked last: before a training, but after the one before it in this process."""
+    global _taken
+    is_new, _taken = _count > _taken, _count
+    return is_new

@@ -29,7 +29,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.argument_names import names_arguments
-from unsilent.checkpoints.recent_loads import loads_so_far, note_load
+from unsilent.checkpoints.recent_loads import loads_so_far, note_load, take_loads
 from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import GRADIENT, Series
@@ -164,7 +164,7 @@ class Monitor:
         self._replays = 0
         self._load_hook = self._model.register_load_state_dict_post_hook(lambda *_: note_load())
         self._loads = loads_so_far()
-        self._loaded_at = 0 if self._loads else None
+        self._loaded_at = 0 if take_loads() else None
         self._costs = CostMeter(self._collector.seconds)
         parameters = sum(one.feature == GRADIENT for one in self._collector.series)
         self._sampling = SamplingControl(settings, self._costs, parameters)
@@ -284,6 +284,7 @@ class Monitor:
             self._guard.close()
         self._collector.close()
         self._load_hook.remove()
+        take_loads()
         MONITORED.difference_update((self._model, *self._optimizers))
 
     def _end(self, how: str) -> None:

@@ -107,7 +107,13 @@ UNDETERMINED_AGAIN = FaultCode(
     "undetermined for the second time in the same step on the same device",
     "give the job another device: if the alarm comes again in this step, it is not the device",
 )  # fmt: skip
+NO_OTHER_CHECKPOINT = FaultCode(
+    "UNSILENT-U05", "undetermined", "minor", UNDETERMINED_EXIT_CODE,
+    "soon after the load of a checkpoint, values that are not finite come again, and the checkpoint before was not tried",
+    "continue from the checkpoint before, and verify the one that was loaded",
+)  # fmt: skip
 FAULT_CODES = (
     TRANSIENT, DEVICE_REPEATED, DEVICE_VARIES, DEVICE_OPERATION, DEVICE_STRIKES, CHECKPOINT, NUMERICS, BENIGN, DATA_BATCH,
     DATA_EVERYWHERE, DATA_ELSEWHERE, NOT_EXECUTED, NO_OTHER_DEVICE, CONTRADICTION, UNDETERMINED_AGAIN,
+    NO_OTHER_CHECKPOINT,
 )  # fmt: skip

@@ -163,13 +163,15 @@ def _of_repeated(evidence: Evidence, count: int) -> Decision:
             f"{again}, in step {evidence.steps_since_load} after a checkpoint was loaded, and not in the step executed from the "
             "checkpoint before"
         )
-    return _of_float64(evidence, again, bool(near))
+    return _of_float64(evidence, again, bool(near), is_checkpoint_known=not is_soon or bool(older))
 
 
-def _of_float64(evidence: Evidence, again: str, is_on_neighbour: bool) -> Decision:
+def _of_float64(evidence: Evidence, again: str, is_on_neighbour: bool, is_checkpoint_known: bool) -> Decision:
     """What an execution in float64 says of an alarm that comes again."""
     wide = _select(evidence, SAME_DEVICE, dtype=FLOAT64)
     overflowed = next((one.overflowed for one in wide if one.overflowed), "")
+    if not is_checkpoint_known and (overflowed or any(not one.is_finite for one in wide)):
+        return codes.NO_OTHER_CHECKPOINT, f"{again}, in step {evidence.steps_since_load} after a checkpoint was loaded"
     if overflowed and not any(one.has_alarm for one in wide):
         return (
             codes.NUMERICS,
