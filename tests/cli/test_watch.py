@@ -69,7 +69,7 @@ def test_the_incident_and_the_kind_of_fault_are_shown_once(words, tmp_path, monk
         events[-1:-1] = [made.incident(201, rank), made.explained(201, rank), made.replicas_alarm(250, rank)]
     said = in_process("watch", written(tmp_path, job), *words).stdout
     for text in (
-        "step 201: the incident (step 201, rank 1, fingerprint of fc.weight) is recorded in runs/incidents/201-0a1b2c3d",
+        "step 201, rank 1, fingerprint of fc.weight: the incident is recorded in runs/incidents/201-0a1b2c3d",
         "step 201: kind of fault: transient (UNSILENT-T01, minor), rank 1 (node-7, cuda:1); 5 clean replays (p < 0.6); go on",
         "parameters differ between ranks 0, 1", "is suspected, model",
     ):  # fmt: skip

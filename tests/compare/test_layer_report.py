@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from compare.quantised_networks import images, network, quantised
+from unsilent.compare.adapters.names import adapt
 from unsilent.compare.layer_records import LayerComparison, LayerRow
 from unsilent.compare.layer_report import layer_findings, layer_sections
 from unsilent.compare.layers import compare_layers
@@ -50,6 +51,28 @@ def test_suspects_are_said_with_their_channel_and_their_absence_without_claiming
     with torch.no_grad():
         deployed[3].weight[1] += 3 * deployed[3].weight_scale[1]
     assert findings(model, deployed)[0].startswith("suspect: 3, output channel 1; a weight is ")
+
+
+class Scale(nn.Module):
+    """A layer with a weight of its own kind, which adapters leave alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def test_layers_that_an_adapter_left_alone_are_said():
+    torch.manual_seed(0)
+    model = nn.Sequential(Scale(), nn.ReLU(), Scale(), nn.Linear(8, 3)).eval()
+    batch = torch.randn(5, 8)
+    said = findings(model, adapt(model, "int8", [batch]), [batch])
+    assert (
+        "1 of 3 layers with weights are quantised, 15.4 % of the parameters; left in float32: 0 (Scale), 2 (Scale)"
+        in said
+    )
 
 
 def test_layers_that_cannot_be_read_have_a_reason_and_no_table():

@@ -86,7 +86,9 @@ def test_what_all_ranks_report_alike_is_logged_once(caplog):
     alike = [made.verdict, made.incident, made.explained, made.replicas_alarm]
     lines = logged(caplog, [make(9, rank) for rank in range(2) for make in alike])
     assert [level for level, _ in lines] == ["WARNING"] * 3 + ["ERROR"] + ["DEBUG"] * 4
-    assert "incident (step 9, rank 1, fingerprint of fc.weight) is recorded in runs/incidents/9-0a1b2c3d" in lines[1][1]
+    assert (
+        "step 9, rank 1, fingerprint of fc.weight: the incident is recorded in runs/incidents/9-0a1b2c3d" in lines[1][1]
+    )
     assert lines[2][1] == (
         "step 9: kind of fault: transient (UNSILENT-T01, minor), rank 1 (node-7, cuda:1); 5 clean replays (p < 0.6); go on"
     )

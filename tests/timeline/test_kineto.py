@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kineto_traces import BASE, STORED, cpu_job, cpu_step, event, gloo, gpu_step, sharded_step, trace, write
@@ -426,6 +426,7 @@ HOSTILE = st.sampled_from([
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), HOSTILE), min_size=1, max_size=3), st.sampled_from([cpu_step, gpu_step])
 )
+@example(choices=[(132, True)], make=gpu_step)  # a kernel that begins before its launch
 def test_a_mutated_trace_is_read_or_refused_in_one_line(tmp_path_factory, choices, make):
     folder = tmp_path_factory.mktemp("mutated")
     contents = [trace(make(3, 100 * rank) + make(4, 1000), rank) for rank in (0, 1)]

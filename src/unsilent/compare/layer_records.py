@@ -155,6 +155,7 @@ class LayerComparison:
         answers_differ: Whether tensors that the networks returned have other bits.
         floor_problems: Why variations of the noise floor could not be run, by variation.
         unreadable: Why layers could not be read at all; empty where they were.
+        quantised: Which layers of the deployed network `unsilent` has quantised, in a sentence; empty where none.
         batches: Number of batches that were run.
     """
 
@@ -167,6 +168,7 @@ class LayerComparison:
     answers_differ: bool = False
     floor_problems: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
+    quantised: str = ""
     batches: int = 0
 
     @property

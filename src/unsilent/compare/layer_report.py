@@ -45,6 +45,8 @@ def layer_findings(result: LayerComparison) -> Iterator[str]:
         yield f"outputs have other bits from layer {first.name} on, and no layer differs by more than its noise floor"
     else:
         yield f"outputs first differ by more than the noise floor in layer {beyond.name}: {_place_text(beyond)}"
+    if result.quantised:
+        yield result.quantised
     yield from _left_out(result)
 
 
@@ -64,7 +66,8 @@ def _suspect_findings(result: LayerComparison) -> Iterator[str]:
         norms = count_text(len(result.judged_norms), "layer")
         also = f" and {norms} with vectors as parameters" if result.judged_norms else ""
         yield f"of {count_text(len(products), 'convolution or linear layer')}{also}, none is a suspect"
-    yield "most layers differ by themselves, as after quantisation or pruning, so that no first one is named"
+    most = "most convolutions and linear layers" if products else "most layers with parameters"
+    yield f"{most} differ given the same inputs, as after quantisation or pruning, so that no first one is named"
     if any(noise.weight_step is None for noise in products):
         yield "scales of some layers cannot be read: what is usual there comes from the errors of the other layers alone"
 

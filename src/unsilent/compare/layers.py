@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.compare.adapters.names import describe
 from unsilent.compare.alignment import align, unreadable
 from unsilent.compare.layer_records import Difference, LayerComparison, LayerRow
 from unsilent.compare.lock_step import LayerCall, LayerCalls, WaitingPass, output_tensors
@@ -76,7 +77,8 @@ def compare_layers(
     missing = (*aligned.unaligned, *(name for name in comparing.missing if name not in comparing.rows))
     return LayerComparison(
         tuple(comparing.rows.values()), missing, tuple(comparing.other_shapes), comparing.problems, aligned.added,
-        tuple(comparing.further_calls), comparing.answers_differ, floor_problems, batches=len(batches),
+        tuple(comparing.further_calls), comparing.answers_differ, floor_problems, quantised=describe(deployed),
+        batches=len(batches),
     )  # fmt: skip
 
 

@@ -299,7 +299,7 @@ class IncidentBegan(Event):
         return since_text(self.step, self.suspect, self.tensor or self.reason)
 
     def __str__(self) -> str:
-        return f"step {self.step}: the incident ({self.since}) is recorded in {self.folder}"
+        return f"{self.since}: the incident is recorded in {self.folder}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,6 +132,8 @@ class _Rank:
         place = np.empty(len(order), np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
         columns = {key: column[order] for key, column in columns.items()}
+        placed, started = place[launches], columns["start"]
+        placed = placed[started[placed[:, 0]] <= started[placed[:, 1]]]  # else a time stamp is wrong
         taken, groups = self._collectives(columns)
         del columns["cut"]
         step_times = (np.stack([self._step_start, self._step_end], 1) - self._origin) * 1e-6
@@ -139,7 +141,7 @@ class _Rank:
         return RankOperations(
             columns,
             self._lanes,
-            place[launches],
+            placed,
             taken,
             groups,
             self._gradients(),

@@ -2,45 +2,22 @@
 
 An operation starts a gap after the latest end of those that it depends on, or after the begin of its step where it depends on
 none: its rank's begin, or that of all ranks where no step depends on another one. A member of a collective ends its own transfer
-time after the latest start of the members. The order is found once; a replay then goes through it level by level, with all
-operations of a level, and all variants that are asked for, in one go.
+time after the latest start of the members. Operations that wait for nothing but the one before them are one chain, whose times
+follow from that of its first one. The order of chains is found once (`schedule`); a replay then goes through it level by level,
+with all chains of a level, and all variants that are asked for, in one go.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
-from unsilent.printable import escape_unprintable
 from unsilent.timeline.job import Job, Operations
+from unsilent.timeline.schedule import make_schedule
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-
-class _Level(NamedTuple):
-    """Operations that can start once those of earlier levels have ended; indices count in the order of the replay.
-
-    Attributes:
-        first, alone, last: Those from ``first`` to ``last`` start; those before ``alone`` are in no collective.
-        sources: What they depend on, together; empty in the first level.
-        source_begins: Where in ``sources`` those of each operation begin.
-        members: Members of the collectives of which the last member starts in this level.
-        member_begins: Where in ``members`` those of each collective begin.
-        which: Number of the collective of each member, in this level.
-    """
-
-    first: int
-    alone: int
-    last: int
-    sources: Indices
-    source_begins: Indices
-    members: Indices
-    member_begins: Indices
-    which: Indices
 
 
 class Replay:
@@ -78,9 +55,7 @@ class Replay:
         self.durations[is_member] = (operations.end - latest_start[collectives])[is_member]
         latest = latest_end(job, np.ones(len(job.edges.source), bool))
         self.gaps = operations.start - np.where(np.isneginf(latest), self._release, latest)
-        self._order, self._levels = _levels(job)
-        self._position = np.empty_like(self._order)
-        self._position[self._order] = np.arange(len(self._order))
+        self._schedule = make_schedule(job)
 
     def run(self, durations: Floats, gaps: Floats) -> tuple[Floats, Floats]:
         """Start and end of each operation, seconds since the job's begin.
@@ -92,20 +67,42 @@ class Replay:
         Returns:
             Two arrays of the shape of ``durations``.
         """
-        lasting = durations.reshape(len(self._order), -1)[self._order]
-        waiting = gaps[self._order, None]
+        shape = durations.shape
+        plan, n = self._schedule, len(gaps)
+        durations = durations.reshape(n, -1)
+        lasting, waiting = durations[plan.heads], gaps[plan.heads, None]
         start, end = np.empty_like(lasting), np.empty_like(lasting)
-        start[:] = self._release[self._order, None]
-        for one in self._levels:
-            begun, alone = slice(one.first, one.last), slice(one.first, one.alone)
+        start[:] = self._release[plan.heads, None]
+        after = self._after_heads(durations, gaps)
+        behind = after[plan.sources_behind]
+        for one in plan.levels:
+            begun = slice(one.first, one.last)
             if len(one.sources):
-                start[begun] = np.maximum.reduceat(end.take(one.sources, 0), one.source_begins, 0)
+                ended = end.take(one.sources, 0)
+                if len(one.behind):
+                    ended[one.behind] += behind[one.behind_first : one.behind_first + len(one.behind)]
+                start[begun] = np.maximum.reduceat(ended, one.source_begins, 0)
             start[begun] += waiting[begun]
-            np.add(start[alone], lasting[alone], out=end[alone])
+            np.add(start[begun], lasting[begun], out=end[begun])
             if len(one.members):
                 latest = np.maximum.reduceat(start.take(one.members, 0), one.member_begins, 0)
                 end[one.members] = latest.take(one.which, 0) + lasting.take(one.members, 0)
-        return start[self._position].reshape(durations.shape), end[self._position].reshape(durations.shape)
+        result = np.empty((2, *durations.shape))
+        result[0, plan.heads], result[1, plan.heads] = start, end
+        if len(plan.followers):
+            after += np.repeat(end, plan.counts, axis=0)
+            result[0, plan.followers], result[1, plan.followers] = after - durations[plan.followers], after
+        return result[0].reshape(shape), result[1].reshape(shape)
+
+    def _after_heads(self, durations: Floats, gaps: Floats) -> Floats:
+        """From the end of a chain's first operation to that of each one that follows in the chain, float64[followers, k]."""
+        plan = self._schedule
+        after = np.cumsum(durations[plan.followers] + gaps[plan.followers, None], axis=0)
+        begins = (np.cumsum(plan.counts) - plan.counts)[plan.counts > 0]
+        earlier = np.zeros((len(begins), after.shape[1]))
+        earlier[1:] = after[begins[1:] - 1]
+        after -= np.repeat(earlier, plan.counts[plan.counts > 0], axis=0)
+        return after
 
     def step_seconds(self, start: Floats, end: Floats) -> Floats:
         """How far the last end of all ranks moves from step to step: float64[steps], or float64[steps, k] of k replays.
@@ -199,104 +196,3 @@ def _bounds(step: NDArray[np.int32]) -> tuple[Indices, Indices]:
     order = np.argsort(step, kind="stable")
     order = order[np.searchsorted(step[order], 0) :]
     return order, np.flatnonzero(np.diff(step[order], prepend=-1))
-
-
-# -- order ---------------------------------------------------------------------------------------------------------------
-
-
-def _levels(job: Job) -> tuple[Indices, list[_Level]]:
-    """The order of the replay, and its levels."""
-    operations, n = job.operations, len(job.operations)
-    by_source = np.argsort(job.edges.source, kind="stable")
-    targets, out_begins = job.edges.target[by_source].astype(np.int64), _begins(job.edges.source, n)
-    waits_for = np.bincount(job.edges.target, minlength=n)
-    members_of, member_begins, collective = _collectives(operations)
-    unstarted = np.diff(member_begins)
-    started: list[Indices] = []
-    completed: list[Indices] = []
-    alones: list[int] = []
-    ready = np.flatnonzero(waits_for == 0)
-    stamp = np.empty(n, np.int64)
-    while len(ready):
-        is_member = collective[ready] >= 0
-        alone, joining = ready[~is_member], ready[is_member]
-        begun = collective[joining]
-        np.subtract.at(unstarted, begun, 1)
-        full = _distinct(begun[unstarted[begun] == 0], stamp)
-        started.append(np.concatenate([alone, joining]))
-        alones.append(len(alone))
-        completed.append(full)
-        ended = np.concatenate([alone, members_of[_ranges(member_begins, full)]])
-        following = targets[_ranges(out_begins, ended)]
-        np.subtract.at(waits_for, following, 1)
-        ready = _distinct(following[waits_for[following] == 0], stamp)
-    order = np.concatenate(started) if started else np.zeros(0, np.int64)
-    if len(order) < n or np.any(unstarted):
-        raise _cycle(job, waits_for, unstarted, collective)
-    return order, _with_positions(job, order, started, alones, completed, members_of, member_begins)
-
-
-def _with_positions(
-    job: Job, order: Indices, started: list[Indices], alones: list[int], completed: list[Indices], members_of: Indices,
-    member_begins: Indices,
-) -> list[_Level]:  # fmt: skip
-    """The levels, with operations counted in the order of the replay."""
-    n = len(order)
-    position = np.empty(n, np.int64)
-    position[order] = np.arange(n)
-    at = position[job.edges.target]
-    sources = position[job.edges.source[np.argsort(at, kind="stable")]]
-    source_begins = _begins(at, n)
-    levels, first = [], 0
-    for ops, alone, full in zip(started, alones, completed, strict=True):
-        last = first + len(ops)
-        low, high = source_begins[first], source_begins[last]
-        sizes = member_begins[full + 1] - member_begins[full]
-        levels.append(_Level(
-            first, first + alone, last, sources[low:high], source_begins[first:last] - low,
-            position[members_of[_ranges(member_begins, full)]], np.cumsum(sizes) - sizes, np.repeat(np.arange(len(full)), sizes),
-        ))  # fmt: skip
-        first = last
-    return levels
-
-
-def _collectives(operations: Operations) -> tuple[Indices, Indices, Indices]:
-    """Members in the order of collectives, where those of each begin, and the collective of each operation, -1: none."""
-    is_member = operations.collective >= 0
-    members = np.flatnonzero(is_member)
-    numbers, of = np.unique(operations.collective[members], return_inverse=True)
-    collective = np.full(len(operations), -1, np.int64)
-    collective[members] = of
-    return members[np.argsort(of, kind="stable")], _begins(of, len(numbers)), collective
-
-
-def _begins(keys: NDArray[np.signedinteger], count: int) -> Indices:
-    """Where those of each key from 0 to ``count`` begin among sorted ``keys``; and, last, how many there are."""
-    return np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=count))])
-
-
-def _ranges(begins: Indices, of: Indices) -> Indices:
-    """All indices from ``begins[i]`` to ``begins[i + 1]``, for each i of ``of``."""
-    if len(of) < 2:  # most levels of a job of few ranks have one operation
-        return np.arange(begins[of[0]], begins[of[0] + 1]) if len(of) else np.zeros(0, np.int64)
-    sizes = begins[of + 1] - begins[of]
-    return np.repeat(begins[of] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
-
-
-def _distinct(values: Indices, stamp: Indices) -> Indices:
-    """Each value once; ``stamp`` is space for as many numbers as there are values to be."""
-    if len(values) < 2:
-        return values
-    number = np.arange(len(values))
-    stamp[values] = number
-    return np.asarray(values[stamp[values] == number])
-
-
-def _cycle(job: Job, waits_for: Indices, unstarted: Indices, collective: Indices) -> UsageError:
-    stuck = (waits_for > 0) | (np.append(unstarted, 0)[collective] > 0)  # -1 finds the 0
-    first = int(np.flatnonzero(stuck)[0])
-    name = escape_unprintable(job.operations.names[job.operations.name[first]])[:60]
-    return UsageError(
-        f"{int(stuck.sum()):,} operations wait for each other, such as {name} of rank {job.operations.rank[first]}; expected "
-        "dependencies without a cycle; check that the trace is complete"
-    )
