@@ -163,6 +163,15 @@ def test_what_cannot_be_executed_is_said_in_one_line(folder, name, capsys):
     assert message in err
 
 
+def test_the_part_of_another_rank_can_be_chosen(folder, capsys):
+    (folder / "rank1").rename(folder / "rank7")
+    assert run(["incident", "replay", str(folder), "--code", "own.py:make", "--rank", "7", "--plain"]) == 0
+    (folder / "incident.json").write_text('{"step": 90, "suspect": -1}')
+    assert replay_incident(folder, "own.py:make").rank == 7
+    assert run(["incident", "replay", str(folder), "--code", "own.py:make", "--rank", "1"]) == 2
+    assert "has no part of rank 1; it has those of ranks 7" in capsys.readouterr().err
+
+
 def test_the_code_has_to_be_given(folder, capsys):
     assert run(["incident", "replay", str(folder)]) == 2
     assert "--code FILE.py:NAME" in capsys.readouterr().err

@@ -27,7 +27,7 @@ class Fault:
         return loss * 1e5 if self.calls == self.when else loss
 
 
-def train(monitored=False, fault=None, seen=None):
+def train(monitored=False, fault=None, seen=None, on_alarm="rerun"):
     """The final parameters; ``fault``: epoch and batch whose gradient is multiplied, once."""
     corrupt = Fault(None if fault is None else fault[0] * ROWS // 4 + fault[1] + 1)
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def train(monitored=False, fault=None, seen=None):
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     loader = DataLoader(data, batch_size=4, shuffle=True)
-    monitor = Monitor(model, optimizer, on_alarm="rerun", sampling="fixed:1") if monitored else None
+    monitor = Monitor(model, optimizer, on_alarm=on_alarm, sampling="fixed:1") if monitored else None
     loops = RerunLoops(lambda: monitor)
     loops.start()
     try:
@@ -89,6 +89,14 @@ def test_a_faulty_step_leaves_no_trace(fault):
     assert len(monitor.verdicts) == 1
     assert torch.equal(clean, recovered)
     assert not torch.equal(clean, train(fault=fault)[0])
+
+
+def test_a_step_that_is_executed_again_to_be_compared_changes_nothing(caplog):
+    faulty, _ = train(fault=(2, 0))
+    replayed, monitor = train(monitored=True, fault=(2, 0), on_alarm="replay")
+    assert len(monitor.verdicts) == 1
+    assert "the last steps are executed again to be compared" in caplog.text
+    assert torch.equal(faulty, replayed)
 
 
 def test_a_clean_training_is_left_as_it_is():

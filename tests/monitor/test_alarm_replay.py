@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unsilent.checkpoints.verified_saving import verified_load, verified_save
 from unsilent.monitor import Monitor, alarm_replay
 from unsilent.recovery import fault_verdict, step_replay
 from unsilent.recovery.evidence import SAME_DEVICE
@@ -233,3 +234,32 @@ def train_plain(counts, model, batches, scale=None, is_step_kept=False, **option
             loss = model(x).square().mean()
             (loss * scale[number] if scale else loss).backward()
             optimizer.step()
+
+
+def test_steps_since_a_checkpoint_was_loaded_are_counted(counts, tmp_path):
+    verified_save({"x": torch.zeros(1)}, tmp_path / "a.pt")
+
+    def load(number, x):
+        if number == FAULTY - 3:
+            verified_load(tmp_path / "a.pt")
+        return transient(number, x)
+
+    train(counts, load)
+    assert counts.evidence[0].steps_since_load == 2
+
+
+def test_a_loop_that_cannot_be_executed_again_is_said_with_the_alarm(counts):
+    torch.manual_seed(0)
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    number = 0
+    with Monitor(model, optimizer, on_alarm="replay", sampling="fixed:1") as monitor:
+        for x in monitor.iterate(torch.randn(BATCHES, 8, 6)):
+            number += 1
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            (loss * 1e6 if number == FAULTY else loss).backward()
+            optimizer.step()
+    (evidence,) = counts.evidence
+    assert evidence.problem == "the loop changes what cannot be put back: number"
+    assert evidence.executions == ()
