@@ -118,6 +118,14 @@ def test_compatibility_lines_carry_the_documented_fields(caplog):
         assert words in text
 
 
+def test_compatibility_lines_of_faults_carry_the_same_code(caplog):
+    for compatibility in (True, False):
+        caplog.clear()
+        ((level, text),) = logged(caplog, [made.explained(1)], compatibility=compatibility)
+        assert level == "WARNING"
+        assert ("event code 80818C00" in text) == compatibility
+
+
 # -- JSON lines ----------------------------------------------------------------------------------------------------------
 
 

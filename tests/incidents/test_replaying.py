@@ -79,9 +79,11 @@ def test_a_clean_step_comes_to_the_same_bits(folder, capsys):
     evidence = replay_incident(folder, "own.py:make")
     assert torch.equal(torch.get_rng_state(), before)
     assert (evidence.step, evidence.rank, evidence.problem, evidence.tolerance) == (90, 1, "", 0.0)
-    assert [(one.is_equal, one.has_alarm) for one in evidence.executions] == [(None, False), *[(True, False)] * 3]
+    checked, *repeats = [(one.is_equal, one.has_alarm) for one in evidence.executions]
+    assert (checked, set(repeats)) == ((None, False), {(True, False)})
+    assert len(repeats) >= 3
     assert run(["incident", "replay", str(folder), "--code", "own.py:make", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["evidence"]["executions"]) == 4
+    assert len(json.loads(capsys.readouterr().out)["evidence"]["executions"]) >= 4
     headline = IncidentReplay(folder, evidence).report().headline
     assert headline == "3 executions on cpu came to the bits of a first one, all of them finite"
 

@@ -49,7 +49,7 @@ class RecordedSteps:
             ) from None
         if not isinstance(batches, list) or not batches:
             raise UsageError(f"{path.with_name(BATCH_FILE)} has no list of batches; give the folder of an incident")
-        self.model, self._step, self._batches = step.model, step, batches
+        self.model, self._step, self._batches, self.problem = step.model, step, batches, ""
 
     def go_back(self) -> None:
         """Put the recorded state back."""

@@ -46,7 +46,7 @@ class LoggingSink:
     What every rank reports alike is a line of one of them, for all of them may have one log; that of others has level DEBUG.
 
     Args:
-        compatibility: Alarms also carry `ASD_KEYWORD` and `ASD_FIELDS`.
+        compatibility: Alarms also carry `ASD_KEYWORD` and `ASD_FIELDS`, kinds of faults the latter.
         normal_level: Of the lines for steps without an alarm.
     """
 
@@ -70,6 +70,8 @@ class LoggingSink:
                 return
             level = level if event.level == "alarm" or level == logging.DEBUG else logging.WARNING
             text = f"{ASD_KEYWORD}: {text} [{ASD_FIELDS}]" if self._compatibility else f"{event.level}: {text}"
+        elif isinstance(event, AlarmExplained) and self._compatibility:
+            text = f"{text} [{ASD_FIELDS}]"
         self._log.log(level, "%s", escape_unprintable(text))
 
     def close(self) -> None: ...
