@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unsilent.monitor import Monitor, alarm_replay
-from unsilent.monitor import monitor as monitor_module
+from unsilent.recovery import fault_verdict, step_replay
 from unsilent.sites.dispatch_mode import DispatchMode
 
 STEPS, AT, FAULTY_RANK = 36, 30, 1
@@ -68,9 +68,9 @@ def train(fault="", on_alarm="replay", wrap=DistributedDataParallel, has_loop=Tr
 
     def judge(evidence):
         seen.evidence.append(dataclasses.asdict(evidence))
-        return alarm_replay.judge(evidence)
+        return dataclasses.replace(fault_verdict.judge(evidence), exit_code=0)  # the training goes on
 
-    monitor_module.judge = judge
+    alarm_replay.judge, step_replay.SECONDS = judge, 0.0  # three executions
     handler = Messages(seen)
     logging.getLogger("unsilent.monitor").addHandler(handler)
     logging.getLogger("unsilent.monitor").setLevel(logging.INFO)

@@ -245,7 +245,7 @@ def test_steps_since_a_checkpoint_was_loaded_are_counted(counts, tmp_path):
         return transient(number, x)
 
     train(counts, load)
-    assert counts.evidence[0].steps_since_load == 2
+    assert counts.evidence[0].steps_since_load == 4  # the step that loads, and three more
 
 
 def test_a_loop_that_cannot_be_executed_again_is_said_with_the_alarm(counts):

@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from events import made_events as made
 from unsilent.checkpoints.recent_loads import note_load
 from unsilent.events.event_kinds import AlarmExplained
 from unsilent.monitor import Monitor, MonitorStop
+from unsilent.monitor.alarm_replay import AlarmReplay
+from unsilent.monitor.exchange import RankRow
 from unsilent.recovery import step_replay
+from unsilent.recovery.rank_link import RankLink
 
 FAULTY, STEPS = 30, 36
 
@@ -182,3 +186,14 @@ def test_a_load_before_the_monitor_begins_counts():
     training.run()
     assert training.explained[0].code == "UNSILENT-U05"
     assert "in step 30 after a checkpoint was loaded" in training.explained[0].reason
+
+
+def test_a_device_that_spoils_the_weights_of_all_ranks_is_not_found_in_its_neighbour():
+    """An execution has several iterations; after the first faulty one the other rank has an alarm as well."""
+    verdict = made.verdict(30)
+    replay = AlarmReplay(verdict, None, RankLink())
+    clean, alarm = RankRow(30), RankRow(30, level=2)
+    for rows in ([clean, clean], [alarm, clean], [alarm, alarm]):
+        replay.add(rows)
+    assert replay._take_alarm_ranks() == {0}
+    assert replay._take_alarm_ranks() == set()

@@ -94,13 +94,17 @@ class AlarmReplay:
         )  # fmt: skip
 
     def _take_alarm_ranks(self) -> frozenset[int]:
-        """Ranks with a finding in what they do not share; where there is no such rank, those with any finding."""
-        found = [
-            (rank, row) for rows in self._rows for rank, row in enumerate(rows) if row.level > NORMAL or row.changed
-        ]
-        self._rows = []
-        own = frozenset(rank for rank, row in found if row.changed or not row.is_shared)
-        return own or frozenset(rank for rank, _ in found)
+        """Ranks with a finding in what they do not share; where there is no such rank, those with any finding.
+
+        Of the first iteration with a finding: from there ranks give each other what is wrong.
+        """
+        iterations, self._rows = self._rows, []
+        for rows in iterations:
+            found = [(rank, row) for rank, row in enumerate(rows) if row.level > NORMAL or row.changed]
+            if found:
+                own = frozenset(rank for rank, row in found if row.changed or not row.is_shared)
+                return own or frozenset(rank for rank, _ in found)
+        return frozenset()
 
 
 class FaultJudge:
