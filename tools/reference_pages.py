@@ -226,6 +226,7 @@ def exit_codes() -> Iterator[str]:
     yield "`run` and `timeline record` end with the exit code of the script that they run, unless the monitor stopped it: with"
     yield "`--on-alarm stop`, 16, or 17 where bits changed; with `--on-alarm replay`, that of the [fault code](fault-codes.md),"
     yield "16 at most once for a step and a device."
+    yield "`run --isolate` ends with the code of the job, or with 2 where no device or no good checkpoint is left."
     yield "In your own script:"
     yield "`sys.exit(stop.exit_code)` after a `GuardStop` or a `MonitorStop`.\n"
     yield "An error is one line on stderr that begins with `unsilent: error:` and says what was found, what was expected,"

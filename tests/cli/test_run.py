@@ -152,7 +152,7 @@ def test_the_last_line_says_what_was_found(script):
     _, _, err = script(FAULTY, "--events", "e.jsonl", "train.py")
     line = err.splitlines()[-1]
     assert line.startswith("unsilent: 1 alarm in 4 steps; first in step 2: loss number; no step was read, ")
-    assert line.endswith("; see unsilent watch e.jsonl")
+    assert "; see unsilent watch e.jsonl and unsilent incident show " in line
 
 
 def test_a_script_with_a_monitor_of_its_own_is_left_alone(script):
@@ -553,3 +553,76 @@ def test_ranks_that_make_other_numbers_of_steps_end_in_order(tmp_path):
         kinds = [one["kind"] for one in events(path)]
         assert (kinds[-1], "monitor-failed" in kinds, "verdict" in kinds) == ("ended", False, False)
     assert len(list(tmp_path.glob("events*.jsonl"))) == 2
+
+
+# -- isolated jobs and commands on an alarm ------------------------------------------------------------------------------
+
+
+def isolated(*words):
+    """The words of a command that lacks nothing."""
+    return "run", "--isolate", "--nproc", "2", "--checkpoints", "c", "--events", "e.jsonl", "--on-alarm", "stop", *words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--nproc", "2", "train.py"), "without --isolate, nothing reads them: leave out --nproc"),
+        (("run", "--isolate", "train.py"), "--isolate needs --nproc; give it, like --nproc 4"),
+        (("run", "--isolate", "--nproc", "2", "train.py"), "--isolate needs --checkpoints; give it"),
+        (("run", "--isolate", "--nproc", "2", "--checkpoints", "c", "train.py"), "--isolate needs --events; give it"),
+        (isolated("--nproc", "0", "train.py"), "--nproc is 0; expected 1 or more"),
+        (isolated("--spare", "-1", "train.py"), "--spare is -1; expected 0 or more"),
+        (isolated("--restarts", "-1", "train.py"), "--restarts is -1; expected 0 or more"),
+        (isolated("--selftest-minutes", "-1", "train.py"), "--selftest-minutes is -1; expected 0 or more"),
+        (isolated("--on-alarm", "log", "train.py"), "--on-alarm is 'log', which stops no job"),
+        (isolated("--incident", "off", "train.py"), "--incident is 'off', but --isolate reads what it records"),
+        (isolated("--rule", "nothing", "train.py"), "nothing"),
+        (isolated("other.py"), "the script other.py does not exist"),
+        (isolated(), "no script was given"),
+    ],
+)
+def test_an_isolated_job_that_lacks_something_is_refused_in_one_line(words, said, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert run([*words]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_ranks_of_an_isolated_job_get_the_options_of_the_monitor_and_the_arguments(tmp_path, monkeypatch):
+    from unsilent.launch import isolation
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "m.toml").write_text('preset = "megatron"\n')
+    jobs = []
+    monkeypatch.setattr(isolation.Isolation, "run", lambda self: jobs.append(self._job) or 0)
+    more = ("--rule", "nonfinite", "--on-alarm-exec", "mail 'a b'", "--config", "m.toml")
+    assert run([*isolated(*more, "train.py", "--nproc", "7", "-m")]) == 0
+    (job,) = jobs
+    assert job.ranks == 2
+    assert {*job.words} >= {"--preset", "megatron", "--rule", "nonfinite", "mail 'a b'", "stop", "e.jsonl"}
+    assert job.words[0] == "run"
+    assert job.words[-5:] == ("--", "train.py", "--nproc", "7", "-m")
+    own, script = split_at_script(OPTION_CLASSES, job.words[1:])
+    assert (own[-2:], script) == (["--", "train.py"], ("--nproc", "7", "-m"))
+
+
+def test_a_command_gets_the_verdict_and_is_waited_for(script, tmp_path, caplog):
+    code, _, _ = script(
+        FAULTY, "--sampling", "fixed:1", "--on-alarm-exec", "sleep 0.5; cat > got.json; exit 3", "train.py"
+    )
+    assert code == 0
+    verdict = json.loads((tmp_path / "got.json").read_text())
+    assert (verdict["kind"], verdict["step"], verdict["rank"], verdict["exit_code"]) == ("undetermined", 2, 0, 0)
+    assert caplog.records[-1].getMessage() == "--on-alarm-exec: exit code 3; the job goes on"
+
+
+@pytest.mark.slow
+def test_torchrun_ends_no_rank_before_rank_0_has_run_its_command(tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(RANKS))
+    words = [*TORCHRUN, "-m", "unsilent", "run", "--sampling", "fixed:1", "--events", "e.jsonl", "--on-alarm", "stop"]
+    done = started([*words, "--on-alarm-exec", "sleep 3; cat > got.json", "train.py", "--fault"], tmp_path)
+    assert done.returncode != 0
+    assert json.loads((tmp_path / "got.json").read_text())["rank"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from unsilent.events.event_files import read_events
 from unsilent.events.event_kinds import Alarm, AlarmExplained, IncidentBegan, Verdict
 from unsilent.events.incident_folder import read_incident, read_rank_part
 from unsilent.monitor import incident_writer
+from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.monitor import Monitor
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.recovery.tensor_files import read_tensors
@@ -128,9 +130,11 @@ def test_it_can_be_switched_off_and_needs_events(options, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("loop", ["iterate", "step"])
-def test_state_and_batch_of_the_step_are_recorded_where_it_is_executed_again(loop, tmp_path):
+@pytest.mark.parametrize("on_alarm", ["rerun", "replay"])
+def test_state_and_batch_of_the_step_are_recorded_where_it_is_executed_again(loop, on_alarm, tmp_path):
     keep = Keep()
-    train(tmp_path, loop=loop, on_alarm="rerun", at_start=keep)
+    with contextlib.suppress(MonitorStop):  # of a replay
+        train(tmp_path, loop=loop, on_alarm=on_alarm, at_start=keep)
     part = read_rank_part(read_incident(tmp_path).folder, 0)
     assert (part.state_step, part.problems) == (AT, ())
     state, batch = read_tensors(part.file("state.safetensors")), read_tensors(part.file("batch.safetensors"))

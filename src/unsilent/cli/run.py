@@ -6,22 +6,81 @@ Exit codes: those of the script; 16 or 17 where the monitor stopped it; 2 where 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
 from unsilent.command import WATCH, Command, ConfigOptions
-from unsilent.errors import unknown_name_error
-from unsilent.monitor.settings import MonitorSettings
-from unsilent.options import Asked, options_of
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.monitor.settings import ALARM_PANEL, MonitorSettings
+from unsilent.options import Asked, Option, check_count, options_of
 
 if TYPE_CHECKING:
+    from unsilent.launch.isolation import IsolatedJob
+    from unsilent.launch.program import Program
     from unsilent.launch.switches import ResolvedSettings
 
-HELP = "Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS."
-OPTION_CLASSES = (ScriptOptions, ConfigOptions, MonitorSettings)
+ISOLATION_PANEL = "Isolation"
+HELP = """Run a training script under the monitor, without changing it: unsilent run [OPTIONS] SCRIPT ARGUMENTS.
+
+With --isolate it starts the ranks itself. After an incident it starts them again from the last good checkpoint, without the
+device that is suspected.
+"""
+MOST_RANKS = 1024
+STOPPING = ("replay", "stop")
+"""Values of ``--on-alarm`` that end a job with a verdict."""
+
+
+@dataclass(frozen=True)
+class AlarmCommandOptions:
+    """What else is done on an alarm."""
+
+    on_alarm_exec: Annotated[
+        str | None,
+        Option(
+            "A shell command that rank 0 runs once, with the first verdict as JSON on stdin, such as one that drains the node.",
+            ALARM_PANEL,
+            metavar="CMD",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class IsolationOptions:
+    """Which devices a job may use, and what it continues from."""
+
+    isolate: Annotated[
+        bool,
+        Option(
+            "Start the ranks here, and again without a suspected device. Needs --nproc, --checkpoints and --events; "
+            "--on-alarm is replay unless it is given.",
+            ISOLATION_PANEL,
+        ),
+    ] = False
+    nproc: Annotated[int | None, Option("Ranks, one for each device of this host.", ISOLATION_PANEL)] = None
+    spare: Annotated[int, Option("Further devices, which take the place of suspected ones.", ISOLATION_PANEL)] = 0
+    checkpoints: Annotated[Path | None, Option(
+        "Folder that the script saves to, with verified_save and its step. UNSILENT_RESUME_FROM names the last good one.",
+        ISOLATION_PANEL)] = None  # fmt: skip
+    restarts: Annotated[int, Option("How often the job is started again at most.", ISOLATION_PANEL)] = 3
+    selftest_minutes: Annotated[
+        float, Option("How long a suspected device is tested while the job runs; 0: not at all.", ISOLATION_PANEL)
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        check_count("--nproc", 1 if self.nproc is None else self.nproc, 1, MOST_RANKS)
+        check_count("--spare", self.spare, 0, MOST_RANKS)
+        check_count("--restarts", self.restarts, 0)
+        if self.selftest_minutes < 0:
+            raise UsageError(f"--selftest-minutes is {self.selftest_minutes:g}; expected 0 or more")
+
+
+OPTION_CLASSES = (ScriptOptions, ConfigOptions, MonitorSettings, AlarmCommandOptions, IsolationOptions)
 
 
 def check_rules(resolved: ResolvedSettings) -> None:
@@ -39,16 +98,72 @@ def check_rules(resolved: ResolvedSettings) -> None:
 
 
 def run(asked: Asked) -> int:
-    """Run a script or module; ends by ``SystemExit`` with its exit code, and never returns."""
+    """Run a script or module; ends by ``SystemExit`` with its exit code, and returns only where its ranks were started here."""
+    from unsilent.launch.alarm_command import AlarmCommand
+    from unsilent.launch.child import enter_rank
     from unsilent.launch.monitored_run import MonitoredRun
     from unsilent.launch.switches import resolve_settings
 
-    program = asked_program(asked, "run")
+    enter_rank()
+    program, isolation = asked_program(asked, "run"), asked[IsolationOptions]
+    if isolation.isolate:
+        return run_isolated(asked, program, isolation)
+    asked.refuse_given(
+        [name for name in options_of(IsolationOptions) if name != "isolate"], "without --isolate, nothing reads them"
+    )
     monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
     resolved = resolve_settings(monitor, None, os.environ)
     check_rules(resolved)
+    command = asked[AlarmCommandOptions].on_alarm_exec
+    is_explained = resolved.settings is not None and resolved.settings.on_alarm == "replay"
     end_as_python_does()
-    sys.exit(MonitoredRun(program, resolved).run())
+    sys.exit(MonitoredRun(program, resolved, AlarmCommand(command, is_explained) if command else None).run())
+
+
+def run_isolated(asked: Asked, program: Program, options: IsolationOptions) -> int:
+    """Start the ranks of a job, and again after an incident; its exit code."""
+    from unsilent.launch.isolation import Isolation
+    from unsilent.launch.standard_error import StandardError
+    from unsilent.launch.switches import resolve_settings
+    from unsilent.printable import escape_unprintable
+
+    asked.given_values.setdefault("on_alarm", "replay")
+    program.check_file()
+    job = isolated_job(asked, program, options)
+    monitor = {name: value for name, value in asked.given_values.items() if name in options_of(MonitorSettings)}
+    check_rules(resolve_settings(monitor, None, os.environ))
+    stderr = StandardError()
+    return Isolation(job, lambda line: stderr.print_line(f"unsilent: {escape_unprintable(line)}")).run()
+
+
+def isolated_job(asked: Asked, program: Program, options: IsolationOptions) -> IsolatedJob:
+    """The job that is asked for. Raises ``UsageError`` where something is missing."""
+    from unsilent.launch.isolation import IsolatedJob
+
+    for flag, value, like in (
+        ("--nproc", options.nproc, "--nproc 4"),
+        ("--checkpoints", options.checkpoints, "--checkpoints checkpoints"),
+        ("--events", asked.value("events"), "--events events.jsonl"),
+    ):
+        if value is None:
+            raise UsageError(f"--isolate needs {flag}; give it, like {like}")
+    settings = asked[MonitorSettings]
+    if settings.on_alarm not in STOPPING:
+        raise UsageError(
+            f"--on-alarm is {settings.on_alarm!r}, which stops no job, so --isolate would do nothing; "
+            f"give {' or '.join(STOPPING)}"
+        )
+    if settings.incident == "off":
+        raise UsageError("--incident is 'off', but --isolate reads what it records; leave it out")
+    assert options.nproc is not None
+    assert options.checkpoints is not None
+    assert settings.events is not None
+    words = shlex.split(asked.command_line("run", MonitorSettings, AlarmCommandOptions))[1:]
+    script = ["-m", program.name] if program.is_module else ["--", program.name]
+    return IsolatedJob(
+        words=(*words, *script, *program.arguments), events=settings.events, checkpoints=options.checkpoints,
+        ranks=options.nproc, spares=options.spare, restarts=options.restarts, test_minutes=options.selftest_minutes,
+    )  # fmt: skip
 
 
 COMMAND = Command(

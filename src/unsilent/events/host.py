@@ -6,6 +6,10 @@ import os
 import platform
 from pathlib import Path
 
+SLOT = "UNSILENT_SLOT"
+"""The variable of a rank that says which device of this host it has, where some are left out and others renumbered."""
+FIRST_STEP = "UNSILENT_FIRST_STEP"
+"""The variable that says which step of the training a run begins with; a monitor counts from 0 in each run."""
 CLOCK_SECONDS = 60.0
 """By which the beginning of a process may be wrong: the clock of a host is put right now and then."""
 

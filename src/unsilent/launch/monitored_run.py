@@ -7,6 +7,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import kind_and_line
+from unsilent.events.sinks import Sink
+from unsilent.launch.alarm_command import LIMIT_SECONDS, AlarmCommand
+from unsilent.launch.meeting_ranks import wait_for_stopped_ranks
 from unsilent.launch.program import InterruptAtExit, Program, exit_code
 from unsilent.launch.run_summary import RunSummary, StderrHandler
 from unsilent.launch.standard_error import StandardError
@@ -17,16 +20,24 @@ from unsilent.printable import escape_unprintable
 if TYPE_CHECKING:
     from unsilent.launch.attach import AutomaticMonitor
 
+OTHERS_SECONDS = LIMIT_SECONDS + 30
+"""That a stopped rank waits for the others, of which rank 0 may run a command."""
+
 
 class MonitoredRun:
-    """One run of a program under a monitor; without one where there are no settings."""
+    """One run of a program under a monitor; without one where there are no settings.
 
-    def __init__(self, program: Program, resolved: ResolvedSettings) -> None:
-        self._program, self._resolved = program, resolved
+    Args:
+        alarm_command: What is run once after an alarm.
+    """
+
+    def __init__(self, program: Program, resolved: ResolvedSettings, alarm_command: AlarmCommand | None = None) -> None:
+        self._program, self._resolved, self._alarm_command = program, resolved, alarm_command
         self._automatic: AutomaticMonitor | None = None
         self._failed = False
         events = resolved.settings.events if resolved.settings else None
         self._summary = RunSummary(events)
+        self._sinks: list[Sink] = [self._summary, *([alarm_command] if alarm_command else [])]
         self._process = os.getpid()
         self._stderr = StandardError()
 
@@ -51,6 +62,8 @@ class MonitoredRun:
         is_child = os.getpid() != self._process  # one that the program has forked ends here as well
         waiting.remove()
         error = error if is_child else self._stop(error)
+        if self._alarm_command is not None and not is_child:
+            self._alarm_command.wait()
         handler.remove()
         at_exit.is_wanted = isinstance(error, KeyboardInterrupt)
         has_succeeded = error is None or (isinstance(error, SystemExit) and not error.code)
@@ -79,7 +92,7 @@ class MonitoredRun:
             from unsilent.launch.attach import AutomaticMonitor
 
             self._automatic = AutomaticMonitor(
-                settings, self._resolved.notes, self._resolved.uses_asd_variables, [self._summary]
+                settings, self._resolved.notes, self._resolved.uses_asd_variables, self._sinks
             )
             self._automatic.start()
         except Exception as error:
@@ -110,6 +123,7 @@ class MonitoredRun:
                 raise refused
             if isinstance(error, MonitorStop):
                 self._print(str(error))
+                wait_for_stopped_ranks(OTHERS_SECONDS)
                 return error.exit_code
         return exit_code(error)
 

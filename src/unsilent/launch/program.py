@@ -47,11 +47,15 @@ class Program:
         else:
             self._run_file()
 
-    def _run_file(self) -> None:
-        path = os.path.abspath(self.name)
-        if not os.path.isfile(path):
-            problem = "is a folder" if os.path.isdir(path) else "does not exist"
+    def check_file(self) -> None:
+        """Raise `ProgramNotFound` for a script that does not exist. Modules are looked up where they are run."""
+        if not self.is_module and not os.path.isfile(self.name):
+            problem = "is a folder" if os.path.isdir(self.name) else "does not exist"
             raise ProgramNotFound(f"the script {self.name} {problem}; expected a Python file, or -m and a module")
+
+    def _run_file(self) -> None:
+        self.check_file()
+        path = os.path.abspath(self.name)
         self._set_arguments(os.path.dirname(os.path.realpath(path)))
         loader = SourceFileLoader("__main__", path)
         main = types.ModuleType("__main__")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from unsilent.detectors.rule import NORMAL
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.events.event_kinds import FINGERPRINT, Verdict
+from unsilent.events.host import FIRST_STEP
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.exchange import RankRow
 from unsilent.recovery.earlier_incidents import (
@@ -121,11 +123,15 @@ class FaultJudge:
             self._path = None  # what it is, nobody knows: it is not replaced
             _log.warning("earlier incidents are not counted: %s", error)
         self._earlier = link.gather(earlier)[0]
+        first = os.environ.get(FIRST_STEP, "")
+        self._first_step = int(first) if first.isdecimal() else 0
 
     def judge(self, evidence: Evidence) -> FaultVerdict:
         """What kind of fault it was; it counts as an earlier incident from then on."""
-        verdict = judge(with_earlier_incidents(evidence, self._earlier))
-        if (incident := incident_of(verdict)) is None:
+        of_training = replace(evidence, step=self._first_step + evidence.step)
+        found = judge(with_earlier_incidents(of_training, self._earlier))
+        verdict = replace(found, step=evidence.step)
+        if (incident := incident_of(found)) is None:
             return verdict
         self._earlier.append(incident)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import logging
+import os
 import struct
 import time
 from collections import Counter, deque
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unsilent.errors import UsageError
+from unsilent.events.host import SLOT
 from unsilent.recovery.rank_link import RankLink
 
 TIMEOUT = datetime.timedelta(minutes=30)
@@ -257,7 +259,10 @@ def settings_by_name(settings: Any) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device, and of a CUDA device its model and its UUID: numbers of devices differ from job to job."""
+    """The device, and of a CUDA device its model and its UUID: numbers of devices differ from job to job.
+
+    Another device has its slot, where a launcher has given it one.
+    """
     if device.type != "cuda":
-        return str(device)
+        return f"{device} slot {slot}" if (slot := os.environ.get(SLOT)) else str(device)
     return f"{device} {torch.cuda.get_device_name(device)} GPU-{torch.cuda.get_device_properties(device).uuid}"

@@ -13,6 +13,7 @@ from unsilent.errors import UsageError
 from unsilent.monitor.execution_record import (
     BETWEEN,
     RepeatableStep,
+    ReplayableIteration,
     SnapshotSegment,
     settings_differ,
     settings_of_group,
@@ -52,8 +53,13 @@ class LiveSteps:
 
     def starts(self) -> Sequence[IterationStart]:
         """What the iterations began with."""
+
+        def begin(number: int, one: ReplayableIteration) -> None:
+            self._begin(number, one.restore_generators)
+            self._check.before_again(one.item)
+
         return [
-            IterationStart(one.item, functools.partial(self._begin, number, one.restore_generators))
+            IterationStart(one.item, functools.partial(begin, number, one))
             for number, one in enumerate(self._iterations)
         ]
 

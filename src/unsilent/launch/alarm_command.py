@@ -1,0 +1,92 @@
+"""``--on-alarm-exec CMD``: a command of the user's that gets the verdict on an alarm, such as one that drains the node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+from dataclasses import asdict
+from typing import cast
+
+from unsilent.errors import kind_and_line
+from unsilent.events.event_kinds import AlarmExplained, Event, Verdict
+from unsilent.printable import escape_unprintable
+from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultKind
+from unsilent.recovery.fault_verdict import FaultVerdict
+
+LIMIT_SECONDS = 30.0
+"""That the command may take; then it is killed."""
+_log = logging.getLogger("unsilent.monitor")
+
+
+class AlarmCommand:
+    """A sink that runs a command once, in rank 0, with the first verdict as JSON on stdin. Nothing that it does ends the job.
+
+    Args:
+        command: For the shell.
+        is_explained: Whether the verdict follows that says what kind of fault it was; else the one that names the rank is taken.
+    """
+
+    def __init__(self, command: str, is_explained: bool) -> None:
+        self._command, self._is_explained = command, is_explained
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, event: Event) -> None:
+        if event.rank == 0 and self._thread is None and (verdict := self._verdict(event)) is not None:
+            self._thread = threading.Thread(target=self._run, args=(json.dumps(asdict(verdict)),), daemon=True)
+            self._thread.start()
+
+    def close(self) -> None: ...
+
+    def wait(self) -> None:
+        """Until the command has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _verdict(self, event: Event) -> FaultVerdict | None:
+        if isinstance(event, AlarmExplained):
+            return FaultVerdict(
+                kind=cast("FaultKind", event.fault), step=event.step, rank=event.suspect, host=event.host,
+                device=event.device, code=event.code, level=event.level, action=event.action, reason=event.reason,
+                exit_code=event.exit_code,
+            )  # fmt: skip
+        if not isinstance(event, Verdict) or self._is_explained:
+            return None
+        return FaultVerdict(
+            kind="undetermined", step=event.step, rank=event.suspect, host=event.host, device=event.device,
+            reason=f"{event.reason}; the step was not executed again",
+            exit_code=UNDETERMINED_EXIT_CODE if event.action == "stop" else 0,
+        )  # fmt: skip
+
+    def _run(self, verdict: str) -> None:
+        try:
+            self._report(*run_in_shell(self._command, verdict, LIMIT_SECONDS))
+        except Exception as error:
+            _log.error("--on-alarm-exec: %s; the job goes on", kind_and_line(error))
+
+    def _report(self, code: int | None, said: str) -> None:
+        last = escape_unprintable(said.strip().rpartition("\n")[2])[:300]
+        if code is None:
+            _log.error("--on-alarm-exec: killed after %g seconds; the job goes on", LIMIT_SECONDS)
+        elif code:
+            _log.error("--on-alarm-exec: exit code %d%s; the job goes on", code, f": {last}" if last else "")
+
+
+def run_in_shell(command: str, text: str, seconds: float) -> tuple[int | None, str]:
+    """Run a command of the user's with a text on stdin: its exit code, None where it was killed, and what it wrote on stderr."""
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+    try:
+        _, said = process.communicate(text, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what the shell has started as well
+        process.communicate()
+        return None, ""
+    return process.returncode, said

@@ -1,0 +1,153 @@
+"""The file beside the events of an isolated job: devices in cordon, and what was done after each incident.
+
+It is written before what it says is done, so that the same command goes on after a kill at any moment. A device is a slot: the
+number that its rank has on this host as long as no device is in cordon. Files from outside are hostile: read with limits.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from unsilent.errors import UsageError, first_line
+from unsilent.events.event_files import parse_fields
+from unsilent.plainfiles import parse_json, read_plain, replace_file
+from unsilent.strictjson import as_json_values
+
+NAME = "cordon.json"
+SCHEMA = 1
+MOST_BYTES = 2**22
+Status = Literal["suspected", "confirmed", "lifted", "kept"]
+SELF_TEST_FAILED, SELF_TEST_PASSED = 17, 0
+"""Exit codes of ``unsilent selftest``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cordon:
+    """A device that no rank is started on.
+
+    Attributes:
+        slot, host, device: Which one; ``device`` as the monitor named it.
+        reason: Of the verdict.
+        step, time: Of the last incident; the step counts from the beginning of the training.
+        incident: Name of its folder.
+        incidents: How many named this device.
+        status: ``suspected``: not tested so far; ``confirmed`` by a self-test; ``lifted``, as a self-test found nothing;
+            ``kept``, although it found nothing, for it is not the first incident of this device.
+    """
+
+    slot: int
+    host: str
+    device: str
+    reason: str
+    step: int
+    time: float
+    incident: str
+    incidents: int = 1
+    status: Status = "suspected"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandledIncident:
+    """An incident that was answered.
+
+    Attributes:
+        folder: Its name.
+        kind: Of its verdict.
+        step: From the beginning of the training.
+        slot: That is suspected; -1: none.
+    """
+
+    folder: str
+    kind: str
+    step: int
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvoidedCheckpoint:
+    """A checkpoint that may hold a fault; one that is written in its place later is another one.
+
+    Attributes:
+        path: Its file or folder, for readers.
+        step: Of the checkpoint.
+        written: When it was changed last, in seconds since 1970.
+    """
+
+    path: str
+    step: int
+    written: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsolationRecord:
+    """What the file says.
+
+    Attributes:
+        cordons: One for each device that was ever in cordon.
+        handled: Incidents that were answered.
+        avoided: Checkpoints that nothing is started from.
+        slots: Of the ranks of the last start, in their order.
+        first_step: Of the checkpoint that the last start began with; 0 where there was none.
+    """
+
+    schema: int = SCHEMA
+    cordons: tuple[Cordon, ...] = ()
+    handled: tuple[HandledIncident, ...] = ()
+    avoided: tuple[AvoidedCheckpoint, ...] = ()
+    slots: tuple[int, ...] = ()
+    first_step: int = 0
+
+    def active(self, host: str) -> dict[int, Cordon]:
+        """Devices of a host that are in cordon, by slot."""
+        return {one.slot: one for one in self.cordons if one.host == host and one.status != "lifted"}
+
+    def with_cordon(self, new: Cordon) -> IsolationRecord:
+        """With one more incident of a device."""
+        same = [one for one in self.cordons if (one.slot, one.host) == (new.slot, new.host)]
+        others = tuple(one for one in self.cordons if one not in same)
+        return replace(self, cordons=(*others, replace(new, incidents=1 + sum(one.incidents for one in same))))
+
+    def tested(self, slot: int, host: str, exit_code: int) -> IsolationRecord:
+        """After a self-test of a device; what it could not decide stays as it was."""
+        return replace(
+            self,
+            cordons=tuple(
+                replace(one, status=_status_after(one, exit_code)) if (one.slot, one.host) == (slot, host) else one
+                for one in self.cordons
+            ),
+        )
+
+
+def _status_after(cordon: Cordon, exit_code: int) -> Status:
+    if exit_code == SELF_TEST_FAILED:
+        return "confirmed"
+    if exit_code == SELF_TEST_PASSED:
+        return "lifted" if cordon.incidents == 1 else "kept"
+    return cordon.status
+
+
+def read_record(path: Path) -> IsolationRecord:
+    """What the file says; nothing where there is none. Raises ``UsageError``."""
+    if not path.exists() and not path.is_symlink():
+        return IsolationRecord()
+    try:
+        values = parse_json(read_plain(path, MOST_BYTES))
+        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+            raise ValueError(f"expected an object with the schema {SCHEMA}")
+        return parse_fields(IsolationRecord, values)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is not what unsilent run --isolate writes: {first_line(error)[:200]}; correct or remove it"
+        ) from None
+
+
+def write_record(path: Path, record: IsolationRecord) -> None:
+    """Write the file at once. Raises ``UsageError``."""
+    content = json.dumps(as_json_values(record), indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        replace_file(path, content.encode(errors="replace") + b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; free space, or write elsewhere") from None

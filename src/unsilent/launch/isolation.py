@@ -1,0 +1,260 @@
+"""``unsilent run --isolate``: starts the ranks of a job, and after an incident starts them again without the suspected device.
+
+torchrun loses the exit codes of its ranks, so what is done follows from the verdict in the incident's folder. It is written to
+the cordon file before it is done: after a kill, the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from unsilent.checkpoints.last_good import FoundCheckpoint, LastGood, last_good_checkpoint
+from unsilent.errors import UsageError
+from unsilent.events.host import host_name
+from unsilent.events.incident_folder import FOLDER, INCIDENT_FILE, Incident, read_incident
+from unsilent.launch.cordon_file import (
+    NAME,
+    AvoidedCheckpoint,
+    Cordon,
+    HandledIncident,
+    read_record,
+    write_record,
+)
+from unsilent.launch.rank_processes import check_slots, end_process, start_ranks, start_self_test
+from unsilent.recovery.fault_codes import CONFIRMED_EXIT_CODE, SOFTWARE_EXIT_CODE, UNDETERMINED_EXIT_CODE
+from unsilent.recovery.fault_verdict import FaultVerdict
+from unsilent.report.text import count_text, listed
+
+POLL_SECONDS = 0.1
+STOPPED = ("data", "numerics", "benign")
+"""Kinds of faults that every device would have again: the job is not started again."""
+_INCIDENT = re.compile(r"[\w.-]{1,100}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsolatedJob:
+    """What is started.
+
+    Attributes:
+        words: After ``unsilent``, in each rank.
+        events: The file of events; incidents and the cordon file are beside it.
+        checkpoints: The folder that the script saves to.
+        ranks, spares: Numbers of devices: that are used, and that take the place of others.
+        restarts: How often the job is started again at most.
+        test_minutes: Of the self-test of a suspected device; 0: there is none.
+    """
+
+    words: Sequence[str]
+    events: Path
+    checkpoints: Path
+    ranks: int
+    spares: int
+    restarts: int
+    test_minutes: float
+
+
+class Isolation:
+    """Runs one job to its end. ``say`` is called with each line for the user."""
+
+    def __init__(self, job: IsolatedJob, say: Callable[[str], None]) -> None:
+        check_slots(job.ranks + job.spares, os.environ)
+        self._job, self._say, self._host = job, say, host_name()
+        self._path, self._incidents = job.events.parent / NAME, job.events.parent / FOLDER
+        self._tests: dict[int, subprocess.Popen[bytes]] = {}
+        self._is_first = not self._path.exists()
+        self._record = read_record(self._path)
+
+    def run(self) -> int:
+        """Start the ranks until the job ends, or must not be started again; returns the exit code.
+
+        Raises:
+            UsageError: no device or no good checkpoint is left, or a file is not what it should be.
+        """
+        try:
+            if self._is_first:
+                self._leave_earlier_incidents()
+            code = self._run()
+            self._wait_for_tests()
+            return code
+        finally:
+            for test in self._tests.values():
+                end_process(test)
+
+    def _run(self) -> int:
+        starts, answer = 0, self._answer_new()
+        while not answer:
+            if starts > self._job.restarts:
+                self._say(f"the job was started again {count_text(starts - 1, 'time')}, as often as --restarts allows")
+                return UNDETERMINED_EXIT_CODE
+            ended = self._run_ranks(is_again=answer is not None)
+            starts, answer = starts + 1, self._answer_new() if ended else None
+            if answer is None:
+                if ended:
+                    self._say(f"torchrun ended with {ended}, and no incident says that the monitor stopped the job")
+                return ended
+        return answer
+
+    # -- incidents -------------------------------------------------------------------------------------------------------
+
+    def _new_incidents(self) -> Iterator[Incident]:
+        """Those that were not looked at so far, in the order of time."""
+        known = {one.folder for one in self._record.handled}
+        folders = self._incidents.iterdir() if self._incidents.is_dir() else ()
+        new = [one for one in folders if _INCIDENT.fullmatch(one.name) and one.name not in known]
+        yield from sorted(
+            (read_incident(one) for one in new if (one / INCIDENT_FILE).exists()), key=lambda one: one.time
+        )
+
+    def _leave_earlier_incidents(self) -> None:
+        """Incidents of a job that was not isolated: which rank was on which device is not known, nor what was done since."""
+        for incident in self._new_incidents():
+            self._say(f"{incident.folder} is of an earlier job, and is left as it is")
+            self._handled(incident, "earlier", incident.step, -1)
+        write_record(self._path, self._record)
+
+    def _answer_new(self) -> int | None:
+        """Answer all new incidents: the exit code of the job, 0 to start it again; None where none of them stopped it."""
+        answer = None
+        for incident in self._new_incidents():
+            verdict = stopping_verdict(incident)
+            if verdict is None:
+                self._handled(incident, "none", incident.step, -1)
+                write_record(self._path, self._record)
+            else:
+                answer = max(answer or 0, self._answer(incident, verdict))
+        return answer
+
+    def _answer(self, incident: Incident, verdict: FaultVerdict) -> int:
+        """Write down what follows from an incident, and say it; the exit code of the job, 0 to start it again."""
+        record, kind = self._record, verdict.kind
+        slot = record.slots[verdict.rank] if 0 <= verdict.rank < len(record.slots) else -1
+        step = record.first_step + verdict.step
+        is_repeated = any((one.step, one.slot) == (step, slot) for one in record.handled)
+        self._handled(incident, kind, step, slot)
+        self._avoid(record.first_step if kind == "checkpoint" else step)
+        if kind == "device" and slot >= 0:
+            cordon = Cordon(
+                slot=slot, host=self._host, device=verdict.device, reason=verdict.reason, step=step, time=incident.time,
+                incident=incident.folder.name,
+            )  # fmt: skip
+            self._record = self._record.with_cordon(cordon)
+        write_record(self._path, self._record)
+        where = f" in slot {slot}" if slot >= 0 else ""
+        self._say(
+            f"step {step}: {kind}{where}: {verdict.reason.rstrip('.') or 'no reason was given'}; see {incident.folder}"
+        )
+        if kind in STOPPED:
+            self._say("the job is not started again: another device would not help")
+            return verdict.exit_code or SOFTWARE_EXIT_CODE
+        is_repeated = is_repeated or verdict.exit_code == CONFIRMED_EXIT_CODE
+        if is_repeated and kind in ("transient", "undetermined"):
+            self._say(f"the job is not started again: it is not the first incident in step {step}{where}")
+            return CONFIRMED_EXIT_CODE
+        return 0
+
+    def _handled(self, incident: Incident, kind: str, step: int, slot: int) -> None:
+        new = HandledIncident(folder=incident.folder.name, kind=kind, step=step, slot=slot)
+        self._record = replace(self._record, handled=(*self._record.handled, new))
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------------
+
+    def _checkpoints(self) -> list[FoundCheckpoint]:
+        """Checkpoints with a step, the newest first; none of them is verified."""
+        if not self._job.checkpoints.is_dir():
+            return []
+        return last_good_checkpoint(self._job.checkpoints, before_step=0).not_before
+
+    def _avoid(self, step: int) -> None:
+        """Start from no checkpoint that is there now and is of this step or a later one."""
+        new = (
+            AvoidedCheckpoint(path=str(one.path), step=one.step or 0, written=one.written)
+            for one in self._checkpoints()
+            if (one.step or 0) >= step
+        )
+        self._record = replace(self._record, avoided=tuple(dict.fromkeys((*self._record.avoided, *new))))
+
+    def _last_good(self) -> LastGood:
+        """The newest checkpoint that verifies, and is not avoided."""
+        avoided = {(one.step, one.written) for one in self._record.avoided}
+        allowed = [one.step or 0 for one in self._checkpoints() if (one.step, one.written) not in avoided]
+        before = max(allowed, default=-1) + 1  # none of later steps needs to be verified
+        while True:
+            result = last_good_checkpoint(self._job.checkpoints, before_step=before)
+            if result.good is None or (result.good.step, result.good.written) not in avoided:
+                return result
+            before = result.good.step or 0
+
+    # -- processes -------------------------------------------------------------------------------------------------------
+
+    def _run_ranks(self, is_again: bool) -> int:
+        """Start the ranks on free devices from the last good checkpoint; what torchrun ended with."""
+        slots = self._free_slots()[: self._job.ranks]
+        found = self._last_good() if self._job.checkpoints.is_dir() else None
+        good = found.good if found else None
+        if is_again and good is None:
+            what = found.headline() if found else f"there is no folder {self._job.checkpoints}"
+            raise UsageError(f"{what}; run the command again to train from the beginning on what is not in cordon")
+        self._record = replace(self._record, slots=tuple(slots), first_step=(good and good.step) or 0)
+        write_record(self._path, self._record)
+        start = f"from {good.shown_name}, step {good.step}" if good else "without a checkpoint"
+        fewer = f" instead of {self._job.ranks}" if len(slots) < self._job.ranks else ""
+        self._say(f"{count_text(len(slots), 'rank')}{fewer} on slots {listed(map(str, slots), 16)}, {start}")
+        ranks = start_ranks(self._job.words, slots, good.path.resolve() if good else None, self._record.first_step)
+        try:
+            while (code := ranks.poll()) is None:
+                self._note_tests()
+                time.sleep(POLL_SECONDS)
+        finally:
+            end_process(ranks)
+        return code if code >= 0 else 128 - code
+
+    def _free_slots(self) -> list[int]:
+        """Devices that are not in cordon. One that is suspected is tested; it is waited for only where there is no other."""
+        count = self._job.ranks + self._job.spares
+        self._start_tests()
+        for _ in range(2):
+            if free := [one for one in range(count) if one not in self._record.active(self._host)]:
+                return free
+            self._wait_for_tests()
+        raise UsageError(
+            f"no device is left: {count_text(count, 'device')} of this host {'is' if count == 1 else 'are'} in cordon; "
+            f"repair it, and remove its entry from {self._path}"
+        )
+
+    def _start_tests(self) -> None:
+        for slot, cordon in self._record.active(self._host).items():
+            if cordon.status == "suspected" and slot not in self._tests and self._job.test_minutes:
+                self._tests[slot] = start_self_test(slot, self._job.test_minutes)
+
+    def _note_tests(self) -> None:
+        """Write down what self-tests found that have ended."""
+        for slot, test in [*self._tests.items()]:
+            if (code := test.poll()) is None:
+                continue
+            del self._tests[slot]
+            self._record = self._record.tested(slot, self._host, code)
+            write_record(self._path, self._record)
+            status = next(one.status for one in self._record.cordons if (one.slot, one.host) == (slot, self._host))
+            self._say(f"the self-test of slot {slot} ended with {code}: its cordon is {status}")
+
+    def _wait_for_tests(self) -> None:
+        while self._tests:
+            self._note_tests()
+            time.sleep(POLL_SECONDS)
+
+
+def stopping_verdict(incident: Incident) -> FaultVerdict | None:
+    """The verdict that stopped a job; None where it went on. A job that stops on any alarm has an undetermined one."""
+    verdict = incident.fault_verdict
+    if verdict is None and incident.settings.get("on_alarm") == "stop":
+        return FaultVerdict(
+            kind="undetermined", step=incident.step, rank=incident.suspect, host=incident.host, device=incident.device,
+            reason=f"{incident.reason}; the step was not executed again",
+        )  # fmt: skip
+    return verdict if verdict is not None and verdict.exit_code else None
