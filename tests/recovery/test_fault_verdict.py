@@ -78,6 +78,12 @@ ROWS = {
     "alone": (evidence(AGAIN, AGAIN, WIDE_AGAIN, world_size=1), "UNSILENT-U02"),
     "alone, gone in float64 without an overflow": (evidence(AGAIN, AGAIN, WIDE_CLEAN, world_size=1), "UNSILENT-U02"),
     "no float64": (evidence(AGAIN, AGAIN, NEAR_AGAIN), "UNSILENT-U02"),
+    "in all ranks at once": (
+        evidence(*[replace(AGAIN, ranks=(0, 1, 2, 3))] * 3, WIDE_AGAIN, rank=-1), "UNSILENT-B01"),
+    "in all ranks at once, not finite": (
+        evidence(*[replace(AGAIN, ranks=(0, 1))] * 3, WIDE_INFINITE, rank=-1), "UNSILENT-S02"),
+    "in one rank, of which none is suspected": (
+        evidence(*[replace(AGAIN, ranks=(2,))] * 3, WIDE_AGAIN, rank=-1), "UNSILENT-U02"),
     "no two alike": (evidence(AGAIN, OTHER), "UNSILENT-U03"),
     "the same bits without the alarm": (evidence(*[replace(CLEAN, is_equal=True)] * 3), "UNSILENT-U03"),
     "only on the neighbour": (evidence(CLEAN, CLEAN, NEAR_AGAIN), "UNSILENT-U03"),

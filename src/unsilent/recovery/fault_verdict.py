@@ -194,7 +194,11 @@ def _of_float64(evidence: Evidence, again: str, is_on_neighbour: bool, is_checkp
             codes.DATA_EVERYWHERE,
             f"{again}, with values that are not finite; no operation overflows in its dtype alone",
         )
-    return codes.BENIGN, f"{again}, with finite values; no operation overflows: nothing points to a fault of the device"
+    untried = "" if is_checkpoint_known else "; the checkpoint before the one that was loaded lately was not tried"
+    return (
+        codes.BENIGN,
+        f"{again}, with finite values; no operation overflows: nothing points to a fault of the device{untried}",
+    )
 
 
 def _with_earlier_incidents(evidence: Evidence, code: FaultCode, reason: str) -> Decision:
