@@ -7,7 +7,9 @@ import json
 import pytest
 import torch
 
+from events.made_incidents import incident
 from unsilent.cli.main import run
+from unsilent.events.incident_folder import write_record
 from unsilent.incidents.recorded_steps import replay_incident
 from unsilent.incidents.replaying import IncidentReplay
 from unsilent.recovery import step_replay
@@ -72,7 +74,7 @@ def write_incident(above, batch):
     own.mkdir(parents=True, exist_ok=True)
     write_tensors(own / "state.safetensors", {"model": state["model"], "optimizers": [state["optimizer"]]})
     write_tensors(own / "batch.safetensors", [host_copy(batch), host_copy(batch)])
-    (own.parent / "incident.json").write_text(json.dumps({"schema": 1, "step": 90, "suspect": 1}))
+    write_record(own.parent, incident(step=90, suspect=1))
     return own.parent
 
 
@@ -111,6 +113,10 @@ def test_a_batch_that_is_not_finite_is_named(folder):
     assert report.headline == "Element [2, 3] of tensor x of the batch is inf"
 
 
+def suspecting(rank):
+    return lambda folder: write_record(folder, incident(step=90, suspect=rank))
+
+
 def without(name):
     def spoil(folder):
         (folder / "rank1" / name).unlink()
@@ -135,11 +141,11 @@ def state_of(value):
 
 
 HOSTILE = {
-    "no incident": (lambda folder: (folder / "incident.json").unlink(), "make", "cannot read"),
-    "no json": (write("incident.json", b"{"), "make", "is no JSON"),
-    "deep json": (write("incident.json", b"[" * 100_000), "make", "is no JSON"),
-    "a list": (write("incident.json", b"[]"), "make", "has no step and no suspect"),
-    "another rank": (write("incident.json", b'{"step": 9, "suspect": 3}'), "make", "has no part of rank 3"),
+    "no incident": (lambda folder: (folder / "incident.json").unlink(), "make", "there is no incident in"),
+    "no json": (write("incident.json", b"{"), "make", "is no record of an incident"),
+    "deep json": (write("incident.json", b"[" * 100_000), "make", "is no record of an incident"),
+    "a list": (write("incident.json", b"[]"), "make", "is no record of an incident"),
+    "another rank": (suspecting(3), "make", "has no part of rank 3"),
     "no state": (without("state.safetensors"), "make", "cannot read"),
     "no batch": (without("batch.safetensors"), "make", "cannot read"),
     "truncated": (cut("state.safetensors"), "make", "does not have the tensors of an incident"),
@@ -168,7 +174,7 @@ def test_what_cannot_be_executed_is_said_in_one_line(folder, name, capsys):
 def test_the_part_of_another_rank_can_be_chosen(folder, capsys):
     (folder / "rank1").rename(folder / "rank7")
     assert run(["incident", "replay", str(folder), "--code", "own.py:make", "--rank", "7", "--plain"]) == 0
-    (folder / "incident.json").write_text('{"step": 90, "suspect": -1}')
+    suspecting(-1)(folder)
     assert replay_incident(folder, "own.py:make").rank == 7
     assert run(["incident", "replay", str(folder), "--code", "own.py:make", "--rank", "1"]) == 2
     assert "has no part of rank 1; it has those of ranks 7" in capsys.readouterr().err

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,15 @@ from torch import Tensor
 
 from unsilent.engine.device_placement import place, resolve_device
 from unsilent.errors import UsageError
-from unsilent.events.incident_folder import BATCH_FILE, INCIDENT_FILE, STATE_FILE
-from unsilent.plainfiles import parse_json, read_plain
+from unsilent.events.incident_folder import BATCH_FILE, STATE_FILE, Incident, read_incident
 from unsilent.recovery.digests import state_tensors
 from unsilent.recovery.evidence import Evidence
 from unsilent.recovery.own_step import OwnStep, own_code
 from unsilent.recovery.rank_link import RankLink
 from unsilent.recovery.step_replay import IterationStart, StepReplay, execute
 from unsilent.recovery.tensor_files import read_tensors
+from unsilent.report.text import listed
 from unsilent.workloads.trainings.randomness import isolated_randomness, seed_globals
-
-MOST_BYTES = 2**22
-"""Of ``incident.json``."""
-_RANK = re.compile(r"rank(\d{1,6})", re.ASCII)
 
 
 class RecordedSteps:
@@ -88,7 +83,7 @@ def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | N
     """How a recorded step goes when it is executed again; its executions are compared with a first one.
 
     Args:
-        folder: Of an incident.
+        folder: Of an incident, or of a job with one incident.
         code: ``file.py:name`` of a function that returns step, model and optimizer.
         device: Where it is executed.
         rank: Whose part is taken; None: of the suspect, of the only one if none is suspected.
@@ -96,9 +91,9 @@ def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | N
     Raises:
         UsageError: no such folder, a part of it is missing or is of another model, or the code is not found or raises.
     """
-    step, suspect = _read_incident(folder)
-    rank = _chosen_rank(folder, suspect if rank is None else rank)
-    path, device = folder / f"rank{rank}" / STATE_FILE, resolve_device(device)
+    incident = read_incident(folder)
+    rank = _chosen_rank(incident, incident.suspect if rank is None else rank)
+    path, device = incident.folder / f"rank{rank}" / STATE_FILE, resolve_device(device)
     state, batches = read_tensors(path), read_tensors(path.with_name(BATCH_FILE))
     with isolated_randomness():
         function, model, optimizer = own_code(code)
@@ -110,7 +105,7 @@ def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | N
         for batch in replay.run():
             steps.run(batch)
     return Evidence(
-        step=step, rank=rank, device=device, feature="elements that are not finite", executions=tuple(replay.executions),
+        step=incident.step, rank=rank, device=device, feature="elements that are not finite", executions=tuple(replay.executions),
         problem=replay.problem, tolerance=replay.tolerance, batch_problem=replay.batch_problem,
     )  # fmt: skip
 
@@ -121,26 +116,12 @@ def _alarm_ranks(steps: RecordedSteps) -> frozenset[int]:
     return frozenset() if all(bool(torch.isfinite(tensor).all()) for tensor in numbers) else frozenset((0,))
 
 
-def _read_incident(folder: Path) -> tuple[int, int]:
-    """Step and suspect."""
-    path = folder / INCIDENT_FILE
-    try:
-        incident = parse_json(read_plain(path, MOST_BYTES))
-    except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}; give the folder of an incident") from None
-    step, suspect = (incident.get(key) if isinstance(incident, Mapping) else None for key in ("step", "suspect"))
-    if type(step) is not int or type(suspect) is not int:
-        raise UsageError(f"{path} has no step and no suspect; give the folder of an incident")
-    return step, suspect
-
-
-def _chosen_rank(folder: Path, rank: int) -> int:
-    """The rank, if the folder has its part; the only one for -1."""
-    known = sorted(int(one.name[4:]) for one in folder.iterdir() if _RANK.fullmatch(one.name) and one.is_dir())
+def _chosen_rank(incident: Incident, rank: int) -> int:
+    """The rank, if it has a part; the only one for -1. Raises ``UsageError``."""
+    known = incident.ranks
     if rank in known:
         return rank
     if rank < 0 and len(known) == 1:
         return known[0]
-    listed = ", ".join(map(str, known[:8])) or "none"
-    what = "no rank is suspected" if rank < 0 else f"{folder} has no part of rank {rank}"
-    raise UsageError(f"{what}; it has those of ranks {listed}: choose one with --rank")
+    what = "no rank is suspected" if rank < 0 else f"{incident.folder} has no part of rank {rank}"
+    raise UsageError(f"{what}; it has those of ranks {listed(map(str, known), 8) or 'none'}: choose one with --rank")
