@@ -153,6 +153,7 @@ HOSTILE = {
     "a pickle": (write("rank1/state.safetensors", b"\x80\x04K\x01."), "make", "does not have the tensors of an incident"),
     "a number": (state_of(3), "make", "has no state of a model and one optimizer"),
     "empty": (state_of({"model": {}, "optimizers": []}), "make", "has no state of a model and one optimizer"),
+    "a tensor alone": (state_of(torch.ones(2)), "make", "has no state of a model and one optimizer"),
     "nonsense": (state_of({"model": {}, "optimizers": [3]}), "make", ""),
     "another model": (lambda folder: None, "wider", "snapshot of"),
     "a step that raises": (lambda folder: None, "failing", "no such batch"),

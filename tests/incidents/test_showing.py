@@ -129,3 +129,10 @@ def test_in_python(job):
     with pytest.raises(UsageError, match="steps= is '1'"):
         COMMAND.function()(job, steps="1")
     assert step_range("3..3") == (3, 3)
+
+
+@pytest.mark.parametrize("time", [1e300, -1e15, 3e11])
+def test_a_time_that_no_monitor_writes_is_no_error(time, job):
+    path = find_incident(job) / INCIDENT_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "time": time}))
+    assert "Step 90, rank 1" in show(job)

@@ -263,3 +263,17 @@ def test_a_loop_that_cannot_be_executed_again_is_said_with_the_alarm(counts):
     (evidence,) = counts.evidence
     assert evidence.problem == "the loop changes what cannot be put back: number"
     assert evidence.executions == ()
+
+
+def test_an_error_of_a_replay_is_logged_and_the_training_goes_on_as_it_was(counts, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no digest")
+
+    plain = train(counts, transient, on_alarm="log")
+    counts.calls = 0
+    monkeypatch.setattr(step_replay, "digest_text", fail)
+    replayed = train(counts, transient)
+    assert counts.evidence[0].problem == "the step could not be executed again: RuntimeError: no digest"
+    assert "no digest" in caplog.text
+    for one, other in zip(plain[0], replayed[0], strict=True):
+        assert torch.equal(one, other)

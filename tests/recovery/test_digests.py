@@ -117,3 +117,11 @@ def test_a_digest_depends_on_the_elements_alone(way, dtype):
         assert HASHES[way]([strided[:, 0]]).tolist() == [expected]
     assert HASHES[way]([content[:0]]).shape == (1,)
     assert HASHES[way]([]).shape == (0,)
+
+
+@pytest.mark.parametrize("way", HASHES)
+def test_a_conjugated_or_negated_view_has_the_digest_of_its_elements(way):
+    tensor = torch.randn(5, dtype=torch.complex64)
+    for view in (tensor.conj(), tensor.conj().imag):
+        assert torch.equal(HASHES[way]([view]), HASHES[way]([view.clone().resolve_conj().resolve_neg()]))
+    assert not torch.equal(HASHES[way]([tensor.conj()]), HASHES[way]([tensor]))

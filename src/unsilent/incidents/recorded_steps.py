@@ -34,11 +34,11 @@ class RecordedSteps:
 
     def __init__(self, step: OwnStep, state: Any, batches: Any, path: Path) -> None:
         try:
-            (optimizer,) = state["optimizers"]
+            (optimizer,) = dict(state)["optimizers"]
             self._state = {"model": dict(state["model"]), "optimizer": optimizer}
             step.check_fit(self._state, str(path))
             step.restore(self._state)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             raise UsageError(
                 f"{path} has no state of a model and one optimizer; give the folder of an incident"
             ) from None

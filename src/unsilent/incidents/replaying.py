@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,14 +57,16 @@ class IncidentReplay(Shown):
         return int(bool(self._findings()))
 
     def report(self) -> Report:
-        """A row for each execution."""
+        """A row for each result that executions came to."""
         columns = (
             Column.text("execution", lambda one: "with each operation checked" if one.dtype else "as it was recorded"),
             Column.text("same as the first", lambda one: _yes_or_no(one.is_equal)),
             Column.text("finite", lambda one: _yes_or_no(not one.has_alarm or bool(one.overflowed))),
             Column.text("digest", lambda one: one.digest or "-"),
         )
-        table = Table.of(self.evidence.executions, columns)
+        counts = Counter(self.evidence.executions)
+        times = Column.count("times", lambda one: counts[one])
+        table = Table.of(list(counts), (*columns, times))
         findings = self._findings()
         evidence = self.evidence
         return Report(

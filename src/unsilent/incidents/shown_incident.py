@@ -31,7 +31,7 @@ from unsilent.events.run_report import (
 )
 from unsilent.printable import escape_unprintable
 from unsilent.report.curves import line_series, line_style
-from unsilent.report.model import Column, Plot, Report, Section, Table
+from unsilent.report.model import Column, Heading, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import listed
 from unsilent.report.theme import figure, vertical_line
@@ -39,6 +39,8 @@ from unsilent.sizes import human_bytes
 
 MOST_SHOWN = 8
 """Series of a rank, and ranks, that are shown where none were asked for."""
+LAST_TIME = 2.5e11
+"""Seconds since 1970: in the year 9892, the last times that can be shown."""
 NEAR = 5
 """Steps before and after the alarm whose values a terminal shows where none were asked for."""
 SERIES_COLUMNS = (
@@ -139,7 +141,7 @@ class ShownIncident(Shown):
         if checkpoints := self.incident.checkpoints:
             yield Section("Checkpoints", "That rank 0 saved and verified before.", (Table.of(checkpoints, saved),))
 
-    def _plots(self) -> Iterator[Plot]:
+    def _plots(self) -> Iterator[Heading | Plot]:
         for number, name in enumerate(dict.fromkeys(one.name for one in self.series)):
             own = [one for one in self.series if one.name == name]
             lines = [
@@ -151,6 +153,7 @@ class ShownIncident(Shown):
             ]  # fmt: skip
             shapes = [vertical_line(self.incident.step, ALARM_COLOUR, 1, dash="dot")]
             drawn = figure(lines, 260, xaxis={"title": {"text": "step, counted from 0"}}, shapes=shapes)
+            yield Heading(name)
             yield Plot(f"series-{number}", name, drawn)
 
     def _json(self) -> dict[str, Any]:
@@ -249,4 +252,6 @@ def _size_text(part: RankPart, name: str) -> str:
 
 
 def _time(seconds: float) -> str:
+    if not 0 <= seconds < LAST_TIME:
+        return f"{seconds:g} s"  # no monitor has written it
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -372,13 +372,19 @@ class Monitor:
         """Yields what iterations begin with; all that is learnt meanwhile is forgotten, but for the verdict on the alarm."""
         replay, judge = self._replay, self._judge
         assert replay is not None
-        was_off = self._is_off
+        was_off, failed = self._is_off, ""
         self._judge = judge.apart(self._reporter.silent())
         try:
             yield from replay.run(steps)
+        except Exception as error:  # bodies of the loop run outside of this: it is an error of the monitor
+            if self.settings.strict:
+                raise
+            failed = f"the step could not be executed again: {kind_and_line(error)}"
+            log.error("%s", failed, exc_info=error)
         finally:
             self._judge, self._replay = judge, None
-        failed = "the monitor ended while the step was executed again" if self._is_off and not was_off else ""
+        if self._is_off and not was_off:
+            failed = "the monitor ended while the step was executed again"
         self._report_fault(replay.evidence(failed))
 
     def _report_fault(self, evidence: Evidence) -> None:

@@ -37,7 +37,7 @@ def drop_repeated_dimensions(tensor: Tensor) -> Tensor:
 
 def content_of(tensor: Tensor) -> Any:
     """The bytes of its elements in logical order, whatever the memory layout: -0 is not 0, and NaN equals itself."""
-    dense = tensor.detach().cpu().contiguous()
+    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of its bytes is given.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data if dense.numel() else b""
 
