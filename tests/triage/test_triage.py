@@ -64,6 +64,7 @@ def test_numbers_of_ranks_play_no_part(tmp_path):
         ({"alarms": {0: (made_events.replicas_alarm(90, 0),)}}, "compare-parameters"),
         ({"alarms": {1: (made.alarm(90, 1, value=math.nan),)}}, "scan-nonfinite"),
         ({"series": {1: made.spoiled(1, 90, 0, 1e6)}}, "compare-gradients"),
+        ({"series": {n: made.spoiled(n, 90 + n, 0, 1e6) for n in (0, 1)}}, "compare-gradients"),  # one is first
         ({"alarms": {n: (made.alarm(90, n),) for n in (0, 1)}}, "inspect-state"),
         ({"alarms": {0: (made.alarm(90, 0, feature="loss", tensor=""),)}}, "inspect-batch"),
         ({"series": {n: made.spoiled(n, 86, 2, 1e3) for n in (0, 1)}}, "find-onset"),
@@ -89,8 +90,8 @@ def test_every_template_that_fits_has_a_query_and_a_reason(tmp_path):
 # -- the search ---------------------------------------------------------------------------------------------------------
 
 
-def executed(template, outcome, ranks=(), **blanks):
-    finding = Finding(outcome=outcome, text="", ranks=ranks)
+def executed(template, outcome, ranks=(), step=None, **blanks):
+    finding = Finding(outcome=outcome, text="", ranks=ranks, step=step)
     return Executed(ScoredQuery(Query(template, Blanks(**blanks)), 1.0, "why"), finding, 0.0)
 
 
@@ -98,7 +99,11 @@ def test_what_a_finding_implies_comes_last():
     wide, narrow = Query("find-onset", Blanks(steps=(80, 99))), Query("find-onset", Blanks(steps=(88, 92)))
     nothing = executed("find-onset", Outcome.NOTHING, steps=(80, 99))
     assert is_implied(narrow, [nothing])
-    assert not is_implied(narrow, [executed("find-onset", Outcome.DIFFERS, steps=(80, 99))])
+    differs = executed("find-onset", Outcome.DIFFERS, (1,), 90, steps=(80, 99))
+    assert is_implied(narrow, [differs])  # the first step of all is the first one there
+    assert is_implied(Query("find-onset", Blanks(rank=1, steps=(85, 99))), [differs])
+    assert not is_implied(Query("find-onset", Blanks(rank=0, steps=(85, 99))), [differs])
+    assert not is_implied(Query("find-onset", Blanks(steps=(91, 99))), [differs])
     assert not is_implied(wide, [executed("find-onset", Outcome.NOTHING, steps=(88, 92))])
     assert not is_implied(Query("scan-nonfinite"), [nothing])
     assert not is_implied(Query("find-onset", Blanks(rank=1)), [executed("find-onset", Outcome.NOTHING, rank=0)])

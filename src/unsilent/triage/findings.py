@@ -54,6 +54,15 @@ class Blanks:
             return False
         return all(getattr(other, name) == value for name, value in self.given.items() if name != "steps")
 
+    def contain(self, finding: Finding) -> bool:
+        """Whether the place of a finding is a part of what is looked at."""
+        first, last = self.steps or (0, 2**62)
+        return (
+            (self.rank is None or self.rank in finding.ranks)
+            and (self.tensor is None or self.tensor in finding.tensor.split())
+            and (finding.step is not None and first <= finding.step <= last)
+        )
+
 
 class Outcome(Enum):
     """What came of a query."""

@@ -94,10 +94,10 @@ def in_order(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> li
 
 
 def is_implied(query: Query, executed: Sequence[Executed]) -> bool:
-    """Whether a query of the same template that looked at all of this, and more, found nothing or could not be answered."""
+    """Whether a query of the same template that looked at all of this found nothing, or what this one would find."""
     return any(
         one.query.query.template == query.template
-        and one.finding.outcome in (Outcome.NOTHING, Outcome.UNANSWERED)
         and one.query.query.blanks.covers(query.blanks)
+        and (one.finding.outcome in (Outcome.NOTHING, Outcome.UNANSWERED) or query.blanks.contain(one.finding))
         for one in executed
     )

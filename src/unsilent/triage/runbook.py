@@ -33,7 +33,7 @@ class Signals:
         features: Of alarms.
         ranks: That have alarms.
         nonfinite: Whether an alarm is of a value that is not finite, or a series has one.
-        apart: Whether one rank is far from the others.
+        apart: Whether one rank alone left its own past first, and is far from the others.
         early: Whether something left its own past before the alarm.
     """
 
@@ -51,10 +51,11 @@ def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
     alarms = bundle.alarms()
     known = [one.features for one in candidates.ranks]
     onsets = [one.onset for one in known if one.onset is not None]
+    begin = [one for one in known if one.onset is not None and one.onset == min(onsets)]
     return Signals(
         bundle, candidates, features=frozenset(one.feature for one in alarms), ranks=frozenset(one.rank for one in alarms),
         nonfinite=any(not math.isfinite(one.value) for one in alarms) or any(one.nonfinite > 0 for one in known),
-        apart=sum(one.peer_score >= FAR and one.onset is not None for one in known) == 1, early=min(onsets, default=0) < 0,
+        apart=len(begin) == 1 and begin[0].peer_score >= FAR, early=min(onsets, default=0) < 0,
     )  # fmt: skip
 
 

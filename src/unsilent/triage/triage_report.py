@@ -58,10 +58,8 @@ class Triage(Shown):
 
     def _findings(self) -> list[str]:
         missing = dict.fromkeys(text for one in self.investigation.executed for text in one.finding.missing)
-        return [
-            *(one.finding.text for one in self.investigation.executed if _is_found(one.finding)),
-            *list(missing)[:8],
-        ]
+        found = dict.fromkeys(one.finding.text for one in self.investigation.executed if _is_found(one.finding))
+        return [*found, *list(missing)[:8]]
 
     def _sections(self) -> list[Section]:
         own, result = self.investigation, []
