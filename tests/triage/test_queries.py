@@ -128,7 +128,8 @@ def test_a_parameter_that_is_extreme_is_named(tmp_path, value):
     assert (*place(found), found.tensor) == (Outcome.LOCALISED, (1,), 90, "model/fc.weight")
     assert ask(path, "inspect-state", tensor="fc.bias").outcome is Outcome.NOTHING
     everywhere = made.folder(tmp_path / "all", 2, states={0: state, 1: state})
-    assert place(ask(everywhere, "inspect-state")) == (Outcome.LOCALISED, (0, 1), 90)
+    for rank in (None, 0, 1):  # also where one is looked at alone, it is said that the other has the same
+        assert place(ask(everywhere, "inspect-state", rank=rank)) == (Outcome.LOCALISED, (0, 1), 90)
 
 
 @pytest.mark.parametrize(("ranks", "outcome", "named"), [(2, Outcome.DIFFERS, (0, 1)), (3, Outcome.LOCALISED, (1,))])

@@ -40,13 +40,14 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     if found:
         rank = min(found)
         name, text = found[rank][0]
-        if (
-            len(found) == len(chosen) > 1
-            and len({chosen[one][name].digest for one in found if name in chosen[one]}) == 1
-        ):
+        digest = chosen[rank][name].digest
+        alike = sorted(
+            one for one, state in everybody.items() if name in state.tensors and state.tensors[name].digest == digest
+        )
+        if len(alike) > 1:
             return Finding(
-                outcome=Outcome.LOCALISED, text=f"{text}, with the same bits in all {len(found)} ranks that can be read",
-                kind="the state that ranks have alike", ranks=tuple(sorted(found)), tensor=name, step=step, missing=missing,
+                outcome=Outcome.LOCALISED, text=f"{text}, with the same bits in {len(alike)} ranks", ranks=tuple(alike),
+                kind="the state that ranks have alike", tensor=name, step=step, missing=missing,
             )  # fmt: skip
         return placed(
             text, sorted(found), "states of several ranks have something of the kind", kind="the state of a rank",
