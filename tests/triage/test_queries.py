@@ -113,9 +113,13 @@ def test_a_batch_that_is_wrong_by_itself_is_found(tmp_path, change):
     assert ask(path, "inspect-batch", rank=0).outcome is Outcome.NOTHING
 
 
-def test_the_label_that_is_ignored_is_no_finding(tmp_path):
+@pytest.mark.parametrize("label", [-100, -1, None])
+def test_labels_that_are_ignored_or_alike_by_chance_are_no_finding(tmp_path, label):
     batch = made.batch(0)
-    batch[0][1][0] = -100
+    if label is None:
+        batch[0][1].fill_(3)
+    else:
+        batch[0][1][0] = label
     assert ask(made.folder(tmp_path, 2, batches={0: batch}), "inspect-batch").outcome is Outcome.NOTHING
 
 

@@ -40,6 +40,14 @@ def test_the_unusual_rank_comes_first_and_is_described_by_features(tmp_path):
     assert [one.value for one in found.windows] == [(86, 90), (82, 96)]
 
 
+@pytest.mark.parametrize("value", [0.0, 5e-324, 1.7e308, -1.7e308, math.nan, math.inf])
+def test_no_number_is_too_large_or_small_for_features(tmp_path, value):
+    for step in (61, 90):  # in the past, and in the window
+        path = made.folder(tmp_path / str(step), 2, {1: made.spoiled(1, step, 0, value)})
+        assert all(one.features.past_ratio >= 1 for one in candidates_of(Bundle(path)).ranks)
+        assert investigate(path, is_run=True).executed
+
+
 def test_numbers_of_ranks_play_no_part(tmp_path):
     """The same incident in another rank has the same features and the same queries, but for the number."""
     found = []

@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from unsilent.detectors.series import Floats
 from unsilent.triage.bundle import Bundle, SeriesName
 from unsilent.triage.findings import Blanks
-from unsilent.triage.history import FAR, past_end, past_ratios, past_scores, peer_scores, window
+from unsilent.triage.history import FAR, past_end, past_gaps, past_scores, peer_scores, window
 
 V = TypeVar("V", bound=Hashable)
 NARROW, WIDE = 2, 8
@@ -82,20 +83,19 @@ def candidates_of(bundle: Bundle) -> Candidates:
     by_tensor: dict[str, list[Features]] = defaultdict(list)
     for rank, one in series.items():
         rows = (one.steps >= first) & (one.steps <= last)
-        scores, ratios = past_scores(one, before)[rows], past_ratios(one, before)[rows]
+        scores, numbers = past_scores(one, before)[rows], one.steps[rows]
         near = peers[rank][(steps >= first) & (steps <= last)]
-        places = {name: place for place, name in enumerate(names)}
-        for column, name in enumerate(one.names):
-            far = (scores[:, column] >= FAR).nonzero()[0]
-            onset = int(one.steps[rows][far[0]]) - bundle.incident.step if len(far) else None
-            known = one.seen[rows][:, column]
-            bad = known & ~np.isfinite(one.values[rows][:, column])
-            peer = near[:, places[name]] if name in places else np.zeros(0)
-            own = Features(
-                peer_score=_largest(peer, 0.0), onset=onset,
-                past_ratio=math.exp(_largest(np.abs(np.log(ratios[:, column])), 0.0)),
-                nonfinite=float(bad.sum() / max(1, known.sum())),
-            )  # fmt: skip
+        of_peers = dict(zip(names, _largest(near), strict=False))
+        bad = (one.seen & ~np.isfinite(one.values))[rows].sum(0) / np.maximum(1, one.seen[rows].sum(0))
+        far = (
+            np.vstack([scores >= FAR, np.ones(len(one.names), np.bool_)]).argmax(0).tolist()
+        )  # the first row of each column
+        onsets = [int(numbers[row]) - bundle.incident.step if row < len(numbers) else None for row in far]
+        with np.errstate(over="ignore"):
+            ratios = np.exp(_largest(past_gaps(one, before)[rows])).tolist()
+        columns = zip(one.names, onsets, ratios, bad.tolist(), strict=True)
+        for name, onset, ratio, share in columns:
+            own = Features(peer_score=of_peers.get(name, 0.0), onset=onset, past_ratio=ratio, nonfinite=share)
             by_rank[rank].append(own)
             if name[1]:
                 by_tensor[name[1]].append(own)
@@ -104,9 +104,9 @@ def candidates_of(bundle: Bundle) -> Candidates:
     rank_alarms.update(rank for one in alarms for rank in one.ranks)
     ranks = _sorted({rank: by_rank.get(rank, []) for rank in bundle.incident.ranks}, rank_alarms)
     tensors = _sorted(by_tensor, Counter(one.tensor for one in alarms if one.tensor))
-    onsets = [one.features.onset for one in ranks if one.features.onset is not None]
-    middle = bundle.incident.step + min(onsets, default=0)
-    features = Features(onset=min(onsets, default=None), alarms=len(alarms), position=1.0)
+    begin = min((one.features.onset for one in ranks if one.features.onset is not None), default=None)
+    middle = bundle.incident.step + (begin or 0)
+    features = Features(onset=begin, alarms=len(alarms), position=1.0)
     spans = dict.fromkeys((max(0, first, middle - width), min(last, middle + width)) for width in (NARROW, WIDE))
     return Candidates(ranks, tensors, tuple(Candidate(span, features) for span in spans), bool(series))
 
@@ -130,6 +130,6 @@ def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple
     )
 
 
-def _largest(values: np.ndarray, otherwise: float) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.max()) if known.size else otherwise
+def _largest(values: Floats) -> Floats:
+    """Of each column, of what is known; 0 where nothing is."""
+    return np.nan_to_num(values, nan=0.0, posinf=np.inf).max(0, initial=0.0)

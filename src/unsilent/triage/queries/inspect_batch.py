@@ -8,9 +8,12 @@ from unsilent.recovery.step_replay import FAR_FROM_OTHERS
 from unsilent.report.text import count_text, listed, number_text
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Finding, Outcome, placed
+from unsilent.triage.tensor_summaries import TensorSummary
 
-IGNORED_LABEL = -100
-"""Of `torch.nn.functional.cross_entropy`."""
+IGNORED_LABELS = (-1, -100)
+"""What programs put in place of a label that does not count."""
+LEAST_ELEMENTS = 8
+"""Fewer may be alike by chance."""
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
@@ -32,9 +35,9 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
                 found.setdefault(rank, []).append(
                     (name, f"{number_text(one.largest / usual)} times as large as in other ranks")
                 )
-            elif not one.is_number and one.low < 0 and one.low != IGNORED_LABEL:
+            elif not one.is_number and one.low < 0 and one.low not in IGNORED_LABELS:
                 found.setdefault(rank, []).append((name, f"a whole number of {one.low:g}"))
-            elif one.elements > 1 and one.low == one.high and peers and all(peer.low < peer.high for peer in peers):
+            elif _is_constant(one) and peers and all(peer.low < peer.high for peer in peers):
                 found.setdefault(rank, []).append((name, f"{one.low:g} in all elements, unlike in other ranks"))
     step = bundle.incident.step
     if found:
@@ -55,3 +58,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     )
     text = f"batches of {count_text(len(batches), 'rank')} have finite elements, {compared}; labels were not checked"
     return Finding(outcome=Outcome.NOTHING, text=text, numbers=ranges, missing=missing)
+
+
+def _is_constant(one: TensorSummary) -> bool:
+    return one.is_number and one.elements >= LEAST_ELEMENTS and one.low == one.high
