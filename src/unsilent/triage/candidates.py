@@ -132,4 +132,5 @@ def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple
 
 def _largest(values: Floats) -> Floats:
     """Of each column, of what is known; 0 where nothing is."""
-    return np.nan_to_num(values, nan=0.0, posinf=np.inf).max(0, initial=0.0)
+    result: Floats = np.nan_to_num(values, nan=0.0, posinf=np.inf).max(0, initial=0.0)
+    return result
