@@ -21,6 +21,8 @@ COMMANDS = {
     "watch": "unsilent.cli.watch:COMMAND",
     "incident show": "unsilent.incidents.showing:COMMAND",
     "incident replay": "unsilent.incidents.replaying:COMMAND",
+    "triage": "unsilent.cli.triage:COMMAND",
+    "triage query": "unsilent.cli.triage:QUERY",
     "selftest": "unsilent.cli.selftest:COMMAND",
     "selftest record": "unsilent.cli.selftest:RECORD",
     "explain": "unsilent.cli.explain:COMMAND",

@@ -1,0 +1,91 @@
+"""``unsilent triage``: which debugging query to run next on an incident, and ``unsilent triage query``: one of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from unsilent.command import AFTER_ALARM, Command
+from unsilent.errors import UsageError
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.triage.findings import Blanks
+
+if TYPE_CHECKING:
+    from unsilent.triage.triage_report import QueryAnswer, Triage
+
+NO_FOLDER = "no folder was given; give that of an incident, such as incidents/90-0a1b2c3d"
+HELP = """Rank the debugging queries to run next on an incident, with reasons, and execute them.
+
+The order comes from a runbook of rules. With --run, queries that the folder answers are executed until one localises the fault;
+after each, the others are ranked anew. Exit code: 1 where an executed query found something, 0 otherwise.
+"""
+QUERY_HELP = """Execute one debugging query on an incident.
+
+Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
+"""
+
+
+@dataclass(frozen=True)
+class TriageOptions:
+    """Which incident, and what is done."""
+
+    folder: Annotated[Path | None, Option(
+        "Folder of an incident, or of the events of a job with one incident.", "", metavar="INCIDENT",
+        is_argument=True)] = None  # fmt: skip
+    top: Annotated[int, Option("Queries to run next that are shown.", OUTPUT_PANEL)] = 5
+    run: Annotated[bool, Option(
+        "Execute queries until the fault is localised or none is left.", EXECUTION_PANEL)] = False  # fmt: skip
+    tools: Annotated[bool, Option(
+        "Print all queries and their blanks as JSON Schema, and nothing else.", OUTPUT_PANEL)] = False  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_count("--top", self.top, 1)
+        if self.folder is None and not self.tools:
+            raise UsageError(NO_FOLDER)
+
+
+@dataclass(frozen=True)
+class QueryOptions:
+    """Which query, of which incident."""
+
+    name: Annotated[str, Option("Name of a query, such as find-onset.", "", missing_error=(
+        "no query was named; give one, such as find-onset (unsilent triage --tools lists them)"))]  # fmt: skip
+    folder: Annotated[Path, Option("Folder of an incident.", "", metavar="DIR", missing_error=NO_FOLDER)]
+
+
+def triage(asked: Asked) -> Triage | int:
+    """Rank queries, and execute them where that is asked."""
+    from unsilent.triage.investigation import investigate
+    from unsilent.triage.queries.table import json_schemas
+    from unsilent.triage.triage_report import Triage
+
+    options = asked[TriageOptions]
+    if options.tools or options.folder is None:
+        print(json.dumps(json_schemas(), indent=1))
+        return 0
+    return Triage(investigate(options.folder, options.run), options.top)
+
+
+def query(asked: Asked) -> QueryAnswer:
+    """Execute one query."""
+    from unsilent.triage.bundle import Bundle
+    from unsilent.triage.findings import Query
+    from unsilent.triage.queries.table import execute, find_template
+    from unsilent.triage.triage_report import QueryAnswer
+
+    options = asked[QueryOptions]
+    find_template(options.name)
+    chosen = Query(options.name, asked[Blanks])
+    bundle = Bundle(options.folder)
+    return QueryAnswer(bundle, chosen, execute(bundle, chosen))
+
+
+COMMAND = Command(
+    "triage", AFTER_ALARM, HELP, "unsilent triage runs/incidents/90-0a1b2c3d --run", (TriageOptions,), triage, has_report=True,
+)  # fmt: skip
+QUERY = Command(
+    "triage query", AFTER_ALARM, QUERY_HELP, "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
+    (QueryOptions, Blanks), query, has_report=True,
+)  # fmt: skip

@@ -1,0 +1,136 @@
+"""What blanks can be filled with: ranks, tensors and windows of an incident, described by features and never by identity."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from unsilent.detectors.series import Floats
+from unsilent.triage.bundle import Bundle, SeriesName
+from unsilent.triage.findings import Blanks
+from unsilent.triage.history import FAR, past_end, past_gaps, past_scores, peer_scores, window
+
+V = TypeVar("V", bound=Hashable)
+NARROW, WIDE = 2, 8
+"""Steps before and after an onset in a window, which is a part of that which queries look at by themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """What is known of a candidate. Numbers are over the steps around the alarm.
+
+    Attributes:
+        peer_score: Largest number of deviations from other ranks; infinite where only it is not finite; 0: not known.
+        position: Of 1, the most unusual candidate, to 0, among those of the incident.
+        onset: Steps from the alarm to the first value far from its own past (negative: before); None where there is none.
+        past_ratio: Largest factor between a value and the usual one of its past, up or down; 1: not known.
+        nonfinite: Share of values that are not finite.
+        alarms: How many alarms name it.
+    """
+
+    peer_score: float = 0.0
+    position: float = 0.0
+    onset: int | None = None
+    past_ratio: float = 1.0
+    nonfinite: float = 0.0
+    alarms: int = 0
+
+    @property
+    def unusual(self) -> tuple[bool, float, bool, float, float]:
+        """What candidates are sorted by: alarms, share not finite, unlike others, distance from others, from the past."""
+        onset = math.inf if self.onset is None else self.onset
+        return self.alarms > 0, -onset, self.nonfinite > 0, self.peer_score, self.past_ratio
+
+
+@dataclass(frozen=True)
+class Candidate(Generic[V]):
+    """A value of a blank and what is known of it."""
+
+    value: V
+    features: Features
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """All of an incident, the most unusual ones first.
+
+    Attributes:
+        windows: Around the onset and around the alarm.
+        has_series: Whether any series could be read.
+    """
+
+    ranks: tuple[Candidate[int], ...]
+    tensors: tuple[Candidate[str], ...]
+    windows: tuple[Candidate[tuple[int, int]], ...]
+    has_series: bool
+
+
+def candidates_of(bundle: Bundle) -> Candidates:
+    """Those of an incident; parts that cannot be read are left out."""
+    series, _ = bundle.series()
+    before, (first, last) = past_end(bundle, Blanks()), window(bundle, Blanks())
+    peers = dict.fromkeys(series, np.zeros((0, 0)))
+    steps = np.zeros(0, np.int64)
+    names: tuple[SeriesName, ...] = ()
+    if len(series) > 1:
+        steps, names, peers = peer_scores(series, before)
+    by_rank: dict[int, list[Features]] = defaultdict(list)
+    by_tensor: dict[str, list[Features]] = defaultdict(list)
+    for rank, one in series.items():
+        rows = (one.steps >= first) & (one.steps <= last)
+        scores, numbers = past_scores(one, before)[rows], one.steps[rows]
+        near = peers[rank][(steps >= first) & (steps <= last)]
+        of_peers = dict(zip(names, _largest(near), strict=False))
+        bad = (one.seen & ~np.isfinite(one.values))[rows].sum(0) / np.maximum(1, one.seen[rows].sum(0))
+        far = (
+            np.vstack([scores >= FAR, np.ones(len(one.names), np.bool_)]).argmax(0).tolist()
+        )  # the first row of each column
+        onsets = [int(numbers[row]) - bundle.incident.step if row < len(numbers) else None for row in far]
+        with np.errstate(over="ignore"):
+            ratios = np.exp(_largest(past_gaps(one, before)[rows])).tolist()
+        columns = zip(one.names, onsets, ratios, bad.tolist(), strict=True)
+        for name, onset, ratio, share in columns:
+            own = Features(peer_score=of_peers.get(name, 0.0), onset=onset, past_ratio=ratio, nonfinite=share)
+            by_rank[rank].append(own)
+            if name[1]:
+                by_tensor[name[1]].append(own)
+    alarms = bundle.alarms()
+    rank_alarms = Counter(one.rank for one in alarms)
+    rank_alarms.update(rank for one in alarms for rank in one.ranks)
+    ranks = _sorted({rank: by_rank.get(rank, []) for rank in bundle.incident.ranks}, rank_alarms)
+    tensors = _sorted(by_tensor, Counter(one.tensor for one in alarms if one.tensor))
+    begin = min((one.features.onset for one in ranks if one.features.onset is not None), default=None)
+    middle = bundle.incident.step + (begin or 0)
+    features = Features(onset=begin, alarms=len(alarms), position=1.0)
+    spans = dict.fromkeys((max(0, first, middle - width), min(last, middle + width)) for width in (NARROW, WIDE))
+    return Candidates(ranks, tensors, tuple(Candidate(span, features) for span in spans), bool(series))
+
+
+def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple[Candidate[V], ...]:
+    """Candidates with the features of their series put together, the most unusual one first."""
+    every = [
+        Candidate(value, Features(
+            peer_score=max((one.peer_score for one in own), default=0.0),
+            onset=min((one.onset for one in own if one.onset is not None), default=None),
+            past_ratio=max((one.past_ratio for one in own), default=1.0),
+            nonfinite=sum(one.nonfinite for one in own) / max(1, len(own)), alarms=alarms.get(value, 0),
+        ))
+        for value, own in parts.items()
+    ]  # fmt: skip
+    every.sort(key=lambda one: one.features.unusual, reverse=True)
+    last = max(1, len(every) - 1)
+    return tuple(
+        Candidate(one.value, Features(**{**vars(one.features), "position": 1 - place / last}))
+        for place, one in enumerate(every)
+    )
+
+
+def _largest(values: Floats) -> Floats:
+    """Of each column, of what is known; 0 where nothing is."""
+    result: Floats = np.nan_to_num(values, nan=0.0, posinf=np.inf).max(0, initial=0.0)
+    return result

@@ -1,0 +1,134 @@
+"""What is asked of an incident, and what came of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any
+
+from unsilent.events.event_kinds import join_names
+from unsilent.incidents.showing import step_range
+from unsilent.options import WORKLOAD_PANEL, Option, check_count, options_of
+from unsilent.report.text import listed
+
+
+def _range_text(steps: tuple[int, int]) -> tuple[str]:
+    return (f"{steps[0]}..{steps[1]}",)
+
+
+@dataclass(frozen=True)
+class Blanks:
+    """What the blanks of a query are filled with; one that is left out stands for everything."""
+
+    rank: Annotated[int | None, Option("Look at this rank alone.", WORKLOAD_PANEL)] = None
+    tensor: Annotated[str | None, Option("Look at this tensor alone, by its name.", WORKLOAD_PANEL)] = None
+    steps: Annotated[tuple[int, int] | None, Option(
+        "First and last step that are looked at, such as 80..95.", WORKLOAD_PANEL, metavar="A..B", parser=step_range,
+        formatter=_range_text)] = None  # fmt: skip
+    host: Annotated[str | None, Option("The host of a device.", WORKLOAD_PANEL)] = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_count("--rank", self.rank, 0)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are filled, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @property
+    def words(self) -> list[str]:
+        """As a command line has them."""
+        fields = options_of(Blanks)
+        return [
+            word
+            for name, value in self.given.items()
+            for word in (fields[name].flag, *fields[name].format_value(value))
+        ]
+
+    def covers(self, other: Blanks) -> bool:
+        """Whether what the other one looks at is a part of this."""
+        if self.steps and not (other.steps and self.steps[0] <= other.steps[0] and other.steps[1] <= self.steps[1]):
+            return False
+        return all(getattr(other, name) == value for name, value in self.given.items() if name != "steps")
+
+    def contain(self, finding: Finding) -> bool:
+        """Whether the place of a finding is a part of what is looked at."""
+        first, last = self.steps or (0, 2**62)
+        return (
+            (self.rank is None or self.rank in finding.ranks)
+            and (self.tensor is None or self.tensor in finding.tensor.split())
+            and (finding.step is not None and first <= finding.step <= last)
+        )
+
+
+class Outcome(Enum):
+    """What came of a query."""
+
+    NOTHING = "nothing found"
+    DIFFERS = "differs"
+    LOCALISED = "localised"
+    UNANSWERED = "not answered"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The answer to a query.
+
+    Attributes:
+        outcome: ``NOTHING``: of what was looked at; ``LOCALISED``: in ranks that it tells from others, or in values that are
+            wrong by themselves, in a step; ``UNANSWERED``: nothing could be read.
+        text: What was found, or what was looked at, in one sentence.
+        kind: What is unusual there, in words.
+        ranks, tensor, step: Its place, as far as it is known.
+        numbers: That it rests on, by name.
+        missing: What could not be read, one sentence each.
+    """
+
+    outcome: Outcome
+    text: str
+    kind: str = ""
+    ranks: tuple[int, ...] = ()
+    tensor: str = ""
+    step: int | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where it is: ``step 90, rank 1, gradient fc.weight l2``."""
+        ranks = f"rank{'s' * (len(self.ranks) > 1)} {listed(map(str, self.ranks))}" if self.ranks else ""
+        return join_with_commas(f"step {self.step:,}" if self.step is not None else "", ranks, self.tensor)
+
+
+def join_with_commas(*texts: str) -> str:
+    """Those that are not empty."""
+    return ", ".join(filter(None, texts))
+
+
+def placed(text: str, ranks: list[int], several: str, is_told_apart: bool = True, **more: Any) -> Finding:
+    """A finding in a step: localised where one rank has it, and others are known not to.
+
+    Args:
+        several: Is said where several ranks have it.
+        is_told_apart: Whether another rank was looked at, or what was found is wrong by itself.
+    """
+    if len(ranks) == 1 and is_told_apart:
+        return Finding(outcome=Outcome.LOCALISED, text=text, ranks=tuple(ranks), **more)
+    why = several if len(ranks) > 1 else "there is no other rank to tell it from"
+    return Finding(outcome=Outcome.DIFFERS, text=f"{text}; {why}", ranks=tuple(ranks), **more)
+
+
+@dataclass(frozen=True)
+class Query:
+    """A template with its blanks filled."""
+
+    template: str
+    blanks: Blanks = Blanks()
+
+    @property
+    def name(self) -> str:
+        """Template and blanks, as they are typed."""
+        return join_names(self.template, shlex.join(self.blanks.words))

@@ -1,0 +1,108 @@
+"""How far series are from their own past, and from those of other ranks, as logarithms of magnitudes.
+
+A score counts the usual deviations of the past: 1.4826 times the median absolute deviation, at least `LEAST_DEVIATION`. It is
+infinite where a value is not finite (and those of other ranks are), and NaN where it is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.detectors.series import Bools, Floats
+from unsilent.triage.bundle import Bundle, RankSeries, SeriesName
+from unsilent.triage.findings import Blanks
+
+BEFORE, AFTER = 8, 16
+"""Steps before and after the alarm that a query looks at where nobody says which."""
+LEAST_STEPS = 8
+"""Values of the past without which nothing is judged."""
+LEAST_DEVIATION = 0.1
+"""A tenth of the value, about: what is nearly constant is not unusual for a change of less."""
+FAR = 8.0
+"""A score from which on a value is called unusual: more than twice, or less than half, the usual value at least."""
+FEW = 8
+"""Ranks up to which each is compared with the median of the others; of more, with that of all, which one of them hardly moves."""
+_SMALLEST = 1e-300
+
+
+def window(bundle: Bundle, blanks: Blanks) -> tuple[int, int]:
+    """The first and the last step that a query looks at."""
+    return blanks.steps or (bundle.incident.step - BEFORE, bundle.incident.step + AFTER)
+
+
+def past_end(bundle: Bundle, blanks: Blanks) -> int:
+    """The step before which values are taken for the usual ones."""
+    return min(window(bundle, blanks)[0], bundle.incident.step - BEFORE)
+
+
+def past_scores(series: RankSeries, before: int) -> Floats:
+    """How far each value is from the same series in steps before this one, float64[n, m]."""
+    logarithms = _logarithms(series)
+    scores = _scores(logarithms, series.steps < before)
+    return np.where(series.seen & ~np.isfinite(series.values), np.inf, scores)
+
+
+def past_gaps(series: RankSeries, before: int) -> Floats:
+    """How far the logarithm of each value is from the usual one of its series, float64[n, m]; NaN where either is not known."""
+    logarithms = _logarithms(series)
+    return np.abs(logarithms - _median(logarithms[series.steps < before]))
+
+
+def peer_scores(
+    ranks: Mapping[int, RankSeries], before: int
+) -> tuple[NDArray[np.int64], tuple[SeriesName, ...], dict[int, Floats]]:
+    """Steps and series that all ranks have, and by rank how far it is from the median of the others there, float64[n, m]."""
+    every = [*ranks.values()]
+    common = set.intersection(*(set(one.names) for one in every))
+    names = tuple(name for name in dict.fromkeys(every[0].names) if name in common)
+    steps = every[0].steps
+    for one in every[1:]:
+        steps = np.intersect1d(steps, one.steps)
+    kept = [_common(one, steps, names) for one in every]
+    logarithms = np.stack([_logarithms(one) for one in kept])
+    bad = np.stack([one.seen & ~np.isfinite(one.values) for one in kept])
+    is_alone = bad.sum(0) == 1
+    all_centre = _median(logarithms) if len(every) > FEW else None
+    scores: dict[int, Floats] = {}
+    for place, rank in enumerate(ranks):
+        others = [other for other in range(len(every)) if other != place]
+        gaps = logarithms[place] - (_median(logarithms[others]) if all_centre is None else all_centre)
+        own = _scores(gaps, steps < before)
+        scores[rank] = np.where(bad[place] & is_alone, np.inf, own)
+    return steps, names, scores
+
+
+def _common(series: RankSeries, steps: NDArray[np.int64], names: tuple[SeriesName, ...]) -> RankSeries:
+    rows, places = np.isin(series.steps, steps), {name: place for place, name in enumerate(series.names)}
+    columns = [places[name] for name in names]
+    return RankSeries(steps, names, series.values[rows][:, columns], series.seen[rows][:, columns])
+
+
+def _logarithms(series: RankSeries) -> Floats:
+    """Of magnitudes; NaN where a value was not seen or is not finite."""
+    is_known: Bools = series.seen & np.isfinite(series.values)
+    return np.where(is_known, np.log(np.maximum(np.abs(np.where(is_known, series.values, 1.0)), _SMALLEST)), np.nan)
+
+
+def _scores(values: Floats, is_past: Bools) -> Floats:
+    past = values[is_past]
+    centre = _median(past)
+    deviation = np.maximum(1.4826 * _median(np.abs(past - centre)), LEAST_DEVIATION)
+    scores: Floats = np.abs(values - centre) / deviation
+    return np.where(np.isfinite(past).sum(0) >= LEAST_STEPS, scores, np.nan)
+
+
+def _median(values: Floats) -> Floats:
+    """Over the first axis, of what is known; NaN where nothing is."""
+    if not len(values):
+        return np.full(values.shape[1:], np.nan)
+    ordered = np.sort(values, axis=0)  # NaN comes last; far faster than nanmedian
+    known = np.isfinite(values).sum(0)
+    low, high = (
+        np.take_along_axis(ordered, np.maximum(place, 0)[None], 0)[0] for place in ((known - 1) // 2, known // 2)
+    )
+    result: Floats = np.where(known > 0, (low + high) / 2, np.nan)
+    return result

@@ -1,0 +1,1 @@
+"""Queries: a module for each template, whose function answers it, and a row in `table`."""

@@ -1,0 +1,50 @@
+"""Whether one rank's gradients are unlike those of the others, and unlike its own past."""
+
+from __future__ import annotations
+
+from unsilent.detectors.series import GRADIENT
+from unsilent.report.text import count_text, number_text
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.findings import Blanks, Finding, Outcome, placed
+from unsilent.triage.history import FAR, past_end, past_scores, peer_scores, window
+
+
+def answer(bundle: Bundle, blanks: Blanks) -> Finding:
+    """The first step in which gradients of a rank are far from those of the other ranks."""
+    series, missing = bundle.series()
+    if len(series) < 2:
+        text = f"gradients of ranks are compared, and series of {count_text(len(series), 'rank')} can be read"
+        return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
+    before, (first, last) = past_end(bundle, blanks), window(bundle, blanks)
+    steps, names, of_peers = peer_scores(series, before)
+    columns = [n for n, one in enumerate(names) if one[0] == GRADIENT and blanks.tensor in (None, one[1])]
+    in_window = (steps >= first) & (steps <= last)
+    if not columns or not any((scores[in_window][:, columns] >= 0).any() for scores in of_peers.values()):
+        text = "no gradient has enough earlier values in all ranks to say how far they usually are from each other"
+        return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
+    own = {rank: dict(zip(one.steps.tolist(), past_scores(one, before), strict=True)) for rank, one in series.items()}
+    for row in in_window.nonzero()[0].tolist():
+        step = int(steps[row])
+        found: dict[int, tuple[float, str]] = {}
+        for rank, scores in of_peers.items():
+            places = {name: place for place, name in enumerate(series[rank].names)}
+            far = [
+                (float(scores[row, n]), " ".join(names[n]))
+                for n in columns
+                if scores[row, n] >= FAR and own[rank][step][places[names[n]]] >= FAR
+            ]
+            if far:
+                found[rank] = max(far)
+        if found:
+            score, name = max(found.values())
+            size = (
+                "is not finite there alone"
+                if score == float("inf")
+                else f"is {number_text(score)} deviations from the others"
+            )
+            return placed(
+                f"{name} {size}, and far from its own past", sorted(found), "several ranks differ from each other",
+                kind="a rank's own gradient", tensor=name, step=step, numbers={"score": score}, missing=missing,
+            )  # fmt: skip
+    text = f"in steps {first} to {last}, no gradient of {count_text(len(series), 'rank')} is far from the others and its own past"
+    return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)

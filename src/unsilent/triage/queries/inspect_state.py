@@ -1,0 +1,97 @@
+"""Whether parameters or moments that the step began with are not finite, extreme, or unlike those of other ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from unsilent.report.text import count_text, listed, number_text
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.findings import Blanks, Finding, Outcome, placed
+from unsilent.triage.tensor_summaries import RecordedTensors, TensorSummary
+
+EXTREME = 1e4
+"""One element is this many times as large as the root mean square of the others: moments of healthy trainings reach hundreds."""
+LEAST_ELEMENTS = 4
+LEAST_ALIKE = 0.5
+"""Share of tensors with the same bits from which on ranks count as replicas."""
+
+
+def answer(bundle: Bundle, blanks: Blanks) -> Finding:
+    """The first tensor of the kind by rank."""
+    states, missing = bundle.states(blanks.rank)
+    everybody, _ = bundle.states()
+    chosen = {
+        rank: {
+            name: one
+            for name, one in state.tensors.items()
+            if blanks.tensor is None or blanks.tensor in name.split("/")
+        }
+        for rank, state in states.items()
+    }
+    count = sum(map(len, chosen.values()))
+    if not count:
+        what = f"no tensor {blanks.tensor} is" if blanks.tensor and states else "no state is"
+        return Finding(outcome=Outcome.UNANSWERED, text=f"{what} recorded that can be read", missing=missing)
+    step = bundle.incident.step
+    found = {
+        rank: texts for rank, tensors in chosen.items() if (texts := [*filter(None, map(_unusual, tensors.items()))])
+    }
+    if found:
+        rank = min(found)
+        name, text = found[rank][0]
+        digest = chosen[rank][name].digest
+        alike = sorted(
+            one for one, state in everybody.items() if name in state.tensors and state.tensors[name].digest == digest
+        )
+        if len(alike) > 1:
+            return Finding(
+                outcome=Outcome.LOCALISED, text=f"{text}, with the same bits in {len(alike)} ranks", ranks=tuple(alike),
+                kind="the state that ranks have alike", tensor=name, step=step, missing=missing,
+            )  # fmt: skip
+        return placed(
+            text, sorted(found), "states of several ranks have something of the kind", kind="the state of a rank",
+            tensor=name, step=step, missing=missing,
+        )  # fmt: skip
+    unlike = {rank: names for rank, names in _unlike(everybody).items() if rank in chosen and names & set(chosen[rank])}
+    if unlike:
+        rank = min(unlike)
+        names = sorted(unlike[rank] & set(chosen[rank]))
+        return placed(
+            f"{listed(names, 3)} of a rank has other bits than in other ranks", sorted(unlike),
+            "which of them is right is not known", kind="the state of a rank", tensor=names[0], step=step, missing=missing,
+        )  # fmt: skip
+    read = f"{count_text(count, 'tensor')} of {count_text(len(states), 'rank')}"
+    text = f"{read} are finite, without an element far beyond the others"
+    return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
+
+
+def _unusual(named: tuple[str, TensorSummary]) -> tuple[str, str] | None:
+    name, one = named
+    if one.nonfinite:
+        return name, f"{name} has {count_text(one.nonfinite, 'element')} not finite"
+    if one.is_number and one.elements >= LEAST_ELEMENTS and one.others > 0 and one.largest / one.others > EXTREME:
+        return (
+            name,
+            f"an element of {name} is {number_text(one.largest / one.others)} times the root mean square of the others",
+        )
+    return None
+
+
+def _unlike(states: Mapping[int, RecordedTensors]) -> dict[int, set[str]]:
+    """Tensors whose bits differ between ranks that have most tensors alike, by rank: of the minority, or of all."""
+    common = [
+        name for name in next(iter(states.values())).tensors if all(name in one.tensors for one in states.values())
+    ]
+    digests = {name: {rank: one.tensors[name].digest for rank, one in states.items()} for name in common}
+    differing = [name for name, by_rank in digests.items() if len(set(by_rank.values())) > 1]
+    if len(states) < 2 or len(differing) > (1 - LEAST_ALIKE) * len(common):
+        return {}
+    result: dict[int, set[str]] = {}
+    for name in differing:
+        counts = Counter(digests[name].values())
+        usual, most = counts.most_common(1)[0]
+        for rank, digest in digests[name].items():
+            if digest != usual or 2 * most <= len(states):
+                result.setdefault(rank, set()).add(name)
+    return result

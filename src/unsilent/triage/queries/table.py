@@ -1,0 +1,132 @@
+"""The templates: name, help, blanks, seconds, and the function that answers it or the command that does."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import options_of
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.findings import Blanks, Finding, Outcome, Query
+from unsilent.triage.queries import (
+    compare_checkpoints,
+    compare_gradients,
+    compare_parameters,
+    find_onset,
+    inspect_batch,
+    inspect_state,
+    read_settings,
+    read_verdict,
+    scan_nonfinite,
+    verify_checkpoints,
+)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A row.
+
+    Attributes:
+        help: What it looks at, in one line.
+        blanks: Names of the fields of `Blanks` that it takes.
+        seconds: About how long it takes; of a command of the user's, that command.
+        answer: Answers it from the folder; None: a command does, with the code of the training or on its device.
+        command: Of another verb that answers it, in which ``{folder}``, ``{rank}`` and ``{device}`` are filled; empty: the folder
+            answers it.
+        least_ranks: Without which there is nothing to ask.
+    """
+
+    help: str
+    blanks: tuple[str, ...]
+    seconds: float
+    answer: Callable[[Bundle, Blanks], Finding] | None
+    command: str = ""
+    least_ranks: int = 1
+
+
+TEMPLATES: dict[str, Template] = {
+    "read-verdict": Template("Read what kind of fault the monitor found.", (), 0.1, read_verdict.answer),
+    "scan-nonfinite": Template(
+        "Find the first value that is not finite, in series.", ("rank", "steps"), 0.5, scan_nonfinite.answer),
+    "compare-gradients": Template(
+        "Compare gradients of ranks with each other.", ("tensor", "steps"), 0.5, compare_gradients.answer, least_ranks=2),
+    "compare-parameters": Template(
+        "Find parameters that changed between steps or differ between ranks.", ("steps",), 0.1, compare_parameters.answer),
+    "find-onset": Template(
+        "Find the series that left its own past first.", ("rank", "steps"), 0.5, find_onset.answer),
+    "inspect-batch": Template("Look for wrong values in the batch of the step.", ("rank",), 1.0, inspect_batch.answer),
+    "inspect-state": Template(
+        "Look for wrong parameters and moments in the state before the step.", ("rank", "tensor"), 2.0, inspect_state.answer),
+    "read-settings": Template(
+        "Compare settings of optimizers between ranks, and show what was watched.", (), 2.0, read_settings.answer),
+    "verify-checkpoints": Template(
+        "Compare the checkpoints saved last with their manifests.", ("steps",), 30.0, verify_checkpoints.answer),
+    "compare-checkpoints": Template(
+        "Compare the checkpoint saved last with the one before.", (), 30.0, compare_checkpoints.answer),
+    "replay-step": Template(
+        "Execute the recorded step again; needs your code.", ("rank",), 60.0, None,
+        "unsilent incident replay {folder} --code step.py:make --rank {rank}"),
+    "test-device": Template(
+        "Test the device with known answers, on its host.", ("host", "rank"), 600.0, None,
+        "unsilent selftest --device {device} --minutes 10"),
+    "rerun-seeded": Template(
+        "Run the training again with the same seed, and compare the runs; needs your code.", (), 1800.0, None,
+        "unsilent explain train.py:loop"),
+}  # fmt: skip
+
+
+def find_template(name: str) -> Template:
+    """The template of this name. Raises ``UsageError``."""
+    if name not in TEMPLATES:
+        raise unknown_name_error("query", name, TEMPLATES)
+    return TEMPLATES[name]
+
+
+def execute(bundle: Bundle, query: Query) -> Finding:
+    """The answer. Raises ``UsageError`` for a template that does not exist and blanks that it does not take."""
+    template = find_template(query.template)
+    if unknown := [name for name in query.blanks.given if name not in template.blanks]:
+        known = ", ".join(f"--{one}" for one in template.blanks) or "none"
+        raise UsageError(f"--{unknown[0]} is no blank of {query.template}; it takes {known}")
+    if template.answer is None:
+        text = f"the folder of the incident does not answer it; run: {command_of(bundle, query)}"
+        return Finding(outcome=Outcome.UNANSWERED, text=text)
+    return template.answer(bundle, query.blanks)
+
+
+def command_of(bundle: Bundle, query: Query) -> str:
+    """The command line that answers it."""
+    template, folder = TEMPLATES[query.template], str(bundle.folder)
+    if not template.command:
+        return shlex.join(["unsilent", "triage", "query", query.template, folder, *query.blanks.words])
+    rank = max(0, bundle.incident.suspect) if query.blanks.rank is None else query.blanks.rank
+    parts, _ = bundle.parts(rank)
+    device = parts[rank].device if rank in parts else bundle.incident.device
+    return template.command.format(folder=shlex.quote(folder), rank=rank, device=shlex.quote(device or "auto"))
+
+
+def json_schemas() -> list[dict[str, Any]]:
+    """The catalogue: of each template its name, help and seconds, and its blanks as a JSON Schema."""
+    whole, texts = {"type": "integer", "minimum": 0}, {"type": "string"}
+    kinds: dict[str, dict[str, Any]] = {
+        "rank": whole, "tensor": texts, "host": texts,
+        "steps": {"type": "array", "prefixItems": [whole, whole], "minItems": 2, "maxItems": 2},
+    }  # fmt: skip
+    fields = options_of(Blanks)
+    return [
+        {
+            "name": name,
+            "description": template.help,
+            "seconds": template.seconds,
+            "command": template.command or f"unsilent triage query {name} DIR",
+            "parameters": {
+                "type": "object",
+                "properties": {one: {**kinds[one], "description": fields[one].option.help} for one in template.blanks},
+                "additionalProperties": False,
+            },
+        }
+        for name, template in TEMPLATES.items()
+    ]

@@ -1,0 +1,185 @@
+"""An ordered runbook: which queries first, by the signals of an incident.
+
+It was written by hand, from what is published about incidents of trainings, before any collection of incidents existed that it
+could have been fitted to. A model that learns from executed queries has to be better than this order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from unsilent.detectors.series import LOSS
+from unsilent.events.event_kinds import FINGERPRINT, REPLICAS
+from unsilent.report.text import count_text
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.candidates import Candidate, Candidates, Features
+from unsilent.triage.findings import Blanks, Query
+from unsilent.triage.history import FAR
+from unsilent.triage.queries.table import TEMPLATES
+
+NEXT_RULE, NEXT_QUERY, NEXT_CANDIDATE = 0.9, 0.85, 0.8
+"""Each rule, query of a rule and candidate of a blank counts this much of the one before."""
+MOST_RANKS, MOST_TENSORS = 3, 1
+"""Candidates that queries are filled with, besides the query that looks at all."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What is seen of an incident before a query is made.
+
+    Attributes:
+        features: Of alarms.
+        ranks: That have alarms.
+        nonfinite: Whether an alarm is of a value that is not finite, or a series has one.
+        apart: Whether one rank alone left its own past first, and is far from the others.
+        early: Whether something left its own past before the alarm.
+    """
+
+    bundle: Bundle
+    candidates: Candidates
+    features: frozenset[str]
+    ranks: frozenset[int]
+    nonfinite: bool
+    apart: bool
+    early: bool
+
+
+def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
+    """Those of an incident."""
+    alarms = bundle.alarms()
+    known = [one.features for one in candidates.ranks]
+    onsets = [one.onset for one in known if one.onset is not None]
+    begin = [one for one in known if one.onset is not None and one.onset == min(onsets)]
+    return Signals(
+        bundle, candidates, features=frozenset(one.feature for one in alarms), ranks=frozenset(one.rank for one in alarms),
+        nonfinite=any(not math.isfinite(one.value) for one in alarms) or any(one.nonfinite > 0 for one in known),
+        apart=len(begin) == 1 and begin[0].peer_score >= FAR, early=min(onsets, default=0) < 0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rule:
+    """If a signal is there, then these queries first.
+
+    Attributes:
+        signal: In words: the reason for its queries.
+        applies: Whether it is there.
+        queries: Names of templates, the most useful one first.
+    """
+
+    signal: str
+    applies: Callable[[Signals], bool]
+    queries: tuple[str, ...]
+
+
+RULES = (
+    Rule(
+        "the monitor executed the step again and named a kind of fault",
+        lambda s: s.bundle.incident.fault_verdict is not None and s.bundle.incident.fault_verdict.kind != "undetermined",
+        ("read-verdict",),
+    ),
+    Rule(
+        "bits of a parameter changed between two steps",
+        lambda s: FINGERPRINT in s.features or s.bundle.incident.reason == FINGERPRINT,
+        ("compare-parameters", "inspect-state", "test-device", "verify-checkpoints"),
+    ),
+    Rule(
+        "parameters of ranks differ", lambda s: REPLICAS in s.features,
+        ("compare-parameters", "inspect-state", "compare-gradients", "find-onset", "verify-checkpoints"),
+    ),
+    Rule(
+        "a value is not finite", lambda s: s.nonfinite,
+        ("scan-nonfinite", "inspect-batch", "inspect-state", "compare-gradients", "compare-checkpoints", "replay-step"),
+    ),
+    Rule(
+        "one rank is far from the others", lambda s: s.apart,
+        ("compare-gradients", "inspect-batch", "inspect-state", "replay-step", "test-device"),
+    ),
+    Rule(
+        "several ranks have alarms", lambda s: len(s.ranks) > 1,
+        ("inspect-state", "compare-gradients", "find-onset", "compare-checkpoints", "verify-checkpoints", "read-settings"),
+    ),
+    Rule(
+        "only the loss has an alarm", lambda s: s.features == {LOSS},
+        ("inspect-batch", "find-onset", "compare-checkpoints", "read-settings"),
+    ),
+    Rule(
+        "something left its own past before the alarm", lambda s: s.early, ("find-onset", "inspect-state", "verify-checkpoints"),
+    ),
+    Rule(
+        "there is one rank, and none to compare it with", lambda s: s.bundle.incident.world_size == 1,
+        ("inspect-batch", "inspect-state", "find-onset", "replay-step", "rerun-seeded"),
+    ),
+    Rule(
+        "it is cheap, and says where to look", lambda s: s.candidates.has_series,
+        ("find-onset", "compare-gradients", "scan-nonfinite", "inspect-batch", "inspect-state"),
+    ),
+    Rule("nothing else was seen", lambda _: True, tuple(TEMPLATES)),
+)  # fmt: skip
+"""The first one that applies and has the query gives its score and its reason."""
+
+
+@dataclass(frozen=True)
+class ScoredQuery:
+    """A query and how much it is expected to tell, from 1 to 0, with the reason."""
+
+    query: Query
+    score: float
+    reason: str
+
+
+def scored_queries(signals: Signals) -> list[ScoredQuery]:
+    """Every candidate query, the most telling one first."""
+    applying = [rule for rule in RULES if rule.applies(signals)]
+    result = []
+    for name, template in TEMPLATES.items():
+        if signals.bundle.incident.world_size < template.least_ranks:
+            continue
+        place, rule = next((place, rule) for place, rule in enumerate(applying) if name in rule.queries)
+        score = NEXT_RULE**place * NEXT_QUERY ** rule.queries.index(name)
+        for blanks, factor, why in _filled(signals, template.blanks):
+            reason = "; ".join(filter(None, (rule.signal, why)))
+            result.append(ScoredQuery(Query(name, blanks), score * factor, reason))
+    return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+
+
+def _filled(signals: Signals, blanks: Sequence[str]) -> Iterator[tuple[Blanks, float, str]]:
+    """Ways to fill blanks: first one that looks at everything, then one candidate at a time."""
+    found = signals.candidates
+    if "host" in blanks:
+        incident = signals.bundle.incident
+        yield Blanks(host=incident.host or None, rank=incident.suspect if incident.suspect >= 0 else None), 1.0, ""
+        return
+    yield Blanks(), 1.0, ""
+    if "rank" in blanks and len(found.ranks) > 1:
+        for place, rank in enumerate(found.ranks[:MOST_RANKS], 1):
+            yield Blanks(rank=rank.value), NEXT_CANDIDATE**place, describe(rank, "rank")
+    if "steps" in blanks:
+        for place, span in enumerate(found.windows, 1):
+            yield Blanks(steps=span.value), NEXT_CANDIDATE**place, describe(span, "window")
+    if "tensor" in blanks:
+        for place, tensor in enumerate(found.tensors[:MOST_TENSORS], 1):
+            yield Blanks(tensor=tensor.value), NEXT_CANDIDATE**place, describe(tensor, "tensor")
+
+
+def describe(candidate: Candidate[int] | Candidate[str] | Candidate[tuple[int, int]], noun: str) -> str:
+    """What is unusual about a candidate, in words."""
+    features: Features = candidate.features
+    words = []
+    if features.alarms:
+        words.append(count_text(features.alarms, "alarm"))
+    if features.nonfinite:
+        words.append("values not finite")
+    if features.peer_score >= FAR:
+        words.append("far from other ranks")
+    if features.onset is not None:
+        words.append(f"left its past {_when(features.onset)}")
+    return f"this {noun}: {', '.join(words) or 'nothing unusual was seen'}"
+
+
+def _when(onset: int) -> str:
+    if not onset:
+        return "in the step of the alarm"
+    return f"{count_text(abs(onset), 'step')} {'before' if onset < 0 else 'after'} the alarm"
