@@ -33,7 +33,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from unsilent.monitor.loop_code import names_shared, names_taken_over
+from unsilent.monitor.loop_code import global_names, names_taken_over
 from unsilent.workloads.trainings.randomness import GENERATORS
 
 DEPTH = 4
@@ -167,7 +167,7 @@ def is_of_library(file: str) -> bool:
 
 
 def _globals_named(code: CodeType, table: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: table[name] for name in (*code.co_names, *names_shared(code)) if name in table}
+    return {name: table[name] for name in sorted(global_names(code)) if name in table}
 
 
 def _numbered(values: tuple[Any, ...]) -> dict[str, Any]:
