@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from events import made_events as made
+from monitor.unreachable import Unreachable
 from unsilent.launch.rerun_loops import RerunLoops
 from unsilent.monitor import Monitor, alarm_replay
 from unsilent.monitor.exchange import RankRow
@@ -17,10 +18,8 @@ from unsilent.recovery import fault_verdict
 EPOCHS, ROWS = 3, 160
 
 
-class Fault:
+class Fault(Unreachable):
     """Multiplies one loss, once. Nothing leads to what it counts, which is no part of the loop."""
-
-    __slots__ = ("calls", "when")
 
     def __init__(self, when):
         self.calls, self.when = 0, when

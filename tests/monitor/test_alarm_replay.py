@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from monitor.unreachable import Unreachable
 from unsilent.checkpoints.verified_saving import verified_load, verified_save
 from unsilent.monitor import Monitor, alarm_replay
 from unsilent.recovery import fault_verdict, step_replay
@@ -18,10 +19,8 @@ from unsilent.recovery.evidence import SAME_DEVICE
 FAULTY, BATCHES = 30, 40
 
 
-class Counts:
+class Counts(Unreachable):
     """What is counted in the loop; nothing leads to it."""
-
-    __slots__ = ("calls", "evidence")
 
     def __init__(self):
         self.calls, self.evidence = 0, []
@@ -263,3 +262,21 @@ def test_a_loop_that_cannot_be_executed_again_is_said_with_the_alarm(counts):
     (evidence,) = counts.evidence
     assert evidence.problem == "the loop changes what cannot be put back: number"
     assert evidence.executions == ()
+
+
+def test_a_loop_with_a_running_mean_in_slots_is_not_executed_again(counts):
+    @dataclass(slots=True)
+    class Scale:
+        mean: float = 1.0
+
+    scale = Scale()
+
+    def spoil(number, x):
+        scale.mean = 0.9 * scale.mean + 0.1 * float(x.detach().abs().mean())
+        return transient(number, x / scale.mean)
+
+    plain, _, _ = train(counts, spoil, on_alarm="log")
+    counts.calls, scale.mean = 0, 1.0
+    replayed, _, _ = train(counts, spoil)
+    assert counts.evidence[0].problem == "the loop changes what cannot be put back: spoil: scale.mean"
+    assert all(map(torch.equal, plain, replayed))
