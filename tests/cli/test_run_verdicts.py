@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 SCRIPT = """
+    import ctypes
     import sys
 
     import torch
@@ -36,14 +37,12 @@ SCRIPT = """
 
 
     class Executions:
-        __slots__ = ("count",)  # nothing leads to the number, so that it is not put back
-
         def __init__(self):
-            self.count = 0
+            self.count = ctypes.c_int(0)  # nothing leads to the number, so that it is not put back
 
         def __call__(self, out, x):
-            self.count += 1
-            return loss_of(out, x) * (1e9 if self.count == 26 else 1)
+            self.count.value += 1
+            return loss_of(out, x) * (1e9 if self.count.value == 26 else 1)
 
 
     train(Executions() if sys.argv[1] == "transient" else loss_of)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from events import made_events as made
+from monitor.unreachable import Unreachable
 from unsilent.launch.rerun_loops import RerunLoops
 from unsilent.monitor import Monitor, alarm_replay
 from unsilent.monitor.exchange import RankRow
@@ -17,10 +18,8 @@ from unsilent.recovery import fault_verdict
 EPOCHS, ROWS = 3, 160
 
 
-class Fault:
+class Fault(Unreachable):
     """Multiplies one loss, once. Nothing leads to what it counts, which is no part of the loop."""
-
-    __slots__ = ("calls", "when")
 
     def __init__(self, when):
         self.calls, self.when = 0, when
@@ -60,16 +59,20 @@ def train(monitored=False, fault=None, seen=None, on_alarm="rerun"):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), monitor
 
 
-def test_a_loop_that_cannot_be_executed_again_is_warned_of_once(caplog):
+@pytest.mark.parametrize(
+    ("on_alarm", "consequence"),
+    [("rerun", "an alarm is only logged"), ("replay", "an alarm ends the job without executing its step again")],
+)
+def test_a_loop_that_cannot_be_executed_again_is_warned_of_once(caplog, on_alarm, consequence):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.Adam(model.parameters())
-    with Monitor(model, optimizer, on_alarm="rerun"):
+    with Monitor(model, optimizer, on_alarm=on_alarm):
         for _ in range(4):
             model(torch.ones(3, 4)).sum().backward()
             optimizer.step()
     (line,) = [record.getMessage() for record in caplog.records if "executed again" in record.getMessage()]
     assert line.startswith("steps cannot be executed again: the script has no `for batch in loader`")
-    assert line.endswith("; an alarm is only logged")
+    assert line.endswith(f"; {consequence}")
     caplog.clear()
     train(monitored=True)
     assert "executed again" not in caplog.text

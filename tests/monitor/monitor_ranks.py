@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from unreachable import Unreachable
 
 from unsilent.errors import UnsilentError
 from unsilent.events.event_kinds import MonitorFailed
@@ -30,10 +31,8 @@ AT = 30
 READ_ALL = {"sampling": "fixed:1", "fingerprint": "full"}
 
 
-class Seen:
+class Seen(Unreachable):
     """What a scene counts and collects. Nothing leads to it, for it is no part of the loop."""
-
-    __slots__ = ("begun", "events", "intervals", "losses", "now")
 
     def __init__(self):
         self.begun, self.now, self.losses, self.intervals, self.events = 0, False, [], [], []

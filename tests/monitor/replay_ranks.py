@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from unreachable import Unreachable
 
 from unsilent.monitor import Monitor, alarm_replay
 from unsilent.recovery import fault_verdict, step_replay
@@ -20,10 +21,8 @@ from unsilent.sites.dispatch_mode import DispatchMode
 STEPS, AT, FAULTY_RANK = 36, 30, 1
 
 
-class Seen:
+class Seen(Unreachable):
     """What a scene counts and collects. Nothing leads to it, for it is no part of the loop."""
-
-    __slots__ = ("begun", "evidence", "messages", "step")
 
     def __init__(self):
         self.begun, self.step, self.evidence, self.messages = 0, 0, [], []

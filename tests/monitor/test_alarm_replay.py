@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from monitor.unreachable import Unreachable
 from unsilent.checkpoints.verified_saving import verified_load, verified_save
 from unsilent.monitor import Monitor, alarm_replay
 from unsilent.recovery import fault_verdict, step_replay
@@ -18,10 +19,8 @@ from unsilent.recovery.evidence import SAME_DEVICE
 FAULTY, BATCHES = 30, 40
 
 
-class Counts:
+class Counts(Unreachable):
     """What is counted in the loop; nothing leads to it."""
-
-    __slots__ = ("calls", "evidence")
 
     def __init__(self):
         self.calls, self.evidence = 0, []
@@ -248,21 +247,72 @@ def test_steps_since_a_checkpoint_was_loaded_are_counted(counts, tmp_path):
     assert counts.evidence[0].steps_since_load == 4  # the step that loads, and three more
 
 
-def test_a_loop_that_cannot_be_executed_again_is_said_with_the_alarm(counts):
+def train_with_a_counter(faulty_batch=None, on_alarm="replay", faulty=FAULTY):
     torch.manual_seed(0)
     model = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batches = torch.randn(BATCHES, 8, 6)
+    if faulty_batch is not None:
+        batches[FAULTY - 1, 3, 2] = faulty_batch
     number = 0
-    with Monitor(model, optimizer, on_alarm="replay", sampling="fixed:1") as monitor:
-        for x in monitor.iterate(torch.randn(BATCHES, 8, 6)):
+    with Monitor(model, optimizer, on_alarm=on_alarm, sampling="fixed:1") as monitor:
+        for x in monitor.iterate(batches):
             number += 1
             optimizer.zero_grad()
             loss = model(x).square().mean()
-            (loss * 1e6 if number == FAULTY else loss).backward()
+            (loss * 1e6 if number == faulty else loss).backward()
             optimizer.step()
+
+
+def test_a_loop_that_cannot_be_executed_again_is_said_with_the_alarm(counts):
+    train_with_a_counter()
     (evidence,) = counts.evidence
     assert evidence.problem == "the loop changes what cannot be put back: number"
     assert evidence.executions == ()
+    assert evidence.batch_problem == ""
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [(float("nan"), "element [3, 2] of tensor 0 of the batch is nan"), (1e9, "times that of the")],
+)
+def test_a_wrong_batch_is_named_where_its_step_cannot_be_executed_again(counts, bad, problem):
+    train_with_a_counter(bad, faulty=None)
+    evidence = counts.evidence[0]
+    assert evidence.problem == "the loop changes what cannot be put back: number"
+    assert problem in evidence.batch_problem
+    assert fault_verdict.judge(evidence).code == "UNSILENT-S01"
+
+
+@pytest.mark.parametrize(
+    ("on_alarm", "consequence"),
+    [("rerun", "an alarm is only logged"), ("replay", "an alarm ends the job without executing its step again")],
+)
+def test_a_loop_with_a_counter_is_warned_of_once_before_any_alarm(counts, caplog, on_alarm, consequence):
+    train_with_a_counter(on_alarm=on_alarm, faulty=None)
+    (line,) = [record.getMessage() for record in caplog.records if "executed again" in record.getMessage()]
+    assert line == (
+        "steps cannot be executed again: the loop changes what cannot be put back: number; as long as it does, "
+        + consequence
+    )
+
+
+def test_a_loop_with_a_running_mean_in_slots_is_not_executed_again(counts):
+    @dataclass(slots=True)
+    class Scale:
+        mean: float = 1.0
+
+    scale = Scale()
+
+    def spoil(number, x):
+        scale.mean = 0.9 * scale.mean + 0.1 * float(x.detach().abs().mean())
+        return transient(number, x / scale.mean)
+
+    plain, _, _ = train(counts, spoil, on_alarm="log")
+    counts.calls, scale.mean = 0, 1.0
+    replayed, _, _ = train(counts, spoil)
+    assert counts.evidence[0].problem == "the loop changes what cannot be put back: spoil: scale.mean"
+    assert all(map(torch.equal, plain, replayed))
 
 
 def test_an_error_of_a_replay_is_logged_and_the_training_goes_on_as_it_was(counts, monkeypatch, caplog):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from events import made_events as made
+from monitor.unreachable import Unreachable
 from unsilent.checkpoints.recent_loads import note_load
 from unsilent.events.event_kinds import AlarmExplained
 from unsilent.monitor import Monitor, MonitorStop
@@ -26,10 +27,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(step_replay, "SECONDS", 0.0)  # three executions
 
 
-class Executions:
+class Executions(Unreachable):
     """Executions of a step, counted; nothing leads to the number, so that it is not put back."""
-
-    __slots__ = ("count",)
 
     def __init__(self):
         self.count = 0

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from monitor.unreachable import Unreachable
 from unsilent.checkpoints.verified_saving import verified_save
 from unsilent.detectors.series import load_recording
 from unsilent.events.event_files import read_events
@@ -26,16 +27,12 @@ from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 AT, STEPS = 40, 60
 
 
-class Count:
+class Count(Unreachable):
     """Nothing leads to it: it is no part of the loop."""
 
-    __slots__ = ("backwards",)
 
-
-class Keep:
+class Keep(Unreachable):
     """States at the beginning of each step; no part of the loop either."""
-
-    __slots__ = ("states",)
 
     def __init__(self):
         self.states = []

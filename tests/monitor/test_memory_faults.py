@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from monitor.trainings import TRAININGS, plain, sgd, state_of
+from monitor.unreachable import Unreachable
 from unsilent.monitor import Monitor
 from unsilent.monitor.program_writes import FIRST_COMPARISONS, FIRST_STEPS, ProgramWrites
 from unsilent.monitor.signals.fingerprints import COUNTERS
@@ -268,10 +269,8 @@ PLACES = {
 }
 
 
-class Steps:
+class Steps(Unreachable):
     """Counts steps that were begun, to know when to inject. Nothing leads to what it counts, which is no part of the loop."""
-
-    __slots__ = ("begun", "spoils_gradient")
 
     def __init__(self):
         self.begun, self.spoils_gradient = 0, False

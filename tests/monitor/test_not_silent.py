@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from monitor.unreachable import Unreachable
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard, NotRepeatable, RepeatabilityWarning
 
@@ -81,10 +82,8 @@ def adds_a_group(parts):
         parts.update(i, x, y)
 
 
-class Drop:
+class Drop(Unreachable):
     """A schedule of somebody else's: one drop."""
-
-    __slots__ = ("count",)
 
     def __init__(self):
         self.count = 0

@@ -7,6 +7,7 @@ import logging
 import random
 import types
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from monitor.segments import oldest_kept
+from monitor.unreachable import Unreachable
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard, GuardStop, NotRepeatable, RepeatabilityWarning
 
@@ -22,10 +24,8 @@ STEPS, FAULTY = 24, 17
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))
 
 
-class Plan:
+class Plan(Unreachable):
     """When the fault is planted. Nothing leads to what it counts, which is no part of the loop."""
-
-    __slots__ = ("done", "pending")
 
     def __init__(self, *steps):
         self.done, self.pending = 0, set(steps)
@@ -99,6 +99,19 @@ def own_python_generator(training):
         training.update(draw())
 
 
+def generator_in_slots(training):
+    @dataclass(slots=True)
+    class Data:
+        rng: np.random.Generator
+
+        def draw(self):
+            return X[torch.from_numpy(self.rng.integers(64, size=8))]
+
+    data = Data(np.random.default_rng(1))
+    for _ in training.over(range(STEPS)):
+        training.update(data.draw())
+
+
 def python_generator_of_a_notebook(training):
     class Data:
         chance = random.Random(1)
@@ -155,7 +168,7 @@ def accumulation_across(training):
 
 
 EXACT = [
-    own_torch_generator, own_numpy_generator, own_python_generator, python_generator_of_a_notebook,
+    own_torch_generator, own_numpy_generator, own_python_generator, generator_in_slots, python_generator_of_a_notebook,
     generator_of_a_data_loader, custom_sampler,
     enumerated_inside, accumulation_inside, accumulation_across,
 ]  # fmt: skip
@@ -189,20 +202,14 @@ def in_place(training):
 
 
 def hidden_generator(training):
-    class Hidden:
-        __slots__ = ("rng",)
-
-    hidden = Hidden()
+    hidden = Unreachable()
     hidden.rng = np.random.default_rng(1)
     for _ in training.over(range(STEPS)):
         training.update(X[torch.from_numpy(hidden.rng.integers(64, size=8))])
 
 
 def hidden_noise(training):
-    class Hidden:
-        __slots__ = ("rng",)
-
-    hidden = Hidden()
+    hidden = Unreachable()
     hidden.rng = np.random.default_rng(1)
     for x in training.over(X.repeat(3, 1).split(8)):
         training.optimizer.zero_grad()
@@ -319,10 +326,7 @@ def test_a_generator_that_is_handed_in_is_put_back():
     for guarded in (False, True):
         training = Training(False)
 
-        class Hidden:
-            __slots__ = ("rng",)
-
-        hidden = Hidden()
+        hidden = Unreachable()
         hidden.rng = np.random.default_rng(1)
         if guarded:
             training.guard = Guard(training.model, training.optimizer, hidden.rng, strict=True)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from monitor.unreachable import Unreachable
 from unsilent.launch.rerun_loops import RerunLoops
 from unsilent.monitor import Monitor
 
@@ -20,10 +21,8 @@ FAULTY, BATCHES = 30, 48
 COUNTED = 0
 
 
-class Update:
+class Update(Unreachable):
     """One step; in one of them the loss is far too large, once. What it counts is no part of the loop: nothing leads to it."""
-
-    __slots__ = ("calls", "fault", "model", "optimizer")
 
     def __init__(self, model, optimizer, fault):
         self.model, self.optimizer, self.fault, self.calls = model, optimizer, fault, 0

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from conftest import few
+from monitor.unreachable import Unreachable
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard
 from unsilent.monitor.alarms import GuardStop
@@ -122,10 +123,8 @@ def test_with_a_state_less_some_fault_cannot_be_undone(monkeypatch, interval, sp
         every_fault()
 
 
-class Once:
+class Once(Unreachable):
     """Whether something has not been asked before. Nothing leads to what it remembers, which is no part of the loop."""
-
-    __slots__ = ("asked",)
 
     def __init__(self):
         self.asked = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from monitor.unreachable import Unreachable
 from unsilent.monitor import guard_training
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings.snapshots import first_snapshot_difference
@@ -12,10 +13,8 @@ STEPS = 47
 """The second epoch of the images begins with step 42."""
 
 
-class Pending:
+class Pending(Unreachable):
     """The steps that are still to be corrupted. Nothing leads to what it remembers, which is no part of the loop."""
-
-    __slots__ = ("steps",)
 
     def __init__(self, *steps):
         self.steps = set(steps)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from unsilent.detectors.rule import NORMAL
 from unsilent.errors import UsageError, kind_and_line
@@ -23,7 +24,7 @@ from unsilent.recovery.earlier_incidents import (
 from unsilent.recovery.evidence import Evidence
 from unsilent.recovery.fault_verdict import SOON_AFTER_LOAD, FaultVerdict, judge
 from unsilent.recovery.rank_link import RankLink
-from unsilent.recovery.step_replay import ReplayedSteps, StepReplay
+from unsilent.recovery.step_replay import ReplayedSteps, StepReplay, batch_problem, text_of_suspect
 
 MOST_REPLAYS = 10
 """Alarms of one run whose steps are executed again; each costs as much time as some ten steps, and more."""
@@ -92,6 +93,14 @@ class AlarmReplay:
             problem=engine.problem, tolerance=engine.tolerance,
             batch_problem=engine.batch_problem,
         )  # fmt: skip
+
+    def not_executed(self, problem: str, batches: Sequence[Any]) -> Evidence:
+        """What is known where steps are not executed again: why, and what is wrong with the last batches by themselves.
+
+        All ranks call this together.
+        """
+        texts = self._link.gather(batch_problem(batches))
+        return replace(self.evidence(problem), batch_problem=text_of_suspect(texts, self._verdict.suspect))
 
     def _take_alarm_ranks(self) -> frozenset[int]:
         """Ranks with a finding in what they do not share; where there is no such rank, those with any finding.

@@ -327,12 +327,18 @@ class Guard:
         count = sum(len(segment.iterations) for segment in self._segments)
         if differs_between_ranks(count, process_group_for(self._ranks), next(self._model.parameters()).device):
             return "the ranks made other numbers of iterations since a state was kept, as where one of them has loaded another"
-        names = self._watch.changed_since(self._segments[0].variables, self._variables())
+        names = self.changes()
         if not self._any_rank(bool(names)):
             return ""
-        if not names:
-            return "the loop of another rank changes what cannot be put back"
-        return f"the loop changes what cannot be put back: {some_names(names)}"
+        return cannot_be_put_back(names) or "the loop of another rank changes what cannot be put back"
+
+    def changes(self) -> list[str]:
+        """Names of all that cannot be put back and that the loop of this rank has changed since the oldest state."""
+        return self._watch.changed_since(self._segments[0].variables, self._variables()) if self._segments else []
+
+    def batches(self) -> Sequence[Any]:
+        """Those of the iterations since the oldest state, as far as they are known."""
+        return self._live_steps().batches()
 
     def discard_snapshots(self) -> None:
         """Forget states, not bounds: what was done since the last step cannot be executed again."""
@@ -431,9 +437,7 @@ class Guard:
         self._recorder.current_execution = ExecutionRecord()
         self._is_repeating = True
         try:
-            yield from replay(
-                alarm, LiveSteps(self._model, self._optimizers, self._ring, self._segments, self._check_steps)
-            )
+            yield from replay(alarm, self._live_steps())
         finally:
             self._is_repeating = False
             now.restore()
@@ -442,6 +446,9 @@ class Guard:
             self._recorder.current_execution, self._variables = execution, variables
             self._results.extend(returned)
             self._segments[-1].updates += self._updates() - updates
+
+    def _live_steps(self) -> LiveSteps:
+        return LiveSteps(self._model, self._optimizers, self._ring, self._segments, self._check_steps)
 
     def _recover(self, first: Alarm) -> Iterator[Any]:
         """Goes back to the oldest state and yields what the iterations since then began with, to be executed again, twice.
@@ -570,6 +577,11 @@ class Guard:
 
     def _stepped(self) -> bool:
         return bool(self._segments) and self._segments[-1].steps_ended(self._updates()) > 0
+
+
+def cannot_be_put_back(names: Sequence[str]) -> str:
+    """Why steps cannot be executed again: what a loop changes; empty where that is nothing."""
+    return f"the loop changes what cannot be put back: {some_names(names)}" if names else ""
 
 
 def _with_bases(optimizers: Sequence[Optimizer]) -> list[Optimizer]:

@@ -17,6 +17,8 @@ _ENDS = ("RETURN_", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD")
 """Beginnings of the names of instructions that are not followed by the next one."""
 _KINDS = ("FAST", "NAME", "GLOBAL", "DEREF")
 """Of variables."""
+_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"})
+"""Instructions that name a global variable; what a class body stores by name is an attribute of the class."""
 _QUIET = (
     "LOAD_",
     "STORE_",
@@ -90,10 +92,14 @@ def _number_at(code: CodeType, offset: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def names_shared(code: CodeType) -> frozenset[str]:
-    """Names that functions defined in the code use, at any depth."""
-    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return frozenset[str]().union(*(names_shared(one) | set(one.co_names) for one in inner))
+def global_names(code: CodeType) -> frozenset[str]:
+    """Global variables that the code names, at any depth of functions in it; attributes are not among them."""
+    own = {one.argval for one in dis.get_instructions(code) if one.opname in _GLOBAL}
+    return frozenset(own) | _globals_of_functions(code)
+
+
+def _globals_of_functions(code: CodeType) -> frozenset[str]:
+    return frozenset[str]().union(*(global_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 @lru_cache(maxsize=256)
@@ -104,9 +110,9 @@ def _steps(code: CodeType) -> list[_Step]:
         (entry.start, entry.end, number_at.get(entry.target))
         for entry in getattr(dis.Bytecode(code), "exception_entries", ())
     ]
-    shared = names_shared(code) | {*code.co_cellvars, *code.co_freevars}
-    if code.co_flags & CO_OPTIMIZED:
-        shared |= set(code.co_names)  # global variables
+    is_function = code.co_flags & CO_OPTIMIZED  # what it writes to a global variable, another one may read
+    shared = global_names(code) if is_function else _globals_of_functions(code)
+    shared |= {*code.co_cellvars, *code.co_freevars}
     result = []
     for n, one in enumerate(instructions):
         following = set() if one.opname.startswith(_ENDS) else {n + 1}

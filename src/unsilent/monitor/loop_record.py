@@ -2,8 +2,8 @@
 
 A record does not put anything back. Two of them tell what has changed in between, by name: ``losses`` (a list that has grown),
 ``ema['fc.weight']`` (another tensor), ``trainer.step`` (a number). Objects are searched as by `find_objects`, nearest first; of
-installed packages only those that have a ``state_dict``. Not seen are elements of containers with more than `MOST_ELEMENTS`,
-arrays of more than `MOST_BYTES`, and attributes in ``__slots__``.
+installed packages only those that have a ``state_dict``. Not seen are elements of containers with more than `MOST_ELEMENTS`, and
+arrays of more than `MOST_BYTES`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import io
 import weakref
+from array import array
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
@@ -22,7 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from unsilent.monitor.execution_record import fingerprint
-from unsilent.monitor.loop_state import DEPTH, Variables, is_library_object, is_of_library, variables_of_function
+from unsilent.monitor.loop_state import (
+    DEPTH,
+    Variables,
+    attributes_of,
+    is_library_object,
+    is_of_library,
+    variables_of_function,
+)
 from unsilent.workloads.trainings.randomness import GENERATORS
 
 MOST_OBJECTS = 1000
@@ -159,6 +167,9 @@ class _Walk:
             if isinstance(value, np.ndarray):
                 if value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
                     self.values[path] = value.tobytes()
+            elif isinstance(value, (array, bytearray)):
+                if memoryview(value).nbytes <= MOST_BYTES:
+                    self.values[path] = bytes(value)
             elif isinstance(value, (list, tuple, deque, dict, set, frozenset)):
                 self._look_into_container(path, value, depth)
             elif isinstance(value, Iterator) and is_library_object(value):
@@ -188,13 +199,11 @@ class _Walk:
                 yield ": ", [(key, part) for key, part in parts if self._known.get(key, self) is not part]
         elif isinstance(value, nn.Module):
             yield ".", [*value.named_parameters(), *value.named_buffers()]
-            yield ".", [(key, part) for key, part in vars(value).items() if not key.startswith("_")]
-        elif isinstance(own := getattr(value, "__dict__", None), Mapping):
-            parts = list(own.items())
-            if not is_library_object(value):
-                yield ".", parts
-            elif not isinstance(value, type) and hasattr(type(value), "state_dict"):
-                yield ".", [(key, part) for key, part in parts if not isinstance(part, _PLAIN)]
+            yield ".", [(key, part) for key, part in attributes_of(value).items() if not key.startswith("_")]
+        elif not is_library_object(value):
+            yield ".", list(attributes_of(value).items())
+        elif not isinstance(value, type) and hasattr(type(value), "state_dict"):
+            yield ".", [(key, part) for key, part in attributes_of(value).items() if not isinstance(part, _PLAIN)]
 
 
 def _key(key: Any, number: int) -> Any:

@@ -21,6 +21,7 @@ from types import (
     FunctionType,
     GeneratorType,
     MappingProxyType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -33,7 +34,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from unsilent.monitor.loop_code import names_shared, names_taken_over
+from unsilent.monitor.loop_code import global_names, names_taken_over
 from unsilent.workloads.trainings.randomness import GENERATORS
 
 DEPTH = 4
@@ -77,15 +78,16 @@ def variables_of_loop(frame: FrameType | None) -> LoopVariables:
 
 
 def variables_of_function(function: Callable[..., Any]) -> Variables:
-    """Variables that a function can reach: what it is bound to, its closure, its defaults, the globals that it names."""
+    """Variables that a function can reach: what it is bound to, its attributes, closure and defaults, the globals it names."""
     if isinstance(function, functools.partial):
         return {**_numbered(function.args), **function.keywords, **variables_of_function(function.func)}
     if isinstance(function, MethodType):
         owner = function.__self__
-        return {**variables_of_function(function.__func__), **getattr(owner, "__dict__", {}), "self": owner}
+        return {**variables_of_function(function.__func__), **attributes_of(owner), "self": owner}
     if not isinstance(function, FunctionType):
-        return {**getattr(function, "__dict__", {}), "self": function}
-    result = _globals_named(function.__code__, function.__globals__)
+        return {**attributes_of(function), "self": function}
+    result = {f"{function.__name__}.{key}": value for key, value in vars(function).items()}
+    result.update(_globals_named(function.__code__, function.__globals__))
     result.update(_numbered(function.__defaults__ or ()))
     result.update(function.__kwdefaults__ or {})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -93,6 +95,22 @@ def variables_of_function(function: Callable[..., Any]) -> Variables:
             result[name] = cell.cell_contents
         except ValueError:
             pass  # a variable that has no value yet
+    return result
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Attributes that an object itself has, by name: those in its ``__dict__``, and those in ``__slots__`` of its classes."""
+    own = getattr(value, "__dict__", None)
+    result = dict(own) if isinstance(own, Mapping) else {}
+    for kind in type(value).__mro__:
+        if "__slots__" not in vars(kind):
+            continue
+        for name, slot in list(vars(kind).items()):
+            if isinstance(slot, MemberDescriptorType):
+                try:
+                    result.setdefault(name, slot.__get__(value))
+                except AttributeError:
+                    pass  # it has no value yet
     return result
 
 
@@ -136,9 +154,7 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if len(value) <= MOST_ELEMENTS:
             yield from ((f"{name}[{number}]", part) for number, part in enumerate(list(value)))
     else:
-        own = getattr(value, "__dict__", None)
-        if isinstance(own, Mapping):
-            yield from ((f"{name}.{key}", part) for key, part in list(own.items()))
+        yield from ((f"{name}.{key}", part) for key, part in attributes_of(value).items())
 
 
 def _is_of_library(value: Any) -> bool:
@@ -167,7 +183,7 @@ def is_of_library(file: str) -> bool:
 
 
 def _globals_named(code: CodeType, table: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: table[name] for name in (*code.co_names, *names_shared(code)) if name in table}
+    return {name: table[name] for name in sorted(global_names(code)) if name in table}
 
 
 def _numbered(values: tuple[Any, ...]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from unsilent.monitor.exchange import (
     device_name,
     settings_by_name,
 )
-from unsilent.monitor.guard import ENDED, Guard
+from unsilent.monitor.guard import ENDED, Guard, cannot_be_put_back
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
 from unsilent.monitor.incident_writer import IncidentWriter, training_state
 from unsilent.monitor.live_steps import LiveSteps
@@ -157,7 +157,7 @@ class Monitor:
         self._is_late = device.type == "cuda" and settings.mode == "lagged"
         self._pending: deque[tuple[SignalRow, bool]] = deque()  # and whether it is comparable
         self._guard: Guard | None = None
-        self._loop_problem = ""
+        self._loop_problem, self._has_judged_loop = "", False
         self._due: Alarm | None = None
         self._replay: AlarmReplay | None = None
         self.load_earlier: Callable[[], object] | None = None
@@ -399,6 +399,23 @@ class Monitor:
                 verdict.exit_code,
             )
 
+    def _warn_of_loop(self, why: str) -> None:
+        """Say before any alarm that steps cannot be executed again, and what that means."""
+        self._has_judged_loop = True
+        what = "an alarm is only logged"
+        if self.settings.mode == "strict":
+            what = "the step of an alarm is left out"
+        elif self.settings.on_alarm == "replay":
+            what = "an alarm ends the job without executing its step again"
+        log.warning("%s%s %s", NO_RERUN, why, what)
+
+    def _judge_loop(self, guard: Guard) -> None:
+        """Warn early, once, of a loop that has changed what cannot be put back; each rank by itself, for nothing is agreed on."""
+        if not self._has_judged_loop and self._collector.step >= LOOP_IS_KNOWN:
+            self._has_judged_loop = True
+            if why := self._loop_problem or cannot_be_put_back(guard.changes()):
+                self._warn_of_loop(f"{why}; as long as it does,")
+
     def take_alarm(self, flush: bool) -> Alarm | None:
         """An alarm of any rank that steps are executed again for; ``flush``: in the last step as well."""
         if not self._is_off:
@@ -407,11 +424,13 @@ class Monitor:
                     self._take_row(flush)
                 self._judge_pending(flush)
                 self._agree()
+                if self._guard is not None and self._due is None:
+                    self._judge_loop(self._guard)
         due, self._due = self._due, None
         if due is not None and (why := self._why_no_rerun()):  # the verdict may have come in the middle of the step
             log.warning("%s: %s%s", due.summary, NO_RERUN, why)
             if self._replay is not None:
-                self._report_fault(self._replay.evidence(why))
+                self._report_fault(self._replay.not_executed(why, self._last_batches()))
                 self._replay = None
             return None
         return due
@@ -421,6 +440,10 @@ class Monitor:
         if self.settings.on_alarm == "replay" and self._replays > MOST_REPLAYS:
             return TOO_MANY
         return NO_LOOP if self._guard is None else self._loop_problem or self._guard.why_not_repeatable()
+
+    def _last_batches(self) -> Sequence[Any]:
+        """Of the iterations since the oldest state that is kept; none where no loop is known."""
+        return [] if self._guard is None else self._guard.batches()
 
     def drop_pending(self) -> None:
         """Forget steps that are not judged yet."""
@@ -514,8 +537,7 @@ class Monitor:
         if (loads := loads_so_far()) != self._loads:
             self._loads, self._loaded_at = loads, self._collector.step - 1
         if self._collector.step == LOOP_IS_KNOWN and self.settings.on_alarm in EXECUTE_AGAIN and self._guard is None:
-            what = "the step of an alarm is left out" if self.settings.mode == "strict" else "an alarm is only logged"
-            log.warning("%s%s; %s", NO_RERUN, NO_LOOP, what)
+            self._warn_of_loop(f"{NO_LOOP};")
         if not self._collector.reads_all:
             self._collector.next_read = NEVER  # until all ranks have agreed
         self._judge_pending(flush)
@@ -634,7 +656,7 @@ class Monitor:
                 since_load = None if self._loaded_at is None else step - self._loaded_at + 1
                 self._replay = AlarmReplay(verdict, since_load, self._exchange.link, self.load_earlier)
                 if not is_rerun:
-                    self._report_fault(self._replay.evidence(no_rerun))
+                    self._report_fault(self._replay.not_executed(no_rerun, self._last_batches()))
                     self._replay = None
         if action == "stop":
             self._has_stopped, has_changed = True, any(row.changed for row in rows)

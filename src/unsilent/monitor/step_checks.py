@@ -8,6 +8,7 @@ pass, so that it shows what happens to gradients between the two, and what clipp
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -121,7 +122,7 @@ class NormSeries:
     """The norms of the last steps, and the limit that follows from them; see `unsilent.detectors.robust_z`.
 
     Attributes:
-        highest: The largest norm that is no alarm.
+        highest: The largest norm that is no alarm; always finite.
         usual: Median of the norms.
     """
 
@@ -137,7 +138,7 @@ class NormSeries:
         self._logs.clear()
         self._count = self._run = 0
         self._reach = self._median = 0.0
-        self._limit = self.highest = math.inf
+        self._limit, self.highest = math.inf, sys.float_info.max  # also while it learns, infinity is not taken in
         self.usual = math.nan
 
     def add(self, norm: float) -> None:

@@ -250,8 +250,7 @@ class StepReplay:
         )
 
     def _of_suspect(self, texts: Sequence[str]) -> str:
-        """That of the suspect; of any rank where none is suspected."""
-        return texts[self._suspect] if self._suspect >= 0 else next(filter(None, texts), "")
+        return text_of_suspect(texts, self._suspect)
 
     def _is_alarm(self, ranks: frozenset[int]) -> bool:
         return self._suspect in ranks if self._suspect >= 0 else bool(ranks)
@@ -259,6 +258,11 @@ class StepReplay:
 
 FAR_FROM_OTHERS = 1000.0
 """The largest magnitude of a batch is this many times that of the others: more than an unusual batch, such as another unit."""
+
+
+def text_of_suspect(texts: Sequence[str], suspect: int) -> str:
+    """That of the suspect; the first of any rank where none is suspected."""
+    return texts[suspect] if suspect >= 0 else next(filter(None, texts), "")
 
 
 def batch_problem(batches: Sequence[Any]) -> str:
