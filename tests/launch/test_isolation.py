@@ -186,7 +186,7 @@ def test_a_failure_without_an_incident_that_stopped_the_job_is_passed_on(job):
 def test_the_number_of_restarts_is_limited(job):
     scenes = [fails("transient", 25, 1, 10), fails("transient", 7, 1), fails("transient", 9, 1)]
     assert job.run(*scenes, restarts=2) == 16
-    assert "2 times, as often as --restarts allows" in job.said[-1]
+    assert "2 times, as often as --restarts allows" in job.said[-2]
 
 
 def test_one_line_where_no_device_is_left(job):
@@ -283,6 +283,21 @@ def test_one_line_for_an_incident_that_is_none(job):
 def test_a_verdict_of_a_rank_that_there_is_not_puts_nothing_in_cordon(job):
     assert job.run(fails("device", 25, 77, 20), ends) == 0
     assert job.record.cordons == ()
+
+
+def test_the_last_line_says_which_incidents_were_answered(job):
+    job.test_codes = [0]
+    assert job.run(fails("device", 25, 1, 10, 20), fails("transient", 15, 2), ends, test_minutes=1.0) == 0
+    assert job.said[-1] == (
+        "the job ended with 0; incidents so far: step 25: device in slot 1, step 35: transient in slot 3; "
+        f"see {job.folder / FOLDER}"
+    )
+    assert "self-test" in " ".join(job.said[:-1])
+
+
+def test_a_job_without_incidents_says_nothing_of_them(job):
+    assert job.run(ends) == 0
+    assert len(job.said) == 1
 
 
 def test_the_file_is_json_for_others(job):

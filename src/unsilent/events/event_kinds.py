@@ -71,6 +71,7 @@ class Started(Event):
         versions: Of Unsilent and of packages.
         notes: What else is worth knowing, in sentences.
         pid_namespace: In which the number of the process means something, on Linux.
+        first_step: Of the training, which this run continues; its own steps count from 0. None where nothing said it.
     """
 
     kind: ClassVar[str] = "started"
@@ -83,11 +84,16 @@ class Started(Event):
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
     pid_namespace: str = ""
+    first_step: int | None = None
 
     def __str__(self) -> str:
         series = ", ".join(f"{count:,} of {feature}" for feature, count in self.series.items())
         where = f"rank {self.rank} of {self.world_size} ({self.host}, {self.device})"
-        return f"monitoring {where}, series: {'; '.join([series or 'none', *self.notes])}"
+        return f"monitoring {where}, series: {'; '.join([series or 'none', *self.notes])}{self._first_step_text}"
+
+    @property
+    def _first_step_text(self) -> str:
+        return f"; step 0 of this run is step {self.first_step} of the training" if self.first_step else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,9 @@ from unsilent.report.text import count_text, listed
 POLL_SECONDS = 0.1
 STOPPED = ("data", "numerics", "benign")
 """Kinds of faults that every device would have again: the job is not started again."""
+EARLIER, NONE = "earlier", "none"
+LEFT = (EARLIER, NONE)
+"""What incidents are called that are of an earlier job, and that did not stop the job."""
 _INCIDENT = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
@@ -81,6 +84,9 @@ class Isolation:
                 self._leave_earlier_incidents()
             code = self._run()
             self._wait_for_tests()
+            if incidents := [one for one in self._record.handled if one.kind not in LEFT]:
+                every = listed((f"step {one.step}: {one.kind}{_in_slot(one.slot)}" for one in incidents), 8)
+                self._say(f"the job ended with {code}; incidents so far: {every}; see {self._incidents}")
             return code
         finally:
             for test in self._tests.values():
@@ -115,7 +121,7 @@ class Isolation:
         """Incidents of a job that was not isolated: which rank was on which device is not known, nor what was done since."""
         for incident in self._new_incidents():
             self._say(f"{incident.folder} is of an earlier job, and is left as it is")
-            self._handled(incident, "earlier", incident.step, -1)
+            self._handled(incident, EARLIER, incident.step, -1)
         write_record(self._path, self._record)
 
     def _answer_new(self) -> int | None:
@@ -124,7 +130,7 @@ class Isolation:
         for incident in self._new_incidents():
             verdict = stopping_verdict(incident)
             if verdict is None:
-                self._handled(incident, "none", incident.step, -1)
+                self._handled(incident, NONE, incident.step, -1)
                 write_record(self._path, self._record)
             else:
                 answer = max(answer or 0, self._answer(incident, verdict))
@@ -145,7 +151,7 @@ class Isolation:
             )  # fmt: skip
             self._record = self._record.with_cordon(cordon)
         write_record(self._path, self._record)
-        where = f" in slot {slot}" if slot >= 0 else ""
+        where = _in_slot(slot)
         self._say(
             f"step {step}: {kind}{where}: {verdict.reason.rstrip('.') or 'no reason was given'}; see {incident.folder}"
         )
@@ -247,6 +253,10 @@ class Isolation:
         while self._tests:
             self._note_tests()
             time.sleep(POLL_SECONDS)
+
+
+def _in_slot(slot: int) -> str:
+    return f" in slot {slot}" if slot >= 0 else ""
 
 
 def stopping_verdict(incident: Incident) -> FaultVerdict | None:

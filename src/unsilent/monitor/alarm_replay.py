@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from unsilent.detectors.rule import NORMAL
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.events.event_kinds import FINGERPRINT, Verdict
-from unsilent.events.host import FIRST_STEP
+from unsilent.events.host import first_step
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.exchange import RankRow
 from unsilent.recovery.earlier_incidents import (
@@ -123,8 +122,7 @@ class FaultJudge:
             self._path = None  # what it is, nobody knows: it is not replaced
             _log.warning("earlier incidents are not counted: %s", error)
         self._earlier = link.gather(earlier)[0]
-        first = os.environ.get(FIRST_STEP, "")
-        self._first_step = int(first) if first.isdecimal() else 0
+        self._first_step = first_step() or 0
 
     def judge(self, evidence: Evidence) -> FaultVerdict:
         """What kind of fault it was; it counts as an earlier incident from then on."""
