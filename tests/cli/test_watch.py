@@ -110,7 +110,15 @@ def test_a_job_without_alarms_is_well(tmp_path):
 
 
 def test_an_alarm_of_the_run_that_a_job_continued_is_one(tmp_path):
-    job = {0: [made.started(first_step=0), made.alarm(5), made.ended(6, alarms=1), made.started(first_step=4), made.ended(9)]}
+    job = {
+        0: [
+            made.started(first_step=0),
+            made.alarm(5),
+            made.ended(6, alarms=1),
+            made.started(first_step=4),
+            made.ended(9),
+        ]
+    }
     written(tmp_path, job)
     for words in ((), ("--plain",), ("--json",)):
         done = in_process("watch", "e.jsonl", "--once", *words, cwd=tmp_path)

@@ -157,7 +157,9 @@ def test_alarms_of_the_runs_that_a_job_continued_are_said(suspect):
     assert result.findings[0] == "the run that this one continues had 1 alarm; its steps are not shown here"
     assert history.has_alarm
     assert result.further_json["earlier_alarms"] == 1
-    assert result.further_json["earlier_incidents"] == [f"step 35: device (UNSILENT-D01), rank {suspect}, see incidents/35-0a1b2c3d"]
+    assert result.further_json["earlier_incidents"] == [
+        f"step 35: device (UNSILENT-D01), rank {suspect}, see incidents/35-0a1b2c3d"
+    ]
     twice = RunHistory([*explained_run(35, 4, suspect), *explained_run(8, 2, 1, first_step=30), *continued(30, 2)])
     assert "; 2 alarms in 2 earlier runs; step 35: device (" in twice.headline
     assert "; step 38: device (" in twice.headline  # the eighth of a run that began with step 30

@@ -54,7 +54,8 @@ class WatchOptions:
         bool,
         Option(
             "Show the present state and end, with exit code 1 if there was an alarm (also in a run that "
-            "this one continues) or a rank is lost.", OUTPUT_PANEL
+            "this one continues) or a rank is lost.",
+            OUTPUT_PANEL,
         ),
     ] = False
     curve: Annotated[str, Option("What is drawn for each rank: loss or gradient-norm.", OUTPUT_PANEL)] = "loss"
