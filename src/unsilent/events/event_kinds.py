@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from unsilent.recovery.fault_codes import DATA_BATCH
 from unsilent.report.text import count_text, listed, short
 
 FINGERPRINT = "fingerprint"
@@ -344,6 +345,8 @@ class AlarmExplained(Event):
     def __str__(self) -> str:
         place = ", ".join(filter(None, (self.host, self.device)))
         where = f", rank {self.suspect}{f' ({place})' if place else ''}" if self.suspect >= 0 else ""
+        if self.code == DATA_BATCH.code and self.suspect >= 0:
+            where = f", batch of rank {self.suspect}"  # its device is not accused
         parts = [f"{self.kind_text}{where}", self.reason, self.action]
         return f"step {self.step}: {'; '.join(part.rstrip('.') for part in parts if part)}"
 

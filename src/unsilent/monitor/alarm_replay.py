@@ -124,6 +124,10 @@ class FaultJudge:
         self._earlier = link.gather(earlier)[0]
         self._first_step = first_step() or 0
 
+    def training_step_text(self, step: int) -> str:
+        """Which step of the training a step of this run is; empty where that is the same."""
+        return f" (step {self._first_step + step} of the training)" if self._first_step else ""
+
     def judge(self, evidence: Evidence) -> FaultVerdict:
         """What kind of fault it was; it counts as an earlier incident from then on."""
         of_training = replace(evidence, step=self._first_step + evidence.step)

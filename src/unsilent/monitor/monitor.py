@@ -388,8 +388,8 @@ class Monitor:
         if verdict.exit_code:
             self._has_stopped = True
             raise MonitorStop(
-                f"the monitor stopped the job after an alarm in step {verdict.step}: {verdict.kind} ({verdict.code}): "
-                f"{verdict.reason}; {verdict.action}",
+                f"the monitor stopped the job after an alarm in step {verdict.step}{self._faults.training_step_text(verdict.step)}: "
+                f"{verdict.kind} ({verdict.code})",  # why, and what to do, all ranks have reported together
                 verdict.exit_code,
             )
 
