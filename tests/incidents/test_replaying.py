@@ -156,14 +156,14 @@ HOSTILE = {
     "deep json": (write("incident.json", b"[" * 100_000), "make", "is no record of an incident"),
     "a list": (write("incident.json", b"[]"), "make", "is no record of an incident"),
     "another rank": (suspecting(3), "make", "has no part of rank 3"),
-    "no state": (without("state.safetensors"), "make", "the state of this incident was not recorded: rank.json does not say why"),
+    "no state": (without("state.safetensors"), "make", "the state of this incident was not recorded: rank.json"),
     "no batch": (without("batch.safetensors"), "make", "the batch of this incident was not recorded"),
     "a state that was too large": (
         not_recorded(("state.safetensors is not written, as it would be 9 GiB",)), "make",
         "the state of this incident was not recorded: state.safetensors is not written, as it would be 9 GiB; "),
     "a loop that cannot be executed again": (
-        not_recorded((), FaultVerdict(kind="undetermined", step=90, rank=1, code="UNSILENT-U01", reason="the loop reads a queue")),
-        "make", "the state of this incident was not recorded: the loop reads a queue; "),
+        not_recorded((), FaultVerdict(kind="undetermined", step=90, rank=1, code="UNSILENT-U01", reason="it reads a queue")),
+        "make", "the state of this incident was not recorded: it reads a queue; "),
     "truncated": (cut("state.safetensors"), "make", "does not have the tensors of an incident"),
     "truncated batch": (cut("batch.safetensors"), "make", "does not have the tensors of an incident"),
     "a pickle": (write("rank1/state.safetensors", b"\x80\x04K\x01."), "make", "does not have the tensors of an incident"),

@@ -49,7 +49,8 @@ def ran(tmp_path, monkeypatch):
 def test_it_gets_the_fields_of_the_verdict_once(ran):
     (got,) = ran(agreed(), EXPLAINED, EXPLAINED)
     assert got == {
-        "kind": "device", "step": 7, "training_step": 7, "rank": 2, "host": "node-7", "device": "cuda:1", "code": "UNSILENT-D01", "level": "major",
+        "kind": "device", "step": 7, "training_step": 7, "rank": 2,
+        "host": "node-7", "device": "cuda:1", "code": "UNSILENT-D01", "level": "major",
         "action": "replace it", "reason": "came again", "exit_code": 17,
     }  # fmt: skip
 

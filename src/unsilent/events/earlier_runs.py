@@ -1,4 +1,4 @@
-"""What is kept of the runs of one rank before its last one: those of the same training, and those of others, in bounded memory."""
+"""What is kept, in bounded memory, of the runs of a rank before its last one: of the same training, and of others."""
 
 from __future__ import annotations
 

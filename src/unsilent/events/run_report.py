@@ -99,7 +99,8 @@ def _results(ranks: Sequence[RankHistory]) -> Table:
 
 def _numbers(history: RunHistory) -> Iterator[tuple[str, str, str]]:
     ranks = history.ranks
-    yield "Alarms", f"{history.alarm_count:,}", count_text(sum(one.warning_count for one in ranks), "warning")
+    warnings, earlier = count_text(sum(one.warning_count for one in ranks), "warning"), history.earlier.alarms
+    yield "Alarms", f"{history.alarm_count:,}", f"{warnings}; in earlier runs {earlier:,}" if earlier else warnings
     yield "Steps", f"{history.steps:,}", "the rank that made most" if len(ranks) > 1 else ""
     if costs := [one.cost for one in ranks if one.cost is not None]:
         yield "Monitor's share of the time", f"{100 * max(costs):.2g} %", "the rank where it is largest"

@@ -167,7 +167,8 @@ class ShownIncident(Shown):
             for part in self.parts
         ]
         return {
-            "folder": str(own.folder), **shown, "since": own.since, "training_step": own.training_step, "ranks": parts, "problems": self.problems,
+            "folder": str(own.folder), **shown, "since": own.since, "training_step": own.training_step,
+            "ranks": parts, "problems": self.problems,
             "alarms": [one.to_json() for one in own.alarms], "verdicts": [one.to_json() for one in own.verdicts],
         }  # fmt: skip
 

@@ -91,8 +91,8 @@ DATA_ELSEWHERE = FaultCode(
 NOT_EXECUTED = FaultCode(
     "UNSILENT-U01", "undetermined", "minor", UNDETERMINED_EXIT_CODE,
     "the step was not executed again, or not often enough to compare executions",
-    "make the loop one that can be executed again; or start the job again, from a checkpoint of before this step and with its step "
-    "in UNSILENT_FIRST_STEP: a second alarm in this step of the training decides more",
+    "make the loop one that can be executed again; or start the job again, from a checkpoint of before this step and with its "
+    "step in UNSILENT_FIRST_STEP: a second alarm in this step of the training decides more",
 )  # fmt: skip
 NO_OTHER_DEVICE = FaultCode(
     "UNSILENT-U02", "undetermined", "minor", UNDETERMINED_EXIT_CODE,
@@ -106,7 +106,7 @@ CONTRADICTION = FaultCode(
 )  # fmt: skip
 UNDETERMINED_AGAIN = FaultCode(
     "UNSILENT-U04", "undetermined", "major", CONFIRMED_EXIT_CODE,
-    "undetermined for the second time in the same step of the training on the same device; nothing is confirmed for the device",
+    "undetermined for the second time in the same step of the training on the same device; nothing is confirmed for a device",
     "give the job another device: if the alarm comes again in this step, it is not the device",
 )  # fmt: skip
 NO_OTHER_CHECKPOINT = FaultCode(

@@ -207,7 +207,8 @@ def _with_earlier_incidents(evidence: Evidence, code: FaultCode, reason: str) ->
         return codes.DEVICE_STRIKES, f"{reason}; this device had {_incidents(evidence.strikes)} before"
     if code.kind == "undetermined" and evidence.strikes_elsewhere:
         return codes.DATA_ELSEWHERE, (
-            f"{reason}; step {evidence.step} of the training had {_incidents(evidence.strikes_elsewhere)} on another device in an earlier run"
+            f"{reason}; step {evidence.step} of the training had {_incidents(evidence.strikes_elsewhere)} on another device in "
+            "an earlier run"
         )
     if code.kind == "undetermined" and evidence.strikes_in_step:
         return codes.UNDETERMINED_AGAIN, (
