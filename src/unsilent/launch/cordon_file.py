@@ -148,8 +148,10 @@ def read_record(path: Path) -> IsolationRecord:
 
 def _check_numbers(record: IsolationRecord) -> None:
     """Raise ``ValueError`` for steps and slots that cannot be."""
-    for step in (record.first_step, *(one.step for one in (*record.cordons, *record.handled, *record.avoided))):
-        check_range("step", step, 0, 2 * LAST_STEP)
+    check_range("first_step", record.first_step, 0, 2 * LAST_STEP)
+    for entries in (record.cordons, record.handled, record.avoided):
+        for one in entries:
+            check_range("step", one.step, 0, 2 * LAST_STEP)
     for slot in (*record.slots, *(one.slot for one in record.cordons)):
         check_range("slot", slot, 0, MOST_RANKS)
     for handled in record.handled:
