@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from unsilent.errors import UsageError, first_line
-from unsilent.events.event_files import LAST_STEP, MOST_RANKS, check_range, parse_fields
+from unsilent.events.event_files import MOST_RANKS, check_range, parse_fields
+from unsilent.options import LARGEST
 from unsilent.plainfiles import parse_json, read_plain, replace_file
 from unsilent.strictjson import as_json_values
 
@@ -148,10 +149,10 @@ def read_record(path: Path) -> IsolationRecord:
 
 def _check_numbers(record: IsolationRecord) -> None:
     """Raise ``ValueError`` for steps and slots that cannot be."""
-    check_range("first_step", record.first_step, 0, 2 * LAST_STEP)
+    check_range("first_step", record.first_step, 0, LARGEST)
     for entries in (record.cordons, record.handled, record.avoided):
         for one in entries:
-            check_range("step", one.step, 0, 2 * LAST_STEP)
+            check_range("step", one.step, 0, LARGEST)
     for slot in (*record.slots, *(one.slot for one in record.cordons)):
         check_range("slot", slot, 0, MOST_RANKS)
     for handled in record.handled:
