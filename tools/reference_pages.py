@@ -221,8 +221,9 @@ def exit_codes() -> Iterator[str]:
     )
     yield "With 1 end: `pvf --assert` that does not hold, `pvf` whose rows stay wider than `--ci` or `--rel` ask, `replay` of a"
     yield "trial that ends otherwise, `noise` whose control runs differ, `checkpoint last-good` without a good one, `status` of a"
-    yield "store that cannot be read, `watch` of a rank that is lost or (`--once`, `--json`) with an alarm,"
-    yield "`triage --run` and `triage query` that find something, and a defect of Unsilent (`internal error of unsilent`)."
+    yield "store that cannot be read, `watch` of a rank that is lost or (`--once`, `--json`) with an alarm (also of a run that it"
+    yield "continues), `triage --run` and `triage query` that find something, and a defect of Unsilent"
+    yield "(`internal error of unsilent`)."
     yield "`run` and `timeline record` end with the exit code of the script that they run, unless the monitor stopped it: with"
     yield "`--on-alarm stop`, 16, or 17 where bits changed; with `--on-alarm replay`, that of the [fault code](fault-codes.md),"
     yield "16 at most once for a step and a device."

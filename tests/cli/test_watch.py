@@ -109,6 +109,24 @@ def test_a_job_without_alarms_is_well(tmp_path):
     assert done.stdout.startswith("no alarm in 60 steps of 1 rank\n")
 
 
+def test_an_alarm_of_the_run_that_a_job_continued_is_one(tmp_path):
+    job = {
+        0: [
+            made.started(first_step=0),
+            made.alarm(5),
+            made.ended(6, alarms=1),
+            made.started(first_step=4),
+            made.ended(9),
+        ]
+    }
+    written(tmp_path, job)
+    for words in ((), ("--plain",), ("--json",)):
+        done = in_process("watch", "e.jsonl", "--once", *words, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert "1 alarm in an earlier run" in done.stdout
+    assert "these files" not in done.stdout
+
+
 def test_plain_columns(folder):
     done = in_process("watch", "e.jsonl", "--once", "--plain", cwd=folder)
     heads, *rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]

@@ -31,6 +31,7 @@ VALUES = {
     "float": st.floats(),
     "float | None": st.none() | st.floats(),
     "int": WHOLE,
+    "int | None": st.none() | WHOLE,
     "str": TEXT,
     "bool": st.booleans(),
     "tuple[str, ...]": st.lists(TEXT, max_size=3).map(tuple),

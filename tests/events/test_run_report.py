@@ -16,6 +16,7 @@ from events import made_events as made
 from report.conftest import HOSTILE
 from report.test_report_html import BROWSER, Page, check_harmless, opened
 from unsilent.events import run_history
+from unsilent.events.event_kinds import Started
 from unsilent.events.run_history import MOST_LATEST, RunHistory
 from unsilent.events.run_report import report
 from unsilent.events.sinks.json_lines import JsonLinesSink
@@ -119,9 +120,70 @@ def test_only_the_last_run_is_shown():
     later = {rank: [replace(one, time=one.time + 5000) for one in events] for rank, events in later.items()}
     result = report([*events_of(earlier), *events_of(later)])
     assert result.headline == "no alarm in 400 steps of 2 ranks"
-    assert result.findings == ("the files also hold 1 earlier run with 0 alarms, not shown here",)
+    assert result.findings == ("the files also hold 1 earlier run with 1 alarm, not shown here",)
     again = report([*earlier[2], *(replace(one, time=one.time + 5000) for one in earlier[2])])
     assert "1 earlier run with 1 alarm" in again.findings[0]
+
+
+def continued(first_step, ranks, at=5000, **more):
+    """A run without alarms that continues a training from a step."""
+    return [
+        replace(one, time=one.time + at, **({"first_step": first_step} if isinstance(one, Started) else more))
+        for one in events_of(made.job(30, ranks, alarms=()))
+    ]
+
+
+def explained_run(step, ranks, suspect, first_step=0):
+    """A run whose incident is explained and stops it; all ranks report both."""
+    events = []
+    for rank in range(ranks):
+        events += [made.started(rank, ranks, first_step=first_step)]
+        events += [made.alarm(step, rank)] if rank == suspect else []
+        folder = f"/runs/incidents/{step}-0a1b2c3d"
+        events += [made.incident(step, rank, suspect=suspect, folder=folder)]
+        events += [made.explained(step, rank, suspect=suspect, fault="device", code="UNSILENT-D01", exit_code=17)]
+        events += [made.ended(step + 1, rank, how="stopped")]
+    return events
+
+
+@pytest.mark.parametrize("suspect", [1, 3])
+def test_alarms_of_the_runs_that_a_job_continued_are_said(suspect):
+    events = [*explained_run(35, 4, suspect), *continued(30, 3)]
+    result, history = report(events), RunHistory(events)
+    assert result.headline == (
+        "no alarm in 30 steps of 3 ranks, from step 30 of the training on; 1 alarm in an earlier run; "
+        f"step 35: device (UNSILENT-D01), rank {suspect}, see incidents/35-0a1b2c3d"
+    )
+    assert result.findings[0] == "the run that this one continues had 1 alarm; its steps are not shown here"
+    assert history.has_alarm
+    assert result.further_json["earlier_alarms"] == 1
+    assert result.further_json["earlier_incidents"] == [
+        f"step 35: device (UNSILENT-D01), rank {suspect}, see incidents/35-0a1b2c3d"
+    ]
+    twice = RunHistory([*explained_run(35, 4, suspect), *explained_run(8, 2, 1, first_step=30), *continued(30, 2)])
+    assert "; 2 alarms in 2 earlier runs; step 35: device (" in twice.headline
+    assert "; step 38: device (" in twice.headline  # the eighth of a run that began with step 30
+
+
+def test_a_job_that_begins_anew_does_not_have_the_alarms_of_another():
+    events = [*explained_run(35, 2, 1), *continued(None, 2)]
+    assert RunHistory(events).headline == "no alarm in 30 steps of 2 ranks"
+    assert not RunHistory(events).has_alarm
+    assert report(events).findings[0] == "the files also hold 1 earlier run with 1 alarm, not shown here"
+    again = RunHistory([*events, *continued(10, 2, at=9000)])
+    assert "earlier run" not in again.headline
+    assert not again.has_alarm
+
+
+def test_earlier_runs_take_bounded_memory():
+    history = RunHistory()
+    for number in range(500):
+        for event in explained_run(number, 1, 0):
+            history.add(event)
+    history.add(made.started(first_step=1))
+    assert len(history.earlier.incidents) == MOST_LATEST
+    assert history.earlier.alarms == 500
+    assert len(history.headline) < 500
 
 
 def test_long_jobs_take_bounded_memory(monkeypatch):

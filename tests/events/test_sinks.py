@@ -94,6 +94,11 @@ def test_what_all_ranks_report_alike_is_logged_once(caplog):
     )
 
 
+def test_a_batch_that_is_not_finite_accuses_no_device():
+    said = str(made.explained(9, fault="data", code="UNSILENT-S01"))
+    assert said.startswith("step 9: kind of fault: data (UNSILENT-S01, minor), batch of rank 1; 5 clean")
+
+
 def test_later_alarms_and_verdicts_refer_to_the_incident():
     since = made.incident(90).since
     assert since == "step 90, rank 1, fingerprint of fc.weight"

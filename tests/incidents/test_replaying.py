@@ -7,12 +7,13 @@ import json
 import pytest
 import torch
 
-from events.made_incidents import incident
+from events.made_incidents import incident, part
 from unsilent.cli.main import run
 from unsilent.events.incident_folder import write_record
 from unsilent.incidents.recorded_steps import replay_incident
 from unsilent.incidents.replaying import IncidentReplay
 from unsilent.recovery import step_replay
+from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.recovery.own_step import OwnStep
 from unsilent.recovery.tensor_files import host_copy, write_tensors
 
@@ -124,6 +125,15 @@ def without(name):
     return spoil
 
 
+def not_recorded(problems, verdict=None):
+    def spoil(folder):
+        without("state.safetensors")(folder)
+        write_record(folder / "rank1", part(1, problems=problems))
+        write_record(folder, incident(step=90, suspect=1, fault_verdict=verdict))
+
+    return spoil
+
+
 def cut(name):
     def spoil(folder):
         path = folder / "rank1" / name
@@ -146,8 +156,14 @@ HOSTILE = {
     "deep json": (write("incident.json", b"[" * 100_000), "make", "is no record of an incident"),
     "a list": (write("incident.json", b"[]"), "make", "is no record of an incident"),
     "another rank": (suspecting(3), "make", "has no part of rank 3"),
-    "no state": (without("state.safetensors"), "make", "cannot read"),
-    "no batch": (without("batch.safetensors"), "make", "cannot read"),
+    "no state": (without("state.safetensors"), "make", "the state of this incident was not recorded: rank.json"),
+    "no batch": (without("batch.safetensors"), "make", "the batch of this incident was not recorded"),
+    "a state that was too large": (
+        not_recorded(("state.safetensors is not written, as it would be 9 GiB",)), "make",
+        "the state of this incident was not recorded: state.safetensors is not written, as it would be 9 GiB; "),
+    "a loop that cannot be executed again": (
+        not_recorded((), FaultVerdict(kind="undetermined", step=90, rank=1, code="UNSILENT-U01", reason="it reads a queue")),
+        "make", "the state of this incident was not recorded: it reads a queue; "),
     "truncated": (cut("state.safetensors"), "make", "does not have the tensors of an incident"),
     "truncated batch": (cut("batch.safetensors"), "make", "does not have the tensors of an incident"),
     "a pickle": (write("rank1/state.safetensors", b"\x80\x04K\x01."), "make", "does not have the tensors of an incident"),

@@ -51,6 +51,13 @@ def test_the_fault_verdict_is_shown(job):
     assert "replace it" in said
 
 
+def test_of_a_run_that_continued_a_training_both_steps_are_shown(job):
+    made.change(find_incident(job) / INCIDENT_FILE, first_step=40)
+    assert "Step 90, rank 1, gradient fc.weight l2, which is step 130 of the training (node-7" in show(job)
+    values = json.loads(show(job, "--json"))
+    assert (values["step"], values["first_step"], values["training_step"]) == (90, 40, 130)
+
+
 def test_series_rank_and_steps_select(job):
     values = json.loads(show(job, "--series", "gradient fc.*", "--rank", "1", "--steps", "89..91", "--json"))
     rows = [(one["series"], one["rank"], one["step"]) for one in values["results"]]

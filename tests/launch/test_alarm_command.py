@@ -9,6 +9,7 @@ import time
 import pytest
 
 from unsilent.events.event_kinds import AlarmExplained, Verdict
+from unsilent.events.host import FIRST_STEP
 from unsilent.launch import alarm_command
 from unsilent.launch.alarm_command import AlarmCommand
 
@@ -48,9 +49,17 @@ def ran(tmp_path, monkeypatch):
 def test_it_gets_the_fields_of_the_verdict_once(ran):
     (got,) = ran(agreed(), EXPLAINED, EXPLAINED)
     assert got == {
-        "kind": "device", "step": 7, "rank": 2, "host": "node-7", "device": "cuda:1", "code": "UNSILENT-D01", "level": "major",
+        "kind": "device", "step": 7, "training_step": 7, "rank": 2,
+        "host": "node-7", "device": "cuda:1", "code": "UNSILENT-D01", "level": "major",
         "action": "replace it", "reason": "came again", "exit_code": 17,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_it_gets_the_step_of_the_training_that_a_run_continued(ran, monkeypatch, is_explained):
+    monkeypatch.setenv(FIRST_STEP, "40")
+    (got,) = ran(agreed(), EXPLAINED, is_explained=is_explained)
+    assert (got["step"], got["training_step"]) == (7, 47)
 
 
 @pytest.mark.parametrize(("action", "code"), [("log", 0), ("stop", 16)])

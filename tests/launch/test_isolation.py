@@ -64,12 +64,12 @@ class Job:
         for step in steps:
             verified_save({"weight": torch.full((3,), float(step))}, self.checkpoints / f"step-{step}.pt", step=step)
 
-    def incident(self, kind, step, rank, run, exit_code=None, **more):
+    def incident(self, kind, step, rank, run, exit_code=None, code="", **more):
         folder = self.folder / FOLDER / f"{step}-{run}"
         verdict = None
         if kind:
             verdict = FaultVerdict(
-                kind=kind, step=step, rank=rank, host=host_name(), device="cpu", reason="it was planted",
+                kind=kind, step=step, rank=rank, host=host_name(), device="cpu", reason="it was planted", code=code,
                 exit_code=CODES[kind] if exit_code is None else exit_code,
             )  # fmt: skip
         record = Incident(
@@ -160,10 +160,60 @@ def test_what_every_device_would_do_again_is_not_started_again(kind, job):
     assert job.record.cordons == ()
 
 
+def test_a_batch_that_is_not_finite_accuses_no_device(job):
+    assert job.run(fails("data", 25, 1, 10, code="UNSILENT-S01")) == 1
+    assert [one.slot for one in job.record.handled] == [-1]
+    assert "step 25: data (UNSILENT-S01) in the batch of rank 1; see" in job.said[1]
+    assert "slot 1" not in " ".join(job.said[1:])
+
+
 def test_an_undetermined_fault_is_started_again_once_for_a_step_and_device(job):
     scenes = [fails("undetermined", 25, 1, 20), fails("undetermined", 7, 1), fails("undetermined", 5, 1)]
     assert job.run(*scenes, restarts=9) == 17
     assert [one.step for one in job.record.handled] == [25, 27, 25]
+
+
+def test_a_spare_device_decides_what_is_undetermined_for_the_second_time(job):
+    again = fails("undetermined", 5, 1, code="UNSILENT-U04", exit_code=17)
+    assert job.run(fails("undetermined", 25, 1, 20), again, fails("data", 5, 1), spares=1, restarts=9) == 1
+    assert [slots for slots, _ in job.starts] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3, 4]]
+    (cordon,) = job.record.cordons
+    assert (cordon.slot, cordon.status) == (1, "suspected")
+    assert "nothing is confirmed for the device in slot 1: the step is tried on a spare one" in " ".join(job.said)
+
+
+def test_a_spare_device_is_of_no_use_where_no_device_is_suspected(job):
+    scenes = [fails("undetermined", 25, -1, 20), fails("undetermined", 5, -1, code="UNSILENT-U04", exit_code=17)]
+    assert job.run(*scenes, spares=1, restarts=9) == 17
+    assert "nothing is confirmed for a device" in job.said[-2]
+
+
+def test_a_spare_device_that_is_in_cordon_is_none(job):
+    scenes = [fails("device", 22, 2, 20), fails("undetermined", 5, 1), fails("undetermined", 5, 1)]
+    assert job.run(*scenes, spares=1, restarts=9) == 17
+
+
+def test_after_values_that_are_not_finite_soon_after_a_load_nothing_of_that_run_is_loaded(job):
+    job.save(10, 20)
+    assert job.run(fails("undetermined", 35, -1, 30, 40, code="UNSILENT-U05"), ends) == 0
+    assert [name for _, name in job.starts] == ["step-20.pt", "step-10.pt"]
+    assert sorted(one.step for one in job.record.avoided) == [20, 30, 40]
+
+
+def test_a_link_is_no_incident(job, tmp_path_factory):
+    elsewhere = Job.__new__(Job)
+    elsewhere.folder, elsewhere.starts = tmp_path_factory.mktemp("elsewhere"), []
+    elsewhere.incident("device", 35, 1, "other")
+
+    def scene(job):
+        job.save(10)
+        (job.folder / FOLDER).mkdir()
+        (job.folder / FOLDER / "35-link").symlink_to(elsewhere.folder / FOLDER / "35-other")
+        return 1
+
+    assert job.run(scene) == 1
+    assert job.record.handled == ()
+    assert "no incident says" in job.said[-1]
 
 
 def test_a_transient_fault_that_comes_again_in_its_step_is_none(job):
@@ -186,7 +236,7 @@ def test_a_failure_without_an_incident_that_stopped_the_job_is_passed_on(job):
 def test_the_number_of_restarts_is_limited(job):
     scenes = [fails("transient", 25, 1, 10), fails("transient", 7, 1), fails("transient", 9, 1)]
     assert job.run(*scenes, restarts=2) == 16
-    assert "2 times, as often as --restarts allows" in job.said[-1]
+    assert "2 times, as often as --restarts allows" in job.said[-2]
 
 
 def test_one_line_where_no_device_is_left(job):
@@ -258,6 +308,10 @@ def test_a_cordon_of_the_only_device_is_lifted_once(job):
         b"{}",
         b'{"schema": 1, "cordons": [{"slot": "x"}]}',
         b'{"schema": 1, "handled": 3}',
+        b'{"schema": 1, "first_step": -7}',
+        b'{"schema": 1, "slots": [-1]}',
+        b'{"schema": 1, "handled": [{"folder": "a", "kind": "device", "step": -1, "slot": 0}]}',
+        b'{"schema": 1, "avoided": [{"path": "a", "written": 1, "step": -1}]}',
         b"[" * 100_000,
         b"\xff",
     ],
@@ -276,13 +330,29 @@ def test_one_line_for_an_incident_that_is_none(job):
         (job.folder / FOLDER / "25-run1" / INCIDENT_FILE).write_text("{")
         return 1
 
-    with pytest.raises(UsageError, match=r"no record of an incident: [^\n]*$"):
+    with pytest.raises(UsageError, match=r"no record of an incident: [^\n]*; mend or remove it[^\n]*$"):
         job.run(scene)
 
 
 def test_a_verdict_of_a_rank_that_there_is_not_puts_nothing_in_cordon(job):
-    assert job.run(fails("device", 25, 77, 20), ends) == 0
+    assert job.run(fails("device", 25, 3, 20), ends, ranks=2) == 0
     assert job.record.cordons == ()
+    assert "which device rank 3 had is not known: none was put in cordon" in " ".join(job.said)
+
+
+def test_the_last_line_says_which_incidents_were_answered(job):
+    job.test_codes = [0]
+    assert job.run(fails("device", 25, 1, 10, 20), fails("transient", 15, 2), ends, test_minutes=1.0) == 0
+    assert job.said[-1] == (
+        "the job ended with 0; incidents so far: step 25: device in slot 1, step 35: transient in slot 3; "
+        f"see {job.folder / FOLDER}"
+    )
+    assert "self-test" in " ".join(job.said[:-1])
+
+
+def test_a_job_without_incidents_says_nothing_of_them(job):
+    assert job.run(ends) == 0
+    assert len(job.said) == 1
 
 
 def test_the_file_is_json_for_others(job):

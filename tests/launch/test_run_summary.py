@@ -36,6 +36,12 @@ def test_monitors_one_after_the_other_are_summed_up():
     )
 
 
+def test_a_run_that_continues_a_training_says_of_which_steps_it_speaks():
+    said = line(made.started(first_step=60), made.ended(40))
+    assert said.startswith("no alarm in 40 steps from step 60 of the training on; each tensor")
+    assert line(made.started(first_step=0), made.ended(40)).startswith("no alarm in 40 steps; each tensor")
+
+
 def test_a_verdict_on_a_warning_says_nothing_of_other_ranks():
     said = line(made.verdict(3, suspect=0, reason="one rank", ranks=(0,)), made.ended(9))
     assert said.startswith("no alarm in 9 steps of rank 0; verdict in step 3: ")

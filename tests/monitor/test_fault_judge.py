@@ -19,19 +19,23 @@ def verdict(tmp_path, monkeypatch):
         evidence = Evidence(step=step, rank=1, host="node-7", device=device, feature="gradient", problem="no loop")
         found = FaultJudge(RankLink(), tmp_path / "devices.json").judge(evidence)
         assert found.step == step
+        reasons.append(found.reason)
         return found.kind, found.exit_code
 
+    reasons = judged.reasons = []
     return judged
 
 
 def test_a_step_of_the_training_comes_again_on_the_same_device(verdict):
     assert verdict(0, 25, "cpu slot 1") == ("undetermined", 16)
     assert verdict(20, 5, "cpu slot 1") == ("undetermined", 17)
+    assert "in the same step of the training (25)" in verdict.reasons[-1]
 
 
 def test_a_step_of_the_training_comes_again_on_another_device(verdict):
     assert verdict(0, 25, "cpu slot 1") == ("undetermined", 16)
     assert verdict(20, 5, "cpu slot 2") == ("data", 1)
+    assert "step 25 of the training had one incident on another device" in verdict.reasons[-1]
 
 
 def test_the_same_number_after_a_checkpoint_is_another_step(verdict):

@@ -13,6 +13,7 @@ from events import made_events as made
 from monitor.unreachable import Unreachable
 from unsilent.checkpoints.recent_loads import note_load
 from unsilent.events.event_kinds import AlarmExplained
+from unsilent.events.host import FIRST_STEP
 from unsilent.monitor import Monitor, MonitorStop
 from unsilent.monitor.alarm_replay import AlarmReplay
 from unsilent.monitor.exchange import RankRow
@@ -116,6 +117,16 @@ def test_stopping_without_replay_stays_16():
     assert stop.value.exit_code == 16
 
 
+def test_the_end_of_a_job_names_the_kind_and_both_steps_and_leaves_the_reason_to_the_log(monkeypatch):
+    monkeypatch.setenv(FIRST_STEP, "40")
+    training = Training(once)
+    stop = training.run()
+    assert str(stop) == (
+        "the monitor stopped the job after an alarm in step 29 (step 69 of the training): transient (UNSILENT-T01)"
+    )
+    assert training.explained[0].reason
+
+
 def damage(model):
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state["2.weight"][0, 0] = 1e30
@@ -135,7 +146,7 @@ def test_a_damaged_checkpoint_is_found_by_the_one_before():
 
     stop = training.run(before_step)
     assert (stop.exit_code, training.explained[0].fault) == (1, "checkpoint")
-    assert "in step 1 after" in str(stop)
+    assert "in step 1 after" in training.explained[-1].reason
 
 
 def test_a_load_between_steps_is_not_taken_for_a_transient_fault():

@@ -15,7 +15,8 @@ from monitor.unreachable import Unreachable
 from unsilent.checkpoints.verified_saving import verified_save
 from unsilent.detectors.series import load_recording
 from unsilent.events.event_files import read_events
-from unsilent.events.event_kinds import Alarm, AlarmExplained, IncidentBegan, Verdict
+from unsilent.events.event_kinds import Alarm, AlarmExplained, IncidentBegan, Started, Verdict
+from unsilent.events.host import FIRST_STEP
 from unsilent.events.incident_folder import read_incident, read_rank_part
 from unsilent.monitor import incident_writer
 from unsilent.monitor.actions import MonitorStop
@@ -189,6 +190,17 @@ def test_checkpoints_of_this_process_are_named(tmp_path):
     assert [one.step for one in checkpoints] == [2, 3, 4, 5, 6]
     assert [Path(one.manifest) for one in checkpoints] == saved[2:]
     assert all(one.files for one in checkpoints)
+
+
+def test_a_run_that_continues_a_training_records_the_step_of_the_training(tmp_path, monkeypatch):
+    monkeypatch.setenv(FIRST_STEP, "60")
+    train(tmp_path)
+    (folder,) = (tmp_path / "incidents").iterdir()
+    assert folder.name.startswith(f"{60 + AT}-")
+    found = read_incident(tmp_path)
+    assert (found.step, found.first_step, found.training_step) == (AT, 60, 60 + AT)
+    (started,) = events(tmp_path, Started)
+    assert str(started).endswith("; step 0 of this run is step 60 of the training")
 
 
 def test_a_fault_verdict_is_reported_and_recorded(tmp_path):

@@ -53,7 +53,9 @@ class WatchOptions:
     once: Annotated[
         bool,
         Option(
-            "Show the present state and end, with exit code 1 if there was an alarm or a rank is lost.", OUTPUT_PANEL
+            "Show the present state and end, with exit code 1 if there was an alarm (also in a run that "
+            "this one continues) or a rank is lost.",
+            OUTPUT_PANEL,
         ),
     ] = False
     curve: Annotated[str, Option("What is drawn for each rank: loss or gradient-norm.", OUTPUT_PANEL)] = "loss"
@@ -99,7 +101,7 @@ def watch(asked: Asked) -> int:
                 follow_live(job, CURVES[curve])
         except KeyboardInterrupt:
             return 0
-    return int(bool(job.lost) or ((once or as_json) and job.history.alarm_count > 0))
+    return int(bool(job.lost) or ((once or as_json) and job.history.has_alarm))
 
 
 class JobEvents:
@@ -228,13 +230,14 @@ def view(history: RunHistory, lost: Mapping[int, str], width: int, height: int |
         drawn = sparkline([value for value in values if value is not None], bars)
         step, value, score, health, cost, last = _cells(one, curve)
         table.add_row(str(one.rank), step, value, drawn, score, Text(health, _style(health)), cost, Text(last))
-    parts: list[RenderableType] = [Text(history.headline, "bold red" if history.alarm_count else "bold")]
+    parts: list[RenderableType] = [Text(history.headline, "bold red" if history.has_alarm else "bold")]
     parts += [Text(escape_unprintable(reason), "bold red") for reason in list(lost.values())[:MOST_MESSAGES]]
     parts.append(table)
     if len(shown) < len(ranks):
         parts.append(Text(f"and {len(ranks) - len(shown):,} more ranks"))
-    if history.earlier_runs:
-        runs, alarms = count_text(history.earlier_runs, "earlier run"), count_text(history.earlier_alarms, "alarm")
+    earlier = history.earlier
+    if earlier.other_runs:
+        runs, alarms = count_text(earlier.other_runs, "earlier run"), count_text(earlier.other_alarms, "alarm")
         parts.append(Text(f"{runs} in these files had {alarms}"))
     return Group(*parts, *(Text(text, style) for text, style in messages))
 

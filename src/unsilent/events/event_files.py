@@ -17,7 +17,7 @@ from unsilent.events.event_kinds import EVENTS, MOST_TEXT, Event, Started
 from unsilent.options import LARGEST
 from unsilent.plainfiles import open_plain
 from unsilent.printable import escape_unprintable
-from unsilent.report.text import short
+from unsilent.report.text import listed, short
 
 LINE_BEGINS = b'{"kind": "'
 """Every line that a monitor writes begins so."""
@@ -29,6 +29,7 @@ BYTES_PER_VALUE, FEWEST_VALUES = 8, 2**18
 """A file has at most one value for so many bytes, beyond the first ones: what monitors write has one for 15."""
 MOST_FILES = 4096
 MOST_RANKS = 2**16
+LAST_STEP = 10**15
 MOST_NESTED = 8
 """Depth of settings."""
 LAST_TIME = 253_402_300_800.0
@@ -241,7 +242,14 @@ def _checked(hint: Any, value: Any, name: str, depth: int = 0) -> Any:
             return float(value)
         if kind is Any or type(value) is kind:
             return _harmless(value) if isinstance(value, str) else value
-    raise ValueError(f"{name} is {str(value)[:40]!r}; expected {_NOUNS.get(kind, 'a list or an object')}")
+    expected = listed(map(str, inner), 16) if kind is Literal else _NOUNS.get(kind, "a list or an object")
+    raise ValueError(f"{name} is {str(value)[:40]!r}; expected {expected}")
+
+
+def check_range(name: str, value: int, least: int, most: int) -> None:
+    """Raise ``ValueError`` where a number from a file is not one that we write."""
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}; expected {least} to {most}")
 
 
 @cache

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from unsilent.recovery.fault_codes import DATA_BATCH
 from unsilent.report.text import count_text, listed, short
 
 FINGERPRINT = "fingerprint"
@@ -71,6 +72,7 @@ class Started(Event):
         versions: Of Unsilent and of packages.
         notes: What else is worth knowing, in sentences.
         pid_namespace: In which the number of the process means something, on Linux.
+        first_step: Of the training, which this run continues; its own steps count from 0. None where nothing said it.
     """
 
     kind: ClassVar[str] = "started"
@@ -83,11 +85,16 @@ class Started(Event):
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
     pid_namespace: str = ""
+    first_step: int | None = None
 
     def __str__(self) -> str:
         series = ", ".join(f"{count:,} of {feature}" for feature, count in self.series.items())
         where = f"rank {self.rank} of {self.world_size} ({self.host}, {self.device})"
-        return f"monitoring {where}, series: {'; '.join([series or 'none', *self.notes])}"
+        return f"monitoring {where}, series: {'; '.join([series or 'none', *self.notes])}{self._first_step_text}"
+
+    @property
+    def _first_step_text(self) -> str:
+        return f"; step 0 of this run is step {self.first_step} of the training" if self.first_step else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,6 +345,8 @@ class AlarmExplained(Event):
     def __str__(self) -> str:
         place = ", ".join(filter(None, (self.host, self.device)))
         where = f", rank {self.suspect}{f' ({place})' if place else ''}" if self.suspect >= 0 else ""
+        if self.code == DATA_BATCH.code and self.suspect >= 0:
+            where = f", batch of rank {self.suspect}"  # its device is not accused
         parts = [f"{self.kind_text}{where}", self.reason, self.action]
         return f"step {self.step}: {'; '.join(part.rstrip('.') for part in parts if part)}"
 

@@ -10,8 +10,16 @@ SLOT = "UNSILENT_SLOT"
 """The variable of a rank that says which device of this host it has, where some are left out and others renumbered."""
 FIRST_STEP = "UNSILENT_FIRST_STEP"
 """The variable that says which step of the training a run begins with; a monitor counts from 0 in each run."""
+LONGEST_STEP = 18
+"""Digits of a step: such numbers have 63 bits at most."""
 CLOCK_SECONDS = 60.0
 """By which the beginning of a process may be wrong: the clock of a host is put right now and then."""
+
+
+def first_step() -> int | None:
+    """The step of the training that this run begins with, as the variable says; None where it says none."""
+    text = os.environ.get(FIRST_STEP, "")
+    return int(text) if text.isdecimal() and len(text) <= LONGEST_STEP else None
 
 
 def host_name() -> str:

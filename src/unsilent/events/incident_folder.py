@@ -1,6 +1,6 @@
 """The folder that the first alarm of a run writes, and how it is read: `incident.json`, and a folder for each rank.
 
-    incidents/STEP-RUNID/
+    incidents/STEP-RUNID/       STEP of the training: `first_step` and the step of the run
         incident.json           by rank 0: alarms, verdicts, settings, versions, checkpoints; `fault_verdict` once there is one
         rankR/                  each optional
             rank.json           host, device, generators' states, batch indices
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from unsilent.errors import UsageError, first_line
-from unsilent.events.event_files import parse_fields
+from unsilent.events.event_files import LAST_STEP, check_range, parse_fields
+from unsilent.events.event_files import MOST_RANKS as ALL_RANKS
 from unsilent.events.event_kinds import Alarm, Verdict, since_text
 from unsilent.plainfiles import parse_json, read_plain, replace_file
 from unsilent.recovery.fault_verdict import FaultVerdict
@@ -67,7 +68,8 @@ class Incident:
     Attributes:
         folder: In which it is.
         run: Identifies the run; the same in all ranks.
-        step, suspect: Of the first verdict; suspect -1: undetermined.
+        step, suspect: Of the first verdict; suspect -1: undetermined. Steps count from 0 in each run.
+        first_step: Of the training, which the run continued; 0 where nothing said it.
         reason, tensor: How the suspect was found, and in which series.
         host, device: Of the suspect.
         world_size: Number of ranks.
@@ -83,6 +85,7 @@ class Incident:
     schema: int = SCHEMA
     run: str
     step: int
+    first_step: int = 0
     suspect: int
     reason: str
     tensor: str
@@ -101,6 +104,11 @@ class Incident:
     def since(self) -> str:
         """Where it began: ``step 90, rank 1, fingerprint of fc.weight``."""
         return since_text(self.step, self.suspect, self.tensor or self.reason)
+
+    @property
+    def training_step(self) -> int:
+        """Of the first verdict, counted from the beginning of the training."""
+        return self.first_step + self.step
 
     @property
     def ranks(self) -> list[int]:
@@ -149,7 +157,7 @@ def find_incident(path: Path) -> Path:
         return path
     above = path if path.name == FOLDER else path / FOLDER
     try:
-        found = sorted(one for one in above.iterdir() if (one / INCIDENT_FILE).is_file()) if above.is_dir() else []
+        found = sorted(one for one in above.iterdir() if is_incident(one)) if above.is_dir() else []
     except OSError as error:
         raise UsageError(f"cannot read {above}: {error.strerror}; check the path") from None
     if len(found) == 1:
@@ -159,6 +167,11 @@ def find_incident(path: Path) -> Path:
     raise UsageError(
         f"there is no incident in {path}; expected a folder with {INCIDENT_FILE}, or one that has it in {FOLDER}/"
     )
+
+
+def is_incident(folder: Path) -> bool:
+    """Whether a folder, which is no link, has the record of an incident."""
+    return _is_real_folder(folder) and (folder / INCIDENT_FILE).exists()
 
 
 def read_incident(path: Path) -> Incident:
@@ -219,11 +232,27 @@ def _read(kind: type[Record], path: Path) -> Record:
         if (schema := values.get("schema")) != SCHEMA:
             raise ValueError(f"its schema is {str(schema)[:40]!r}, and this version reads {SCHEMA}")
         values.pop("folder", None)
-        return parse_fields(kind, values)
+        record = parse_fields(kind, values)
+        if isinstance(record, Incident):
+            _check_numbers(record)
+        return record
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is no record of an incident: {first_line(error)[:200]}; give a folder that a monitor wrote"
+            f"{path} is no record of an incident: {first_line(error)[:200]}; mend or remove it, or give a folder that a "
+            "monitor wrote"
         ) from None
+
+
+def _check_numbers(incident: Incident) -> None:
+    """Raise ``ValueError`` for steps, ranks and exit codes that cannot be."""
+    check_range("first_step", incident.first_step, 0, LAST_STEP)
+    check_range("world_size", incident.world_size, 1, ALL_RANKS)
+    check_range("step", incident.step, 0, LAST_STEP)
+    check_range("suspect", incident.suspect, -1, ALL_RANKS)
+    if (verdict := incident.fault_verdict) is not None:
+        check_range("step", verdict.step, 0, LAST_STEP)
+        check_range("rank", verdict.rank, -1, ALL_RANKS)
+        check_range("exit_code", verdict.exit_code, 0, 255)
 
 
 def _is_real_folder(path: Path) -> bool:

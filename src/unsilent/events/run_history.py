@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from unsilent.events.earlier_runs import EarlierRuns, of_all_ranks
 from unsilent.events.event_kinds import (
     DONE,
     ONE_RANK,
@@ -30,6 +31,8 @@ MOST_SUMMARIES = 4096
 MOST_KEPT = 1000
 """First alarms, verdicts and changes of the sampling of one rank."""
 MOST_LATEST = 20
+MOST_NAMED = 3
+"""Last incidents of earlier runs in a headline."""
 Agreed = TypeVar("Agreed", Verdict, AlarmExplained)
 
 
@@ -120,16 +123,11 @@ class RankHistory:
 
 
 class RunHistory:
-    """The last run in the events of a job; a run begins with `Started`.
-
-    Attributes:
-        earlier_runs, earlier_alarms: Runs before it in the same files, and their alarms.
-    """
+    """The last run in the events of a job; a run begins with `Started`. Of runs before it, alarms and incidents are kept."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._ranks: dict[int, RankHistory] = {}
-        self._runs: Counter[int] = Counter()
-        self.earlier_alarms = 0
+        self._earlier: dict[int, EarlierRuns] = {}
         for event in events:
             self.add(event)
 
@@ -137,15 +135,39 @@ class RunHistory:
         """Take an event; those of one rank come in their order."""
         rank = self._ranks.setdefault(event.rank, RankHistory(event.rank))
         if isinstance(event, Started) and rank.last is not None:
-            self._runs[event.rank] += 1
-            self.earlier_alarms += rank.alarm_count
+            earlier = self._earlier.setdefault(event.rank, EarlierRuns())
+            earlier.add(rank)
+            if event.first_step is None:
+                earlier.start_anew()
             rank = self._ranks[event.rank] = RankHistory(event.rank)
         rank.add(event)
 
     @property
-    def earlier_runs(self) -> int:
-        """Runs before the last one, in the same files."""
-        return max(self._runs.values(), default=0)
+    def earlier(self) -> EarlierRuns:
+        """Runs before the last one, in the same files, among them those of ranks that the last run does not have."""
+        ranks = self.ranks
+        present, continues = {one.rank for one in ranks}, self.first_step is not None
+        every = []
+        for number, rank in self._ranks.items():
+            kept = self._earlier.get(number, EarlierRuns())
+            if number not in present:
+                kept = replace(kept)
+                kept.add(rank)
+                if not continues:
+                    kept.start_anew()
+            every.append(kept)
+        return of_all_ranks(every)
+
+    @property
+    def first_step(self) -> int | None:
+        """Of the training, which the last run continues; None where nothing said it."""
+        return next((one.started.first_step for one in self.ranks if one.started is not None), None)
+
+    @property
+    def has_alarm(self) -> bool:
+        """Whether the last run, or one that it continues, had an alarm."""
+        earlier = self.earlier
+        return bool(self.alarm_count or earlier.alarms or earlier.incidents)
 
     @property
     def ranks(self) -> list[RankHistory]:
@@ -212,10 +234,11 @@ class RunHistory:
         who = f"rank {suspects[0]} is suspected" if suspects else "the faulty rank is undetermined"
         who = f"ranks {', '.join(map(str, sorted(suspects)[:8]))} are suspected" if len(suspects) > 1 else who
         where = f"{self._steps_text} of {count_text(len(self.ranks), 'rank')}"
+        where += f", from step {self.first_step} of the training on" if self.first_step else ""
         parts = [f"{alarms} in {where}"] if self.ranks else ["no events yet: the training has made no backward pass"]
         parts += [who] if any(one.reason != ONE_RANK for one in self.verdicts) else []
         parts += [self.explained[-1].kind_text] if self.explained else []
-        return "; ".join([*parts, *self._what_was_not_judged()])
+        return "; ".join([*parts, *self._what_was_not_judged(), *_of_earlier(self.earlier)])
 
     @property
     def _steps_text(self) -> str:
@@ -250,20 +273,33 @@ class RunHistory:
 
     def as_json(self) -> dict[str, Any]:
         """The state as JSON values."""
+        earlier = self.earlier
         return {
             "headline": self.headline,
+            "first_step": self.first_step,
             "steps": self.steps,
             "alarms": self.alarm_count,
             "warnings": sum(one.warning_count for one in self.ranks),
             "ended": self.has_ended,
-            "earlier_runs": self.earlier_runs,
-            "earlier_alarms": self.earlier_alarms,
+            "earlier_runs": earlier.runs,
+            "earlier_alarms": earlier.alarms,
+            "earlier_incidents": list(map(str, earlier.incidents)),
+            "other_runs": earlier.other_runs,
+            "other_alarms": earlier.other_alarms,
             "ranks": [_rank_json(one) for one in self.ranks],
             "verdicts": [one.to_json() for one in self.verdicts],
             "incident": self.incident.to_json() if self.incident else None,
             "fault_verdicts": [one.to_json() for one in self.explained],
             "latest_alarms": [one.to_json() for rank in self.ranks for one in rank.latest_alarms],
         }
+
+
+def _of_earlier(earlier: EarlierRuns) -> Iterator[str]:
+    """Alarms of the runs that the last one continues, and its last incidents."""
+    if earlier.alarms or earlier.incidents:
+        alarms = count_text(earlier.alarms, "alarm") if earlier.alarms else "no alarm, but an incident"
+        yield f"{alarms} in {'an earlier run' if earlier.runs == 1 else f'{earlier.runs:,} earlier runs'}"
+        yield from map(str, earlier.incidents[-MOST_NAMED:])
 
 
 def _rank_json(one: RankHistory) -> dict[str, Any]:

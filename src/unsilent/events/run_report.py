@@ -99,7 +99,8 @@ def _results(ranks: Sequence[RankHistory]) -> Table:
 
 def _numbers(history: RunHistory) -> Iterator[tuple[str, str, str]]:
     ranks = history.ranks
-    yield "Alarms", f"{history.alarm_count:,}", count_text(sum(one.warning_count for one in ranks), "warning")
+    warnings, earlier = count_text(sum(one.warning_count for one in ranks), "warning"), history.earlier.alarms
+    yield "Alarms", f"{history.alarm_count:,}", f"{warnings}; in earlier runs {earlier:,}" if earlier else warnings
     yield "Steps", f"{history.steps:,}", "the rank that made most" if len(ranks) > 1 else ""
     if costs := [one.cost for one in ranks if one.cost is not None]:
         yield "Monitor's share of the time", f"{100 * max(costs):.2g} %", "the rank where it is largest"
@@ -110,9 +111,14 @@ def _numbers(history: RunHistory) -> Iterator[tuple[str, str, str]]:
 
 
 def _findings(history: RunHistory) -> Iterator[str]:
-    if history.earlier_runs:
-        earlier = count_text(history.earlier_runs, "earlier run")
-        yield f"the files also hold {earlier} with {count_text(history.earlier_alarms, 'alarm')}, not shown here"
+    earlier = history.earlier
+    if earlier.runs:
+        which, whose = ("run", "its") if earlier.runs == 1 else (f"{earlier.runs:,} runs", "their")
+        alarms = count_text(earlier.alarms, "alarm")
+        yield f"the {which} that this one continues had {alarms}; {whose} steps are not shown here"
+    if earlier.other_runs:
+        others = count_text(earlier.other_runs, "earlier run")
+        yield f"the files also hold {others} with {count_text(earlier.other_alarms, 'alarm')}, not shown here"
     yield from map(str, history.explained[-MOST_EXPLAINED:])
     if history.incident:
         yield f"{history.incident}; see unsilent incident show"

@@ -11,9 +11,17 @@ from torch import Tensor
 
 from unsilent.engine.device_placement import place, resolve_device
 from unsilent.errors import UsageError
-from unsilent.events.incident_folder import BATCH_FILE, STATE_FILE, Incident, read_incident
+from unsilent.events.incident_folder import (
+    BATCH_FILE,
+    RANK_FILE,
+    STATE_FILE,
+    Incident,
+    read_incident,
+    read_rank_part,
+)
 from unsilent.recovery.digests import state_tensors
 from unsilent.recovery.evidence import Evidence
+from unsilent.recovery.fault_codes import NOT_EXECUTED
 from unsilent.recovery.own_step import OwnStep, own_code
 from unsilent.recovery.rank_link import RankLink
 from unsilent.recovery.step_replay import IterationStart, StepReplay, execute
@@ -94,6 +102,7 @@ def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | N
     incident = read_incident(folder)
     rank = _chosen_rank(incident, incident.suspect if rank is None else rank)
     path, device = incident.folder / f"rank{rank}" / STATE_FILE, resolve_device(device)
+    _check_recorded(incident, rank)
     state, batches = read_tensors(path), read_tensors(path.with_name(BATCH_FILE))
     with isolated_randomness():
         function, model, optimizer = own_code(code)
@@ -114,6 +123,25 @@ def _alarm_ranks(steps: RecordedSteps) -> frozenset[int]:
     """The only rank, where a tensor has an element that is not finite."""
     numbers: Iterator[Tensor] = (tensor for tensor in steps.tensors().values() if tensor.is_floating_point())
     return frozenset() if all(bool(torch.isfinite(tensor).all()) for tensor in numbers) else frozenset((0,))
+
+
+def _check_recorded(incident: Incident, rank: int) -> None:
+    """Raise ``UsageError``, with the reason where one is recorded, if a rank has no state or no batch."""
+    own = incident.folder / f"rank{rank}"
+    missing = [name for name in (STATE_FILE, BATCH_FILE) if not (own / name).exists()]
+    if not missing:
+        return
+    verdict = incident.fault_verdict
+    reasons = read_rank_part(incident.folder, rank).problems if (own / RANK_FILE).exists() else ()
+    if not reasons and verdict is not None and verdict.code == NOT_EXECUTED.code:
+        reasons = (verdict.reason,)
+    if not reasons and incident.settings.get("incident") == "small":
+        reasons = ("--incident was small",)
+    raise UsageError(
+        f"the {missing[0].partition('.')[0]} of this incident was not recorded: "
+        f"{'; '.join(reasons) or f'{RANK_FILE} does not say why'}; give an incident of a loop that can be executed again, "
+        "recorded with --incident full"
+    )
 
 
 def _chosen_rank(incident: Incident, rank: int) -> int:

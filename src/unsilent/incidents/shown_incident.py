@@ -97,7 +97,8 @@ class ShownIncident(Shown):
         where = f" ({', '.join(filter(None, (own.host, own.device, own.reason)))})"
         code = f" ({verdict.code})" if verdict and verdict.code else ""
         kind = f"kind of fault: {verdict.kind}{code}" if verdict else "what kind of fault it was is not decided"
-        return f"{own.since[:1].upper()}{own.since[1:]}{where}; {kind}"
+        training = f", which is step {own.training_step} of the training" if own.first_step else ""
+        return f"{own.since[:1].upper()}{own.since[1:]}{training}{where}; {kind}"
 
     def _findings(self) -> Iterator[str]:
         verdict = self.incident.fault_verdict
@@ -169,7 +170,8 @@ class ShownIncident(Shown):
             for part in self.parts
         ]
         return {
-            "folder": str(own.folder), **shown, "since": own.since, "ranks": parts, "problems": self.problems,
+            "folder": str(own.folder), **shown, "since": own.since, "training_step": own.training_step,
+            "ranks": parts, "problems": self.problems,
             "alarms": [one.to_json() for one in own.alarms], "verdicts": [one.to_json() for one in own.verdicts],
         }  # fmt: skip
 

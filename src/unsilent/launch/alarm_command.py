@@ -14,6 +14,7 @@ from typing import cast
 
 from unsilent.errors import kind_and_line
 from unsilent.events.event_kinds import AlarmExplained, Event, Verdict
+from unsilent.events.host import first_step
 from unsilent.printable import escape_unprintable
 from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultKind
 from unsilent.recovery.fault_verdict import FaultVerdict
@@ -37,7 +38,7 @@ class AlarmCommand:
 
     def __call__(self, event: Event) -> None:
         if event.rank == 0 and self._thread is None and (verdict := self._verdict(event)) is not None:
-            self._thread = threading.Thread(target=self._run, args=(json.dumps(asdict(verdict)),), daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(_as_json(verdict),), daemon=True)
             self._thread.start()
 
     def close(self) -> None: ...
@@ -74,6 +75,11 @@ class AlarmCommand:
             _log.error("--on-alarm-exec: killed after %g seconds; the job goes on", LIMIT_SECONDS)
         elif code:
             _log.error("--on-alarm-exec: exit code %d%s; the job goes on", code, f": {last}" if last else "")
+
+
+def _as_json(verdict: FaultVerdict) -> str:
+    """The verdict, whose step counts from the start of this run, and that step of the training."""
+    return json.dumps({**asdict(verdict), "training_step": (first_step() or 0) + verdict.step})
 
 
 def run_in_shell(command: str, text: str, seconds: float) -> tuple[int | None, str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from unsilent.errors import UsageError, first_line
-from unsilent.events.event_files import parse_fields
+from unsilent.events.event_files import MOST_RANKS, check_range, parse_fields
+from unsilent.options import LARGEST
 from unsilent.plainfiles import parse_json, read_plain, replace_file
 from unsilent.strictjson import as_json_values
 
@@ -137,11 +138,25 @@ def read_record(path: Path) -> IsolationRecord:
         values = parse_json(read_plain(path, MOST_BYTES))
         if not isinstance(values, dict) or values.get("schema") != SCHEMA:
             raise ValueError(f"expected an object with the schema {SCHEMA}")
-        return parse_fields(IsolationRecord, values)
+        record = parse_fields(IsolationRecord, values)
+        _check_numbers(record)
+        return record
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not what unsilent run --isolate writes: {first_line(error)[:200]}; correct or remove it"
         ) from None
+
+
+def _check_numbers(record: IsolationRecord) -> None:
+    """Raise ``ValueError`` for steps and slots that cannot be."""
+    check_range("first_step", record.first_step, 0, LARGEST)
+    for entries in (record.cordons, record.handled, record.avoided):
+        for one in entries:
+            check_range("step", one.step, 0, LARGEST)
+    for slot in (*record.slots, *(one.slot for one in record.cordons)):
+        check_range("slot", slot, 0, MOST_RANKS)
+    for handled in record.handled:
+        check_range("slot", handled.slot, -1, MOST_RANKS)
 
 
 def write_record(path: Path, record: IsolationRecord) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from unsilent.checkpoints.last_good import FoundCheckpoint, LastGood, last_good_checkpoint
 from unsilent.errors import UsageError
 from unsilent.events.host import host_name
-from unsilent.events.incident_folder import FOLDER, INCIDENT_FILE, Incident, read_incident
+from unsilent.events.incident_folder import FOLDER, Incident, is_incident, read_incident
 from unsilent.launch.cordon_file import (
     NAME,
     AvoidedCheckpoint,
@@ -27,13 +27,23 @@ from unsilent.launch.cordon_file import (
     write_record,
 )
 from unsilent.launch.rank_processes import check_slots, end_process, start_ranks, start_self_test
-from unsilent.recovery.fault_codes import CONFIRMED_EXIT_CODE, SOFTWARE_EXIT_CODE, UNDETERMINED_EXIT_CODE
+from unsilent.recovery.earlier_incidents import SUSPECTED
+from unsilent.recovery.fault_codes import (
+    CONFIRMED_EXIT_CODE,
+    DATA_BATCH,
+    NO_OTHER_CHECKPOINT,
+    SOFTWARE_EXIT_CODE,
+    UNDETERMINED_EXIT_CODE,
+)
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.report.text import count_text, listed
 
 POLL_SECONDS = 0.1
 STOPPED = ("data", "numerics", "benign")
 """Kinds of faults that every device would have again: the job is not started again."""
+EARLIER, NONE = "earlier", "none"
+LEFT = (EARLIER, NONE)
+"""What incidents are called that are of an earlier job, and that did not stop the job."""
 _INCIDENT = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
@@ -81,6 +91,9 @@ class Isolation:
                 self._leave_earlier_incidents()
             code = self._run()
             self._wait_for_tests()
+            if incidents := [one for one in self._record.handled if one.kind not in LEFT]:
+                every = listed((f"step {one.step}: {one.kind}{_in_slot(one.slot)}" for one in incidents), 8)
+                self._say(f"the job ended with {code}; incidents so far: {every}; see {self._incidents}")
             return code
         finally:
             for test in self._tests.values():
@@ -106,16 +119,14 @@ class Isolation:
         """Those that were not looked at so far, in the order of time."""
         known = {one.folder for one in self._record.handled}
         folders = self._incidents.iterdir() if self._incidents.is_dir() else ()
-        new = [one for one in folders if _INCIDENT.fullmatch(one.name) and one.name not in known]
-        yield from sorted(
-            (read_incident(one) for one in new if (one / INCIDENT_FILE).exists()), key=lambda one: one.time
-        )
+        new = [one for one in folders if _INCIDENT.fullmatch(one.name) and one.name not in known and is_incident(one)]
+        yield from sorted(map(read_incident, new), key=lambda one: one.time)
 
     def _leave_earlier_incidents(self) -> None:
         """Incidents of a job that was not isolated: which rank was on which device is not known, nor what was done since."""
         for incident in self._new_incidents():
             self._say(f"{incident.folder} is of an earlier job, and is left as it is")
-            self._handled(incident, "earlier", incident.step, -1)
+            self._handled(incident, EARLIER, incident.step, -1)
         write_record(self._path, self._record)
 
     def _answer_new(self) -> int | None:
@@ -124,7 +135,7 @@ class Isolation:
         for incident in self._new_incidents():
             verdict = stopping_verdict(incident)
             if verdict is None:
-                self._handled(incident, "none", incident.step, -1)
+                self._handled(incident, NONE, incident.step, -1)
                 write_record(self._path, self._record)
             else:
                 answer = max(answer or 0, self._answer(incident, verdict))
@@ -133,30 +144,47 @@ class Isolation:
     def _answer(self, incident: Incident, verdict: FaultVerdict) -> int:
         """Write down what follows from an incident, and say it; the exit code of the job, 0 to start it again."""
         record, kind = self._record, verdict.kind
-        slot = record.slots[verdict.rank] if 0 <= verdict.rank < len(record.slots) else -1
+        is_of_device = kind in SUSPECTED and 0 <= verdict.rank < len(record.slots)
+        slot = record.slots[verdict.rank] if is_of_device else -1
         step = record.first_step + verdict.step
         is_repeated = any((one.step, one.slot) == (step, slot) for one in record.handled)
         self._handled(incident, kind, step, slot)
-        self._avoid(record.first_step if kind == "checkpoint" else step)
-        if kind == "device" and slot >= 0:
+        is_of_load = kind == "checkpoint" or verdict.code == NO_OTHER_CHECKPOINT.code
+        self._avoid(record.first_step if is_of_load else step)
+        is_repeated = is_repeated or verdict.exit_code == CONFIRMED_EXIT_CODE
+        is_on_spare = kind == "undetermined" and is_repeated and slot >= 0 and self._has_spare(slot)
+        if slot >= 0 and (kind == "device" or is_on_spare):
             cordon = Cordon(
                 slot=slot, host=self._host, device=verdict.device, reason=verdict.reason, step=step, time=incident.time,
                 incident=incident.folder.name,
             )  # fmt: skip
             self._record = self._record.with_cordon(cordon)
         write_record(self._path, self._record)
-        where = f" in slot {slot}" if slot >= 0 else ""
-        self._say(
-            f"step {step}: {kind}{where}: {verdict.reason.rstrip('.') or 'no reason was given'}; see {incident.folder}"
-        )
+        where = _in_slot(slot)
+        code = f" ({verdict.code})" if verdict.code else ""
+        batch = f" in the batch of rank {verdict.rank}" if verdict.code == DATA_BATCH.code and verdict.rank >= 0 else ""
+        self._say(f"step {step}: {kind}{code}{where}{batch}; see {incident.folder}")
         if kind in STOPPED:
             self._say("the job is not started again: another device would not help")
             return verdict.exit_code or SOFTWARE_EXIT_CODE
-        is_repeated = is_repeated or verdict.exit_code == CONFIRMED_EXIT_CODE
+        if kind == "device" and slot < 0:
+            rank = f"device rank {verdict.rank} had" if verdict.rank >= 0 else "device it is"
+            self._say(f"which {rank} is not known: none was put in cordon")
+        if is_on_spare:
+            self._say(f"nothing is confirmed for the device{where}: the step is tried on a spare one")
+            return 0
         if is_repeated and kind in ("transient", "undetermined"):
-            self._say(f"the job is not started again: it is not the first incident in step {step}{where}")
+            self._say(
+                f"the job is not started again: it is not the first incident in step {step}{where}; "
+                "nothing is confirmed for a device"
+            )
             return CONFIRMED_EXIT_CODE
         return 0
+
+    def _has_spare(self, slot: int) -> bool:
+        """Whether as many devices as there are ranks are free without this one."""
+        left_out = {slot, *self._record.active(self._host)}
+        return sum(one not in left_out for one in range(self._job.ranks + self._job.spares)) >= self._job.ranks
 
     def _handled(self, incident: Incident, kind: str, step: int, slot: int) -> None:
         new = HandledIncident(folder=incident.folder.name, kind=kind, step=step, slot=slot)
@@ -247,6 +275,10 @@ class Isolation:
         while self._tests:
             self._note_tests()
             time.sleep(POLL_SECONDS)
+
+
+def _in_slot(slot: int) -> str:
+    return f" in slot {slot}" if slot >= 0 else ""
 
 
 def stopping_verdict(incident: Incident) -> FaultVerdict | None:

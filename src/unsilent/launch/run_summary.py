@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unsilent.events.event_kinds import Alarm, Ended, Event, IncidentBegan, Verdict
+from unsilent.events.event_kinds import Alarm, Ended, Event, IncidentBegan, Started, Verdict
 from unsilent.events.sinks import LOGGER
 from unsilent.launch.standard_error import StandardError
 from unsilent.report.text import count_text
@@ -24,7 +24,7 @@ class RunSummary:
         self._events = events
         self._alarms: list[Alarm] = []
         self._first_verdict: Verdict | None = None
-        self._incident = ""
+        self._incident = self._from = ""
         self._ended: list[Ended] = []
 
     def __call__(self, event: Event) -> None:
@@ -34,6 +34,8 @@ class RunSummary:
             self._first_verdict = self._first_verdict or event
         elif isinstance(event, IncidentBegan):
             self._incident = self._incident or event.folder
+        elif isinstance(event, Started):
+            self._from = f" from step {event.first_step} of the training on" if event.first_step else ""
         elif isinstance(event, Ended):
             self._ended.append(event)
 
@@ -45,7 +47,7 @@ class RunSummary:
         if not self._ended or (self._ended[0].rank and not self._alarms):
             return ""
         whole = _together(self._ended)
-        steps = count_text(whole.steps, "step")
+        steps = f"{count_text(whole.steps, 'step')}{self._from}"
         if self._alarms:
             first = self._alarms[0]
             where = f" of rank {first.rank}" if first.rank else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from unsilent.detectors.rule import NORMAL
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.events.event_kinds import FINGERPRINT, Verdict
-from unsilent.events.host import FIRST_STEP
+from unsilent.events.host import first_step
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.exchange import RankRow
 from unsilent.recovery.earlier_incidents import (
@@ -132,8 +131,11 @@ class FaultJudge:
             self._path = None  # what it is, nobody knows: it is not replaced
             _log.warning("earlier incidents are not counted: %s", error)
         self._earlier = link.gather(earlier)[0]
-        first = os.environ.get(FIRST_STEP, "")
-        self._first_step = int(first) if first.isdecimal() else 0
+        self._first_step = first_step() or 0
+
+    def training_step_text(self, step: int) -> str:
+        """Which step of the training a step of this run is; empty where that is the same."""
+        return f" (step {self._first_step + step} of the training)" if self._first_step else ""
 
     def judge(self, evidence: Evidence) -> FaultVerdict:
         """What kind of fault it was; it counts as an earlier incident from then on."""

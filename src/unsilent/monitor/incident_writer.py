@@ -102,11 +102,12 @@ class IncidentWriter:
             alarms: Of this rank, so far.
             started: What this rank said at its start.
         """
-        self.path = self._above / f"{verdict.step}-{self._run}"
+        self.path = self._above / f"{(started.first_step or 0) + verdict.step}-{self._run}"
         self._step, first = verdict.step, tuple(alarms[:MOST_EVENTS])
         if verdict.rank == 0:
             self._incident = Incident(
-                run=self._run, step=verdict.step, suspect=verdict.suspect, reason=verdict.reason, tensor=verdict.tensor,
+                run=self._run, step=verdict.step, first_step=started.first_step or 0,
+                suspect=verdict.suspect, reason=verdict.reason, tensor=verdict.tensor,
                 host=verdict.host, device=verdict.device, world_size=started.world_size, time=verdict.time,
                 settings=started.settings, versions=started.versions, alarms=first, verdicts=(verdict,),
                 checkpoints=tuple(map(_saved, recent_saves())),

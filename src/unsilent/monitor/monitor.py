@@ -393,9 +393,9 @@ class Monitor:
         self._reporter.fault_verdict(verdict)
         if verdict.exit_code:
             self._has_stopped = True
-            raise MonitorStop(
-                f"the monitor stopped the job after an alarm in step {verdict.step}: {verdict.kind} ({verdict.code}): "
-                f"{verdict.reason}; {verdict.action}",
+            raise MonitorStop(  # why, and what to do, was reported by all ranks together
+                f"the monitor stopped the job after an alarm in step {verdict.step}"
+                f"{self._faults.training_step_text(verdict.step)}: {verdict.kind} ({verdict.code})",
                 verdict.exit_code,
             )
 

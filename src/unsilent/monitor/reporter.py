@@ -33,7 +33,7 @@ from unsilent.events.event_kinds import (
     since_text,
 )
 from unsilent.events.health import OK, health_after
-from unsilent.events.host import pid_namespace
+from unsilent.events.host import first_step, pid_namespace
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.exchange import RankInfo, RankRow
@@ -87,7 +87,7 @@ class Reporter:
             Started, 0, host=self._own.host, device=self._own.device, process=os.getpid(), world_size=len(self.ranks),
             settings=dict(settings), series=dict(Counter(one.feature for one in series)),
             versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            notes=tuple(notes), pid_namespace=pid_namespace(),
+            notes=tuple(notes), pid_namespace=pid_namespace(), first_step=first_step(),
         )  # fmt: skip
 
     def findings(self, step: int, findings: Sequence[Finding]) -> bool:

@@ -9,7 +9,8 @@ FaultKind = Literal["transient", "device", "checkpoint", "numerics", "benign", "
 Level = Literal["minor", "major"]
 GOES_ON, SOFTWARE_EXIT_CODE, UNDETERMINED_EXIT_CODE, CONFIRMED_EXIT_CODE = 0, 1, 16, 17
 """Exit codes: none, for the job goes on; a failure that another device would have as well; as in Megatron-LM's rerun machine:
-start the job again to find out more, and a fault that is confirmed for a device."""
+start the job again to find out more, and a fault that is confirmed for a device. What is undetermined twice on one device has the
+last one as well, so that no job is started again for ever, although nothing is confirmed."""
 ASD_CODE, ASD_LEVEL = "80818C00", "minor"
 """What every fault is called where the job is watched because of the variables of accuracy-sensitive detection (ASD)."""
 
@@ -90,7 +91,8 @@ DATA_ELSEWHERE = FaultCode(
 NOT_EXECUTED = FaultCode(
     "UNSILENT-U01", "undetermined", "minor", UNDETERMINED_EXIT_CODE,
     "the step was not executed again, or not often enough to compare executions",
-    "make the loop one that can be executed again, or start the job again: a second alarm in this step decides more",
+    "make the loop one that can be executed again; or start the job again, from a checkpoint of before this step and with its "
+    "step in UNSILENT_FIRST_STEP: a second alarm in this step of the training decides more",
 )  # fmt: skip
 NO_OTHER_DEVICE = FaultCode(
     "UNSILENT-U02", "undetermined", "minor", UNDETERMINED_EXIT_CODE,
@@ -104,13 +106,13 @@ CONTRADICTION = FaultCode(
 )  # fmt: skip
 UNDETERMINED_AGAIN = FaultCode(
     "UNSILENT-U04", "undetermined", "major", CONFIRMED_EXIT_CODE,
-    "undetermined for the second time in the same step on the same device",
+    "undetermined for the second time in the same step of the training on the same device; nothing is confirmed for a device",
     "give the job another device: if the alarm comes again in this step, it is not the device",
 )  # fmt: skip
 NO_OTHER_CHECKPOINT = FaultCode(
     "UNSILENT-U05", "undetermined", "minor", UNDETERMINED_EXIT_CODE,
     "soon after the load of a checkpoint, values that are not finite come again, and the checkpoint before was not tried",
-    "continue from the checkpoint before, and verify the one that was loaded",
+    "continue from the checkpoint before the one that was loaded, not from one that was saved since, and verify that one",
 )  # fmt: skip
 FAULT_CODES = (
     TRANSIENT, DEVICE_REPEATED, DEVICE_VARIES, DEVICE_OPERATION, DEVICE_STRIKES, CHECKPOINT, NUMERICS, BENIGN, DATA_BATCH,

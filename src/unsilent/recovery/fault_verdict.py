@@ -207,10 +207,14 @@ def _with_earlier_incidents(evidence: Evidence, code: FaultCode, reason: str) ->
         return codes.DEVICE_STRIKES, f"{reason}; this device had {_incidents(evidence.strikes)} before"
     if code.kind == "undetermined" and evidence.strikes_elsewhere:
         return codes.DATA_ELSEWHERE, (
-            f"{reason}; this step had {_incidents(evidence.strikes_elsewhere)} on another device in an earlier run"
+            f"{reason}; step {evidence.step} of the training had {_incidents(evidence.strikes_elsewhere)} on another device in "
+            "an earlier run"
         )
     if code.kind == "undetermined" and evidence.strikes_in_step:
-        return codes.UNDETERMINED_AGAIN, f"{reason}; so it was before, in the same step on the same device"
+        return codes.UNDETERMINED_AGAIN, (
+            f"{reason}; so it was before, in the same step of the training ({evidence.step}) on the same device; nothing is "
+            "confirmed for the device"
+        )
     return code, reason
 
 
