@@ -202,13 +202,12 @@ def _of_float64(evidence: Evidence, again: str, is_elsewhere: bool, is_checkpoin
     if not all(one.is_finite for one in wide):
         return (
             codes.DATA_EVERYWHERE,
-            f"{again}, with values that are not finite; no operation overflows in its dtype alone",
+            f"{again}, with parameters, gradients or moments that are not finite; no operation is known to overflow",
         )
     untried = "" if is_checkpoint_known else "; the checkpoint before the one that was loaded lately was not tried"
     return (
         codes.BENIGN,
-        f"{again}; parameters, gradients and moments are finite, and no operation was seen to be out of the range of its dtype: "
-        f"nothing points to a fault of the device{untried}",
+        f"{again}; parameters, gradients and moments are finite, and nothing points to a fault of the device{untried}",
     )
 
 
