@@ -25,7 +25,7 @@ class Seen(Unreachable):
     """What a scene counts and collects. Nothing leads to it, for it is no part of the loop."""
 
     def __init__(self):
-        self.begun, self.step, self.evidence, self.messages = 0, 0, [], []
+        self.begun, self.step, self.evidence, self.messages, self.codes = 0, 0, [], [], []
 
 
 class Messages(logging.Handler):
@@ -53,7 +53,15 @@ class Device(DispatchMode):
         return result
 
 
-def train(fault="", on_alarm="replay", wrap=DistributedDataParallel, has_loop=True):
+def with_wrong_payload(seen, bucket):
+    """What one rank gives to the sum over ranks has an element that is not finite, each time."""
+    payload = bucket.buffer() / dist.get_world_size()
+    if seen.step == AT and dist.get_rank() == FAULTY_RANK:
+        payload.view(-1)[3] = float("nan")
+    return dist.all_reduce(payload, async_op=True).get_future().then(lambda done: done.value()[0])
+
+
+def train(fault="", on_alarm="replay", wrap=DistributedDataParallel, has_loop=True, by_number=False):
     torch.manual_seed(0 if wrap is DistributedDataParallel else dist.get_rank())
     inner = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(0.1), nn.Tanh(), nn.Linear(8, 2))
     model = wrap(inner)
@@ -66,19 +74,26 @@ def train(fault="", on_alarm="replay", wrap=DistributedDataParallel, has_loop=Tr
         batches[AT]["x"][2, 1] = float("nan")
 
     def judge(evidence):
+        verdict = fault_verdict.judge(evidence)
         seen.evidence.append(dataclasses.asdict(evidence))
-        return dataclasses.replace(fault_verdict.judge(evidence), exit_code=0)  # the training goes on
+        seen.codes.append(verdict.code)
+        return dataclasses.replace(verdict, exit_code=0)  # the training goes on
 
     alarm_replay.judge, step_replay.SECONDS = judge, 0.0  # three executions
     handler = Messages(seen)
     logging.getLogger("unsilent.monitor").addHandler(handler)
     logging.getLogger("unsilent.monitor").setLevel(logging.INFO)
     times = {"device": 10**6, "transient": 1}.get(fault, 0)
+    shard = torch.stack([one["x"] for one in batches])
+    if by_number:
+        batches = [{"at": one["at"]} for one in batches]
+    if fault == "payload":
+        model.register_comm_hook(seen, with_wrong_payload)
 
     def step(batch):
         seen.begun, seen.step = seen.begun + 1, batch["at"][0]
         optimizer.zero_grad()
-        model(batch["x"]).square().mean().backward()
+        model(shard[seen.step] if by_number else batch["x"]).square().mean().backward()
         optimizer.step()
 
     with Device(seen, times), Monitor(model, optimizer, on_alarm=on_alarm, sampling="fixed:1") as monitor:
@@ -92,7 +107,7 @@ def train(fault="", on_alarm="replay", wrap=DistributedDataParallel, has_loop=Tr
     state = [*model.parameters(), *(t for table in optimizer.state.values() for t in table.values())]
     bits = [tensor.detach().view(-1).view(torch.int32).tolist() for tensor in state]
     return {
-        "bits": bits, "begun": seen.begun, "evidence": seen.evidence, "messages": seen.messages,
+        "bits": bits, "begun": seen.begun, "evidence": seen.evidence, "codes": seen.codes, "messages": seen.messages,
         "suspects": [verdict.suspect for verdict in monitor.verdicts], "generator": torch.get_rng_state().tolist(),
     }  # fmt: skip
 
@@ -102,6 +117,9 @@ SCENES = {
     "transient": lambda: train("transient"),
     "batch": lambda: train("batch"),
     "device": lambda: train("device"),
+    "numbers": lambda: train("batch", by_number=True),
+    "numbers, device": lambda: train("device", by_number=True),
+    "payload": lambda: train("payload"),
     "apart": lambda: train("device", wrap=lambda model: model),
     "no loop": lambda: train("device", has_loop=False),
 }

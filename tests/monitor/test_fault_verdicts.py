@@ -200,10 +200,47 @@ def test_a_load_before_the_monitor_begins_counts():
 
 def test_a_device_that_spoils_the_weights_of_all_ranks_is_not_found_in_its_neighbour():
     """An execution has several iterations; after the first faulty one the other rank has an alarm as well."""
-    verdict = made.verdict(30)
-    replay = AlarmReplay(verdict, None, RankLink())
     clean, alarm = RankRow(30), RankRow(30, level=2)
-    for rows in ([clean, clean], [alarm, clean], [alarm, alarm]):
+    replay, found = findings_of([clean, clean], [alarm, clean], [alarm, alarm])
+    assert (found.ranks, found.are_own, found.clean) == ({0}, True, 1)
+    assert replay._take_findings()[:3] == (set(), True, 0)
+
+
+def findings_of(*iterations):
+    replay = AlarmReplay(made.verdict(30), None, RankLink(), ())
+    for rows in iterations:
         replay.add(rows)
-    assert replay._take_alarm_ranks() == {0}
-    assert replay._take_alarm_ranks() == set()
+    return replay, replay._take_findings()
+
+
+def test_a_finding_in_what_ranks_share_says_nothing_of_the_ranks():
+    """A device that puts NaN into a sum over ranks spoils the update of all, and then what they compute themselves."""
+    own, update = RankRow(30, level=2), RankRow(30, level=2, is_shared=1, has_shared=1)
+    assert findings_of([own, own])[1].are_own
+    assert not findings_of([update, update], [own, own])[1].are_own
+    assert not findings_of([own, own._replace(has_shared=1)])[1].are_own
+
+
+def test_an_alarm_of_a_step_before_the_loop_is_not_taken_for_one_that_does_not_come_again():
+    """Under ``unsilent run`` states are kept from the second batch on."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    def train():
+        with Monitor(model, optimizer, on_alarm="replay", sampling="fixed:1") as monitor:
+            step(torch.full((8, 6), 1e15))  # the norm of the gradients overflows
+            for batch in monitor.iterate([torch.randn(8, 6) for _ in range(4)]):
+                step(batch)
+
+    with pytest.raises(MonitorStop) as stop:
+        train()
+    assert stop.value.exit_code == 16
+    assert "UNSILENT-U01" in str(stop.value)
+    assert "began before the oldest state that is kept" in str(stop.value)

@@ -61,6 +61,32 @@ def test_the_alarm_of_a_device_does_not_come_again_in_the_rank_that_gets_the_bat
     assert [e["is_equal"] for e in evidence["executions"]] == [None, None, True, True, True]
 
 
+def test_a_neighbour_counts_only_where_it_is_seen_to_compute_the_same(ranks):
+    for scene in ("batch", "device"):
+        evidence = evidence_of(ranks, scene)
+        assert evidence["no_neighbour"] == ""
+        assert 0 < evidence["steps_compared"] < evidence["steps_per_execution"]
+
+
+@pytest.mark.parametrize("scene", ["numbers", "numbers, device"])
+def test_a_neighbour_that_executes_data_of_its_own_is_no_evidence(ranks, scene):
+    """The loader yields numbers of samples, and each rank has samples of its own."""
+    evidence = evidence_of(ranks, scene)
+    assert executions(evidence, NEIGHBOUR) == []
+    assert "data from elsewhere than its batch" in evidence["no_neighbour"]
+    assert executions(evidence, "same device") == [(SUSPECT, True)] * 3
+    assert ranks[0][scene]["codes"][0] == "UNSILENT-U02"
+
+
+def test_a_value_that_one_rank_puts_into_a_sum_is_not_taken_for_data(ranks):
+    """All ranks get it in the same step."""
+    for rank in ranks:
+        evidence = rank["payload"]["evidence"][0]
+        assert evidence["rank"] == -1
+        assert [one["ranks"] for one in evidence["executions"]] == [[]] * len(evidence["executions"])
+        assert rank["payload"]["codes"][0] == "UNSILENT-U02"
+
+
 def test_a_transient_fault_comes_again_nowhere_and_the_training_is_not_changed(ranks):
     evidence = evidence_of(ranks, "transient")
     assert executions(evidence, NEIGHBOUR) == [(OTHER, False)]
@@ -77,7 +103,10 @@ def test_ranks_with_states_of_their_own_do_not_ask_each_other(ranks):
     assert executions(evidence, NEIGHBOUR) == []
     assert executions(evidence, "same device") == [(SUSPECT, True)] * 3
     for rank in ranks:
-        assert any("no neighbour was asked: the ranks hold different states" in m for m in rank["apart"]["messages"])
+        assert any(
+            "no execution of another rank is evidence: the ranks hold different states" in m
+            for m in rank["apart"]["messages"]
+        )
 
 
 def test_what_cannot_be_executed_again_is_said(ranks):

@@ -40,11 +40,24 @@ ROWS = {
         evidence(CLEAN, replace(CLEAN, digest="z"), tolerance=1e-6), "UNSILENT-T01"),
     "again, not on the neighbour": (evidence(AGAIN, AGAIN, AGAIN, NEAR_CLEAN), "UNSILENT-D01"),
     "again with other bits each time, not on the neighbour": (
-        evidence(AGAIN, OTHER, replace(OTHER, digest="d"), NEAR_CLEAN), "UNSILENT-D01"),
+        evidence(AGAIN, OTHER, replace(OTHER, digest="d"), NEAR_CLEAN, apart=0.5), "UNSILENT-D01"),
     "not on the neighbour, although the batch is odd": (
         evidence(AGAIN, AGAIN, NEAR_CLEAN, batch_problem="NaN"), "UNSILENT-D01"),
     "one of three has it": (evidence(CLEAN, AGAIN, CLEAN), "UNSILENT-D02"),
-    "one has other bits without an alarm": (evidence(CLEAN, replace(CLEAN, digest="x"), CLEAN), "UNSILENT-D02"),
+    "one has other bits without an alarm": (
+        evidence(CLEAN, replace(CLEAN, digest="x"), CLEAN, apart=2e-3), "UNSILENT-D02"),
+    "one differs by rounding without an alarm": (
+        evidence(CLEAN, replace(CLEAN, digest="x"), CLEAN, apart=1e-6), "UNSILENT-U03"),
+    "one differs by rounding, with the alarm everywhere": (
+        evidence(AGAIN, OTHER, AGAIN, NEAR_AGAIN, WIDE_AGAIN, apart=1e-6), "UNSILENT-B01"),
+    "one differs by rounding, again, not on the neighbour": (
+        evidence(AGAIN, OTHER, AGAIN, NEAR_CLEAN, apart=1e-6), "UNSILENT-D01"),
+    "one differs by more, with the alarm everywhere": (
+        evidence(AGAIN, OTHER, AGAIN, NEAR_AGAIN, WIDE_AGAIN, apart=2e-3), "UNSILENT-D02"),
+    "one is infinite, with the alarm everywhere": (
+        evidence(AGAIN, OTHER, AGAIN, NEAR_AGAIN, apart=float("inf")), "UNSILENT-D02"),
+    "not on the neighbour, but on another device before": (
+        evidence(AGAIN, AGAIN, AGAIN, NEAR_CLEAN, strikes_elsewhere=1), "UNSILENT-S03"),
     "one has it, within a tolerance": (evidence(CLEAN, CLEAN, AGAIN, tolerance=1e-6), "UNSILENT-D02"),
     "an operation has two results": (evidence(AGAIN, AGAIN, NEAR_AGAIN, TWICE), "UNSILENT-D03"),
     "an operation has two results, alone": (evidence(AGAIN, AGAIN, TWICE, world_size=1), "UNSILENT-D03"),
@@ -81,10 +94,12 @@ ROWS = {
     "in all ranks at once": (
         evidence(*[replace(AGAIN, ranks=(0, 1, 2, 3))] * 3, WIDE_AGAIN, rank=-1), "UNSILENT-B01"),
     "in all ranks at once, not finite": (
-        evidence(*[replace(AGAIN, ranks=(0, 1))] * 3, WIDE_INFINITE, rank=-1), "UNSILENT-S02"),
+        evidence(*[replace(AGAIN, ranks=(0, 1))] * 3, WIDE_INFINITE, rank=-1), "UNSILENT-U02"),
+    "in all ranks at once, after a sum over them": (
+        evidence(*[AGAIN] * 3, WIDE_AGAIN, rank=-1), "UNSILENT-U02"),
     "in one rank, of which none is suspected": (
         evidence(*[replace(AGAIN, ranks=(2,))] * 3, WIDE_AGAIN, rank=-1), "UNSILENT-U02"),
-    "no two alike": (evidence(AGAIN, OTHER), "UNSILENT-U03"),
+    "no two alike": (evidence(AGAIN, OTHER, apart=0.5), "UNSILENT-U03"),
     "the same bits without the alarm": (evidence(*[replace(CLEAN, is_equal=True)] * 3), "UNSILENT-U03"),
     "only on the neighbour": (evidence(CLEAN, CLEAN, NEAR_AGAIN), "UNSILENT-U03"),
     "a device, but no rank": (evidence(CLEAN, CLEAN, AGAIN, rank=-1), "UNSILENT-U03"),
@@ -100,6 +115,30 @@ def test_the_verdict_is_that_of_the_table(name):
     row = next(row for row in FAULT_CODES if row.code == code)
     assert (verdict.kind, verdict.level, verdict.exit_code, verdict.action) == (
         row.kind, row.level, row.exit_code, row.action)  # fmt: skip
+
+
+def test_a_device_is_named_with_what_shows_that_the_neighbour_computed_the_same():
+    known = evidence(AGAIN, AGAIN, NEAR_CLEAN, steps_compared=3)
+    assert "and not on that of rank 2 with the same state and batch (checked in 3 steps before: " in judge(known).reason
+
+
+@pytest.mark.parametrize("executions", [[AGAIN] * 3, [CLEAN] * 3, [AGAIN, OTHER]])
+def test_words_without_a_named_rank_are_of_no_device(executions):
+    verdict = judge(evidence(*executions, WIDE_AGAIN, rank=-1, apart=0.5))
+    assert "this device" not in verdict.reason
+    assert "another device" not in verdict.reason + verdict.action
+
+
+def test_what_keeps_ranks_from_being_told_apart_is_said():
+    assert "sums over ranks were not checked" in judge(evidence(*[AGAIN] * 3, WIDE_AGAIN, rank=-1)).reason
+    assert "no earlier step" in judge(evidence(*[AGAIN] * 3, no_neighbour="no earlier step shows it")).reason
+
+
+def test_a_benign_alarm_claims_no_more_than_was_looked_at():
+    reason = judge(evidence(AGAIN, AGAIN, NEAR_AGAIN, WIDE_AGAIN)).reason
+    assert "parameters, gradients and moments are finite" in reason
+    assert "finite values" not in reason
+    assert "overflow" not in reason
 
 
 def test_every_code_has_a_row():
@@ -127,7 +166,7 @@ EVIDENCE = st.builds(
     world_size=st.sampled_from([1, 4]), executions=st.lists(EXECUTIONS, max_size=8).map(tuple),
     tolerance=st.sampled_from([0.0, 1e-6]), steps_since_load=st.sampled_from([None, 3, 500]),
     batch_problem=st.sampled_from(["", "NaN"]), strikes=st.integers(0, 2), strikes_in_step=st.integers(0, 1),
-    strikes_elsewhere=st.integers(0, 1),
+    strikes_elsewhere=st.integers(0, 1), apart=st.sampled_from([0.0, 1e-6, 1.0]),
 )  # fmt: skip
 
 

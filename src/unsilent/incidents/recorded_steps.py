@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from unsilent.events.incident_folder import (
 from unsilent.recovery.digests import state_tensors
 from unsilent.recovery.evidence import Evidence
 from unsilent.recovery.fault_codes import NOT_EXECUTED
+from unsilent.recovery.neighbour_check import Findings
 from unsilent.recovery.own_step import OwnStep, own_code
 from unsilent.recovery.rank_link import RankLink
 from unsilent.recovery.step_replay import IterationStart, StepReplay, execute
@@ -110,19 +112,20 @@ def replay_incident(folder: Path, code: str, device: str = "auto", rank: int | N
         steps = RecordedSteps(own, state, place(batches, device, None), path)
         for batch in execute(steps):
             steps.run(batch)
-        replay = StepReplay(steps, lambda: _alarm_ranks(steps), RankLink(), 0)
+        replay = StepReplay(steps, lambda: _findings(steps), RankLink(), 0)
         for batch in replay.run():
             steps.run(batch)
     return Evidence(
         step=incident.step, rank=rank, device=device, feature="elements that are not finite", executions=tuple(replay.executions),
-        problem=replay.problem, tolerance=replay.tolerance, batch_problem=replay.batch_problem,
+        problem=replay.problem, apart=replay.apart, tolerance=replay.tolerance, batch_problem=replay.batch_problem,
     )  # fmt: skip
 
 
-def _alarm_ranks(steps: RecordedSteps) -> frozenset[int]:
-    """The only rank, where a tensor has an element that is not finite."""
+def _findings(steps: RecordedSteps) -> Findings:
+    """Of the only rank: whether a tensor has an element that is not finite."""
     numbers: Iterator[Tensor] = (tensor for tensor in steps.tensors().values() if tensor.is_floating_point())
-    return frozenset() if all(bool(torch.isfinite(tensor).all()) for tensor in numbers) else frozenset((0,))
+    is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in numbers)
+    return Findings(frozenset(() if is_finite else (0,)), True, 0, np.zeros((0, 0)))
 
 
 def _check_recorded(incident: Incident, rank: int) -> None:

@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unsilent.detectors.rule import NORMAL
+from unsilent.detectors.series import GRADIENT, LOSS, Series
 from unsilent.errors import UsageError, kind_and_line
 from unsilent.events.event_kinds import FINGERPRINT, Verdict
 from unsilent.events.host import first_step
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.exchange import RankRow
+from unsilent.monitor.recorder import Recorder
 from unsilent.recovery.earlier_incidents import (
     incident_of,
     read_earlier_incidents,
@@ -22,12 +26,14 @@ from unsilent.recovery.earlier_incidents import (
 )
 from unsilent.recovery.evidence import Evidence
 from unsilent.recovery.fault_verdict import SOON_AFTER_LOAD, FaultVerdict, judge
+from unsilent.recovery.neighbour_check import Findings, Signals
 from unsilent.recovery.rank_link import RankLink
 from unsilent.recovery.step_replay import ReplayedSteps, StepReplay, batch_problem, text_of_suspect
 
 MOST_REPLAYS = 10
 """Alarms of one run whose steps are executed again; each costs as much time as some ten steps, and more."""
 TOO_MANY = f"the steps of {MOST_REPLAYS} alarms of this run were executed again already"
+BEGAN_BEFORE = "the step of the alarm began before the oldest state that is kept, so that it was not executed again"
 _log = logging.getLogger(LOGGER)
 
 
@@ -38,10 +44,12 @@ class AlarmReplay:
         verdict: Which rank is suspected.
         steps_since_load: As of `Evidence`.
         link: The other ranks.
+        series: That signals are of.
         load_earlier: As of `StepReplay`.
 
     Attributes:
         is_running: Whether steps are being executed again.
+        recorder: Of the signals of this rank in steps that are executed again.
     """
 
     def __init__(
@@ -49,12 +57,15 @@ class AlarmReplay:
         verdict: Verdict,
         steps_since_load: int | None,
         link: RankLink,
+        series: Sequence[Series],
         load_earlier: Callable[[], object] | None = None,
     ) -> None:
-        self._verdict, self._steps_since_load, self._link = verdict, steps_since_load, link
+        self._verdict, self._steps_since_load, self._link, self._series = verdict, steps_since_load, link, series
         is_recent = steps_since_load is not None and steps_since_load <= SOON_AFTER_LOAD
         self._load_earlier = load_earlier if is_recent else None
         self._rows: list[Sequence[RankRow]] = []
+        self._first_step = verdict.step
+        self.recorder = Recorder()
         self.is_running = False
 
     def add(self, rows: Sequence[RankRow]) -> None:
@@ -63,14 +74,16 @@ class AlarmReplay:
 
     def run(self, steps: ReplayedSteps) -> Iterator[object]:
         """Yield what iterations begin with, to have their bodies executed; `evidence` is there afterwards."""
-        self._engine = StepReplay(steps, self._take_alarm_ranks, self._link, self._verdict.suspect, self._load_earlier)
+        self._engine = StepReplay(steps, self._take_findings, self._link, self._verdict.suspect, self._load_earlier)
         self.is_running = True
         try:
             yield from self._engine.run()
         finally:
             self.is_running = False
         if self._engine.no_neighbour:
-            _log.info("step %d: no neighbour was asked: %s", self._verdict.step, self._engine.no_neighbour)
+            _log.info(
+                "step %d: no execution of another rank is evidence: %s", self._verdict.step, self._engine.no_neighbour
+            )
         if self._engine.far:
             _log.warning("step %d: the result of %s is far from that in float64", self._verdict.step, self._engine.far)
 
@@ -82,15 +95,17 @@ class AlarmReplay:
             step=verdict.step, rank=verdict.suspect, host=verdict.host, device=verdict.device,
             feature=FINGERPRINT if has_changed else verdict.tensor,
             tensor=verdict.tensor.removeprefix(prefix) if has_changed else "",
-            world_size=self._link.world_size, problem=problem, steps_since_load=self._steps_since_load,
+            world_size=self._link.world_size, steps_since_load=self._steps_since_load,
         )  # fmt: skip
+        if not problem and self._first_step > verdict.step:
+            problem = BEGAN_BEFORE
         if problem:
-            return known
+            return replace(known, problem=problem)
         engine = self._engine
         return replace(
             known, executions=tuple(engine.executions), steps_per_execution=engine.steps_per_execution,
-            problem=engine.problem, tolerance=engine.tolerance,
-            batch_problem=engine.batch_problem,
+            problem=engine.problem, no_neighbour=engine.no_neighbour, steps_compared=engine.steps_compared, apart=engine.apart,
+            tolerance=engine.tolerance, batch_problem=engine.batch_problem,
         )  # fmt: skip
 
     def not_executed(self, problem: str, batches: Sequence[Any]) -> Evidence:
@@ -101,18 +116,26 @@ class AlarmReplay:
         texts = self._link.gather(batch_problem(batches))
         return replace(self.evidence(problem), batch_problem=text_of_suspect(texts, self._verdict.suspect))
 
-    def _take_alarm_ranks(self) -> frozenset[int]:
-        """Ranks with a finding in what they do not share; where there is no such rank, those with any finding.
-
-        Of the first iteration with a finding: from there ranks give each other what is wrong.
-        """
+    def _take_findings(self) -> Findings:
+        """Of the first iteration with a finding: from there ranks give each other what is wrong."""
         iterations, self._rows = self._rows, []
-        for rows in iterations:
+        signals = self._take_signals()
+        if iterations:
+            self._first_step = iterations[0][0].step
+        for number, rows in enumerate(iterations):
             found = [(rank, row) for rank, row in enumerate(rows) if row.level > NORMAL or row.changed]
             if found:
                 own = frozenset(rank for rank, row in found if row.changed or not row.is_shared)
-                return own or frozenset(rank for rank, _ in found)
-        return frozenset()
+                are_own = bool(own) and not any(row.has_shared for row in rows)
+                return Findings(own or frozenset(rank for rank, _ in found), are_own, number, signals)
+        return Findings(frozenset(), True, len(iterations), signals)
+
+    def _take_signals(self) -> Signals:
+        """What this rank computed before any reduction, in each iteration."""
+        recording = self.recorder.recording(self._series)
+        self.recorder.clear()
+        are_local = [one.feature in (GRADIENT, LOSS) for one in self._series]
+        return np.where(recording.seen, recording.values, np.nan)[:, are_local]
 
 
 class FaultJudge:

@@ -55,6 +55,7 @@ class RankRow(NamedTuple):
         gradients, values, state, rows: The intervals of sampling that the rank needs.
         failed: Whether its monitor has failed.
         ended: Whether its monitor ends: this row is its last.
+        has_shared: Whether any finding is of what ranks share, not only the worst one.
     """
 
     step: int
@@ -71,6 +72,7 @@ class RankRow(NamedTuple):
     rows: int = 1
     failed: int = 0
     ended: int = 0
+    has_shared: int = 0
 
     def to_words(self) -> list[int]:
         """As whole numbers."""

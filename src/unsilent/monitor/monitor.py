@@ -373,7 +373,7 @@ class Monitor:
         replay, judge = self._replay, self._judge
         assert replay is not None
         was_off, failed = self._is_off, ""
-        self._judge = judge.apart(self._reporter.silent())
+        self._judge = judge.apart(self._reporter.silent(), replay.recorder)
         try:
             yield from replay.run(steps)
         except Exception as error:  # bodies of the loop run outside of this: it is an error of the monitor
@@ -654,7 +654,9 @@ class Monitor:
                 self._due = alarm_of(verdict, rows, self._reporter.alarms)
             if action == "replay":
                 since_load = None if self._loaded_at is None else step - self._loaded_at + 1
-                self._replay = AlarmReplay(verdict, since_load, self._exchange.link, self.load_earlier)
+                self._replay = AlarmReplay(
+                    verdict, since_load, self._exchange.link, self._collector.series, self.load_earlier
+                )
                 if not is_rerun:
                     self._report_fault(self._replay.not_executed(no_rerun, self._last_batches()))
                     self._replay = None

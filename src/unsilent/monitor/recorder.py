@@ -43,6 +43,10 @@ class Recorder:
         """One more step."""
         self._rows.append((step, signals, seconds))
 
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._rows.clear()
+
     @property
     def steps(self) -> tuple[int, ...]:
         """Numbers of the steps of the recording."""

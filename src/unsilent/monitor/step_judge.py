@@ -56,9 +56,9 @@ class StepJudge:
         self._waiting: list[Finding] = []
         self.waits = Waits()
 
-    def apart(self, reporter: Reporter) -> StepJudge:
+    def apart(self, reporter: Reporter, recorder: Recorder) -> StepJudge:
         """Another one that judges as this one does now, but reports and learns apart from it; the rules are the same."""
-        other = StepJudge(self._collector, self._streams, self._costs, reporter, None)
+        other = StepJudge(self._collector, self._streams, self._costs, reporter, recorder)
         other._writes, other._infinite = copy.deepcopy((self._writes, self._infinite))
         return other
 
@@ -115,7 +115,8 @@ def _row(step: int, findings: Sequence[Finding]) -> RankRow:
     if worst is None:
         return RankRow(step)
     is_shared = worst.series.feature in SHARED
-    return RankRow(step, worst.level, worst.score, worst.number, int(is_shared), int(worst.is_new))
+    row = RankRow(step, worst.level, worst.score, worst.number, int(is_shared), int(worst.is_new))
+    return row._replace(has_shared=int(any(one.series.feature in SHARED for one in findings)))
 
 
 def full_name(series: Series) -> str:

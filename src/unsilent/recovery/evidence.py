@@ -23,8 +23,9 @@ class Execution:
             compared, as after another start. In ``float64``: whether every operation of the step's own dtype, computed a second
             time from the same inputs, came to the same bits.
         has_alarm: Whether the alarm came again.
-        ranks: In which ranks it did, each with its own batch; only known of executions on the same device.
-        is_finite: Whether all values that it came to are finite.
+        ranks: In which ranks it did, each with its own batch, in values from before any reduction; empty where what ranks
+            share had a finding in the same step. Only known of executions on the same device.
+        is_finite: Whether parameters, gradients and moments are finite at its end.
         digest: Of all tensors that it came to, in which the place of an element counts; empty where there is none.
         overflowed: The first operation with a result that is not finite, or far from that in float64, and finite inputs; empty
             where there is none.
@@ -56,6 +57,10 @@ class Evidence:
         steps_per_execution: Steps that each of them consists of: the step of the alarm, and those that lead there from a state
             that was kept.
         problem: Why the step could not be executed again, in words; empty where it could.
+        no_neighbour: Why no execution of another rank is evidence, in words; empty where one is.
+        steps_compared: Iterations before the first faulty one in which ranks computed from the batches of others what these did.
+        apart: By how much executions on the same device differ: the largest difference of an element, relative to the largest
+            magnitude of its tensor; infinite where a value of one alone is not finite.
         tolerance: Relative difference that clean executions of this step had among each other; 0: they have the same bits.
         steps_since_load: Steps since the last load of a checkpoint, that of the alarm among them; None where nothing was loaded.
         batch_problem: What is wrong with the batch by itself, in words (elements that are not finite, labels out of range);
@@ -75,6 +80,9 @@ class Evidence:
     executions: tuple[Execution, ...] = ()
     steps_per_execution: int = 1
     problem: str = ""
+    no_neighbour: str = ""
+    steps_compared: int = 0
+    apart: float = 0.0
     tolerance: float = 0.0
     steps_since_load: int | None = None
     batch_problem: str = ""

@@ -70,7 +70,8 @@ NUMERICS = FaultCode(
 )  # fmt: skip
 BENIGN = FaultCode(
     "UNSILENT-B01", "benign", "minor", GOES_ON,
-    "the alarm comes again on another device and in float64, with finite values",
+    "the alarm comes again on another device, or in several ranks before any reduction, and in float64; parameters, "
+    "gradients and moments are finite",
     "nothing, if the batch or the change of the training is meant; else look at the batch of this step",
 )  # fmt: skip
 DATA_BATCH = FaultCode(
@@ -96,8 +97,8 @@ NOT_EXECUTED = FaultCode(
 )  # fmt: skip
 NO_OTHER_DEVICE = FaultCode(
     "UNSILENT-U02", "undetermined", "minor", UNDETERMINED_EXIT_CODE,
-    "the alarm comes again on the same device, and no execution tells the device from the data",
-    "start the job again on another device: if the alarm comes again in this step, it is not the device",
+    "the alarm comes again, and no execution tells a device from the data",
+    "start the job again on other devices: if the alarm comes again in this step, it is not a device",
 )  # fmt: skip
 CONTRADICTION = FaultCode(
     "UNSILENT-U03", "undetermined", "minor", UNDETERMINED_EXIT_CODE,

@@ -20,6 +20,8 @@ from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultCode, Fau
 SOON_AFTER_LOAD = 100
 """Steps after the load of a checkpoint in which an alarm may come from what was loaded."""
 CONFIDENCE = 0.95
+ROUNDING = 1e-3
+"""Of the largest magnitude of a tensor: executions that differ by no more may do so by rounding in another order."""
 FLOAT64 = "float64"
 Decision = tuple[FaultCode, str]
 
@@ -108,17 +110,25 @@ def _of_executions(evidence: Evidence) -> Decision:
 
 def _of_varying(evidence: Evidence, same: Sequence[Execution], most_alike: int, results: int) -> Decision:
     """The executions on the device came to several results."""
-    count = len(same)
+    count, near, is_rounding = len(same), _select(evidence, NEIGHBOUR), evidence.apart <= ROUNDING
+    have_all_alarm = all(one.has_alarm for one in same)
+    if have_all_alarm and is_rounding:
+        return _of_repeated(evidence, same)
+    if len({one.has_alarm for one in same}) == 1 and is_rounding:
+        return codes.CONTRADICTION, (
+            f"{count} executions of the step{_here(evidence)} came to {results} results without the alarm, which differ by no "
+            f"more than {100 * ROUNDING:g} % of the largest magnitude of a tensor: the step is not deterministic, or the device "
+            "computes wrongly"
+        )
     if most_alike >= 2:
         return codes.DEVICE_VARIES, (
-            f"of {count} executions of the step on this device, {most_alike} came to {_alike(evidence)}, and "
+            f"of {count} executions of the step{_here(evidence)}, {most_alike} came to {_alike(evidence)}, and "
             f"{count - most_alike} did not"
         )
-    near = _select(evidence, NEIGHBOUR)
-    if all(one.has_alarm for one in same) and near and not any(one.has_alarm for one in near):
+    if have_all_alarm and near and not any(one.has_alarm for one in near):
         return _of_repeated(evidence, same)
     return codes.CONTRADICTION, (
-        f"{count} executions of the step on this device came to {results} results, no two alike: the device computes wrongly, "
+        f"{count} executions of the step{_here(evidence)} came to {results} results, no two alike: the device computes wrongly, "
         "or the step is not deterministic"
     )
 
@@ -137,11 +147,11 @@ def _of_clean(evidence: Evidence, same: Sequence[Execution]) -> Decision:
         )
     if any(one.has_alarm for one in _select(evidence, NEIGHBOUR)):
         return codes.CONTRADICTION, (
-            f"{len(same)} executions of the step on this device had no alarm, but one on that of another rank had"
+            f"{len(same)} executions of the step{_here(evidence)} had no alarm, but one on that of another rank had"
         )
     clean = len(same) * evidence.steps_per_execution
     return codes.TRANSIENT, (
-        f"{len(same)} executions of the step on this device came to {_alike(evidence)}, without the alarm and unlike the first "
+        f"{len(same)} executions of the step{_here(evidence)} came to {_alike(evidence)}, without the alarm and unlike the first "
         f"time: of {clean} steps none was faulty, so that less than {100 * fault_share_bound(clean):.2g} % are (95 % confidence)"
     )
 
@@ -150,14 +160,14 @@ def _of_repeated(evidence: Evidence, same: Sequence[Execution]) -> Decision:
     """All executions on the device have the alarm."""
     count, together = len(same), min(len(one.ranks) for one in same) if evidence.rank < 0 else 0
     again = f"the alarm came again in {count} of {count} executions"
-    again += f", in {together} ranks at once" if together > 1 else " on this device"
+    again += f", in {together} ranks at once" if together > 1 else _here(evidence)
     near = _select(evidence, NEIGHBOUR)
     if near and not any(one.has_alarm for one in near):
-        return codes.DEVICE_REPEATED, f"{again}, and not on that of rank {near[0].rank} with the same state and batch"
+        return codes.DEVICE_REPEATED, f"{again}, and not on that of {_neighbour(evidence, near[0])}"
     if evidence.batch_problem:
         return codes.DATA_BATCH, f"{again}; {evidence.batch_problem}"
     if near:
-        again += f", and on that of rank {near[0].rank} with the same state and batch"
+        again += f", and on that of {_neighbour(evidence, near[0])}"
     is_soon = evidence.steps_since_load is not None and evidence.steps_since_load <= SOON_AFTER_LOAD
     older = _select(evidence, SAME_DEVICE, EARLIER_CHECKPOINT)
     if is_soon and older and not any(one.has_alarm for one in older):
@@ -165,10 +175,11 @@ def _of_repeated(evidence: Evidence, same: Sequence[Execution]) -> Decision:
             f"{again}, in step {evidence.steps_since_load} after a checkpoint was loaded, and not in the step executed from the "
             "checkpoint before"
         )
-    return _of_float64(evidence, again, bool(near) or together > 1, is_checkpoint_known=not is_soon or bool(older))
+    is_elsewhere = bool(near) or (together > 1 and all(one.is_finite for one in evidence.executions))
+    return _of_float64(evidence, again, is_elsewhere, is_checkpoint_known=not is_soon or bool(older))
 
 
-def _of_float64(evidence: Evidence, again: str, is_on_neighbour: bool, is_checkpoint_known: bool) -> Decision:
+def _of_float64(evidence: Evidence, again: str, is_elsewhere: bool, is_checkpoint_known: bool) -> Decision:
     """What an execution in float64 says of an alarm that comes again."""
     wide = _select(evidence, SAME_DEVICE, dtype=FLOAT64)
     overflowed = next((one.overflowed for one in wide if one.overflowed), "")
@@ -179,25 +190,24 @@ def _of_float64(evidence: Evidence, again: str, is_on_neighbour: bool, is_checkp
             codes.NUMERICS,
             f"{again}; {overflowed} is the first operation that overflows in its dtype and not in float64",
         )
-    if wide and is_on_neighbour and not any(one.has_alarm for one in wide):
+    if wide and is_elsewhere and not any(one.has_alarm for one in wide):
         return codes.NUMERICS, f"{again}, and not in float64; no operation is known to overflow"
-    if not is_on_neighbour:
-        why = "there is one rank" if evidence.world_size == 1 else "no other rank executed it"
+    if not is_elsewhere:
         return (
             codes.NO_OTHER_DEVICE,
-            f"{again}; {why}, so that a device that always fails alike is not told from the data",
+            f"{again}; {_why_nowhere_else(evidence)}, so that a device that always fails alike is not told from the data",
         )
     if not wide:
         return codes.NO_OTHER_DEVICE, f"{again}; it was not executed in float64"
     if not all(one.is_finite for one in wide):
         return (
             codes.DATA_EVERYWHERE,
-            f"{again}, with values that are not finite; no operation overflows in its dtype alone",
+            f"{again}, with parameters, gradients or moments that are not finite; no operation is known to overflow",
         )
     untried = "" if is_checkpoint_known else "; the checkpoint before the one that was loaded lately was not tried"
     return (
         codes.BENIGN,
-        f"{again}, with finite values; no operation overflows: nothing points to a fault of the device{untried}",
+        f"{again}; parameters, gradients and moments are finite, and nothing points to a fault of the device{untried}",
     )
 
 
@@ -205,7 +215,7 @@ def _with_earlier_incidents(evidence: Evidence, code: FaultCode, reason: str) ->
     """The decision once earlier incidents count: one transient fault for each device, and no step is tried for ever."""
     if code.kind == "transient" and evidence.strikes and evidence.rank >= 0:
         return codes.DEVICE_STRIKES, f"{reason}; this device had {_incidents(evidence.strikes)} before"
-    if code.kind == "undetermined" and evidence.strikes_elsewhere:
+    if (code.kind == "undetermined" or code is codes.DEVICE_REPEATED) and evidence.strikes_elsewhere:
         return codes.DATA_ELSEWHERE, (
             f"{reason}; step {evidence.step} of the training had {_incidents(evidence.strikes_elsewhere)} on another device in "
             "an earlier run"
@@ -231,6 +241,25 @@ def _alike(evidence: Evidence) -> str:
     return (
         "the same bits" if evidence.tolerance == 0 else f"the same values within {evidence.tolerance:.2g} of each other"
     )
+
+
+def _here(evidence: Evidence) -> str:
+    return " on this device" if evidence.rank >= 0 else ""
+
+
+def _neighbour(evidence: Evidence, near: Execution) -> str:
+    """The rank that executed the batch of another one, and what shows that it did."""
+    count = evidence.steps_compared
+    checked = f" (checked in {'the step' if count == 1 else f'{count} steps'} before: loss and gradients within 1 %)"
+    return f"rank {near.rank} with the same state and batch{checked if count else ''}"
+
+
+def _why_nowhere_else(evidence: Evidence) -> str:
+    if evidence.world_size == 1:
+        return "there is one rank"
+    if evidence.rank < 0:
+        return "no rank is suspected, and sums over ranks were not checked"
+    return evidence.no_neighbour or "no other rank executed it"
 
 
 def _incidents(count: int) -> str:

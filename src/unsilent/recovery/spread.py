@@ -45,6 +45,14 @@ class Spread:
         self._groups[has_alarm].add(tensors, digest)
 
     @property
+    def apart(self) -> float:
+        """The largest difference of an element among executions that are alike in whether they have an alarm.
+
+        It is relative to the largest magnitude of its tensor, and infinite where a value of one execution alone is not finite.
+        """
+        return max(group.apart for group in self._groups.values())
+
+    @property
     def tolerance(self) -> float:
         """The largest difference of executions, relative to the L2 norm of all tensors; 0 where the step is deterministic."""
         return self._group.tolerance
@@ -67,11 +75,13 @@ class _Group:
     Attributes:
         digests: Theirs.
         largest: By which a tensor of one of them differs from that of the first, by name.
+        apart: The largest of these, relative to the largest magnitude of its tensor.
     """
 
     def __init__(self) -> None:
         self.digests: list[str] = []
         self.largest: dict[str, float] = {}
+        self.apart = 0.0
         self._first: Values = {}
         self._relative = 0.0
 
@@ -82,6 +92,9 @@ class _Group:
         elif digest != self.digests[0]:
             apart = differences(tensors, self._first)
             self.largest = {name: max(apart[name], self.largest.get(name, 0.0)) for name in apart}
+            self.apart = max(
+                self.apart, *(_ratio(one, _magnitude(self._first.get(name))) for name, one in apart.items())
+            )
             self._relative = max(self._relative, _relative_difference(tensors, self._first))
 
     @property
@@ -100,7 +113,8 @@ def host_copies(tensors: Values) -> Values:
 def differences(tensors: Values, others: Values) -> dict[str, float]:
     """The largest difference of an element in each tensor, at least one place of the dtype where the bits differ.
 
-    Infinite where a name is missing, shapes or dtypes differ, and for elements that are no floating-point or not finite numbers.
+    Infinite where a name is missing, shapes or dtypes differ, and for elements that are no floating-point numbers, or not
+    finite in one of the two alone.
     """
     return {name: _difference(tensors.get(name), others.get(name)) for name in tensors.keys() | others.keys()}
 
@@ -114,9 +128,23 @@ def _difference(tensor: Tensor | None, other: Tensor | None) -> float:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return math.inf
     wide = torch.complex128 if tensor.is_complex() else torch.float64
-    apart = float((tensor.to(wide) - other.to(wide)).abs().max())
-    least = torch.finfo(tensor.dtype).eps * float(other.to(wide).abs().max())
+    one, two = tensor.to(wide), other.to(wide)
+    are_alike = (one == two) | (one.isnan() & two.isnan())  # infinite in the same way: no difference
+    apart = float((one - two).masked_fill(are_alike, 0.0).abs().max())
+    least = torch.finfo(tensor.dtype).eps * _magnitude(other)
     return max(apart, least) if math.isfinite(apart) else math.inf
+
+
+def _ratio(apart: float, magnitude: float) -> float:
+    return apart / magnitude if magnitude else math.inf if apart else 0.0
+
+
+def _magnitude(tensor: Tensor | None) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    if tensor is None:
+        return 0.0
+    sizes = tensor.detach().abs().to(torch.float64)
+    return float(sizes[sizes.isfinite()].max()) if sizes.isfinite().any() else 0.0
 
 
 def _relative_difference(tensors: Values, others: Values) -> float:

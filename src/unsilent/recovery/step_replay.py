@@ -23,6 +23,7 @@ from unsilent.nested import leaves_in
 from unsilent.recovery.digests import digest_text
 from unsilent.recovery.evidence import EARLIER_CHECKPOINT, NEIGHBOUR, SAME_DEVICE, Execution
 from unsilent.recovery.fault_verdict import is_decided
+from unsilent.recovery.neighbour_check import SAME_BATCHES, Findings, compare
 from unsilent.recovery.operation_check import OperationCheck
 from unsilent.recovery.rank_link import Parcel, RankLink
 from unsilent.recovery.ring import check_room
@@ -95,16 +96,16 @@ class StepReplay:
 
     Args:
         steps: The iterations from before the step up to now.
-        take_alarm_ranks: Returns the ranks that raised an alarm since it was called last; the same in all ranks.
+        take_findings: Returns what was found since it was called last.
         link: The other ranks.
         suspect: The rank that is suspected; -1: undetermined.
         load_earlier: Puts the model and the optimizers in the state of the checkpoint before the one that was loaded last;
             None: nobody knows it, or no checkpoint was loaded lately.
 
     Attributes:
-        executions, steps_per_execution, tolerance: As of `Evidence`; the same in all ranks.
+        executions, steps_per_execution, steps_compared, apart, tolerance: As of `Evidence`; the same in all ranks.
         problem: Why nothing was executed; empty where it was.
-        no_neighbour: Why no neighbour was asked; empty where one was.
+        no_neighbour: As of `Evidence`.
         batch_problem: As of `Evidence`, of the suspect.
         far: The first operation with a finite result that is far from that in float64; empty where there is none.
     """
@@ -112,16 +113,17 @@ class StepReplay:
     def __init__(
         self,
         steps: ReplayedSteps,
-        take_alarm_ranks: Callable[[], frozenset[int]],
+        take_findings: Callable[[], Findings],
         link: RankLink,
         suspect: int,
         load_earlier: Callable[[], object] | None = None,
     ) -> None:
         self._steps, self._link, self._suspect, self._load_earlier = steps, link, suspect, load_earlier
-        self._take_alarm_ranks = take_alarm_ranks
+        self._take_findings = take_findings
+        self._near: Findings | None = None
         self.executions: list[Execution] = []
-        self.steps_per_execution = 1
-        self.tolerance, self.problem, self.no_neighbour = 0.0, "", ""
+        self.steps_per_execution, self.steps_compared = 1, 0
+        self.apart, self.tolerance, self.problem, self.no_neighbour = 0.0, 0.0, "", ""
         self.batch_problem = self.far = ""
 
     def run(self) -> Iterator[Any]:
@@ -170,8 +172,24 @@ class StepReplay:
         device = next(self._steps.model.parameters()).device
         yield from execute(self._steps, self._steps.starts_of(link.pass_on(parcel, device)))
         neighbour = (self._suspect + 1) % link.world_size
-        has_alarm = neighbour in self._take_alarm_ranks()
+        self._near = self._take_findings()
+        has_alarm = neighbour in self._near.ranks
         self.executions.append(Execution(place=NEIGHBOUR, rank=neighbour, has_alarm=has_alarm))
+
+    def _check_neighbour(self, own: Findings) -> None:
+        """Leave the neighbour out unless it is seen to compute what the rank of the batch computes; ``own``: with own batches."""
+        if (near := self._near) is None:
+            return
+        link, clean = self._link, min(near.clean, own.clean)
+        parcel = Parcel(torch.from_numpy(own.signals[:clean]))
+        theirs: Tensor = link.pass_on(parcel, torch.device("cpu"))
+        found = link.gather(compare(near.signals[:clean], theirs.numpy(), own.signals[:clean]))
+        self.no_neighbour = next(filter(None, (one.problem for one in found)), "")
+        if not (self.no_neighbour or found[(self._suspect + 1) % link.world_size].are_told_apart):
+            self.no_neighbour = SAME_BATCHES
+        self.steps_compared = min(one.iterations for one in found)
+        if self.no_neighbour:
+            self.executions = [one for one in self.executions if one.place != NEIGHBOUR]
 
     def _state_digest(self) -> str:
         """Of parameters and optimizers, which replicas have alike."""
@@ -188,7 +206,7 @@ class StepReplay:
         yield from _around_bodies(check, execute(self._steps))
         infinite = "" if all(map(_is_finite, self._steps.tensors().values())) else "a value"
         found = self._link.gather((check.overflowed, check.differing, check.far, infinite))
-        alarms = self._take_alarm_ranks()
+        alarms = self._take_findings().ranks
         overflowed, differing, self.far, infinite = map(self._of_suspect, zip(*found, strict=True))
         self.executions.append(
             Execution(
@@ -202,21 +220,22 @@ class StepReplay:
         """Execute the step as it was, and compare."""
         spread, begun = Spread(now, digest), time.perf_counter()
         alarms: list[bool] = []
-        ranks: list[frozenset[int]] = []
+        findings: list[Findings] = []
         while self._goes_on(list(zip(spread.digests, alarms, strict=True)), begun):
             yield from execute(self._steps)
-            ranks.append(self._take_alarm_ranks())
-            alarms.append(self._is_alarm(ranks[-1]))
+            findings.append(self._take_findings())
+            alarms.append(self._is_alarm(findings[-1].ranks))
             spread.add(self._steps.tensors(), alarms[-1])
-        of_ranks = self._link.gather((spread.tolerance, spread.digests, spread.are_equal()))
+        self._check_neighbour(findings[0])
+        of_ranks = self._link.gather((spread.tolerance, spread.digests, spread.are_equal(), spread.apart))
         chosen = of_ranks if self._suspect < 0 else [of_ranks[self._suspect]]
-        self.tolerance = max(tolerance for tolerance, _, _ in chosen)
+        self.tolerance, self.apart = max(one[0] for one in chosen), max(one[3] for one in chosen)
         for number, has_alarm in enumerate(alarms):
-            is_equal = all(are_equal[number] for _, _, are_equal in chosen)
+            is_equal, met = all(one[2][number] for one in chosen), findings[number]
             self.executions.append(
                 Execution(
                     place=SAME_DEVICE, rank=self._suspect, is_equal=is_equal, has_alarm=has_alarm, digest=chosen[0][1][number],
-                    ranks=tuple(sorted(ranks[number])),
+                    ranks=tuple(sorted(met.ranks)) if met.are_own else (),
                 )
             )  # fmt: skip
 
@@ -244,7 +263,7 @@ class StepReplay:
         first, *others = self._steps.starts()
         earlier = first._replace(restore_generators=functools.partial(begin, first))
         yield from execute(self._steps, [earlier, *others])
-        has_alarm = self._is_alarm(self._take_alarm_ranks())
+        has_alarm = self._is_alarm(self._take_findings().ranks)
         self.executions.append(
             Execution(place=SAME_DEVICE, rank=self._suspect, start=EARLIER_CHECKPOINT, has_alarm=has_alarm)
         )

@@ -1,0 +1,47 @@
+"""Whether a neighbour computed what the rank of the batch computes, on small numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from unsilent.recovery.neighbour_check import DATA_ELSEWHERE, NO_EARLIER_STEP, compare
+
+THEIRS = np.array([[1.0, 3.0, np.nan], [2.0, 5.0, 1e-9]])
+OWN = THEIRS * [[1.3, 0.5, 1.0]]
+
+
+def test_a_neighbour_that_computes_the_same_but_for_rounding_is_evidence():
+    assert compare(THEIRS * 1.009, THEIRS, OWN) == ("", 2, True)
+
+
+def test_a_neighbour_that_computes_from_data_of_its_own_is_not():
+    assert compare(OWN, THEIRS, OWN)[0] == DATA_ELSEWHERE
+
+
+@pytest.mark.parametrize("column", [0, 1])
+@pytest.mark.parametrize("row", [0, 1])
+def test_one_number_of_one_iteration_is_enough(row, column):
+    near = THEIRS.copy()
+    near[row, column] *= 1.02
+    assert compare(near, THEIRS, OWN)[0] == DATA_ELSEWHERE
+
+
+def test_a_gradient_that_is_rounding_alone_does_not_count():
+    near = THEIRS.copy()
+    near[1, 2] *= -3
+    assert compare(near, THEIRS, OWN)[0] == ""
+
+
+def test_nothing_to_compare_is_no_agreement():
+    assert compare(THEIRS[:0], THEIRS[:0], OWN[:0])[:2] == (NO_EARLIER_STEP, 0)
+    unread = np.full_like(THEIRS, np.nan)
+    assert compare(unread, THEIRS, OWN)[:2] == (NO_EARLIER_STEP, 0)
+
+
+def test_ranks_with_batches_alike_are_not_told_apart():
+    assert compare(THEIRS, THEIRS, THEIRS) == ("", 2, False)
+
+
+def test_ranks_that_read_other_series_are_not_compared():
+    assert compare(THEIRS[:, :1], THEIRS, OWN)[0] == DATA_ELSEWHERE
