@@ -118,8 +118,11 @@ def test_the_verdict_is_that_of_the_table(name):
 
 
 def test_a_device_is_named_with_what_shows_that_the_neighbour_computed_the_same():
-    known = evidence(AGAIN, AGAIN, NEAR_CLEAN, steps_compared=3)
-    assert "and not on that of rank 2 with the same state and batch (checked in 3 steps before: " in judge(known).reason
+    known = evidence(AGAIN, AGAIN, NEAR_CLEAN, is_neighbour_checked=True)
+    assert (
+        "and not on that of rank 2 with the same state and batch (checked in a step before the alarm: "
+        in judge(known).reason
+    )
 
 
 @pytest.mark.parametrize("executions", [[AGAIN] * 3, [CLEAN] * 3, [AGAIN, OTHER]])

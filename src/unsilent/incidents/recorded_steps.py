@@ -125,7 +125,7 @@ def _findings(steps: RecordedSteps) -> Findings:
     """Of the only rank: whether a tensor has an element that is not finite."""
     numbers: Iterator[Tensor] = (tensor for tensor in steps.tensors().values() if tensor.is_floating_point())
     is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in numbers)
-    return Findings(frozenset(() if is_finite else (0,)), True, 0, np.zeros((0, 0)))
+    return Findings(frozenset(() if is_finite else (0,)), True, 0, np.zeros((0, 0)), np.zeros((0, 0)))
 
 
 def _check_recorded(incident: Incident, rank: int) -> None:

@@ -45,6 +45,7 @@ class AlarmReplay:
         steps_since_load: As of `Evidence`.
         link: The other ranks.
         series: That signals are of.
+        original: The last signals of this rank, up to the alarm.
         load_earlier: As of `StepReplay`.
 
     Attributes:
@@ -58,6 +59,7 @@ class AlarmReplay:
         steps_since_load: int | None,
         link: RankLink,
         series: Sequence[Series],
+        original: Recorder,
         load_earlier: Callable[[], object] | None = None,
     ) -> None:
         self._verdict, self._steps_since_load, self._link, self._series = verdict, steps_since_load, link, series
@@ -66,6 +68,7 @@ class AlarmReplay:
         self._rows: list[Sequence[RankRow]] = []
         self._first_step = verdict.step
         self.recorder = Recorder()
+        self._original = dict(zip(original.steps, self._local(original), strict=True))
         self.is_running = False
 
     def add(self, rows: Sequence[RankRow]) -> None:
@@ -104,7 +107,8 @@ class AlarmReplay:
         engine = self._engine
         return replace(
             known, executions=tuple(engine.executions), steps_per_execution=engine.steps_per_execution,
-            problem=engine.problem, no_neighbour=engine.no_neighbour, steps_compared=engine.steps_compared, apart=engine.apart,
+            problem=engine.problem, no_neighbour=engine.no_neighbour, apart=engine.apart,
+            is_neighbour_checked=engine.is_neighbour_checked,
             tolerance=engine.tolerance, batch_problem=engine.batch_problem,
         )  # fmt: skip
 
@@ -119,7 +123,11 @@ class AlarmReplay:
     def _take_findings(self) -> Findings:
         """Of the first iteration with a finding: from there ranks give each other what is wrong."""
         iterations, self._rows = self._rows, []
-        signals = self._take_signals()
+        steps, signals = self.recorder.steps, self._local(self.recorder)
+        self.recorder.clear()
+        unknown = np.full(signals.shape[1], np.nan)
+        known = [self._original.get(one, unknown) if one < self._verdict.step else unknown for one in steps]
+        original = np.array(known).reshape(signals.shape)
         if iterations:
             self._first_step = iterations[0][0].step
         for number, rows in enumerate(iterations):
@@ -127,13 +135,12 @@ class AlarmReplay:
             if found:
                 own = frozenset(rank for rank, row in found if row.changed or not row.is_shared)
                 are_own = bool(own) and not any(row.has_shared for row in rows)
-                return Findings(own or frozenset(rank for rank, _ in found), are_own, number, signals)
-        return Findings(frozenset(), True, len(iterations), signals)
+                return Findings(own or frozenset(rank for rank, _ in found), are_own, number, signals, original)
+        return Findings(frozenset(), True, len(iterations), signals, original)
 
-    def _take_signals(self) -> Signals:
-        """What this rank computed before any reduction, in each iteration."""
-        recording = self.recorder.recording(self._series)
-        self.recorder.clear()
+    def _local(self, recorder: Recorder) -> Signals:
+        """What this rank computed before any reduction, in each step."""
+        recording = recorder.recording(self._series)
         are_local = [one.feature in (GRADIENT, LOSS) for one in self._series]
         return np.where(recording.seen, recording.values, np.nan)[:, are_local]
 

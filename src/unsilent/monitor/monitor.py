@@ -53,7 +53,7 @@ from unsilent.monitor.exchange import (
 )
 from unsilent.monitor.guard import ENDED, Guard, cannot_be_put_back
 from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
-from unsilent.monitor.incident_writer import IncidentWriter, training_state
+from unsilent.monitor.incident_writer import STEPS_BEFORE, IncidentWriter, training_state
 from unsilent.monitor.live_steps import LiveSteps
 from unsilent.monitor.loop_code import is_plain_loop
 from unsilent.monitor.loop_state import is_of_library
@@ -187,7 +187,9 @@ class Monitor:
             if world_size > 1:
                 self._sampling.most_rows = MOST_ROWS_OF_RANKS
             own_sinks = make_sinks(settings, rank, world_size, compatibility)
-            recorder = None if settings.record is None else Recorder(path_of_rank(settings.record, rank, world_size))
+            recorder = None if settings.on_alarm != "replay" else Recorder(most=STEPS_BEFORE)
+            if settings.record is not None:
+                recorder = Recorder(path_of_rank(settings.record, rank, world_size))
         except BaseException:
             self._collector.close()
             raise
@@ -655,7 +657,12 @@ class Monitor:
             if action == "replay":
                 since_load = None if self._loaded_at is None else step - self._loaded_at + 1
                 self._replay = AlarmReplay(
-                    verdict, since_load, self._exchange.link, self._collector.series, self.load_earlier
+                    verdict,
+                    since_load,
+                    self._exchange.link,
+                    self._collector.series,
+                    self._judge.recorder or Recorder(),
+                    self.load_earlier,
                 )
                 if not is_rerun:
                     self._report_fault(self._replay.not_executed(no_rerun, self._last_batches()))

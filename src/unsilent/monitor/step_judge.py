@@ -34,9 +34,9 @@ class StepJudge:
         streams: The rules.
         costs: Of the monitor.
         reporter: Of this rank.
-        recorder: Keeps all rows; None: nobody does.
 
     Attributes:
+        recorder: Keeps all rows; None: nobody does.
         waits: Steps between two readings of a tensor.
     """
 
@@ -49,7 +49,7 @@ class StepJudge:
         recorder: Recorder | None,
     ) -> None:
         self._collector, self._streams, self._costs = collector, streams, costs
-        self._reporter, self._recorder = reporter, recorder
+        self._reporter, self.recorder = reporter, recorder
         self._writes = ProgramWrites()
         self._seen: Bools = np.zeros(0, np.bool_)
         self._infinite = InfiniteValues()
@@ -68,8 +68,8 @@ class StepJudge:
         signals = row.read(len(series))
         seconds = time.perf_counter() - self._costs.begun
         self.waits.add(row.step, signals)
-        if self._recorder is not None:
-            self._recorder.add(row.step, signals, seconds)
+        if self.recorder is not None:
+            self.recorder.add(row.step, signals, seconds)
         if self._reporter.incident is not None:
             self._reporter.incident.add_row(row.step, series, signals, seconds)
         changed = self._writes.faults(row.step, signals.changed, signals.compared)
@@ -105,8 +105,8 @@ class StepJudge:
 
     def close(self) -> None:
         """Write the recording."""
-        if self._recorder is not None:
-            self._recorder.save(self._collector.series)
+        if self.recorder is not None:
+            self.recorder.save(self._collector.series)
 
 
 def _row(step: int, findings: Sequence[Finding]) -> RankRow:

@@ -58,7 +58,8 @@ class Evidence:
             that was kept.
         problem: Why the step could not be executed again, in words; empty where it could.
         no_neighbour: Why no execution of another rank is evidence, in words; empty where one is.
-        steps_compared: Iterations before the first faulty one in which ranks computed from the batches of others what these did.
+        is_neighbour_checked: Whether that rank is known to compute from a batch what the rank of the batch does: before the alarm
+            it did, in loss and gradients.
         apart: By how much executions on the same device differ: the largest difference of an element, relative to the largest
             magnitude of its tensor; infinite where a value of one alone is not finite.
         tolerance: Relative difference that clean executions of this step had among each other; 0: they have the same bits.
@@ -81,7 +82,7 @@ class Evidence:
     steps_per_execution: int = 1
     problem: str = ""
     no_neighbour: str = ""
-    steps_compared: int = 0
+    is_neighbour_checked: bool = False
     apart: float = 0.0
     tolerance: float = 0.0
     steps_since_load: int | None = None

@@ -249,9 +249,10 @@ def _here(evidence: Evidence) -> str:
 
 def _neighbour(evidence: Evidence, near: Execution) -> str:
     """The rank that executed the batch of another one, and what shows that it did."""
-    count = evidence.steps_compared
-    checked = f" (checked in {'the step' if count == 1 else f'{count} steps'} before: loss and gradients within 1 %)"
-    return f"rank {near.rank} with the same state and batch{checked if count else ''}"
+    checked = (
+        " (checked in a step before the alarm: loss and gradients within 1 %)" if evidence.is_neighbour_checked else ""
+    )
+    return f"rank {near.rank} with the same state and batch{checked}"
 
 
 def _why_nowhere_else(evidence: Evidence) -> str:

@@ -20,7 +20,7 @@ NOISE = 1e-6
 NO_EARLIER_STEP = (
     "no earlier step of the replay shows that another rank computes the same from a batch as the rank that it is of"
 )
-SAME_BATCHES = "the ranks computed the same in the earlier steps, so that nothing shows that the batch alone decides"
+SAME_BATCHES = "the ranks computed the same in an earlier step, so that nothing shows that the batch alone decides"
 DATA_ELSEWHERE = (
     "in an earlier step of the replay another rank computed other values from a batch than the rank that it is of: the step "
     "takes data from elsewhere than its batch, or a device computes wrongly"
@@ -35,44 +35,53 @@ class Findings(NamedTuple):
         are_own: Whether none of the findings of that iteration is in what ranks share.
         clean: Iterations before it; all where nothing was found.
         signals: float64[iterations, series] of this rank: the loss and gradients from before any reduction; NaN: not read.
+        original: The same of the job itself, before the step of the alarm; NaN from there on.
     """
 
     ranks: frozenset[int]
     are_own: bool
     clean: int
     signals: Signals
+    original: Signals
+
+    def usual(self) -> Signals:
+        """What this rank computes from its own batches: in the job itself, else in this execution before the first finding."""
+        result = self.signals.copy()
+        result[self.clean :] = np.nan
+        rows = min(len(result), len(self.original))
+        known = np.isfinite(self.original[:rows])
+        result[:rows][known] = self.original[:rows][known]
+        return result
 
 
 class Comparison(NamedTuple):
-    """What one rank says of a batch that it executed for the rank before.
+    """What a neighbour says of a batch that it executed for the rank before.
 
     Attributes:
         problem: Why this is no evidence; empty where it is.
-        iterations: That were compared.
-        are_told_apart: Whether this rank computed something else from its own batch in one of them.
+        iteration: That was compared, from 0; -1: none.
     """
 
     problem: str
-    iterations: int
-    are_told_apart: bool
+    iteration: int = -1
 
 
 def compare(near: Signals, theirs: Signals, own: Signals) -> Comparison:
-    """Compare iterations before the first faulty one, each float64[iterations, series].
+    """Compare the first iteration of which all numbers are known: from there on, a faulty device may have spoilt the state.
 
     Args:
-        near: Of this rank with the batches of the rank before.
+        near: Of this rank with the batches of the rank before, float64[iterations, series].
         theirs: Of the rank before, with the same batches.
         own: Of this rank with batches of its own.
     """
     if near.shape[1:] != theirs.shape[1:] or near.shape[1:] != own.shape[1:]:
-        return Comparison(DATA_ELSEWHERE, 0, False)
-    rows = list(zip(near, theirs, own, strict=False))
-    alike = [known for one, other, _ in rows if (known := _are_alike(one, other)) is not None]
-    if not all(alike):
-        return Comparison(DATA_ELSEWHERE, len(alike), False)
-    is_told_apart = any(_are_alike(mine, other) is False for _, other, mine in rows)
-    return Comparison("" if alike else NO_EARLIER_STEP, len(alike), is_told_apart)
+        return Comparison(DATA_ELSEWHERE)
+    for number, (one, other, mine) in enumerate(zip(near, theirs, own, strict=False)):
+        is_alike, is_same = _are_alike(one, other), _are_alike(mine, other)
+        if is_alike is None or is_same is None:
+            continue
+        return Comparison("" if is_alike and not is_same else SAME_BATCHES if is_alike else DATA_ELSEWHERE, number)
+    return Comparison(NO_EARLIER_STEP)
 
 
 def _are_alike(one: Signals, other: Signals) -> bool | None:

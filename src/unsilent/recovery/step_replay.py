@@ -23,7 +23,7 @@ from unsilent.nested import leaves_in
 from unsilent.recovery.digests import digest_text
 from unsilent.recovery.evidence import EARLIER_CHECKPOINT, NEIGHBOUR, SAME_DEVICE, Execution
 from unsilent.recovery.fault_verdict import is_decided
-from unsilent.recovery.neighbour_check import SAME_BATCHES, Findings, compare
+from unsilent.recovery.neighbour_check import Findings, compare
 from unsilent.recovery.operation_check import OperationCheck
 from unsilent.recovery.rank_link import Parcel, RankLink
 from unsilent.recovery.ring import check_room
@@ -103,7 +103,7 @@ class StepReplay:
             None: nobody knows it, or no checkpoint was loaded lately.
 
     Attributes:
-        executions, steps_per_execution, steps_compared, apart, tolerance: As of `Evidence`; the same in all ranks.
+        executions, steps_per_execution, is_neighbour_checked, apart, tolerance: As of `Evidence`; the same in all ranks.
         problem: Why nothing was executed; empty where it was.
         no_neighbour: As of `Evidence`.
         batch_problem: As of `Evidence`, of the suspect.
@@ -122,7 +122,7 @@ class StepReplay:
         self._take_findings = take_findings
         self._near: Findings | None = None
         self.executions: list[Execution] = []
-        self.steps_per_execution, self.steps_compared = 1, 0
+        self.steps_per_execution, self.is_neighbour_checked = 1, False
         self.apart, self.tolerance, self.problem, self.no_neighbour = 0.0, 0.0, "", ""
         self.batch_problem = self.far = ""
 
@@ -180,14 +180,12 @@ class StepReplay:
         """Leave the neighbour out unless it is seen to compute what the rank of the batch computes; ``own``: with own batches."""
         if (near := self._near) is None:
             return
-        link, clean = self._link, min(near.clean, own.clean)
-        parcel = Parcel(torch.from_numpy(own.signals[:clean]))
-        theirs: Tensor = link.pass_on(parcel, torch.device("cpu"))
-        found = link.gather(compare(near.signals[:clean], theirs.numpy(), own.signals[:clean]))
-        self.no_neighbour = next(filter(None, (one.problem for one in found)), "")
-        if not (self.no_neighbour or found[(self._suspect + 1) % link.world_size].are_told_apart):
-            self.no_neighbour = SAME_BATCHES
-        self.steps_compared = min(one.iterations for one in found)
+        link, usual = self._link, own.usual()
+        theirs: Tensor = link.pass_on(Parcel(torch.from_numpy(usual)), torch.device("cpu"))
+        upto = max(1, near.clean)  # signals of the first iteration are from before anything is shared
+        found = link.gather(compare(near.signals[:upto], theirs.numpy(), usual))
+        self.no_neighbour, number = found[(self._suspect + 1) % link.world_size]
+        self.is_neighbour_checked = number >= 0 and not self.no_neighbour
         if self.no_neighbour:
             self.executions = [one for one in self.executions if one.place != NEIGHBOUR]
 
