@@ -106,6 +106,21 @@ def test_a_program_that_ends_early_leaves_what_was_recorded(tmp_path):
     assert not (tmp_path / "short").exists()
 
 
+def test_steps_after_the_end_are_not_recorded(tmp_path):
+    """A class of optimizers that was first used while recording calls the recorder for ever."""
+    recorder = Recorder(tmp_path / "new", 3, 3, print)
+    recorder.start()
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = fresh(torch.optim.SGD)([weight], lr=0.1)
+    optimizer.step()
+    recorder.stop()
+    for _ in range(10):
+        optimizer.step()
+    assert (recorder.ended, recorder.recorded) == (1, 0)
+    assert not torch.autograd._profiler_enabled()
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_error_in_recording_is_said_once_and_the_training_goes_on(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     recorder, lines = recording(tmp_path / "file" / "below", 12)

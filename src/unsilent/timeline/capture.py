@@ -65,6 +65,7 @@ class Recorder:
         self._plain_hook: Any = None
         self._plain_prepare: Any = None
         self.ended, self.recorded, self.has_failed = 0, 0, False
+        self._has_stopped = False
         self.rank, self._world_size = int(os.environ.get("RANK", "0")), 1
 
     def start(self) -> None:
@@ -101,6 +102,7 @@ class Recorder:
         """Leave torch as it was; write what was recorded so far, where the program ended early."""
         Optimizer.profile_hook_step = self._plain_hook  # type: ignore[method-assign]
         AnyProfile._prepare_trace = self._plain_prepare  # type: ignore[method-assign]
+        self._has_stopped = True  # classes of optimizers that were used meanwhile go on calling `_after`
         if self._profiler is not None:
             self._try(lambda: self._finish(compare=False))  # other ranks may not be there any more
 
@@ -118,7 +120,7 @@ class Recorder:
 
     def _after(self, optimizer: Optimizer) -> None:
         """A step of an optimizer has ended."""
-        if self._depth or self.has_failed or os.getpid() != self._process:
+        if self._depth or self.has_failed or self._has_stopped or os.getpid() != self._process:
             return
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
