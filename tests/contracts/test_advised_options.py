@@ -16,7 +16,7 @@ SOURCE = Path(unsilent.__file__).parent
 OF_OTHERS = {
     "campaigns/ray_launch.py": {"--head"},  # ray start
     "checkpoints/hdf5_corrupter/sequence.py": {"--allow"},  # hdf5_corrupter --allowNaNValues
-    "events/device_facts.py": {"--query-gpu", "--format"},  # nvidia-smi
+    "events/device_facts.py": {"--query-gpu", "--format", "--id"},  # nvidia-smi
     "launch/rank_processes.py": {"--standalone", "--nproc-per-node"},  # torchrun
 }
 """Options of programs of others, and the files that name them."""
