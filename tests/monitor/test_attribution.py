@@ -83,7 +83,7 @@ def test_the_answer_does_not_depend_on_the_order_of_ranks(scores, random):
     st.builds(
         RankRow, st.integers(0, 2**40), st.integers(0, 2), st.floats(), st.integers(-1, 2**31), st.integers(0, 1),
         st.integers(0, 1), st.integers(0, 9), st.integers(0, 2**63 - 1), st.integers(1, 4096), st.integers(1, 4096),
-        st.integers(1, 4096), st.integers(1, 999), st.integers(0, 1), st.integers(0, 1),
+        st.integers(1, 4096), st.integers(1, 999), st.integers(0, 1), st.integers(0, 1), st.integers(0, 1),
     )
 )  # fmt: skip
 def test_rows_are_whole_numbers_on_the_way(row):
