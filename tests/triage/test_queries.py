@@ -224,6 +224,15 @@ def test_what_is_new_in_the_newest_checkpoint_is_found(tmp_path):
     assert ask(with_checkpoints(tmp_path, new), "compare-checkpoints").outcome is Outcome.UNANSWERED
 
 
+def test_checkpoints_of_a_run_that_continued_a_training_count_steps_of_the_training(tmp_path):
+    path = with_checkpoints(tmp_path, saved(tmp_path / "a.pt", 1.0, 1070), saved(tmp_path / "b.pt", math.inf, 1080))
+    write_record(path, replace(read_incident(path), first_step=1000))  # the alarm is in step 1090 of the training
+    assert ask(path, "verify-checkpoints").text.endswith(
+        "from before step 1090 that is as it was written: " + str(tmp_path / "b.pt")
+    )
+    assert ask(path, "compare-checkpoints").step == 1080
+
+
 def test_what_needs_code_or_a_device_prints_the_command(tmp_path):
     bundle = Bundle(made.folder(tmp_path, 2, suspect=1))
     assert command_of(bundle, Query("replay-step")) == (

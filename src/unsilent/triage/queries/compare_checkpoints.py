@@ -17,7 +17,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     missing: list[str] = []
     read: list[tuple[str, int | None, dict[str, Values | None]]] = []
     for saved in reversed(bundle.incident.checkpoints):
-        if len(read) == 2 or (saved.step is not None and saved.step > bundle.incident.step):
+        if len(read) == 2 or (saved.step is not None and saved.step > bundle.incident.training_step):
             continue
         try:
             with Checkpoint(Path(saved.path)) as checkpoint:

@@ -33,8 +33,8 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     if not good and not bad:
         text = "the incident names no checkpoint that is still there"
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=tuple(missing))
-    older = next((path for path, step in good if step is not None and step < incident.step), None)
-    last_good = f"the newest one from before step {incident.step} that is as it was written: {older or 'none'}"
+    older = next((path for path, step in good if step is not None and step < incident.training_step), None)
+    last_good = f"the newest one from before step {incident.training_step} that is as it was written: {older or 'none'}"
     if bad:
         path, problem, step = bad[0]
         return Finding(
