@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch.distributed
 
 from conftest import in_process
+from monitor.two_ranks import run_two_ranks
 from unsilent.events.event_files import read_events
 from unsilent.events.event_kinds import IncidentBegan, Verdict
 from unsilent.events.incident_folder import read_incident, read_rank_part
@@ -25,13 +21,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("incident")
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *words, str(Path(__file__).parent / "incident_ranks.py"), str(folder)],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return folder, done.stderr
+    stderr = run_two_ranks("incident_ranks.py", folder)
+    return folder, stderr
 
 
 def test_both_ranks_write_one_folder(job):

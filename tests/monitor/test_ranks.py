@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch.distributed
 
 from monitor.segments import executed_again
+from monitor.two_ranks import run_two_ranks
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,15 +19,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *words, str(Path(__file__).parent / "ranks.py"), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    run_two_ranks("ranks.py", folder, seconds=240)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

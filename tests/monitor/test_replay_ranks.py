@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch.distributed
 
+from monitor.two_ranks import run_two_ranks
 from unsilent.recovery.evidence import NEIGHBOUR
 
 pytestmark = [
@@ -23,15 +20,7 @@ AT, SUSPECT, OTHER = 30, 1, 0
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *words, str(Path(__file__).parent / "replay_ranks.py"), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    run_two_ranks("replay_ranks.py", folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
