@@ -29,7 +29,7 @@ from unsilent.incidents.plant import WORKLOADS, PlantedIncident, plant
 from unsilent.incidents.planted_job import run_planted
 from unsilent.recovery import step_replay
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.triage.findings import Finding, Outcome
+from unsilent.triage.findings import Finding, FindingKind, Outcome
 from unsilent.triage.investigation import Executed, executable, investigate
 from unsilent.triage.queries.table import TEMPLATES, execute
 
@@ -154,7 +154,7 @@ def is_right(incident: PlantedIncident, trail: Trail) -> bool:
 
 def is_accusation(trail: Trail) -> bool:
     """Whether a fault is localised; a verdict that names an alarm benign is none."""
-    return trail.finding is not None and not trail.finding.kind.startswith("benign")
+    return trail.finding is not None and trail.finding.kind is not FindingKind.BENIGN
 
 
 def share_text(trails: Sequence[Sequence[Trail]], holds: Callable[[int, Trail], bool]) -> str:
@@ -182,7 +182,11 @@ def print_rows(name: str, wanted: Sequence[PlantedIncident], trails: Sequence[Se
 
 def detail(name: str, incident: PlantedIncident, trail: Trail) -> str:
     """One line: what was planted, and what was found."""
-    found = f"{trail.finding.place}: {trail.finding.kind}" if trail.finding else "not localised"
+    found = (
+        f"{trail.finding.place}: {trail.finding.kind.value}"
+        if trail.finding and trail.finding.kind
+        else "not localised"
+    )
     planted = (
         f"{incident.kind}, {incident.variety}, rank {incident.rank} of {incident.world_size}, step {incident.step}"
     )

@@ -73,6 +73,32 @@ class Outcome(Enum):
     UNANSWERED = "not answered"
 
 
+class FindingKind(Enum):
+    """What is unusual at the place of a finding."""
+
+    GRADIENT = "a rank's own gradient"
+    CHANGED_BITS = "bits of a parameter changed between two steps"
+    UNLIKE_PARAMETERS = "parameters of a rank differ from the others"
+    NONFINITE = "values that are not finite"
+    ONSET = "a series left its own past"
+    BATCH = "the batch by itself"
+    STATE = "the state of a rank"
+    COMMON_STATE = "the state that ranks have alike"
+    SETTINGS = "settings that differ"
+    CHECKPOINT_FILE = "a checkpoint changed on the disk"
+    CHECKPOINT_VALUES = "values of a checkpoint"
+    ABSENT_RANK = "a rank that did not enter a collective"
+    UNLIKE_COLLECTIVES = "ranks called different collectives"
+    LATE_RANK = "a rank that is late"
+    LOGGED_ERROR = "an error in a log"
+    TRANSIENT = "transient, says the recorded verdict"
+    DEVICE = "the device, says the recorded verdict"
+    CHECKPOINT = "the checkpoint, says the recorded verdict"
+    NUMERICS = "the dtype, says the recorded verdict"
+    BENIGN = "benign, says the recorded verdict"
+    DATA = "data or software, says the recorded verdict"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """The answer to a query.
@@ -81,7 +107,7 @@ class Finding:
         outcome: ``NOTHING``: of what was looked at; ``LOCALISED``: in ranks that it tells from others, or in values that are
             wrong by themselves, in a step; ``UNANSWERED``: nothing could be read.
         text: What was found, or what was looked at, in one sentence.
-        kind: What is unusual there, in words.
+        kind: What is unusual there; None where nothing is.
         ranks, tensor, step: Its place, as far as it is known.
         numbers: That it rests on, by name.
         missing: What could not be read, one sentence each.
@@ -89,7 +115,7 @@ class Finding:
 
     outcome: Outcome
     text: str
-    kind: str = ""
+    kind: FindingKind | None = None
     ranks: tuple[int, ...] = ()
     tensor: str = ""
     step: int | None = None

@@ -7,22 +7,20 @@ could have been fitted to. A model that learns from executed queries has to be b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from unsilent.detectors.series import LOSS
 from unsilent.events.event_kinds import FINGERPRINT, REPLICAS
-from unsilent.report.text import count_text
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.candidates import Candidate, Candidates, Features
-from unsilent.triage.findings import Blanks, Query
+from unsilent.triage.candidates import Candidates
+from unsilent.triage.findings import Query
 from unsilent.triage.history import FAR
+from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.queries.table import TEMPLATES
 
 NEXT_RULE, NEXT_QUERY, NEXT_CANDIDATE = 0.9, 0.85, 0.8
 """Each rule, query of a rule and candidate of a blank counts this much of the one before."""
-MOST_RANKS, MOST_TENSORS = 3, 1
-"""Candidates that queries are filled with, besides the query that looks at all."""
 
 
 @dataclass(frozen=True)
@@ -131,55 +129,12 @@ class ScoredQuery:
 
 
 def scored_queries(signals: Signals) -> list[ScoredQuery]:
-    """Every candidate query, the most telling one first."""
+    """Every possible query, the most telling one first."""
     applying = [rule for rule in RULES if rule.applies(signals)]
     result = []
-    for name, template in TEMPLATES.items():
-        if signals.bundle.incident.world_size < template.least_ranks:
-            continue
+    for one in possible_queries(signals.bundle, signals.candidates):
+        name = one.query.template
         place, rule = next((place, rule) for place, rule in enumerate(applying) if name in rule.queries)
-        score = NEXT_RULE**place * NEXT_QUERY ** rule.queries.index(name)
-        for blanks, factor, why in _filled(signals, template.blanks):
-            reason = "; ".join(filter(None, (rule.signal, why)))
-            result.append(ScoredQuery(Query(name, blanks), score * factor, reason))
+        score = NEXT_RULE**place * NEXT_QUERY ** rule.queries.index(name) * NEXT_CANDIDATE**one.place
+        result.append(ScoredQuery(one.query, score, "; ".join(filter(None, (rule.signal, one.reason)))))
     return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
-
-
-def _filled(signals: Signals, blanks: Sequence[str]) -> Iterator[tuple[Blanks, float, str]]:
-    """Ways to fill blanks: first one that looks at everything, then one candidate at a time."""
-    found = signals.candidates
-    if "host" in blanks:
-        incident = signals.bundle.incident
-        yield Blanks(host=incident.host or None, rank=incident.suspect if incident.suspect >= 0 else None), 1.0, ""
-        return
-    yield Blanks(), 1.0, ""
-    if "rank" in blanks and len(found.ranks) > 1:
-        for place, rank in enumerate(found.ranks[:MOST_RANKS], 1):
-            yield Blanks(rank=rank.value), NEXT_CANDIDATE**place, describe(rank, "rank")
-    if "steps" in blanks:
-        for place, span in enumerate(found.windows, 1):
-            yield Blanks(steps=span.value), NEXT_CANDIDATE**place, describe(span, "window")
-    if "tensor" in blanks:
-        for place, tensor in enumerate(found.tensors[:MOST_TENSORS], 1):
-            yield Blanks(tensor=tensor.value), NEXT_CANDIDATE**place, describe(tensor, "tensor")
-
-
-def describe(candidate: Candidate[int] | Candidate[str] | Candidate[tuple[int, int]], noun: str) -> str:
-    """What is unusual about a candidate, in words."""
-    features: Features = candidate.features
-    words = []
-    if features.alarms:
-        words.append(count_text(features.alarms, "alarm"))
-    if features.nonfinite:
-        words.append("values not finite")
-    if features.peer_score >= FAR:
-        words.append("far from other ranks")
-    if features.onset is not None:
-        words.append(f"left its past {_when(features.onset)}")
-    return f"this {noun}: {', '.join(words) or 'nothing unusual was seen'}"
-
-
-def _when(onset: int) -> str:
-    if not onset:
-        return "in the step of the alarm"
-    return f"{count_text(abs(onset), 'step')} {'before' if onset < 0 else 'after'} the alarm"

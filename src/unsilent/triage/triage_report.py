@@ -45,7 +45,7 @@ class Triage(Shown):
     def _headline(self) -> str:
         own = self.investigation
         if (finding := own.localised) is not None:
-            return f"Localised: {finding.place}: {finding.kind}"
+            return f"Localised: {finding.place}: {finding.kind.value if finding.kind else finding.text}"
         if not own.is_run:
             first = own.left[0]
             return f"Run first: {first.query.name} ({first.reason})"
@@ -124,7 +124,10 @@ class QueryAnswer(Shown):
 
 def finding_fields(finding: Finding) -> dict[str, Any]:
     """A finding as JSON has it."""
-    return {**vars(finding), "outcome": finding.outcome.value, "place": finding.place}
+    return {
+        **vars(finding), "outcome": finding.outcome.value, "place": finding.place,
+        "kind": finding.kind.value if finding.kind else "",
+    }  # fmt: skip
 
 
 def _query_fields(bundle: Bundle, one: ScoredQuery) -> dict[str, Any]:

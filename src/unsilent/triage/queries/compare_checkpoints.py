@@ -9,7 +9,7 @@ from unsilent.checkpoints.inspection import Values, summarise
 from unsilent.errors import UsageError
 from unsilent.report.text import listed
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
@@ -37,8 +37,8 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
             *(f"{name}: in one of them" for name in changed),
         ]
         return Finding(
-            outcome=Outcome.DIFFERS, text=f"{new} against {old}: {listed(what, 3)}", kind="a checkpoint", step=step,
-            tensor=(worse or changed)[0], missing=tuple(missing),
+            outcome=Outcome.DIFFERS, text=f"{new} against {old}: {listed(what, 3)}", step=step,
+            kind=FindingKind.CHECKPOINT_VALUES, tensor=(worse or changed)[0], missing=tuple(missing),
         )  # fmt: skip
     text = f"{new} has no more values that are not finite or extreme than {old}, in {len(now):,} tensors and numbers"
     return Finding(outcome=Outcome.NOTHING, text=text, missing=tuple(missing))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unsilent.detectors.series import GRADIENT
 from unsilent.report.text import count_text, number_text
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome, placed
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
 from unsilent.triage.history import FAR, past_end, past_scores, peer_scores, window
 
 
@@ -44,7 +44,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
             )
             return placed(
                 f"{name} {size}, and far from its own past", sorted(found), "several ranks differ from each other",
-                kind="a rank's own gradient", tensor=name, step=step, numbers={"score": score}, missing=missing,
+                kind=FindingKind.GRADIENT, tensor=name, step=step, numbers={"score": score}, missing=missing,
             )  # fmt: skip
     text = f"in steps {first} to {last}, no gradient of {count_text(len(series), 'rank')} is far from the others and its own past"
     return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)

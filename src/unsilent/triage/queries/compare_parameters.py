@@ -5,7 +5,7 @@ from __future__ import annotations
 from unsilent.events.event_kinds import FINGERPRINT, REPLICAS
 from unsilent.report.text import count_text
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome, placed
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
@@ -25,11 +25,11 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     begin = alarms[0]
     alike = [one for one in alarms if (one.step, one.feature) == (begin.step, begin.feature)]
     if begin.feature == FINGERPRINT:
-        ranks, kind = sorted({one.rank for one in alike}), "bits of a parameter changed between two steps"
+        ranks, kind = sorted({one.rank for one in alike}), FindingKind.CHANGED_BITS
     else:
         ranks, kind = (
             sorted({rank for one in alike for rank in one.ranks}),
-            "parameters of a rank differ from the others",
+            FindingKind.UNLIKE_PARAMETERS,
         )
     text = begin.summary.partition(": ")[2]
     more = f"{count_text(len(ranks), 'rank')} and not one"

@@ -6,7 +6,7 @@ import numpy as np
 
 from unsilent.report.text import count_text, number_text
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome
 from unsilent.triage.history import FAR, past_end, past_scores, window
 
 
@@ -38,5 +38,5 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
     return Finding(
         outcome=Outcome.DIFFERS, text=f"{name} {far}, in {where} first: a place to look at, for a past alone names no fault",
-        kind="a series left its own past", ranks=tuple(ranks), tensor=name, step=step, numbers={"score": score}, missing=missing,
+        kind=FindingKind.ONSET, ranks=tuple(ranks), tensor=name, step=step, numbers={"score": score}, missing=missing,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import statistics
 from unsilent.recovery.step_replay import FAR_FROM_OTHERS
 from unsilent.report.text import count_text, listed, number_text
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome, placed
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
 from unsilent.triage.tensor_summaries import TensorSummary
 
 IGNORED_LABELS = (-1, -100)
@@ -45,7 +45,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         text = f"the batch has, by tensor: {listed((f'{name}: {what}' for name, what in found[rank]), 3)}"
         several = "batches of several ranks have something of the kind"
         return placed(
-            text, sorted(found), several, kind="the batch by itself", tensor=found[rank][0][0], step=step,
+            text, sorted(found), several, kind=FindingKind.BATCH, tensor=found[rank][0][0], step=step,
             missing=missing,
         )  # fmt: skip
     ranges = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from unsilent.report.text import count_text, listed, number_text
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome, placed
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
 from unsilent.triage.tensor_summaries import RecordedTensors, TensorSummary
 
 EXTREME = 1e4
@@ -47,10 +47,10 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         if len(alike) > 1:
             return Finding(
                 outcome=Outcome.LOCALISED, text=f"{text}, with the same bits in {len(alike)} ranks", ranks=tuple(alike),
-                kind="the state that ranks have alike", tensor=name, step=step, missing=missing,
+                kind=FindingKind.COMMON_STATE, tensor=name, step=step, missing=missing,
             )  # fmt: skip
         return placed(
-            text, sorted(found), "states of several ranks have something of the kind", kind="the state of a rank",
+            text, sorted(found), "states of several ranks have something of the kind", kind=FindingKind.STATE,
             tensor=name, step=step, missing=missing,
         )  # fmt: skip
     unlike = {rank: names for rank, names in _unlike(everybody).items() if rank in chosen and names & set(chosen[rank])}
@@ -59,7 +59,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         names = sorted(unlike[rank] & set(chosen[rank]))
         return placed(
             f"{listed(names, 3)} of a rank has other bits than in other ranks", sorted(unlike),
-            "which of them is right is not known", kind="the state of a rank", tensor=names[0], step=step, missing=missing,
+            "which of them is right is not known", kind=FindingKind.STATE, tensor=names[0], step=step, missing=missing,
         )  # fmt: skip
     read = f"{count_text(count, 'tensor')} of {count_text(len(states), 'rank')}"
     text = f"{read} are finite, without an element far beyond the others"

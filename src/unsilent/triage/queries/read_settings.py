@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unsilent.report.text import listed
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome
 
 WATCHED = ("preset", "rule", "rules", "fingerprint", "sampling", "on_alarm", "mode", "watch")
 
@@ -22,7 +22,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         values = "; ".join(f"rank {rank}: {one.get(unlike[0])!r}" for rank, one in list(groups.items())[:8])
         text = f"settings of optimizers differ between ranks: {listed(unlike, 3)} ({values})"
         return Finding(
-            outcome=Outcome.DIFFERS, text=text, kind="settings of ranks", tensor=unlike[0], step=bundle.incident.step,
+            outcome=Outcome.DIFFERS, text=text, kind=FindingKind.SETTINGS, tensor=unlike[0], step=bundle.incident.step,
             missing=missing,
         )  # fmt: skip
     watched = {name: bundle.incident.settings[name] for name in WATCHED if name in bundle.incident.settings}

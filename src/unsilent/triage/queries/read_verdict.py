@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
@@ -16,7 +16,8 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         return Finding(outcome=Outcome.UNANSWERED, text=f"the recorded fault verdict is undetermined: {verdict.reason}")
     is_placed = verdict.rank >= 0
     return Finding(
-        outcome=Outcome.LOCALISED if is_placed else Outcome.DIFFERS, text=verdict.reason or verdict.kind,
-        kind=f"{verdict.kind} ({verdict.code})" if verdict.code else verdict.kind, ranks=(verdict.rank,) if is_placed else (),
+        outcome=Outcome.LOCALISED if is_placed else Outcome.DIFFERS,
+        text=": ".join(filter(None, (verdict.code, verdict.reason or verdict.kind))),
+        kind=FindingKind[verdict.kind.upper()], ranks=(verdict.rank,) if is_placed else (),
         tensor=bundle.incident.tensor, step=verdict.step,
     )  # fmt: skip

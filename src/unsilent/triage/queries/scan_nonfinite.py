@@ -6,7 +6,7 @@ import numpy as np
 
 from unsilent.report.text import count_text, listed
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome, placed
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
 from unsilent.triage.history import window
 
 
@@ -36,6 +36,6 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     names = found[step][ranks[0]]
     text = f"the first values that are not finite are {listed(names, 3)}"
     return placed(
-        text, ranks, "several ranks have them in this step", len(series) > 1, kind="values that are not finite",
+        text, ranks, "several ranks have them in this step", len(series) > 1, kind=FindingKind.NONFINITE,
         tensor=names[0], step=step, numbers={"series": len(names)}, missing=missing,
     )  # fmt: skip

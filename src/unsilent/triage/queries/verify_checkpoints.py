@@ -8,7 +8,7 @@ from unsilent.checkpoints.manifest import read_manifest, verify
 from unsilent.errors import UsageError
 from unsilent.report.text import count_text, listed
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.findings import Blanks, Finding, Outcome
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome
 
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
@@ -39,7 +39,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         path, problem, step = bad[0]
         return Finding(
             outcome=Outcome.DIFFERS, text=f"{path} is not as it was written: {problem}; {last_good}",
-            kind="a checkpoint changed on the disk", tensor=path, step=step, missing=tuple(missing),
+            kind=FindingKind.CHECKPOINT_FILE, tensor=path, step=step, missing=tuple(missing),
         )  # fmt: skip
     text = f"{count_text(len(good), 'checkpoint')} verified ({listed(path for path, _ in good)}); {last_good}"
     return Finding(outcome=Outcome.NOTHING, text=text, missing=tuple(missing))

@@ -1,0 +1,94 @@
+"""An incident that the farm makes: its cause and place, drawn from a seed. Queries do not see it; grades come from it."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+HEALTHY = "healthy"
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "weight bits": ("exponent bit", "sign bit", "zeroed elements"),
+    "gradient bits": ("exponent bit", "stuck lane", "scaled"),
+    "optimizer bits": ("first moment", "second moment"),
+    "payload": ("changed result", "lost contribution"),
+    "replica": ("skipped update", "other weights"),
+    "checkpoint": ("damaged for all", "stale on one rank"),
+    "data": ("NaN", "shuffled labels", "repeated shard"),
+    "configuration": ("learning rate", "seed", "gradients not zeroed"),
+    "precision": ("bfloat16 weights", "float16 overflow"),
+    "time": ("slow rank", "slow loader"),
+    "stopped": ("killed process", "hang"),
+    "disk": ("full disk",),
+    HEALTHY: ("nothing", "learning rate by plan", "unusual batch", "other data for all", "noisy time"),
+}
+"""Kinds of causes by family. What healthy runs have is no fault: the right answer is that nothing was found."""
+WORKLOADS = ("mlp", "convolution", "transformer", "recurrent")
+WORLD_SIZES = (1, 2, 4, 8)
+HEALTHY_SHARE = 0.2
+STEPS = 72
+"""Of a training that the farm simulates."""
+FIRST, LAST = 44, 60
+"""Between these steps a cause begins."""
+NEEDS_RANKS = frozenset({"payload", "replica", "time", "stopped"})
+"""Families that need another rank."""
+
+
+@dataclass(frozen=True)
+class PlannedIncident:
+    """An incident of the farm, fully determined.
+
+    Attributes:
+        number: In its collection.
+        family, kind: Of the cause, of `FAMILIES`.
+        workload: Of `WORKLOADS`.
+        world_size: Number of ranks.
+        rank: That the cause is in; -1: in all ranks alike.
+        step: In which it begins.
+        seed: Of the training and of what is drawn for it.
+        draws: Four numbers from 0 to 1 that choose tensor, element, size and words of the report.
+    """
+
+    number: int
+    family: str
+    kind: str
+    workload: str
+    world_size: int
+    rank: int
+    step: int
+    seed: int
+    draws: tuple[float, ...]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether there is no fault."""
+        return self.family == HEALTHY
+
+
+ALL_RANKS_ALIKE = frozenset({
+    "damaged for all", "learning rate", "seed", "gradients not zeroed", "bfloat16 weights", "full disk", "nothing",
+    "learning rate by plan", "other data for all", "noisy time",
+})  # fmt: skip
+"""Kinds that are in no rank alone."""
+
+
+def planned_incidents(count: int, seed: int) -> list[PlannedIncident]:
+    """The incidents of a collection, the same for the same seed; those of a smaller one are the first of a larger one."""
+    kinds = [(family, kind) for family, kinds in FAMILIES.items() for kind in kinds if family != HEALTHY]
+    result, faults, controls = [], 0, 0
+    for number in range(count):
+        if int(HEALTHY_SHARE * (number + 1)) > controls:
+            family, kind = HEALTHY, FAMILIES[HEALTHY][controls % len(FAMILIES[HEALTHY])]
+            controls += 1
+        else:
+            family, kind = kinds[faults % len(kinds)]
+            faults += 1
+        rng = np.random.default_rng([seed, number, zlib.crc32(kind.encode())])
+        sizes = [one for one in WORLD_SIZES if one > 1 or family not in NEEDS_RANKS]
+        ranks = int(rng.choice(sizes))
+        workload, draws = str(rng.choice(WORKLOADS)), tuple(rng.random(4).tolist())
+        rank = -1 if kind in ALL_RANKS_ALIKE else int(rng.integers(ranks))
+        step, own_seed = int(rng.integers(FIRST, LAST)), int(rng.integers(2**31))
+        result.append(PlannedIncident(number, family, kind, workload, ranks, rank, step, own_seed, draws))
+    return result

@@ -1,0 +1,88 @@
+"""All queries that can be asked of an incident: each template with its blanks filled in the ways that its candidates offer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from unsilent.report.text import count_text
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.candidates import Candidate, Candidates, Features
+from unsilent.triage.findings import Blanks, Query
+from unsilent.triage.history import FAR
+from unsilent.triage.queries.table import TEMPLATES
+
+MOST_RANKS, MOST_TENSORS = 3, 1
+"""Candidates that queries are filled with, besides the query that looks at everything."""
+
+
+@dataclass(frozen=True)
+class PossibleQuery:
+    """A query, and what is known of the candidate that fills its blank.
+
+    Attributes:
+        blank: Name of the blank that is filled with a candidate; empty: the query looks at everything.
+        features: Of the candidate; None where there is none.
+        place: Of the candidate among those of its kind, from 1; 0 where there is none.
+    """
+
+    query: Query
+    blank: str = ""
+    features: Features | None = None
+    place: int = 0
+
+    @property
+    def reason(self) -> str:
+        """What is unusual about the candidate, in words; empty where there is none."""
+        return describe(self.features, self.blank) if self.features else ""
+
+
+def possible_queries(bundle: Bundle, candidates: Candidates) -> list[PossibleQuery]:
+    """Those of an incident, by template; templates that need more ranks than it has are left out."""
+    return [
+        one
+        for name, template in TEMPLATES.items()
+        if bundle.incident.world_size >= template.least_ranks
+        for one in _filled(name, template.blanks, bundle, candidates)
+    ]
+
+
+def _filled(template: str, blanks: Sequence[str], bundle: Bundle, found: Candidates) -> Iterator[PossibleQuery]:
+    """First the query that looks at everything, then one for each candidate."""
+    if "host" in blanks:
+        incident = bundle.incident
+        blank = Blanks(host=incident.host or None, rank=incident.suspect if incident.suspect >= 0 else None)
+        yield PossibleQuery(Query(template, blank))
+        return
+    yield PossibleQuery(Query(template))
+    ranks = found.ranks[:MOST_RANKS] if len(found.ranks) > 1 else ()
+    kinds: dict[str, Sequence[Candidate[int] | Candidate[str] | Candidate[tuple[int, int]]]] = {
+        "rank": ranks, "steps": found.windows, "tensor": found.tensors[:MOST_TENSORS],
+    }  # fmt: skip
+    for blank_name in (one for one in kinds if one in blanks):
+        for place, one in enumerate(kinds[blank_name], 1):
+            filled = Blanks(**{blank_name: one.value})  # type: ignore[arg-type]
+            yield PossibleQuery(Query(template, filled), blank_name, one.features, place)
+
+
+def describe(features: Features, blank: str) -> str:
+    """What is unusual about a candidate, in words."""
+    words = []
+    if features.alarms:
+        words.append(count_text(features.alarms, "alarm"))
+    if features.nonfinite:
+        words.append("values not finite")
+    if features.peer_score >= FAR:
+        words.append("far from other ranks")
+    if features.onset is not None:
+        words.append(f"left its past {_when(features.onset)}")
+    return f"this {NOUNS[blank]}: {', '.join(words) or 'nothing unusual was seen'}"
+
+
+NOUNS = {"rank": "rank", "tensor": "tensor", "steps": "window"}
+
+
+def _when(onset: int) -> str:
+    if not onset:
+        return "in the step of the alarm"
+    return f"{count_text(abs(onset), 'step')} {'before' if onset < 0 else 'after'} the alarm"
