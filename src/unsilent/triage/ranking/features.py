@@ -1,0 +1,174 @@
+"""What an incident, and a candidate of a query, is like, as numbers by name; a number of a rank or name of a tensor is never one.
+
+What is not known is 0, and another number says whether it is known. Names are phrases, with which a reason is given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from unsilent.detectors.series import FEATURES, GRADIENT, LOSS, Bools, Floats
+from unsilent.errors import UsageError
+from unsilent.events.event_kinds import FINGERPRINT, REPLICAS
+from unsilent.events.incident_folder import BATCH_FILE
+from unsilent.plainfiles import read_plain
+from unsilent.triage.bundle import Bundle, RankSeries
+from unsilent.triage.findings import Blanks, Query
+from unsilent.triage.history import FAR, past_end, past_gaps, past_scores
+from unsilent.triage.parts import MOST_TEXT, REPORT_FILE
+from unsilent.triage.possible_queries import PossibleQuery
+from unsilent.triage.runbook import Signals
+
+Numbers = dict[str, float]
+T = TypeVar("T")
+LARGEST = 1e12
+"""What is larger, or infinite, counts as this."""
+
+
+def incident_features(signals: Signals) -> Numbers:
+    """Of an incident, always the same names in the same order."""
+    bundle, world = signals.bundle, max(1, signals.bundle.incident.world_size)
+    alarms, known = bundle.alarms(), [one.features for one in signals.candidates.ranks]
+    peers = sorted((one.peer_score for one in known), reverse=True)
+    onsets = [one.onset for one in known if one.onset is not None]
+    named = Counter(one.feature for one in alarms)
+    return {
+        **{f"alarms of {name}": _log(named[name]) for name in (*FEATURES, FINGERPRINT, REPLICAS)},
+        "alarms of other kinds": _log(sum(named.values()) - sum(named[one] for one in (*FEATURES, FINGERPRINT, REPLICAS))),
+        "tensors with alarms": _log(len({one.tensor for one in alarms})),
+        "share of ranks with alarms": len({one.rank for one in alarms}) / world,
+        "ranks": math.log2(world),
+        "whether the alarm names a rank": float(bundle.incident.suspect >= 0),
+        "distance from other ranks": _log(peers[0] if peers else 0.0),
+        "distance of the second rank from others": _log(peers[1] if len(peers) > 1 else 0.0),
+        "factor to its own past": _log(max((one.past_ratio for one in known), default=1.0) - 1),
+        "share of values that are not finite": max((one.nonfinite for one in known), default=0.0),
+        "share of ranks with such values": sum(one.nonfinite > 0 for one in known) / world,
+        "whether something left its past": float(bool(onsets)),
+        "steps from the alarm to the first unusual one": float(min(onsets, default=0)),
+        "share of ranks that left their past": len(onsets) / world,
+        "share of ranks that left it first": onsets.count(min(onsets)) / world if onsets else 0.0,
+        "whether one rank is apart": float(signals.apart),
+        **_series_features(bundle),
+        **_part_features(bundle, world),
+    }  # fmt: skip
+
+
+def _series_features(bundle: Bundle) -> Numbers:
+    """How what is unusual goes on, and to which side."""
+    series, before = bundle.series()[0], past_end(bundle, Blanks())
+    last = max((int(one.steps[-1]) for one in series.values() if len(one.steps)), default=0)
+    ends = [last - int(one.steps[-1]) if len(one.steps) else last for one in series.values()]
+    runs = [_run(one, before) for one in series.values()]
+    longest = max(runs, default=(0.0, 0.0, 0.0))
+    result = {
+        "share of series that left their past": longest[0],
+        "share of later steps that are unusual": longest[1],
+        "whether one step alone is unusual": longest[2],
+        "whether series of a rank end early": float(any(one > 0 for one in ends)),
+        "steps by which they end early": _log(max(ends, default=0)),
+    }
+    for feature in (GRADIENT, LOSS):
+        gaps = [_shift(one, before, bundle.incident.step, feature) for one in series.values()]
+        at, after = (np.array([one[place] for one in gaps if math.isfinite(one[place])]) for place in (0, 1))
+        result |= {
+            f"change of {feature} at the alarm": _signed(at), f"change of {feature} after it": _signed(after),
+            f"difference between ranks in it, {feature}": _log(float(np.ptp(after)) if len(after) else 0.0),
+        }  # fmt: skip
+    return result
+
+
+def _run(series: RankSeries, before: int) -> tuple[float, float, float]:
+    """Share of series far from their past in the first such step, share of steps that are far from there on, whether one is."""
+    is_late = series.steps >= before
+    is_far: Bools = (past_scores(series, before) >= FAR)[is_late]
+    steps = is_far.any(1)
+    if not steps.any():
+        return 0.0, 0.0, 0.0
+    first = int(steps.argmax())
+    return float(is_far[first].mean()), float(steps[first:].mean()), float(steps.sum() == 1)
+
+
+def _shift(series: RankSeries, before: int, step: int, feature: str) -> tuple[float, float]:
+    """Largest change of a logarithm within two steps of the alarm, and the median one after it; NaN where it is not known."""
+    columns = [place for place, name in enumerate(series.names) if name[0] == feature]
+    gaps = past_gaps(series, before)[:, columns]
+    near, after = (gaps[rows] for rows in (abs(series.steps - step) <= 2, series.steps > step + 2))
+    near, after = (one[np.isfinite(one)] for one in (near, after))
+    largest = near[np.abs(near).argmax()] if near.size else math.nan
+    return float(largest), float(np.median(after)) if after.size else math.nan
+
+
+def _signed(changes: Floats) -> float:
+    """The largest change with its sign."""
+    return float(np.clip(changes[np.abs(changes).argmax()], -30, 30)) if len(changes) else 0.0
+
+
+def _part_features(bundle: Bundle, world: int) -> Numbers:
+    incident = bundle.incident
+    parts, _ = bundle.parts()
+    return {
+        "share of ranks with series": len(bundle.series()[0]) / world,
+        "share of ranks with a batch": sum(one.file(BATCH_FILE) is not None for one in parts.values()) / world,
+        "checkpoints": float(len(incident.checkpoints)),
+        "whether there is a verdict": float(incident.fault_verdict is not None),
+    }
+
+
+def candidate_features(query: PossibleQuery, signals: Signals, report: str) -> Numbers:
+    """Of what fills the blank of a query, always the same names in the same order."""
+    own, known = query.features, [one.features for one in signals.candidates.ranks]
+    return {
+        **{f"a {name}": float(query.blank == name) for name in ("rank", "steps", "tensor")},
+        "place": float(query.place),
+        "alarms": _log(own.alarms if own else 0),
+        "distance from others": _log(own.peer_score if own else 0.0),
+        "position": own.position if own else 0.0,
+        "whether it left its past": float(own is not None and own.onset is not None),
+        "steps from the alarm to its first unusual one": float(own.onset or 0) if own else 0.0,
+        "factor to its past": _log(own.past_ratio - 1 if own else 0.0),
+        "share not finite": own.nonfinite if own else 0.0,
+        "whether the report names it": float(is_mentioned(query.query, report)),
+        "whether one rank is apart": float(signals.apart),
+        "ranks": math.log2(max(1, signals.bundle.incident.world_size)),
+        "share of ranks that left their past": sum(one.onset is not None for one in known) / max(1, len(known)),
+        "share of ranks with alarms": len(signals.ranks) / max(1, signals.bundle.incident.world_size),
+    }
+
+
+def is_mentioned(query: Query, report: str) -> bool:
+    """Whether a report names the rank, the tensor or its layer, or a step of the window."""
+    blanks = query.blanks
+    if blanks.rank is not None:
+        return re.search(rf"\brank[ -]*{blanks.rank}\b", report, re.IGNORECASE) is not None
+    if blanks.tensor is not None:
+        names = {blanks.tensor, blanks.tensor.rpartition(".")[0]} - {""}
+        return any(re.search(rf"(?<![\w.]){re.escape(one)}(?!\w)", report) for one in names)
+    if blanks.steps is not None:
+        first, last = blanks.steps
+        return any(first <= int(one) <= last for one in re.findall(r"\bstep (\d{1,9})\b", report))
+    return False
+
+
+def report_of(bundle: Bundle) -> str:
+    """The report in words; empty where none can be read."""
+    try:
+        return read_plain(bundle.folder / REPORT_FILE, MOST_TEXT).decode(errors="replace")
+    except UsageError:
+        return ""
+
+
+def one_hot(value: T, of: Sequence[T]) -> list[float]:
+    """1 at its place, 0 elsewhere."""
+    return [float(one == value) for one in of]
+
+
+def _log(value: float) -> float:
+    """The logarithm of 1 and a number that is not negative."""
+    return math.log1p(min(value, LARGEST)) if value > 0 else 0.0
