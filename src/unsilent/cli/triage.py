@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unsilent.command import AFTER_ALARM, Command
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
 from unsilent.triage.findings import Blanks
 
 if TYPE_CHECKING:
+    from unsilent.triage.investigation import Order
     from unsilent.triage.triage_report import QueryAnswer, Triage
 
 NO_FOLDER = "no folder was given; give that of an incident, such as incidents/90-0a1b2c3d"
+ORDERS = ("runbook", "learned")
 HELP = """Rank the debugging queries to run next on an incident, with reasons, and execute them.
 
-The order comes from a runbook of rules. With --run, queries that the folder answers are executed until one localises the fault;
-after each, the others are ranked anew. Exit code: 1 where an executed query found something, 0 otherwise.
+The order comes from a trained model where there is one, and else from a runbook of rules. With --run, queries that the folder
+answers are executed until a finding is believed; after each, the others are ranked anew. Exit code: 1 where executed queries found
+something that is not doubted, 0 otherwise.
 """
 QUERY_HELP = """Execute one debugging query on an incident.
 
@@ -36,7 +39,14 @@ class TriageOptions:
         is_argument=True)] = None  # fmt: skip
     top: Annotated[int, Option("Queries to run next that are shown.", OUTPUT_PANEL)] = 5
     run: Annotated[bool, Option(
-        "Execute queries until the fault is localised or none is left.", EXECUTION_PANEL)] = False  # fmt: skip
+        "Execute queries until a finding is believed, or no query is left that would tell much.",
+        EXECUTION_PANEL)] = False  # fmt: skip
+    order: Annotated[str, Option(
+        "What orders queries: runbook, rules by hand; or learned, a trained model.", EXECUTION_PANEL, metavar="ORDER",
+        default_text="learned where a model is there, else runbook")] = ""  # fmt: skip
+    model: Annotated[Path | None, Option(
+        "The trained model, written by unsilent triage train.", EXECUTION_PANEL,
+        default_text="the one that comes with this package")] = None  # fmt: skip
     tools: Annotated[bool, Option(
         "Print all queries and their blanks as JSON Schema, and nothing else.", OUTPUT_PANEL)] = False  # fmt: skip
 
@@ -44,6 +54,10 @@ class TriageOptions:
         check_count("--top", self.top, 1)
         if self.folder is None and not self.tools:
             raise UsageError(NO_FOLDER)
+        if self.order and self.order not in ORDERS:
+            raise unknown_name_error("order", self.order, ORDERS)
+        if self.order == "runbook" and self.model is not None:
+            raise UsageError("--model is not used with --order runbook; leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,21 @@ def triage(asked: Asked) -> Triage | int:
     if options.tools or options.folder is None:
         print(json.dumps(json_schemas(), indent=1))
         return 0
-    return Triage(investigate(options.folder, options.run), options.top)
+    return Triage(investigate(options.folder, options.run, _order(options)), options.top)
+
+
+def _order(options: TriageOptions) -> Order:
+    """What orders queries: the model that was given, else the one that is shipped, else the runbook."""
+    from unsilent.triage.investigation import RUNBOOK
+
+    if options.order != "runbook":
+        from unsilent.triage.ranking.model_file import SHIPPED, read_model
+
+        if (path := options.model or (SHIPPED if SHIPPED.exists() else None)) is not None:
+            return read_model(path)
+        if options.order == "learned":
+            raise UsageError("no trained model comes with this package; give one with --model, or leave --order out")
+    return RUNBOOK
 
 
 def query(asked: Asked) -> QueryAnswer:
