@@ -87,23 +87,26 @@ class _Equations(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Input:
-    """An incident in numbers: features, and of each query its template, the node of its blank and the candidate's features."""
+    """An incident in numbers.
 
+    Attributes:
+        report: float32[`DIRECTIONS`].
+        telemetry: float32[features].
+        candidates: float32[queries, features].
+        templates: int64[queries], the place of each query's template in `NAMES`.
+    """
+
+    report: Tensor
     telemetry: Tensor
-    queries: list[PossibleQuery]
     candidates: Tensor
-
-    def by_template(self) -> dict[str, list[int]]:
-        places: dict[str, list[int]] = {}
-        for place, one in enumerate(self.queries):
-            places.setdefault(one.query.template, []).append(place)
-        return places
+    templates: Tensor
 
 
-def _input_of(signals: Signals, queries: Sequence[PossibleQuery]) -> _Input:
+def _input_of(signals: Signals, queries: Sequence[PossibleQuery], words: Words) -> _Input:
     rows = [[*candidate_features(one, signals, "").values()] for one in queries]  # values do not depend on the report
-    telemetry = torch.tensor([*incident_features(signals).values()], dtype=torch.float32)
-    return _Input(telemetry, [*queries], torch.tensor(rows, dtype=torch.float32))
+    numbers = (words.vectors([report_of(signals.bundle)])[0], [*incident_features(signals).values()], rows)
+    report, telemetry, candidates = (torch.tensor(one, dtype=torch.float32) for one in numbers)
+    return _Input(report, telemetry, candidates, torch.tensor([NAMES.index(one.query.template) for one in queries]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,56 +118,55 @@ class EquationsOrder:
     telemetry: tuple[Tensor, Tensor]
     candidate: tuple[Tensor, Tensor]
 
-    def log_chances(self, reports: Sequence[str], inputs: Sequence[_Input]) -> tuple[Tensor, list[Tensor]]:
+    def log_chances(self, inputs: Sequence[_Input], blanks: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Logarithms of P(template), [incidents, templates], and of P(values | template) of the queries of each incident."""
-        nodes = self.network.trees()
-        vectors = torch.tensor(self.words.vectors(reports), dtype=torch.float32)
+        nodes, counts = self.network.trees(), [len(one.templates) for one in inputs]
         telemetry = _scaled(torch.stack([one.telemetry for one in inputs]), self.telemetry)
-        scores = self.network.template_scores(nodes, vectors, telemetry)
-        asked = torch.tensor([[name in one.by_template() for name in NAMES] for one in inputs])
-        of_templates = scores.masked_fill(~asked, -1e9).log_softmax(1)
-        places = [self._node_of(each) for one in inputs for each in one.queries]
+        scores = self.network.template_scores(nodes, torch.stack([one.report for one in inputs]), telemetry)
+        owner = torch.repeat_interleave(torch.arange(len(inputs)), torch.tensor(counts))
+        templates = torch.cat([one.templates for one in inputs])
+        is_asked = torch.zeros_like(scores, dtype=torch.bool).index_put((owner, templates), torch.tensor(True))
         rows = _scaled(torch.cat([one.candidates for one in inputs]), self.candidate)
-        values = self.network.value_scores(nodes, torch.tensor(places), rows).split([len(one.queries) for one in inputs])
-        of_values = []
-        for one, own in zip(inputs, values, strict=True):
-            chances = own.clone()
-            for queries in one.by_template().values():
-                chances[queries] = own[queries].log_softmax(0)
-            of_values.append(chances)
-        return of_templates, of_values
+        values = self.network.value_scores(nodes, torch.cat([*blanks]), rows)
+        groups = owner * len(NAMES) + templates
+        total = torch.zeros(len(inputs) * len(NAMES)).index_add(0, groups, values.clamp(-50, 50).exp())
+        of_values = values.clamp(-50, 50) - total[groups].log()
+        return scores.masked_fill(~is_asked, -1e9).log_softmax(1), [*of_values.split(counts)]
 
-    def _node_of(self, query: PossibleQuery) -> int:
-        name, places = query.query.template, self.network.trees.places
-        return places.get((name, f"a {query.blank}"), places[name, _tree_nodes(name)[0]])
+    def blanks_of(self, queries: Sequence[PossibleQuery]) -> Tensor:
+        """The node of the blank of each query, int64[queries]; the root where none is filled."""
+        places = self.network.trees.places
+        roots = {name: places[name, _tree_nodes(name)[0]] for name in NAMES}
+        named = [(one.query.template, f"a {one.blank}") for one in queries]
+        return torch.tensor([places.get(one, roots[one[0]]) for one in named])
 
     def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
         """Every possible query, the likeliest first."""
-        own = _input_of(signals, possible_queries(signals.bundle, signals.candidates))
+        queries = possible_queries(signals.bundle, signals.candidates)
+        own = _input_of(signals, queries, self.words)
         with torch.no_grad():
-            of_templates, of_values = self.log_chances([report_of(signals.bundle)], [own])
-        result = [
-            ScoredQuery(one.query, float((of_templates[0, NAMES.index(one.query.template)] + fits).exp()), REASON)
-            for one, fits in zip(own.queries, of_values[0], strict=True)
-        ]
+            of_templates, of_values = self.log_chances([own], [self.blanks_of(queries)])
+        chances = (of_templates[0, own.templates] + of_values[0]).exp().tolist()
+        result = [ScoredQuery(one.query, chance, REASON) for one, chance in zip(queries, chances, strict=True)]
         return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
 
 
 def train(incidents: Sequence[LabelledIncident], seed: int) -> EquationsOrder:
     """The equations, trained on incidents but for those that are masked or have no right query. Raises ``UsageError``."""
     examples = [one for one in examples_of(incidents) if any(own for _, _, own in one.by_template())]
-    inputs = [_input_of(one.signals, [possible for possible, _ in one.graded]) for one in examples]
+    words, queries = fit_words([one.report for one in examples]), [[possible for possible, _ in one.graded] for one in examples]
+    inputs = [_input_of(one.signals, own, words) for one, own in zip(examples, queries, strict=True)]
     telemetry, candidates = torch.stack([one.telemetry for one in inputs]), torch.cat([one.candidates for one in inputs])
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         network = _Equations(telemetry.shape[1], candidates.shape[1])
-        reports = [one.report for one in examples]
-        order = EquationsOrder(fit_words(reports), network, _scale(telemetry), _scale(candidates))
+        order = EquationsOrder(words, network, _scale(telemetry), _scale(candidates))
+        blanks = [order.blanks_of(own) for own in queries]
         optimizer = torch.optim.AdamW(network.parameters(), RATE, weight_decay=DECAY)
         for _ in range(EPOCHS):
             for batch in torch.randperm(len(examples)).split(32):
                 own = batch.tolist()
-                chances = order.log_chances([reports[at] for at in own], [inputs[at] for at in own])
+                chances = order.log_chances([inputs[at] for at in own], [blanks[at] for at in own])
                 optimizer.zero_grad()
                 _loss([examples[at] for at in own], *chances).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
