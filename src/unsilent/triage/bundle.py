@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,11 +57,15 @@ class Bundle:
     """An incident. Raises ``UsageError`` where its first file cannot be read.
 
     Attributes:
-        incident: What ``incident.json`` says.
+        incident: What ``incident.json`` says; paths of checkpoints that are not absolute are those in its folder.
     """
 
     def __init__(self, path: Path) -> None:
-        self.incident = read_incident(path)
+        incident = read_incident(path)
+        self.incident = replace(incident, checkpoints=tuple(
+            replace(one, path=str(incident.folder / one.path), manifest=str(incident.folder / one.manifest))
+            for one in incident.checkpoints
+        ))  # fmt: skip
         self._read: dict[tuple[str, int], Any] = {}
 
     @property

@@ -1,0 +1,213 @@
+"""Grades of queries: each is executed on an incident and on the same run without its cause. This module is what a label means.
+
+The cause comes from what is planned, which queries do not see. A query that needs the user's code or device is not executed: it
+is not answered, and its grade is 0.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.candidates import candidates_of
+from unsilent.triage.farm.labelled import (
+    LABELS_FILE,
+    PLANNED_FILE,
+    RIGHT,
+    GradedQuery,
+    LabelledIncident,
+    label_line,
+    read_labels,
+    read_planned,
+)
+from unsilent.triage.farm.near_duplicates import group_of
+from unsilent.triage.farm.planned import FAMILIES, HEALTHY, PlannedIncident
+from unsilent.triage.farm.reports import REPORT_FAMILIES, report_of
+from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
+from unsilent.triage.parts import REPORT_FILE
+from unsilent.triage.possible_queries import possible_queries
+from unsilent.triage.queries.table import execute
+
+K = FindingKind
+NAMING: dict[tuple[str, str], frozenset[FindingKind]] = {
+    # Bits of a parameter that nothing wrote; that rank's parameters are no longer those of its replicas.
+    ("weight bits", "exponent bit"): frozenset({K.CHANGED_BITS, K.UNLIKE_PARAMETERS, K.STATE}),
+    ("weight bits", "sign bit"): frozenset({K.CHANGED_BITS, K.UNLIKE_PARAMETERS, K.STATE}),
+    ("weight bits", "zeroed elements"): frozenset({K.CHANGED_BITS, K.UNLIKE_PARAMETERS, K.STATE}),
+    # What one rank computed itself in a step. The largest exponent makes a gradient that is not finite.
+    ("gradient bits", "exponent bit"): frozenset({K.GRADIENT, K.NONFINITE, K.TRANSIENT}),
+    ("gradient bits", "stuck lane"): frozenset({K.GRADIENT, K.TRANSIENT, K.DEVICE}),
+    ("gradient bits", "scaled"): frozenset({K.GRADIENT, K.TRANSIENT}),
+    ("optimizer bits", "first moment"): frozenset({K.STATE}),
+    ("optimizer bits", "second moment"): frozenset({K.STATE}),
+    # A wrong result in one rank makes its parameters unlike the others; a part that is left out was never sent.
+    ("payload", "changed result"): frozenset({K.UNLIKE_PARAMETERS}),
+    ("payload", "lost contribution"): frozenset({K.UNLIKE_PARAMETERS, K.UNLIKE_COLLECTIVES, K.ABSENT_RANK}),
+    ("replica", "skipped update"): frozenset({K.UNLIKE_PARAMETERS, K.STATE}),
+    ("replica", "other weights"): frozenset({K.UNLIKE_PARAMETERS, K.STATE}),
+    ("checkpoint", "damaged for all"): frozenset(
+        {K.COMMON_STATE, K.CHECKPOINT_FILE, K.CHECKPOINT_VALUES, K.CHECKPOINT}
+    ),
+    ("checkpoint", "stale on one rank"): frozenset({K.UNLIKE_PARAMETERS, K.STATE, K.CHECKPOINT}),
+    ("data", "NaN"): frozenset({K.BATCH, K.DATA}),
+    ("data", "shuffled labels"): frozenset({K.BATCH, K.DATA}),
+    ("data", "repeated shard"): frozenset({K.BATCH, K.DATA}),
+    ("configuration", "learning rate"): frozenset({K.SETTINGS}),
+    ("configuration", "seed"): frozenset({K.SETTINGS}),
+    ("configuration", "gradients not zeroed"): frozenset({K.SETTINGS}),
+    ("precision", "bfloat16 weights"): frozenset({K.SETTINGS, K.NUMERICS}),
+    ("precision", "float16 overflow"): frozenset({K.NONFINITE, K.NUMERICS}),
+    ("time", "slow rank"): frozenset({K.LATE_RANK}),
+    ("time", "slow loader"): frozenset({K.LATE_RANK}),
+    ("stopped", "killed process"): frozenset({K.ABSENT_RANK, K.LOGGED_ERROR}),
+    ("stopped", "hang"): frozenset({K.ABSENT_RANK}),
+    ("disk", "full disk"): frozenset({K.LOGGED_ERROR, K.CHECKPOINT_FILE}),
+    **{(HEALTHY, kind): frozenset[FindingKind]() for kind in FAMILIES[HEALTHY]},
+}
+"""Kinds of findings that name the cause, by family and kind."""
+NAMING_REAL: dict[str, frozenset[FindingKind]] = {
+    # A replay tells whether it comes again: the gradient alone says that the rank computed it wrongly, which is the kind as well.
+    "real transient": frozenset({K.TRANSIENT, K.GRADIENT}),
+    "real device": frozenset({K.DEVICE, K.GRADIENT}),
+    "real checkpoint": frozenset({K.CHECKPOINT, K.COMMON_STATE}),
+    "real data": frozenset({K.DATA, K.BATCH}),
+    "real numerics": frozenset({K.NUMERICS, K.NONFINITE}),
+    "real benign": frozenset(),  # a healthy change, as those of `HEALTHY`
+}
+"""The same of jobs with real processes, by family: their kinds are the varieties of `incidents.plant`."""
+WORDS_OF_SETTINGS = {
+    "learning rate": ("lr", "rate"), "seed": ("seed",), "gradients not zeroed": ("zero", "accumul"),
+    "bfloat16 weights": ("dtype", "precision", "bfloat16"),
+}  # fmt: skip
+"""A finding of settings names what was changed if its tensor has one of these, by kind."""
+WITHOUT_STEP = frozenset({K.SETTINGS, K.CHECKPOINT_FILE, K.CHECKPOINT_VALUES, K.LOGGED_ERROR})
+"""Kinds of findings of what lies in a file: it is the place, and no step has it."""
+NEAR = 2
+"""Steps between the cause and a finding that names its step."""
+
+
+def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
+    """Kinds of findings that name the cause. Raises ``UsageError`` for a cause that no table has."""
+    found = NAMING.get((planned.family, planned.kind), NAMING_REAL.get(planned.family))
+    if found is None:
+        raise UsageError(
+            f"the cause of incident {planned.number} is {planned.family}, {planned.kind}; expected one of farm.planned.FAMILIES, "
+            "or of a real job; make the collection again"
+        )
+    # With one rank, the state that all ranks have alike is the state of a rank.
+    return found | {K.STATE} if planned.world_size == 1 and K.COMMON_STATE in found else found
+
+
+def grade(planned: PlannedIncident, finding: Finding, twin: Finding) -> int:
+    """How much the finding names of the cause, beside that of the run without it.
+
+    3: its place and its kind; 2: its place; 1: nothing of it, but the run without the cause has another finding; 0: otherwise.
+    """
+    kinds = naming(planned)
+    if not kinds or finding.outcome not in (Outcome.LOCALISED, Outcome.DIFFERS) or is_same(finding, twin):
+        return 0
+    if not _names_place(planned, finding):
+        return 1
+    return RIGHT if finding.kind in kinds else 2
+
+
+def _names_place(planned: PlannedIncident, finding: Finding) -> bool:
+    """The rank of a cause in one rank; the step, or what was changed, of one in all ranks, and where there is only one rank."""
+    if planned.rank >= 0 and planned.world_size > 1:
+        return finding.ranks == (planned.rank,)
+    if finding.kind is K.SETTINGS and planned.kind in WORDS_OF_SETTINGS:
+        return any(word in finding.tensor.lower() for word in WORDS_OF_SETTINGS[planned.kind])
+    if finding.kind in WITHOUT_STEP and finding.kind in naming(planned):
+        return bool(finding.tensor) or finding.kind is K.LOGGED_ERROR
+    return finding.step is not None and abs(finding.step - planned.step) <= NEAR
+
+
+def is_same(finding: Finding, twin: Finding) -> bool:
+    """Whether two findings say the same: both that nothing was found, or the same kind at the same place."""
+    return _said(finding) == _said(twin)
+
+
+def _said(finding: Finding) -> tuple[object, ...]:
+    if finding.outcome not in (Outcome.LOCALISED, Outcome.DIFFERS):
+        return ()
+    return finding.outcome, finding.kind, finding.ranks, finding.tensor, finding.step
+
+
+def grade_incident(planned: PlannedIncident, incident: Path, twin: Path) -> tuple[GradedQuery, ...]:
+    """Every possible query of an incident, executed on it and on its twin; files that were read are not read again."""
+    bundle, other = Bundle(incident), Bundle(twin)
+    return tuple(_graded(planned, bundle, other, one.query) for one in possible_queries(bundle, candidates_of(bundle)))
+
+
+def _graded(planned: PlannedIncident, bundle: Bundle, twin: Bundle, query: Query) -> GradedQuery:
+    begun = time.perf_counter()
+    finding = execute(bundle, query)
+    seconds = time.perf_counter() - begun
+    same = execute(twin, query)
+    own = grade(planned, finding, same)
+    return GradedQuery(query, own, finding.outcome, finding.kind, is_same(finding, same), seconds)
+
+
+def label_collection(folder: Path, workers: int = 1) -> Path:
+    """Write reports and grade the incidents of a collection, a line each; goes on where it was ended. Returns the file.
+
+    Raises ``UsageError`` where an incident or a line of the file cannot be read.
+    """
+    path = folder / LABELS_FILE
+    done = {one.planned.number for one in read_labels(path)} if _complete_lines(path) else set()
+    planned = [
+        one
+        for one in sorted(folder.glob(f"*/{PLANNED_FILE}"))
+        if (one.parent / "twin").is_dir() and one.parent.name.isdigit()
+    ]
+    left = [one.parent for one in planned if int(one.parent.name) not in done]
+    with open(path, "a", encoding="utf-8") as file:
+        if workers < 2:
+            for own in left:
+                file.write(_labelled_line(own))
+                file.flush()
+        else:
+            with multiprocessing.get_context("spawn").Pool(workers, _use_one_thread) as pool:
+                for line in pool.imap(_labelled_line, left):
+                    file.write(line)
+                    file.flush()
+    return path
+
+
+def _complete_lines(path: Path) -> bool:
+    """Whether there are lines; what an ended run wrote of the last one is removed."""
+    if not path.exists():
+        return False
+    with open(path, "r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+    return b"\n" in content
+
+
+def _use_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _labelled_line(own: Path) -> str:
+    planned = read_planned(own / PLANNED_FILE)
+    incident, twin = own / "incident", own / "twin"
+    report = write_reports(planned, (incident, twin))
+    group = group_of(report, Bundle(incident))
+    return label_line(LabelledIncident(planned, incident, group, grade_incident(planned, incident, twin)), own.parent)
+
+
+def write_reports(planned: PlannedIncident, folders: Sequence[Path]) -> str:
+    """Write the report of the first folder into each of them; incidents of odd numbers have the second family of words."""
+    rng = np.random.default_rng([planned.seed, planned.number])
+    text = report_of(Bundle(folders[0]), rng, REPORT_FAMILIES[planned.number % 2])
+    for folder in folders:
+        (folder / REPORT_FILE).write_text(text, encoding="utf-8")
+    return text
