@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -147,11 +148,17 @@ def grade_incident(planned: PlannedIncident, incident: Path, twin: Path) -> tupl
 
 def _graded(planned: PlannedIncident, bundle: Bundle, twin: Bundle, query: Query) -> GradedQuery:
     begun = time.perf_counter()
-    finding = execute(bundle, query)
+    finding = _executed(bundle, query)
     seconds = time.perf_counter() - begun
-    same = execute(twin, query)
+    same = _executed(twin, query)
     own = grade(planned, finding, same)
     return GradedQuery(query, own, finding.outcome, finding.kind, is_same(finding, same), seconds)
+
+
+def _executed(bundle: Bundle, query: Query) -> Finding:
+    """The finding; files in the folder are named from there, as those of the twin are."""
+    finding = execute(bundle, query)
+    return replace(finding, tensor=finding.tensor.replace(f"{bundle.folder}/", ""))
 
 
 def label_collection(folder: Path, workers: int = 1) -> Path:
