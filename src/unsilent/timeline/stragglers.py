@@ -127,7 +127,7 @@ def _first(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
 
 
 def has_like_parts(job: Job) -> bool:
-    """Whether parts of steps are alike on all ranks: not where ranks are stages of a pipeline, nor with several backward passes."""
+    """Whether parts of steps are alike on all ranks: neither of stages of a pipeline, nor with several backward passes."""
     return len(set(job.stages.values())) <= 1 and not has_several_passes(job)
 
 
