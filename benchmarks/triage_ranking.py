@@ -3,8 +3,8 @@
 Run: ``python -m benchmarks.triage_ranking FARM [--seeds 5] [--test OTHER]``. All orders rank the same queries. They are learned
 from incidents of even numbers and measured on those of odd ones, whose reports have other words. Incidents without a right query
 are counted and left out. What was ranked is kept in ``FARM/triage_ranking.json``, and not ranked again as long as labels are the
-same: after a change of an order, remove it. Incidents of jobs with real processes are not learned from: searches go through them with
-the model of all others. ``--test``: through another collection, with the model of all of FARM.
+same: after a change of an order, remove it. Incidents of real processes are not learned from: searches go through them with the
+model of all others. ``--test``: through another collection, with the model of all of FARM.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def print_split(split: str, folds: Sequence[Fold], results: Results, seeds: int)
     count = sum(len(fold.train) for fold in folds) / len(folds)
     print(f"\n### {split}: {', '.join(fold.name for fold in folds)}\n")
     print(
-        f"{len(test)} incidents measured, {distinct(test)} of them distinct; {count:.0f} learned from in a fold. The telemetry of "
-        f"{sum(map(alike, folds))} is, coarsely, that of an incident that is learned from.\n"
+        f"{len(test)} incidents measured, {distinct(test)} of them distinct; {count:.0f} learned from in a fold. The telemetry "
+        f"of {sum(map(alike, folds))} is, coarsely, that of an incident that is learned from.\n"
     )
     print(f"| order | {' | '.join(FIGURES)} |\n|---|{'---|' * len(FIGURES)}")
     every: dict[str, list[Ranked]] = {}

@@ -161,6 +161,6 @@ def test_a_collection_is_graded_and_goes_on_where_it_was_ended(tmp_path, workers
 
 def test_an_incident_whose_plan_cannot_be_read_is_one_line(tmp_path):
     (pair(tmp_path) / "planned.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"planned\.json is no planned incident: expected an object; make"):
+    with pytest.raises(UsageError, match=r"planned\.json does not say what was planned: .*; make the collection again"):
         label_collection(tmp_path)
     assert (tmp_path / LABELS_FILE).read_bytes() == b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import re
 import string
@@ -16,6 +17,7 @@ from unsilent.triage.farm import reports
 from unsilent.triage.farm.near_duplicates import group_of, masked
 from unsilent.triage.farm.planned import FAMILIES
 from unsilent.triage.farm.reports import REPORT_FAMILIES, TEMPLATES, report_of, report_text, symptoms_of
+from unsilent.triage.parts import TIMELINE_FILE
 
 SMALL_WORDS = {"on", "one", "all", "for", "by", "other", "not", "nothing"}
 OF_SYMPTOMS = {"nan", "rank", "slow"}
@@ -64,6 +66,11 @@ def test_symptoms_are_those_of_the_incident(tmp_path):
         made.folder(tmp_path / "nan", 2, {0: made.spoiled(0, made.STEP, 2, math.nan)}, alarms={0: (made.alarm(),)})
     )
     assert {*symptoms_of(nan).seen} == {"nonfinite", "alarm"}
+    slow = made.folder(tmp_path / "slow")
+    seconds = [[[0.1]] * 8, [[0.2]] * 8]
+    times = {"schema": 1, "parts": ["forward"], "ranks": [0, 1], "steps": [*range(84, 92)], "seconds": seconds}
+    (slow / TIMELINE_FILE).write_text(json.dumps(times))
+    assert symptoms_of(Bundle(slow)).seen == {"slow": pytest.approx(2)}
     path = made.folder(tmp_path / "silent", 2, world_size=3)
     assert {*symptoms_of(Bundle(path)).seen} == {"silent"}
 
