@@ -15,8 +15,9 @@ from unsilent.errors import UsageError
 from unsilent.events.incident_folder import SavedCheckpoint, read_incident, write_record
 from unsilent.incidents.plant import VARIETIES
 from unsilent.strictjson import as_json_values
-from unsilent.triage.farm.grading import NAMING, NAMING_REAL, grade, grade_incident, label_collection, naming
+from unsilent.triage.farm.grading import grade, grade_incident, label_collection
 from unsilent.triage.farm.labelled import LABELS_FILE, RIGHT, read_labels
+from unsilent.triage.farm.naming import NAMING, NAMING_REAL, naming
 from unsilent.triage.farm.near_duplicates import distinct
 from unsilent.triage.farm.planned import FAMILIES, HEALTHY, PlannedIncident, planned_incidents
 from unsilent.triage.findings import Finding, FindingKind, Outcome

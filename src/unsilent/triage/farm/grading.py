@@ -1,4 +1,4 @@
-"""Grades of queries: each is executed on an incident and on the same run without its cause. This module is what a label means.
+"""Grades of queries: each is executed on an incident and on its twin. With `naming`, this module is what a label means.
 
 The cause comes from what is planned, which queries do not see. A query that needs the user's code or device is not executed: it
 is not answered, and its grade is 0.
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from unsilent.errors import UsageError
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.farm.collection import INCIDENT_FOLDER, PLANNED_FILE, TWIN_FOLDER, read_planned
@@ -26,82 +25,17 @@ from unsilent.triage.farm.labelled import (
     label_line,
     read_labels,
 )
+from unsilent.triage.farm.naming import WITHOUT_STEP, WORDS_OF_SETTINGS, naming
 from unsilent.triage.farm.near_duplicates import group_of
-from unsilent.triage.farm.planned import FAMILIES, HEALTHY, PlannedIncident
+from unsilent.triage.farm.planned import PlannedIncident
 from unsilent.triage.farm.reports import REPORT_FAMILIES, report_of
 from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
 from unsilent.triage.parts import REPORT_FILE
 from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.queries.table import execute
 
-K = FindingKind
-NAMING: dict[tuple[str, str], frozenset[FindingKind]] = {
-    # Bits of a parameter that nothing wrote; that rank's parameters are no longer those of its replicas.
-    ("weight bits", "exponent bit"): frozenset({K.CHANGED_BITS, K.UNLIKE_PARAMETERS, K.STATE}),
-    ("weight bits", "sign bit"): frozenset({K.CHANGED_BITS, K.UNLIKE_PARAMETERS, K.STATE}),
-    ("weight bits", "zeroed elements"): frozenset({K.CHANGED_BITS, K.UNLIKE_PARAMETERS, K.STATE}),
-    # What one rank computed itself in a step. The largest exponent makes a gradient that is not finite.
-    ("gradient bits", "exponent bit"): frozenset({K.GRADIENT, K.NONFINITE, K.TRANSIENT}),
-    ("gradient bits", "stuck lane"): frozenset({K.GRADIENT, K.TRANSIENT, K.DEVICE}),
-    ("gradient bits", "scaled"): frozenset({K.GRADIENT, K.TRANSIENT}),
-    ("optimizer bits", "first moment"): frozenset({K.STATE}),
-    ("optimizer bits", "second moment"): frozenset({K.STATE}),
-    # A wrong result in one rank makes its parameters unlike the others; a part that is left out was never sent.
-    ("payload", "changed result"): frozenset({K.UNLIKE_PARAMETERS}),
-    ("payload", "lost contribution"): frozenset({K.UNLIKE_PARAMETERS, K.UNLIKE_COLLECTIVES, K.ABSENT_RANK}),
-    ("replica", "skipped update"): frozenset({K.UNLIKE_PARAMETERS, K.STATE}),
-    ("replica", "other weights"): frozenset({K.UNLIKE_PARAMETERS, K.STATE}),
-    ("checkpoint", "damaged for all"): frozenset(
-        {K.COMMON_STATE, K.CHECKPOINT_FILE, K.CHECKPOINT_VALUES, K.CHECKPOINT}
-    ),
-    ("checkpoint", "stale on one rank"): frozenset({K.UNLIKE_PARAMETERS, K.STATE, K.CHECKPOINT}),
-    ("data", "NaN"): frozenset({K.BATCH, K.DATA}),
-    ("data", "shuffled labels"): frozenset({K.BATCH, K.DATA}),
-    ("data", "repeated shard"): frozenset({K.BATCH, K.DATA}),
-    ("configuration", "learning rate"): frozenset({K.SETTINGS}),
-    ("configuration", "seed"): frozenset({K.SETTINGS}),
-    ("configuration", "gradients not zeroed"): frozenset({K.SETTINGS}),
-    ("precision", "bfloat16 weights"): frozenset({K.SETTINGS, K.NUMERICS}),
-    ("precision", "float16 overflow"): frozenset({K.NONFINITE, K.NUMERICS}),
-    ("time", "slow rank"): frozenset({K.LATE_RANK}),
-    ("time", "slow loader"): frozenset({K.LATE_RANK}),
-    ("stopped", "killed process"): frozenset({K.ABSENT_RANK, K.LOGGED_ERROR}),
-    ("stopped", "hang"): frozenset({K.ABSENT_RANK}),
-    ("disk", "full disk"): frozenset({K.LOGGED_ERROR, K.CHECKPOINT_FILE}),
-    **{(HEALTHY, kind): frozenset[FindingKind]() for kind in FAMILIES[HEALTHY]},
-}
-"""Kinds of findings that name the cause, by family and kind."""
-NAMING_REAL: dict[str, frozenset[FindingKind]] = {
-    # A replay tells whether it comes again: the gradient alone says that the rank computed it wrongly, which is the kind as well.
-    "real transient": frozenset({K.TRANSIENT, K.GRADIENT}),
-    "real device": frozenset({K.DEVICE, K.GRADIENT}),
-    "real checkpoint": frozenset({K.CHECKPOINT, K.COMMON_STATE}),
-    "real data": frozenset({K.DATA, K.BATCH}),
-    "real numerics": frozenset({K.NUMERICS, K.NONFINITE}),
-    "real benign": frozenset(),  # a healthy change, as those of `HEALTHY`
-}
-"""The same of jobs with real processes, by family: their kinds are the varieties of `incidents.plant`."""
-WORDS_OF_SETTINGS = {
-    "learning rate": ("lr", "rate"), "seed": ("seed",), "gradients not zeroed": ("zero", "accumul"),
-    "bfloat16 weights": ("dtype", "precision", "bfloat16"),
-}  # fmt: skip
-"""A finding of settings names what was changed if its tensor has one of these, by kind."""
-WITHOUT_STEP = frozenset({K.SETTINGS, K.CHECKPOINT_FILE, K.CHECKPOINT_VALUES, K.LOGGED_ERROR})
-"""Kinds of findings of what lies in a file: it is the place, and no step has it."""
 NEAR = 2
 """Steps between the cause and a finding that names its step."""
-
-
-def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
-    """Kinds of findings that name the cause. Raises ``UsageError`` for a cause that no table has."""
-    found = NAMING.get((planned.family, planned.kind), NAMING_REAL.get(planned.family))
-    if found is None:
-        raise UsageError(
-            f"the cause of incident {planned.number} is {planned.family}, {planned.kind}; expected one of farm.planned.FAMILIES, "
-            "or of a real job; make the collection again"
-        )
-    # With one rank, the state that all ranks have alike is the state of a rank.
-    return found | {K.STATE} if planned.world_size == 1 and K.COMMON_STATE in found else found
 
 
 def grade(planned: PlannedIncident, finding: Finding, twin: Finding) -> int:
@@ -121,10 +55,10 @@ def _names_place(planned: PlannedIncident, finding: Finding) -> bool:
     """The rank of a cause in one rank; the step, or what was changed, of one in all ranks, and where there is only one rank."""
     if planned.rank >= 0 and planned.world_size > 1:
         return finding.ranks == (planned.rank,)
-    if finding.kind is K.SETTINGS and planned.kind in WORDS_OF_SETTINGS:
+    if finding.kind is FindingKind.SETTINGS and planned.kind in WORDS_OF_SETTINGS:
         return any(word in finding.tensor.lower() for word in WORDS_OF_SETTINGS[planned.kind])
     if finding.kind in WITHOUT_STEP and finding.kind in naming(planned):
-        return bool(finding.tensor) or finding.kind is K.LOGGED_ERROR
+        return bool(finding.tensor) or finding.kind is FindingKind.LOGGED_ERROR
     return finding.step is not None and abs(finding.step - planned.step) <= NEAR
 
 
