@@ -26,7 +26,7 @@ from unsilent.triage.runbook import signals_of
 
 @pytest.fixture(scope="module")
 def model():
-    return train(labels.collection(), 0)
+    return labels.model()
 
 
 def test_the_right_template_comes_first_on_other_incidents(model):
@@ -46,7 +46,9 @@ def test_the_right_template_comes_first_on_other_incidents(model):
 
 
 def test_a_finding_is_believed_where_such_findings_were_right(model):
-    right, healthy = (next(one for one in labels.collection(2, 100) if one.planned.family == f) for f in ("NaN", HEALTHY))
+    right, healthy = (
+        next(one for one in labels.collection(2, 100) if one.planned.family == f) for f in ("NaN", HEALTHY)
+    )
     query = Query("scan-nonfinite")
     finding = Finding(outcome=Outcome.LOCALISED, text="", kind=FindingKind.NONFINITE, ranks=(0,), step=90)
     assert model.belief(labels.signals(right), query, finding) > 0.5

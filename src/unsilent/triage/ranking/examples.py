@@ -38,7 +38,7 @@ class Example:
 
 
 def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
-    """Those that are not masked, and the healthy ones. Raises ``UsageError`` where the labels are of other queries than there are now."""
+    """Those that are not masked, and the healthy ones. Raises ``UsageError`` where labels lack a query, or none is right."""
     result = []
     for one in incidents:
         if one.is_masked and not one.planned.is_healthy:
@@ -48,7 +48,9 @@ def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
         possible = possible_queries(bundle, candidates)
         grades = {graded.query: graded for graded in one.graded}
         if any(each.query not in grades for each in possible):
-            raise UsageError(f"the labels of {one.folder} lack a query that can be asked now; label the collection again")
+            raise UsageError(
+                f"the labels of {one.folder} lack a query that can be asked now; label the collection again"
+            )
         graded = tuple((each, grades[each.query]) for each in possible)
         result.append(Example(signals_of(bundle, candidates), report_of(bundle), graded))
     if not any(graded.grade == RIGHT for one in result for _, graded in one.graded):

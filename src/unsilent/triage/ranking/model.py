@@ -32,7 +32,9 @@ MOST_REASONS = 2
 WORDS_NAME = "the words of the report"
 BLANKS, BELIEFS = "blanks", "beliefs"
 FOUND = (Outcome.DIFFERS, Outcome.LOCALISED)
-OTHER_VERSION = "the model was trained for other queries or features than there are now; train it again: unsilent triage train"
+OTHER_VERSION = (
+    "the model was trained for other queries or features than there are now; train it again: unsilent triage train"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +43,7 @@ class Model:
 
     Attributes:
         incident, candidate: Names of features, in order.
-        trees: Of each template by its name; of `BLANKS`: of a candidate, for a template that is right; of `BELIEFS`: of a finding.
+        trees: Of each template by its name; `BLANKS`: of a candidate, for a template that is right; `BELIEFS`: of a finding.
     """
 
     words: Words
