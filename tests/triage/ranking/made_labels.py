@@ -50,7 +50,7 @@ def incident(root, cause, number, place):
     path = made.folder(root / f"{cause}-{number}", ranks, series, batches, alarms={rank: (made.alarm(90, rank),)})
     (path / "report.txt").write_text(WORDS[cause])
     bundle = Bundle(path)
-    planned = PlannedIncident(place, cause, cause, "mlp", ranks, rank, step, 0, ())
+    planned = PlannedIncident(place, cause, "nothing" if cause == HEALTHY else cause, "mlp", ranks, rank, step, 0, ())
     graded = tuple(
         _graded(bundle, one.query, CAUSES[cause], rank) for one in possible_queries(bundle, candidates_of(bundle))
     )

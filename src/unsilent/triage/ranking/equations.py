@@ -56,7 +56,7 @@ class _Trees(nn.Module):
         self.joined = degree[:, None] * joined * degree
 
     def forward(self) -> Tensor:
-        nodes = self.embedding(self.words)
+        nodes: Tensor = self.embedding(self.words)
         for layer in self.layers:
             nodes = torch.relu(self.joined @ layer(nodes))
         return nodes
@@ -177,7 +177,7 @@ def train(incidents: Sequence[LabelledIncident], seed: int) -> EquationsOrder:
                 own = batch.tolist()
                 chances = order.log_chances([inputs[at] for at in own], [blanks[at] for at in own])
                 optimizer.zero_grad()
-                _loss([examples[at] for at in own], *chances).backward()  # type: ignore[no-untyped-call]
+                _loss([examples[at] for at in own], *chances).backward()
                 optimizer.step()
     return order
 

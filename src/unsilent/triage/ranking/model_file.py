@@ -32,7 +32,7 @@ def write_model(model: Model, path: Path) -> None:
     content = io.BytesIO()
     np.savez_compressed(
         content, about=encoded, weights=model.words.weights, directions=model.words.directions, **arrays
-    )  # type: ignore[arg-type]
+    )
     try:
         replace_file(path, content.getvalue())
     except OSError as error:
