@@ -24,6 +24,7 @@ COMMANDS = {
     "triage": "unsilent.cli.triage:COMMAND",
     "triage query": "unsilent.cli.triage:QUERY",
     "triage train": "unsilent.cli.triage_train:COMMAND",
+    "triage farm": "unsilent.cli.triage:FARM",
     "selftest": "unsilent.cli.selftest:COMMAND",
     "selftest record": "unsilent.cli.selftest:RECORD",
     "explain": "unsilent.cli.explain:COMMAND",

@@ -1,4 +1,4 @@
-"""``unsilent triage``: which debugging query to run next on an incident, and ``unsilent triage query``: one of them."""
+"""``unsilent triage``: which debugging query to run next on an incident; ``query``: one of them; ``farm``: incidents."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from unsilent.command import AFTER_ALARM, Command
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.triage.findings import Blanks
 
 if TYPE_CHECKING:
+    from unsilent.triage.farm.farm_report import FarmResult
     from unsilent.triage.investigation import Order
     from unsilent.triage.triage_report import QueryAnswer, Triage
 
@@ -28,6 +29,10 @@ Exit code: 1 where executed queries found something that is not doubted, 0 other
 QUERY_HELP = """Execute one debugging query on an incident.
 
 Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
+"""
+FARM_HELP = """Make a collection of incidents with known causes, on which orders of queries are measured.
+
+Small trainings are simulated, each with one cause and once without it; what the folder has already is not made again.
 """
 
 
@@ -68,6 +73,18 @@ class QueryOptions:
     name: Annotated[str, Option("Name of a query, such as find-onset.", "", missing_error=(
         "no query was named; give one, such as find-onset (unsilent triage --tools lists them)"))]  # fmt: skip
     folder: Annotated[Path, Option("Folder of an incident.", "", metavar="DIR", missing_error=NO_FOLDER)]
+
+
+@dataclass(frozen=True)
+class FarmOptions:
+    """How many incidents are made, and where."""
+
+    folder: Annotated[Path, Option("Folder of the collection.", "", missing_error=(
+        "no folder was given; give one for the collection, such as incidents"))]  # fmt: skip
+    incidents: Annotated[int, Option("Simulated incidents.", WORKLOAD_PANEL)] = 600
+    real: Annotated[int, Option("Incidents of two real processes besides.", WORKLOAD_PANEL)] = 0
+    seed: Annotated[int, Option("Of all that is drawn.", WORKLOAD_PANEL)] = 1
+    workers: Annotated[int, Option("Processes that simulate; incidents do not depend on it.", EXECUTION_PANEL)] = 1
 
 
 def triage(asked: Asked) -> Triage | int:
@@ -111,10 +128,26 @@ def query(asked: Asked) -> QueryAnswer:
     return QueryAnswer(bundle, chosen, execute(bundle, chosen))
 
 
+def farm(asked: Asked) -> FarmResult:
+    """Make what is missing in the folder of a collection."""
+    from unsilent.triage.farm.collection import make_collection
+    from unsilent.triage.farm.farm_report import FarmResult
+
+    options = asked[FarmOptions]
+    made = make_collection(
+        options.folder, options.incidents, options.seed, options.real, options.workers, asked.observer
+    )
+    return FarmResult(options.folder, tuple(made))
+
+
 COMMAND = Command(
     "triage", AFTER_ALARM, HELP, "unsilent triage runs/incidents/90-0a1b2c3d --run", (TriageOptions,), triage, has_report=True,
 )  # fmt: skip
 QUERY = Command(
     "triage query", AFTER_ALARM, QUERY_HELP, "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
     (QueryOptions, Blanks), query, has_report=True,
+)  # fmt: skip
+FARM = Command(
+    "triage farm", AFTER_ALARM, FARM_HELP, "unsilent triage farm incidents --incidents 600 --seed 1 --workers 2",
+    (FarmOptions,), farm, has_report=True, is_long=True,
 )  # fmt: skip

@@ -7,9 +7,12 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from triage import made_triage as made
+from unsilent import verified_save
 from unsilent.errors import UsageError
+from unsilent.events.incident_folder import SavedCheckpoint, read_incident, write_record
 from unsilent.incidents.plant import VARIETIES
 from unsilent.strictjson import as_json_values
 from unsilent.triage.farm.grading import NAMING, NAMING_REAL, grade, grade_incident, label_collection, naming
@@ -118,6 +121,20 @@ def test_all_queries_of_an_incident_are_executed_and_graded(tmp_path):
     assert all(0 <= one.seconds < 60 for one in graded.values())
 
 
+def test_the_same_damaged_file_in_both_folders_is_no_difference(tmp_path):
+    own = pair(tmp_path)
+    for name in ("incident", "twin"):
+        folder = own / name
+        file = folder / "20.safetensors"
+        manifest = verified_save({"weight": torch.zeros(4)}, file, step=20)
+        file.write_bytes(file.read_bytes()[:-4])
+        saved = SavedCheckpoint(path=str(file), step=20, time=0.0, manifest=str(manifest))
+        write_record(folder, replace(read_incident(folder), checkpoints=(saved,)))
+    graded = {one.query.name: one for one in grade_incident(PLANNED, own / "incident", own / "twin")}
+    assert graded["verify-checkpoints"].outcome is Outcome.DIFFERS
+    assert graded["verify-checkpoints"].is_same
+
+
 def test_a_run_like_its_twin_is_masked(tmp_path):
     own = pair(tmp_path)
     assert all(one.is_same and not one.grade for one in grade_incident(PLANNED, own / "incident", own / "twin"))
@@ -144,6 +161,6 @@ def test_a_collection_is_graded_and_goes_on_where_it_was_ended(tmp_path, workers
 
 def test_an_incident_whose_plan_cannot_be_read_is_one_line(tmp_path):
     (pair(tmp_path) / "planned.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"planned\.json is no planned incident: expected an object; make"):
+    with pytest.raises(UsageError, match=r"planned\.json does not say what was planned: .*; make the collection again"):
         label_collection(tmp_path)
     assert (tmp_path / LABELS_FILE).read_bytes() == b""

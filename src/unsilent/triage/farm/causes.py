@@ -249,4 +249,4 @@ CAUSES: dict[tuple[str, str], Cause] = {
     ("healthy", "unusual batch"): Cause(Point.BATCH, _unusual_batch),
     ("healthy", "other data for all"): Cause(Point.BATCH, _other_data, lasts=True),
 }
-"""Those that change what is computed. Others change files (a checkpoint), times, or which ranks go on: `simulated_job`, `record`."""
+"""Those that change what is computed. Others change files, times, or which ranks go on: see `simulated_job` and `record`."""

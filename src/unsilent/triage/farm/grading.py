@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +17,14 @@ import numpy as np
 from unsilent.errors import UsageError
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
+from unsilent.triage.farm.collection import INCIDENT_FOLDER, PLANNED_FILE, TWIN_FOLDER, read_planned
 from unsilent.triage.farm.labelled import (
     LABELS_FILE,
-    PLANNED_FILE,
     RIGHT,
     GradedQuery,
     LabelledIncident,
     label_line,
     read_labels,
-    read_planned,
 )
 from unsilent.triage.farm.near_duplicates import group_of
 from unsilent.triage.farm.planned import FAMILIES, HEALTHY, PlannedIncident
@@ -147,11 +147,17 @@ def grade_incident(planned: PlannedIncident, incident: Path, twin: Path) -> tupl
 
 def _graded(planned: PlannedIncident, bundle: Bundle, twin: Bundle, query: Query) -> GradedQuery:
     begun = time.perf_counter()
-    finding = execute(bundle, query)
+    finding = _executed(bundle, query)
     seconds = time.perf_counter() - begun
-    same = execute(twin, query)
+    same = _executed(twin, query)
     own = grade(planned, finding, same)
     return GradedQuery(query, own, finding.outcome, finding.kind, is_same(finding, same), seconds)
+
+
+def _executed(bundle: Bundle, query: Query) -> Finding:
+    """The finding; files in the folder are named from there, as those of the twin are."""
+    finding = execute(bundle, query)
+    return replace(finding, tensor=finding.tensor.replace(f"{bundle.folder}/", ""))
 
 
 def label_collection(folder: Path, workers: int = 1) -> Path:
@@ -161,12 +167,8 @@ def label_collection(folder: Path, workers: int = 1) -> Path:
     """
     path = folder / LABELS_FILE
     done = {one.planned.number for one in read_labels(path)} if _complete_lines(path) else set()
-    planned = [
-        one
-        for one in sorted(folder.glob(f"*/{PLANNED_FILE}"))
-        if (one.parent / "twin").is_dir() and one.parent.name.isdigit()
-    ]
-    left = [one.parent for one in planned if int(one.parent.name) not in done]
+    made = [one.parent for one in sorted(folder.glob(f"*/{PLANNED_FILE}")) if one.parent.name.isdecimal()]
+    left = [own for own in made if int(own.name) not in done]
     with open(path, "a", encoding="utf-8") as file:
         if workers < 2:
             for own in left:
@@ -198,7 +200,7 @@ def _use_one_thread() -> None:
 
 def _labelled_line(own: Path) -> str:
     planned = read_planned(own / PLANNED_FILE)
-    incident, twin = own / "incident", own / "twin"
+    incident, twin = own / INCIDENT_FOLDER, own / TWIN_FOLDER
     report = write_reports(planned, (incident, twin))
     group = group_of(report, Bundle(incident))
     return label_line(LabelledIncident(planned, incident, group, grade_incident(planned, incident, twin)), own.parent)

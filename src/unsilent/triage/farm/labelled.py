@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from unsilent.errors import UsageError, first_line
 from unsilent.events.event_files import check_range, parse_fields
-from unsilent.plainfiles import parse_json, read_lines, read_plain, replace_file
+from unsilent.plainfiles import parse_json, read_lines, replace_file
 from unsilent.strictjson import as_json_values
 from unsilent.triage.farm.planned import FAMILIES, PlannedIncident
 from unsilent.triage.findings import Blanks, FindingKind, Outcome, Query
@@ -21,8 +21,6 @@ E = TypeVar("E", bound=Enum)
 
 LABELS_FILE = "labels.jsonl"
 """In the folder of a collection: one line for each incident."""
-PLANNED_FILE = "planned.json"
-"""In the folder of a number, beside the incident: what is planned."""
 MOST_BYTES, MOST_LINE = 2**28, 2**20
 """Of the file of labels, and of one line."""
 RIGHT = 3
@@ -104,19 +102,6 @@ def read_labels(path: Path) -> list[LabelledIncident]:
         numbers.add(one.planned.number)
         result.append(one)
     return result
-
-
-def read_planned(path: Path) -> PlannedIncident:
-    """What is planned, from its file. Raises ``UsageError``."""
-    try:
-        values = parse_json(read_plain(path, MOST_LINE))
-        if not isinstance(values, dict):
-            raise ValueError("expected an object")
-        return _checked(parse_fields(PlannedIncident, values))
-    except ValueError as error:
-        raise UsageError(
-            f"{path} is no planned incident: {first_line(error)[:200]}; make the collection again"
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,12 @@ LARGE = (10.0, 1000.0)
 
 
 def group_of(report: str, bundle: Bundle) -> str:
-    """The same for incidents that are nearly the same: a digest, without ranks, layers, steps and sizes."""
-    content = f"{masked(report, bundle)}\n{'; '.join(_telemetry(bundle))}"
-    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+    """The same for incidents that are nearly the same: digests of the report and of the telemetry, with a dash between them."""
+    return f"{_digest(masked(report, bundle))}-{_digest('; '.join(_telemetry(bundle)))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def masked(report: str, bundle: Bundle) -> str:

@@ -119,7 +119,8 @@ def _flight(done: int, waits: bool, elements: int) -> dict[str, Any]:
         "last_completed_collective": str(done), "last_enqueued_collective": str(last), "last_started_collective": "-1",
     }  # fmt: skip
     return {
-        "comm_lib_version": "", "entries": entries, "nccl_comm_state": {}, "pg_config": {"": {"desc": "", "name": "", "ranks": "[]"}},
+        "comm_lib_version": "", "entries": entries, "nccl_comm_state": {},
+        "pg_config": {"": {"desc": "", "name": "", "ranks": "[]"}},
         "pg_status": {"0": status}, "version": "2.10",
     }  # fmt: skip
 

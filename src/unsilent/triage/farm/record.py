@@ -15,6 +15,7 @@ from unsilent.events.event_kinds import Alarm, Verdict
 from unsilent.events.incident_folder import BATCH_FILE, SERIES_FILE, STATE_FILE, Incident, RankPart, write_record
 from unsilent.monitor.attribution import UNDETERMINED, Suspect
 from unsilent.monitor.incident_writer import STEPS_AFTER, STEPS_BEFORE, training_state
+from unsilent.monitor.reporter import NO_ALARM
 from unsilent.recovery.tensor_files import host_copy, write_tensors
 from unsilent.triage.farm.optional_parts import write_optional_parts
 from unsilent.triage.farm.planned import PlannedIncident
@@ -24,10 +25,9 @@ from unsilent.triage.farm.watch import DEVICE, SETTINGS, Watch, host_of, tensor_
 from unsilent.version import __version__
 
 NOTICED_AFTER = (2, 10)
-"""Steps from the beginning of a cause, or of the time in which a healthy job is looked at, until somebody notices without an alarm."""
+"""Steps from that of a cause, which healthy jobs have as well, until somebody notices without an alarm."""
 CHECKPOINTS = "checkpoints"
 """Folder of checkpoints in that of the incident, whose record names them from there."""
-NO_ALARM = Suspect(UNDETERMINED, "no alarm: somebody noticed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ def _write(
     """All files of the folder but for checkpoints, which the job has written."""
     step, done = moment.step, len(watch.rows)
     alarms = [one for one in watch.alarms if one.step <= step]
-    suspect = watch.first_suspect if alarms and watch.first_suspect else NO_ALARM
+    suspect = watch.first_suspect if alarms and watch.first_suspect else Suspect(UNDETERMINED, NO_ALARM)
     seconds = drawn_seconds(planned, step + STEPS_AFTER + 1, is_twin)
     write_record(folder, _incident(planned, job, step, alarms, suspect))
     first = max(0, step + 1 - STEPS_BEFORE)
@@ -118,12 +118,13 @@ def _incident(
     host, device = (host_of(suspect.rank), DEVICE) if known else ("", "")
     verdict = Verdict(
         time=time, rank=0, step=alarms[0].step if alarms else step, suspect=suspect.rank, reason=suspect.reason, action="log",
-        outcome="logged", host=host, device=device, tensor=tensor, ranks=tuple(sorted({one.rank for one in alarms})),
+        outcome="logged" if alarms else "recorded", host=host, device=device, tensor=tensor,
+        ranks=tuple(sorted({one.rank for one in alarms})),
     )  # fmt: skip
     return Incident(
         run=f"{planned.seed:08x}", step=step, suspect=suspect.rank, reason=suspect.reason, tensor=tensor, host=host,
         device=device, world_size=planned.world_size, time=time, settings=SETTINGS,
         versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        alarms=tuple(one for one in alarms if one.rank == 0), verdicts=(verdict,) if alarms else (),
+        alarms=tuple(one for one in alarms if one.rank == 0), verdicts=(verdict,),
         checkpoints=tuple(one for one in job.saved if one.step is not None and one.step <= step),
     )  # fmt: skip

@@ -19,6 +19,8 @@ from unsilent.triage.history import past_end, window
 
 ROSE = 2.0
 """Times the usual value from which on somebody would say that it rose."""
+SLOW = 1.15
+"""Times the seconds of the fastest rank from which on somebody would notice a slower one."""
 _EMPTY, _HYPOTHESIS, _WRONG_PLACE, _PLACE, _VAGUE, _TYPING = 0.10, 0.20, 0.25, 0.40, 0.60, 0.75
 """Shares of styles, each added to those before; the rest is plain."""
 TEMPLATES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -80,6 +82,8 @@ def symptoms_of(bundle: Bundle) -> Symptoms:
     ends = {int(one.steps[-1]) for one in series.values() if len(one.steps)}
     if len(incident.ranks) < incident.world_size or len(ends) > 1:
         seen["silent"] = 1.0
+    if (factor := _slowness(bundle)) >= SLOW:
+        seen["slow"] = factor
     if bundle.alarms():
         seen["alarm"] = 1.0
     tensor = candidates.tensors[0].value if candidates.tensors else ""
@@ -98,6 +102,15 @@ def _rise(bundle: Bundle, feature: str) -> float:
             if len(usual) and len(peak) and (middle := float(np.median(usual))) > 0:
                 largest = max(largest, float(peak.max()) / middle)
     return largest
+
+
+def _slowness(bundle: Bundle) -> float:
+    """Median seconds of a step of the slowest rank over those of the fastest; 0 where they are not known."""
+    times, _ = bundle.times()
+    if times is None or not len(times.steps):
+        return 0.0
+    medians = np.median(np.nansum(times.seconds, 2), 1)
+    return float(medians.max() / medians.min()) if medians.min() > 0 else 0.0
 
 
 def _columns(values: Floats) -> list[Floats]:

@@ -15,7 +15,7 @@ LOADER = PARTS.index("loader")
 
 
 def drawn_seconds(planned: PlannedIncident, steps: int, is_twin: bool) -> Floats:
-    """Log-normal around means that are the same in all ranks, float64[ranks, steps, parts]; with a cause, changed from its step on."""
+    """Log-normal around means that are the same in all ranks, float64[ranks, steps, parts]; a cause changes them."""
     rng = np.random.default_rng([planned.seed, 2])
     noise = SPREAD * rng.standard_normal((steps, planned.world_size, len(PARTS))).transpose(1, 0, 2)
     factors = np.ones_like(noise)
