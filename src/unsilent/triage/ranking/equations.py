@@ -19,7 +19,7 @@ from unsilent.triage.farm.labelled import RIGHT, LabelledIncident
 from unsilent.triage.possible_queries import PossibleQuery, possible_queries
 from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.ranking.examples import Example, examples_of
-from unsilent.triage.ranking.features import candidate_features, incident_features, report_of
+from unsilent.triage.ranking.features import candidate_features, incident_features
 from unsilent.triage.ranking.words import DIRECTIONS, Words, fit_words
 from unsilent.triage.runbook import ScoredQuery, Signals
 
@@ -107,7 +107,7 @@ class _Input:
 
 def _input_of(signals: Signals, queries: Sequence[PossibleQuery], words: Words) -> _Input:
     rows = [[*candidate_features(one, signals, "").values()] for one in queries]  # values do not depend on the report
-    numbers = (words.vectors([report_of(signals.bundle)])[0], [*incident_features(signals).values()], rows)
+    numbers = (words.vectors([signals.bundle.report()[0] or ""])[0], [*incident_features(signals).values()], rows)
     report, telemetry, candidates = (torch.tensor(one, dtype=torch.float32) for one in numbers)
     return _Input(report, telemetry, candidates, torch.tensor([NAMES.index(one.query.template) for one in queries]))
 

@@ -10,7 +10,6 @@ from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.farm.labelled import RIGHT, GradedQuery, LabelledIncident
 from unsilent.triage.possible_queries import PossibleQuery, possible_queries
-from unsilent.triage.ranking.features import report_of
 from unsilent.triage.runbook import Signals, signals_of
 
 Graded = tuple[PossibleQuery, GradedQuery]
@@ -52,7 +51,7 @@ def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
                 f"the labels of {one.folder} lack a query that can be asked now; label the collection again"
             )
         graded = tuple((each, grades[each.query]) for each in possible)
-        result.append(Example(signals_of(bundle, candidates), report_of(bundle), graded))
+        result.append(Example(signals_of(bundle, candidates), bundle.report()[0] or "", graded))
     if not any(graded.grade == RIGHT for one in result for _, graded in one.graded):
         raise UsageError("no query is right on any of these incidents, so there is nothing to learn; make more of them")
     return result
