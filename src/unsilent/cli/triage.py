@@ -22,8 +22,9 @@ ORDERS = ("runbook", "learned")
 HELP = """Rank the debugging queries to run next on an incident, with reasons, and execute them.
 
 The order comes from a trained model where there is one, and else from a runbook of rules. With --run, queries that the folder
-answers are executed until a finding is believed; after each, the others are ranked anew. Exit code: 1 where executed queries found
-something that is not doubted, 0 otherwise.
+answers are executed until a finding is believed; after each, the others are ranked anew.
+
+Exit code: 1 where executed queries found something that is not doubted, 0 otherwise.
 """
 QUERY_HELP = """Execute one debugging query on an incident.
 

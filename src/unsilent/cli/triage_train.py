@@ -40,7 +40,9 @@ def train_model(asked: Asked) -> int:
     incidents = read_labels(options.farm / LABELS_FILE)
     write_model(train(incidents, options.seed), options.output)
     masked = sum(one.is_masked and not one.planned.is_healthy for one in incidents)
-    print(f"learned from {len(incidents) - masked:,} incidents, {masked:,} more are masked; the model is in {options.output}")
+    print(
+        f"learned from {len(incidents) - masked:,} incidents, {masked:,} more are masked; the model is in {options.output}"
+    )
     return 0
 
 

@@ -30,8 +30,6 @@ RULE = "robust-z:early=20"
 """The rule of the monitor by default, but for steps after which its limits are narrow: of trainings as short as these."""
 NEVER = 2**31
 """A step that no training reaches."""
-STEPS_AFTER_NOTICE = 2
-"""Counted from the step that is recorded, as long as a verdict on an alarm takes."""
 TOP_EXPONENT_BIT = 1
 """Counted from the sign."""
 
@@ -162,7 +160,7 @@ def run_planted(
         if incident.kind == "checkpoint":
             monitor.load_earlier = job.load_checkpoint
         count = incident.step + (MOST_STEPS if incident.kind == "device" and noticed is None else SOON)
-        for step in range(count if noticed is None else noticed + STEPS_AFTER_NOTICE):
+        for step in range(count if noticed is None else noticed + 1):
             if incident.kind == "checkpoint" and step == incident.step - CHECKPOINT_INTERVAL:
                 job.keep_checkpoint()
             if incident.kind == "checkpoint" and step == incident.step and has_anomaly:

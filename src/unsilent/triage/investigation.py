@@ -127,8 +127,8 @@ def investigate(path: Path, is_run: bool = False, order: Order = RUNBOOK, adapti
     """Rank the queries of an incident, and execute them. Raises ``UsageError`` where there is no incident.
 
     After each finding the others are ranked anew by `gain` per second, and those whose answer is implied are left out; not so
-    without ``adaptive``: then the first order stands. It ends with a finding that is believed, or where no query that is left has the least
-    gain of the order.
+    without ``adaptive``: then the first order stands. It ends with a finding that is believed, or where no query that is left
+    has the least gain of the order.
     """
     bundle = Bundle(path)
     signals = signals_of(bundle, candidates_of(bundle))

@@ -17,20 +17,27 @@ from unsilent.triage.farm.planned import HEALTHY, PlannedIncident
 from unsilent.triage.findings import FindingKind, Outcome
 from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.queries.table import execute
+from unsilent.triage.ranking.model import train
 from unsilent.triage.runbook import signals_of
 
 CAUSES = {"NaN": FindingKind.NONFINITE, "scaled": FindingKind.GRADIENT, "batch": FindingKind.BATCH, HEALTHY: None}
 TEMPLATES = {"NaN": "scan-nonfinite", "scaled": "compare-gradients", "batch": "inspect-batch"}
-WORDS = {"NaN": "the loss became nan", "scaled": "gradients of a rank jumped", "batch": "strange samples", HEALTHY: "all is slow"}
+WORDS = {
+    "NaN": "the loss became nan",
+    "scaled": "gradients of a rank jumped",
+    "batch": "strange samples",
+    HEALTHY: "all is slow",
+}
 
 ROOT = tempfile.TemporaryDirectory()  # removed as the process ends
+ROOT_PATH = Path(ROOT.name)
 
 
-def incident(root, cause, number, rank=None):
-    """One incident; its number seeds rank and size."""
+def incident(root, cause, number, place):
+    """One incident; its number seeds rank and size, its place is that in the collection."""
     rng = np.random.default_rng([number, 7])
     ranks = int(rng.choice([2, 4]))
-    rank = int(rng.integers(ranks)) if rank is None else rank
+    rank = int(rng.integers(ranks))
     step, series, batches = int(rng.integers(88, 91)), {}, {}
     if cause == "NaN":
         series[rank] = made.spoiled(rank, step, 0, math.nan)
@@ -43,8 +50,10 @@ def incident(root, cause, number, rank=None):
     path = made.folder(root / f"{cause}-{number}", ranks, series, batches, alarms={rank: (made.alarm(90, rank),)})
     (path / "report.txt").write_text(WORDS[cause])
     bundle = Bundle(path)
-    planned = PlannedIncident(number, cause, cause, "mlp", ranks, rank, step, 0, ())
-    graded = tuple(_graded(bundle, one.query, CAUSES[cause], rank) for one in possible_queries(bundle, candidates_of(bundle)))
+    planned = PlannedIncident(place, cause, "nothing" if cause == HEALTHY else cause, "mlp", ranks, rank, step, 0, ())
+    graded = tuple(
+        _graded(bundle, one.query, CAUSES[cause], rank) for one in possible_queries(bundle, candidates_of(bundle))
+    )
     return LabelledIncident(planned, path, str(number), graded)
 
 
@@ -59,8 +68,15 @@ def _graded(bundle, query, kind, rank):
 @functools.cache
 def collection(count=6, first=0):
     """So many of each cause, made once a process."""
-    root = Path(ROOT.name) / f"{first}"
-    return [incident(root, cause, number) for number in range(first, first + count) for cause in CAUSES]
+    root = ROOT_PATH / f"{first}"
+    each = [(cause, number) for number in range(first, first + count) for cause in CAUSES]
+    return [incident(root, *one, place) for place, one in enumerate(each)]
+
+
+@functools.cache
+def model():
+    """Trained on the collection, once a process."""
+    return train(collection(), 0)
 
 
 def signals(labelled):

@@ -26,7 +26,7 @@ from unsilent.triage.runbook import signals_of
 
 @pytest.fixture(scope="module")
 def model():
-    return train(labels.collection(), 0)
+    return labels.model()
 
 
 def test_the_right_template_comes_first_on_other_incidents(model):
@@ -40,13 +40,15 @@ def test_the_right_template_comes_first_on_other_incidents(model):
             assert scored[0].score < 0.2
         else:
             assert scored[0].query.template == labels.TEMPLATES[one.planned.family]
-            assert scored[0].score > 0.5
+            assert scored[0].score > 0.3
             assert next(each for each in one.graded if each.query == scored[0].query).grade == 3
             assert ": " in scored[0].reason
 
 
 def test_a_finding_is_believed_where_such_findings_were_right(model):
-    right, healthy = (next(one for one in labels.collection(2, 100) if one.planned.family == f) for f in ("NaN", HEALTHY))
+    right, healthy = (
+        next(one for one in labels.collection(2, 100) if one.planned.family == f) for f in ("NaN", HEALTHY)
+    )
     query = Query("scan-nonfinite")
     finding = Finding(outcome=Outcome.LOCALISED, text="", kind=FindingKind.NONFINITE, ranks=(0,), step=90)
     assert model.belief(labels.signals(right), query, finding) > 0.5

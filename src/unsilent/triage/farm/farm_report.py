@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from unsilent.report.model import Column, Report, Table
+from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text
 from unsilent.triage.farm.collection import MadeIncident
@@ -36,12 +36,14 @@ class FarmResult(Shown):
             }
             for family, own in families.items()
         ]  # fmt: skip
+        table = Table.of(rows, COLUMNS)
         healthy = sum(one.planned.is_healthy for one in self.incidents)
         headline = (
             f"{count_text(len(self.incidents), 'incident')} in {self.folder}, {healthy:,} of them without a fault"
         )
         return Report(
-            "unsilent/triage-farm/1", "triage farm", "Collection of incidents", headline, Table.of(rows, COLUMNS),
+            "unsilent/triage-farm/1", "triage farm", "Collection of incidents", headline, table,
+            sections=(Section("Incidents", "By the family of their cause.", (table,)),),
             notes=("Times of steps are drawn and not measured, but for those of real processes.",),
             further_json={"folder": str(self.folder), "headline": headline, "results": rows},
         )  # fmt: skip

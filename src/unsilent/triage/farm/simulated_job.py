@@ -125,7 +125,7 @@ class SimulatedJob:
         planned, path = self.planned, self._path(LOADED)
         state = load_file(path)
         if planned.kind == "damaged for all" and not self._is_twin:
-            names = [name for name in state if name.startswith("model.")]
+            names = sorted(name for name in state if name.startswith("model."))
             flip_exponent(state[names[int(planned.draws[0] * len(names))]], planned)
             write_safetensors(state, path)
         older: dict[str, Tensor] = load_file(self._path(OLDER))

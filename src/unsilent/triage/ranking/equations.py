@@ -1,9 +1,10 @@
 """The published equations of Revelio (MLSys 2022) as an order of queries, as far as they are known at second hand.
 
-A template is scored on [v_R; v_L; v_T]: report, telemetry, and the root of a graph convolution over the small tree of the template
-(operation, metric, blanks). A value is scored on [v_b; L_u; rank_u]: the node of its blank, features of the candidate, its place.
-Softmax over templates, and over the candidates of a template; cross-entropy. Ours: the report vector is that of `words` instead of
-BERT; several templates or candidates may be right; the query that looks at everything is a candidate at the root.
+A template is scored on [v_R; v_L; v_T]: report, telemetry, and the root of a graph convolution over the small tree of the
+template (operation, metric, blanks). A value is scored on [v_b; L_u; rank_u]: the node of its blank, features of the candidate,
+its place. Softmax over templates, and over the candidates of a template; cross-entropy. Ours: the report vector is that of
+`words` instead of BERT; several templates or candidates may be right; the query that looks at everything is a candidate at the
+root.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unsilent.triage.farm.labelled import RIGHT, LabelledIncident
 from unsilent.triage.possible_queries import PossibleQuery, possible_queries
 from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.ranking.examples import Example, examples_of
-from unsilent.triage.ranking.features import candidate_features, incident_features, report_of
+from unsilent.triage.ranking.features import candidate_features, incident_features
 from unsilent.triage.ranking.words import DIRECTIONS, Words, fit_words
 from unsilent.triage.runbook import ScoredQuery, Signals
 
@@ -28,7 +29,7 @@ NAMES = [*TEMPLATES]
 
 
 def _tree_nodes(template: str) -> list[str]:
-    """The root, which is the operation, then the metric and the blanks below it: ``compare``, ``gradients``, ``a tensor``, …"""
+    """The root, which is the operation, then the metric and the blanks below it: ``compare``, ``gradients``, ``a tensor``."""
     operation, _, metric = template.partition("-")
     return [operation, metric, *(f"a {one}" for one in TEMPLATES[template].blanks)]
 
@@ -55,7 +56,7 @@ class _Trees(nn.Module):
         self.joined = degree[:, None] * joined * degree
 
     def forward(self) -> Tensor:
-        nodes = self.embedding(self.words)
+        nodes: Tensor = self.embedding(self.words)
         for layer in self.layers:
             nodes = torch.relu(self.joined @ layer(nodes))
         return nodes
@@ -69,7 +70,9 @@ class _Equations(nn.Module):
         self.trees = _Trees()
         self.telemetry = nn.Linear(telemetry, SIZE)
         self.joint, self.score = nn.Linear(DIRECTIONS + 2 * SIZE, SIZE), nn.Linear(2 * SIZE, 1)
-        self.value = nn.Sequential(nn.Linear(SIZE + candidate, SIZE), nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, 1))
+        self.value = nn.Sequential(
+            nn.Linear(SIZE + candidate, SIZE), nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, 1)
+        )
 
     def template_scores(self, nodes: Tensor, reports: Tensor, telemetry: Tensor) -> Tensor:
         """[incidents, templates]."""
@@ -104,7 +107,7 @@ class _Input:
 
 def _input_of(signals: Signals, queries: Sequence[PossibleQuery], words: Words) -> _Input:
     rows = [[*candidate_features(one, signals, "").values()] for one in queries]  # values do not depend on the report
-    numbers = (words.vectors([report_of(signals.bundle)])[0], [*incident_features(signals).values()], rows)
+    numbers = (words.vectors([signals.bundle.report()[0] or ""])[0], [*incident_features(signals).values()], rows)
     report, telemetry, candidates = (torch.tensor(one, dtype=torch.float32) for one in numbers)
     return _Input(report, telemetry, candidates, torch.tensor([NAMES.index(one.query.template) for one in queries]))
 
@@ -154,9 +157,15 @@ class EquationsOrder:
 def train(incidents: Sequence[LabelledIncident], seed: int) -> EquationsOrder:
     """The equations, trained on incidents but for those that are masked or have no right query. Raises ``UsageError``."""
     examples = [one for one in examples_of(incidents) if any(own for _, _, own in one.by_template())]
-    words, queries = fit_words([one.report for one in examples]), [[possible for possible, _ in one.graded] for one in examples]
+    words, queries = (
+        fit_words([one.report for one in examples]),
+        [[possible for possible, _ in one.graded] for one in examples],
+    )
     inputs = [_input_of(one.signals, own, words) for one, own in zip(examples, queries, strict=True)]
-    telemetry, candidates = torch.stack([one.telemetry for one in inputs]), torch.cat([one.candidates for one in inputs])
+    telemetry, candidates = (
+        torch.stack([one.telemetry for one in inputs]),
+        torch.cat([one.candidates for one in inputs]),
+    )
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         network = _Equations(telemetry.shape[1], candidates.shape[1])
@@ -168,7 +177,7 @@ def train(incidents: Sequence[LabelledIncident], seed: int) -> EquationsOrder:
                 own = batch.tolist()
                 chances = order.log_chances([inputs[at] for at in own], [blanks[at] for at in own])
                 optimizer.zero_grad()
-                _loss([examples[at] for at in own], *chances).backward()  # type: ignore[no-untyped-call]
+                _loss([examples[at] for at in own], *chances).backward()
                 optimizer.step()
     return order
 

@@ -10,7 +10,6 @@ from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.farm.labelled import RIGHT, GradedQuery, LabelledIncident
 from unsilent.triage.possible_queries import PossibleQuery, possible_queries
-from unsilent.triage.ranking.features import report_of
 from unsilent.triage.runbook import Signals, signals_of
 
 Graded = tuple[PossibleQuery, GradedQuery]
@@ -38,7 +37,7 @@ class Example:
 
 
 def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
-    """Those that are not masked, and the healthy ones. Raises ``UsageError`` where the labels are of other queries than there are now."""
+    """Those that are not masked, and the healthy ones. Raises ``UsageError`` where labels lack a query, or none is right."""
     result = []
     for one in incidents:
         if one.is_masked and not one.planned.is_healthy:
@@ -48,9 +47,11 @@ def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
         possible = possible_queries(bundle, candidates)
         grades = {graded.query: graded for graded in one.graded}
         if any(each.query not in grades for each in possible):
-            raise UsageError(f"the labels of {one.folder} lack a query that can be asked now; label the collection again")
+            raise UsageError(
+                f"the labels of {one.folder} lack a query that can be asked now; label the collection again"
+            )
         graded = tuple((each, grades[each.query]) for each in possible)
-        result.append(Example(signals_of(bundle, candidates), report_of(bundle), graded))
+        result.append(Example(signals_of(bundle, candidates), bundle.report()[0] or "", graded))
     if not any(graded.grade == RIGHT for one in result for _, graded in one.graded):
         raise UsageError("no query is right on any of these incidents, so there is nothing to learn; make more of them")
     return result

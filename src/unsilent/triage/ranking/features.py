@@ -14,19 +14,25 @@ from typing import TypeVar
 import numpy as np
 
 from unsilent.detectors.series import FEATURES, GRADIENT, LOSS, Bools, Floats
-from unsilent.errors import UsageError
 from unsilent.events.event_kinds import FINGERPRINT, REPLICAS
 from unsilent.events.incident_folder import BATCH_FILE
-from unsilent.plainfiles import read_plain
+from unsilent.timeline.stragglers import differences_from_others
 from unsilent.triage.bundle import Bundle, RankSeries
 from unsilent.triage.findings import Blanks, Query
 from unsilent.triage.history import FAR, past_end, past_gaps, past_scores
-from unsilent.triage.parts import MOST_TEXT, REPORT_FILE
 from unsilent.triage.possible_queries import PossibleQuery
+from unsilent.triage.queries.compare_settings import differing_settings
 from unsilent.triage.runbook import Signals
+from unsilent.triage.symptoms import DIFFER, DISK, LOSS_ROSE, NONFINITE, SLOW, STUCK
 
 Numbers = dict[str, float]
 T = TypeVar("T")
+LOGGED = {
+    "no space": "no space left", "time": "timed out|timeout|watchdog", "memory": "out of memory", "not finite": r"\bnan\b",
+    "peer": "by peer|broken pipe|connection", "end of a process": "killed|aborted|segmentation|core dumped|sigterm|signal #",
+}  # fmt: skip
+"""What a masked line may have."""
+SYMPTOMS = (SLOW, STUCK, NONFINITE, LOSS_ROSE, DIFFER, DISK)
 LARGEST = 1e12
 """What is larger, or infinite, counts as this."""
 
@@ -56,7 +62,7 @@ def incident_features(signals: Signals) -> Numbers:
         "share of ranks that left it first": onsets.count(min(onsets)) / world if onsets else 0.0,
         "whether one rank is apart": float(signals.apart),
         **_series_features(bundle),
-        **_part_features(bundle, world),
+        **_part_features(signals, world),
     }  # fmt: skip
 
 
@@ -87,7 +93,7 @@ def _series_features(bundle: Bundle) -> Numbers:
 def _run(series: RankSeries, before: int) -> tuple[float, float, float]:
     """Share of series far from their past in the first such step, share of steps that are far from there on, whether one is."""
     is_late = series.steps >= before
-    is_far: Bools = (past_scores(series, before) >= FAR)[is_late]
+    is_far: Bools = np.greater_equal(past_scores(series, before)[is_late], FAR)
     steps = is_far.any(1)
     if not steps.any():
         return 0.0, 0.0, 0.0
@@ -110,15 +116,49 @@ def _signed(changes: Floats) -> float:
     return float(np.clip(changes[np.abs(changes).argmax()], -30, 30)) if len(changes) else 0.0
 
 
-def _part_features(bundle: Bundle, world: int) -> Numbers:
-    incident = bundle.incident
-    parts, _ = bundle.parts()
+def _part_features(signals: Signals, world: int) -> Numbers:
+    """What is said in words, in logs, in settings and by the parts that are there."""
+    bundle = signals.bundle
+    parts, logs, report = bundle.parts()[0], bundle.logs()[0], bundle.report()[0]
+    lines = [one for errors in logs.values() for one in errors]
+    logged = " ".join(dict.fromkeys(one.masked.lower() for one in lines))
     return {
         "share of ranks with series": len(bundle.series()[0]) / world,
         "share of ranks with a batch": sum(one.file(BATCH_FILE) is not None for one in parts.values()) / world,
-        "checkpoints": float(len(incident.checkpoints)),
-        "whether there is a verdict": float(incident.fault_verdict is not None),
+        "share of ranks with a log": len(logs) / world,
+        "share of ranks with a flight record": len(bundle.dumps()[0]) / world,
+        "whether there is a report": float(bool(report)),
+        "checkpoints": float(len(bundle.incident.checkpoints)),
+        "whether there is a verdict": float(bundle.incident.fault_verdict is not None),
+        "settings that are not those of the earlier job": _log(len(differing_settings(bundle))),
+        "share of ranks that logged an error": sum(bool(errors) for errors in logs.values()) / world,
+        "share of errors that name their rank": sum(one.names_rank for one in lines) / max(1, len(lines)),
+        **{f"whether a log has: {name}": float(re.search(words, logged) is not None) for name, words in LOGGED.items()},
+        **{f"whether the report says: {name}": float(name in signals.symptoms) for name in SYMPTOMS},
+        **_time_features(bundle),
     }
+
+
+def _time_features(bundle: Bundle) -> Numbers:
+    """By how much of a step a rank is later than the others in the last half of the steps, and how steps grow."""
+    times, _ = bundle.times()
+    result = {
+        "excess of a rank in a part of the step": 0.0,
+        "excess of a rank in the loader": 0.0,
+        "growth of steps": 0.0,
+    }
+    if times is not None and len(times.steps) > 3:
+        seconds = np.maximum(np.nan_to_num(times.seconds), 0)
+        whole = np.maximum(np.median(seconds.sum(2), 0), 1e-9)
+        half, usual = len(whole) // 2, float(np.median(whole))
+        if len(times.ranks) > 1:
+            late = np.array([differences_from_others(seconds[:, half:], place) for place in range(len(seconds))])
+            excess = np.median(late, 1).max(0) / usual
+            result["excess of a rank in a part of the step"] = _log(float(excess.max()))
+            of_loader = [float(one) for name, one in zip(times.parts, excess, strict=True) if name == "loader"]
+            result["excess of a rank in the loader"] = _log(max(of_loader, default=0.0))
+        result["growth of steps"] = math.log(float(np.median(whole[half:]) / np.median(whole[:half])))
+    return {"whether seconds of steps are known": float(times is not None), **result}
 
 
 def candidate_features(query: PossibleQuery, signals: Signals, report: str) -> Numbers:
@@ -154,14 +194,6 @@ def is_mentioned(query: Query, report: str) -> bool:
         first, last = blanks.steps
         return any(first <= int(one) <= last for one in re.findall(r"\bstep (\d{1,9})\b", report))
     return False
-
-
-def report_of(bundle: Bundle) -> str:
-    """The report in words; empty where none can be read."""
-    try:
-        return read_plain(bundle.folder / REPORT_FILE, MOST_TEXT).decode(errors="replace")
-    except UsageError:
-        return ""
 
 
 def one_hot(value: T, of: Sequence[T]) -> list[float]:

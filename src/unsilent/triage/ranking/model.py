@@ -19,7 +19,7 @@ from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
 from unsilent.triage.possible_queries import PossibleQuery, possible_queries
 from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.ranking.examples import examples_of
-from unsilent.triage.ranking.features import candidate_features, incident_features, one_hot, report_of
+from unsilent.triage.ranking.features import candidate_features, incident_features, one_hot
 from unsilent.triage.ranking.trees import Trees, fit_trees
 from unsilent.triage.ranking.words import Words, fit_words
 from unsilent.triage.runbook import ScoredQuery, Signals
@@ -32,7 +32,9 @@ MOST_REASONS = 2
 WORDS_NAME = "the words of the report"
 BLANKS, BELIEFS = "blanks", "beliefs"
 FOUND = (Outcome.DIFFERS, Outcome.LOCALISED)
-OTHER_VERSION = "the model was trained for other queries or features than there are now; train it again: unsilent triage train"
+OTHER_VERSION = (
+    "the model was trained for other queries or features than there are now; train it again: unsilent triage train"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +43,7 @@ class Model:
 
     Attributes:
         incident, candidate: Names of features, in order.
-        trees: Of each template by its name; of `BLANKS`: of a candidate, for a template that is right; of `BELIEFS`: of a finding.
+        trees: Of each template by its name; `BLANKS`: of a candidate, for a template that is right; `BELIEFS`: of a finding.
     """
 
     words: Words
@@ -52,7 +54,7 @@ class Model:
 
     def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
         """Every possible query with the probability that it is right, the likeliest first."""
-        report = report_of(signals.bundle)
+        report = signals.bundle.report()[0] or ""
         row = self._incident_row(signals, report)
         queries = possible_queries(signals.bundle, signals.candidates)
         rows = np.array([candidate_row(one, signals, report) for one in queries]).reshape(len(queries), -1)
@@ -71,7 +73,7 @@ class Model:
         """The probability that a finding names the place of the cause; 0 where nothing was found."""
         if finding.outcome not in FOUND:
             return 0.0
-        row = self._incident_row(signals, report_of(signals.bundle))[0]
+        row = self._incident_row(signals, signals.bundle.report()[0] or "")[0]
         rows = np.array([[*finding_row(query, finding.outcome, finding.kind), *row]])
         return float(self.trees[BELIEFS].probabilities(rows)[0])
 

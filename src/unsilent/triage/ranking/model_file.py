@@ -30,7 +30,9 @@ def write_model(model: Model, path: Path) -> None:
     about = {**_version(), "incident": model.incident, "candidate": model.candidate}
     encoded = np.frombuffer(json.dumps(about).encode(), np.uint8)
     content = io.BytesIO()
-    np.savez_compressed(content, about=encoded, weights=model.words.weights, directions=model.words.directions, **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(
+        content, about=encoded, weights=model.words.weights, directions=model.words.directions, **arrays
+    )
     try:
         replace_file(path, content.getvalue())
     except OSError as error:
@@ -50,7 +52,11 @@ def read_model(path: Path) -> Model:
             if array.shape != shape or array.dtype != np.float64 or not np.isfinite(array).all():
                 raise ValueError(f"an array of words is not of {shape} finite numbers")
         blanks, row = len(candidate) + len(TEMPLATES), len(incident) + DIRECTIONS
-        columns = {**dict.fromkeys(TEMPLATES, row), BLANKS: blanks, BELIEFS: len(finding_row(Query(""), Outcome.NOTHING, None)) + row}
+        columns = {
+            **dict.fromkeys(TEMPLATES, row),
+            BLANKS: blanks,
+            BELIEFS: len(finding_row(Query(""), Outcome.NOTHING, None)) + row,
+        }
         trees = {name: trees_from(arrays, f"{name}/", count) for name, count in columns.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not a model of triage ({first_line(error)[:200]}); expected {EXPECTED}") from None

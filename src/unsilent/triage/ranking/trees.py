@@ -125,7 +125,10 @@ def trees_from(arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) ->
     are_later = (trees.left > own) & (trees.right > own) & (trees.left < count) & (trees.right < count)
     if not (are_later | (is_leaf & (trees.right == -1))).all():
         raise ValueError(f"a node of {prefix} does not lead to later ones")
-    if not ((trees.roots >= 0) & (trees.roots < count)).all() or not ((trees.column >= 0) & (trees.column < columns)).all():
+    if (
+        not ((trees.roots >= 0) & (trees.roots < count)).all()
+        or not ((trees.column >= 0) & (trees.column < columns)).all()
+    ):
         raise ValueError(f"{prefix} has a root or a column that does not exist")
     if len(trees.roots) > MOST_ROOTS:
         raise ValueError(f"{prefix} has more than {MOST_ROOTS} trees")

@@ -5,6 +5,7 @@ Numbers and dotted names are masked: which rank or layer a report mentions is a 
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ _NUMBER, _DOTTED = re.compile(r"\d[\d.,:e+-]*"), re.compile(r"\w+(?:[./]\w+)+")
 def tokens(text: str) -> list[str]:
     """Words, pairs of words, and groups of characters of words, masked."""
     words = re.findall(r"[^\W\d_]+|[#@]", _NUMBER.sub("#", _DOTTED.sub("@", text.lower())))
-    pairs = [f"{one} {after}" for one, after in zip(words, words[1:], strict=False)]
+    pairs = [f"{one} {after}" for one, after in itertools.pairwise(words)]
     padded = [f"<{word}>" for word in words]
     groups = [word[at : at + CHARACTERS] for word in padded for at in range(len(word) - CHARACTERS + 1)]
     return words + pairs + [f"~{one}" for one in groups]
