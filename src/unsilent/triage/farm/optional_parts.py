@@ -68,8 +68,8 @@ def _configurations(planned: PlannedIncident, is_twin: bool) -> tuple[dict[str, 
     if not is_twin and planned.kind == "other data for all":
         planned_changes = [{"step": planned.step, "data": "digits, inverted"}]
     present: dict[str, Any] = {
-        "run_name": f"digits-{planned.seed % 997}", "workload": planned.workload, "world_size": planned.world_size, "data": "digits",
-        "batch_size": BATCH, "seed": planned.seed, "optimizer": {"name": "Adam", "learning_rate": RATE},
+        "run_name": f"digits-{planned.seed % 997}", "workload": planned.workload, "world_size": planned.world_size,
+        "data": "digits", "batch_size": BATCH, "seed": planned.seed, "optimizer": {"name": "Adam", "learning_rate": RATE},
         "planned_changes": planned_changes, "checkpoint_interval": CHECKPOINT_INTERVAL, "loader_workers": 4,
     }  # fmt: skip
     earlier = present | {"run_name": f"digits-{(planned.seed + 1) % 997}", "loader_workers": 2}
