@@ -23,6 +23,7 @@ COMMANDS = {
     "incident replay": "unsilent.incidents.replaying:COMMAND",
     "triage": "unsilent.cli.triage:COMMAND",
     "triage query": "unsilent.cli.triage:QUERY",
+    "triage collect": "unsilent.cli.triage:COLLECT",
     "selftest": "unsilent.cli.selftest:COMMAND",
     "selftest record": "unsilent.cli.selftest:RECORD",
     "explain": "unsilent.cli.explain:COMMAND",

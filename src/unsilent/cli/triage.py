@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.command import AFTER_ALARM, Command
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions
 from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.triage.findings import Blanks
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ after each, the others are ranked anew. Exit code: 1 where an executed query fou
 QUERY_HELP = """Execute one debugging query on an incident.
 
 Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
+"""
+COLLECT_HELP = """Write the folder of an incident from what a job left, where no alarm did, or a copy of one with more parts.
+
+Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of the
+job is not changed.
 """
 
 
@@ -55,6 +60,30 @@ class QueryOptions:
     folder: Annotated[Path, Option("Folder of an incident.", "", metavar="DIR", missing_error=NO_FOLDER)]
 
 
+@dataclass(frozen=True)
+class CollectOptions:
+    """Of which job, and what is added to what it left."""
+
+    job: Annotated[Path, Option(
+        "Folder of a job, or of an incident in one.", "", metavar="JOBDIR",
+        missing_error="no folder was given; give that of a job, in which its logs and traces are")]  # fmt: skip
+    output: Annotated[Path | None, Option(
+        "Folder of the incident, which is written.", OUTPUT_PANEL, short_flag="o", metavar="DIR")] = None  # fmt: skip
+    step: Annotated[int | None, Option(
+        "The step in which something is wrong, where no alarm says it.", WORKLOAD_PANEL,
+        default_text="the last one that a trace or a log names")] = None  # fmt: skip
+    earlier: Annotated[Path | None, Option(
+        "File with the settings of an earlier job that went well.", WORKLOAD_PANEL, metavar="FILE")] = None  # fmt: skip
+    report: Annotated[str | None, Option(
+        "What somebody saw, in words, or a file of it.", WORKLOAD_PANEL, metavar="TEXT|FILE")] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.output is None:
+            raise UsageError("no folder for the incident was given; add -o DIR")
+        if self.step is not None:
+            check_count("--step", self.step, 0)
+
+
 def triage(asked: Asked) -> Triage | int:
     """Rank queries, and execute them where that is asked."""
     from unsilent.triage.investigation import investigate
@@ -82,10 +111,26 @@ def query(asked: Asked) -> QueryAnswer:
     return QueryAnswer(bundle, chosen, execute(bundle, chosen))
 
 
+def collect(asked: Asked) -> int:
+    """Write the folder of an incident, and say what was taken."""
+    from unsilent.cli.report_output import show_report
+    from unsilent.triage.collect import collect as collect_incident
+
+    options, display = asked[CollectOptions], asked[DisplayOptions]
+    assert options.output is not None
+    result = collect_incident(options.job, options.output, options.step, options.earlier, options.report)
+    show_report(result.report(), None, display.as_json, display.plain)
+    return 0
+
+
 COMMAND = Command(
     "triage", AFTER_ALARM, HELP, "unsilent triage runs/incidents/90-0a1b2c3d --run", (TriageOptions,), triage, has_report=True,
 )  # fmt: skip
 QUERY = Command(
     "triage query", AFTER_ALARM, QUERY_HELP, "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
     (QueryOptions, Blanks), query, has_report=True,
+)  # fmt: skip
+COLLECT = Command(
+    "triage collect", AFTER_ALARM, COLLECT_HELP, "unsilent triage collect runs -o incident --report 'slow since step 400'",
+    (CollectOptions, DisplayOptions), collect,
 )  # fmt: skip
