@@ -18,7 +18,7 @@ from conftest import in_process
 from triage import made_triage as made
 from unsilent import verified_save
 from unsilent.errors import UsageError
-from unsilent.triage import parts
+from unsilent.triage import job_files, parts
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.collect import collect
 from unsilent.triage.findings import FindingKind, Outcome, Query
@@ -119,6 +119,21 @@ def test_configurations_that_are_no_settings_are_not_taken(tmp_path, text):
     result = collect(tmp_path / "job", tmp_path / "out")
     assert next(one.problem for one in result.parts if one.name == parts.CONFIGURATION_FILE)
     assert not (tmp_path / "out" / parts.CONFIGURATION_FILE).exists()
+
+
+def test_numbers_in_names_and_logs_make_no_incident_that_cannot_be_read(tmp_path):
+    write(tmp_path / "job", **{"rank999999999.log": "step 1\n", "rank9999.log": "step 999999999999\n", "dump_99999.json": "{}",
+                               "attempt_1/99999/stdout.log": "step 2\n"})  # fmt: skip
+    collect(tmp_path / "job", tmp_path / "out")
+    assert Bundle(tmp_path / "out").incident.step >= 0
+
+
+def test_more_files_than_a_job_has_are_not_looked_through(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_files, "MOST_FILES", 2)
+    write(tmp_path / "job", **{f"rank{rank}.log": "" for rank in range(3)})
+    with pytest.raises(UsageError, match="more than 2 files"):
+        collect(tmp_path / "job", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_names_of_files_are_shown_without_control_characters(tmp_path):

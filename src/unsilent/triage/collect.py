@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from unsilent.errors import UsageError
@@ -24,81 +23,16 @@ from unsilent.events.incident_folder import (
     write_record,
 )
 from unsilent.plainfiles import open_plain, parse_json, read_plain
-from unsilent.report.model import Column, Report, Table
-from unsilent.report.shown import Shown
-from unsilent.report.text import count_text
+from unsilent.report.text import count_text, listed
 from unsilent.triage import job_files, parts
+from unsilent.triage.collected import CHECKPOINTS, Collected, CollectedPart
 from unsilent.triage.log_errors import last_step
 from unsilent.triage.optional_parts import MOST_CONFIGURATION, read_dump, settings_of
 
-CHECKPOINTS = "checkpoints"
-SERIES = "rank0/series.npz, and the batch and state of a step"
-COMMANDS = {
-    SERIES: "unsilent run --events job/events.jsonl --on-alarm replay train.py",
-    parts.TIMELINE_FILE: "unsilent timeline record -o job/traces train.py",
-    parts.FLIGHT_FOLDER: "unsilent timeline record -o job/traces train.py; of a job that hangs: see docs/howto/find-hang.md",
-    parts.LOG_FILE: "torchrun --log-dir job/logs --redirects 3 … train.py",
-    CHECKPOINTS: "unsilent checkpoint manifest job/CHECKPOINT",
-    parts.CONFIGURATION_FILE: "save the settings of the job as job/config.json; --earlier FILE names those of one that went well",
-}
-"""How parts of an incident come to be in the folder of a job, `job`."""
-HOW_TO_RECORD = [
-    *(f"to have {part}: {command}" for part, command in COMMANDS.items()), "then: unsilent triage collect job -o DIR",
-]  # fmt: skip
 MOST_CHECKPOINTS = 8
 """The last ones of a job."""
 MOST_LEVELS = 20
 LONGEST_PATH = 1024
-
-
-@dataclass(frozen=True)
-class CollectedPart:
-    """A part of the incident.
-
-    Attributes:
-        name: Of its file or folder.
-        source: Where it is from; empty: nothing was taken.
-        problem: Why not, or why not all.
-    """
-
-    name: str
-    source: str = ""
-    problem: str = ""
-
-
-@dataclass(frozen=True, repr=False)
-class Collected(Shown):
-    """What was written.
-
-    Attributes:
-        job, folder: What was looked through, and the folder of the incident.
-        incident: That was written.
-        is_new: Whether no alarm had written one.
-    """
-
-    job: Path
-    folder: Path
-    incident: Incident
-    is_new: bool
-    parts: tuple[CollectedPart, ...]
-
-    def report(self) -> Report:
-        """A row for each part, and how to record those that were not found."""
-        rows = [{"part": one.name, "from": one.source, "problem": one.problem} for one in self.parts]
-        problems = [f"{one.name}: {one.problem}" for one in self.parts if one.problem]
-        absent = [SERIES] * self.is_new + [one.name for one in self.parts if not one.source and not one.problem]
-        how = [f"to have {name}: {COMMANDS[name]}" for name in absent]
-        taken = count_text(sum(bool(one.source) for one in self.parts), "optional part")
-        kind = f"A new incident of step {self.incident.step:,}" if self.is_new else f"A copy of {self.incident.since}"
-        headline = f"{kind} with {taken} was written; next: unsilent triage {self.folder}"
-        if self.is_new and not any(one.source for one in self.parts):
-            headline = f"Nothing that queries read was found in {self.job}; how to record it is said below"
-        columns = (Column.text("part"), Column.text("from"))
-        return Report(
-            "unsilent/triage-collect/1", "triage collect", "Collected incident", headline, Table.of(rows, columns),
-            findings=(*problems, *how),
-            further_json={"folder": str(self.folder), "step": self.incident.step, "is_new": self.is_new, "results": rows},
-        )  # fmt: skip
 
 
 def collect(
@@ -120,14 +54,14 @@ def collect(
     if recorded is not None and step is not None:
         raise UsageError(f"--step is {step}, and {recorded} says which step it is; leave --step out")
     _check_output(root, output)
-    given = dict(_given(report, earlier))
+    files, given = job_files.files_below(root), dict(_given(report, earlier))
     collection = _Collection(root, output)
     try:
         output.mkdir(parents=True, exist_ok=True)
         incident = collection.copy_incident(recorded) if recorded is not None else None
         for part, content in given.items():
             (output / part.name).write_bytes(content)
-        collected = (*given, *collection.from_job())
+        collected = (*given, *collection.from_job(files))
         incident = incident or _new_incident(collection, collection.last_step if step is None else step)
         saved = {one.path: one for one in (*incident.checkpoints, *collection.checkpoints)}
         incident = replace(incident, folder=output, checkpoints=tuple(saved.values()))
@@ -187,9 +121,8 @@ class _Collection:
                 shutil.copyfile(path, target)
         return incident
 
-    def from_job(self) -> Iterator[CollectedPart]:
+    def from_job(self, files: list[Path]) -> Iterator[CollectedPart]:
         """What lies in the folder of the job."""
-        files, is_cut = job_files.files_below(self.root)
         takers: dict[str, Callable[[list[Path]], tuple[str, str]]] = {
             parts.TIMELINE_FILE: self._take_traces, parts.FLIGHT_FOLDER: self._take_dumps, parts.LOG_FILE: self._take_logs,
             CHECKPOINTS: self._take_manifests, parts.CONFIGURATION_FILE: self._take_configuration,
@@ -199,10 +132,6 @@ class _Collection:
                 source, problem = take(files)
             except UsageError as error:
                 source, problem = "", str(error)
-            if is_cut:
-                problem = (
-                    f"only {job_files.MOST_FILES:,} files of {self.root} were looked at{problem and '; '}{problem}"
-                )
             yield CollectedPart(name, source, problem)
 
     def _take_traces(self, files: list[Path]) -> tuple[str, str]:
@@ -215,20 +144,18 @@ class _Collection:
         if not has_like_parts(job):
             return (
                 "",
-                f"parts of steps in {traces[0].parent} are not alike on all ranks; run: unsilent timeline {traces[0].parent}",
+                f"steps in {traces[0].parent} are not alike on all ranks; run: unsilent timeline {traces[0].parent}",
             )
-        seconds = [
-            [[float(one) if math.isfinite(one) else None for one in row] for row in rank]
-            for rank in part_seconds(job).tolist()
-        ]
-        values = (1, PARTS, [int(one) for one in job.ranks], [int(one) for one in job.steps], seconds)
+        seconds = part_seconds(job).astype(object)
+        seconds[seconds != seconds] = None  # NaN: a rank has no such part
+        values = (1, PARTS, [*map(int, job.ranks)], [*map(int, job.steps)], seconds.tolist())
         content = json.dumps(dict(zip(parts.TIMELINE_KEYS, values, strict=True)), allow_nan=False)
         (self.output / parts.TIMELINE_FILE).write_text(content)
         self._saw(max(job.steps, default=0), job.world_size)
         return str(traces[0].parent), ""
 
     def _take_dumps(self, files: list[Path]) -> tuple[str, str]:
-        taken, problems = [], []
+        taken, problems = list[str](), list[str]()
         for rank, path in sorted(job_files.dumps_in(files).items()):
             try:
                 read_dump(path)
@@ -237,9 +164,9 @@ class _Collection:
                 continue
             (self.output / parts.FLIGHT_FOLDER).mkdir(exist_ok=True)
             shutil.copyfile(path, self.output / parts.FLIGHT_FOLDER / f"rank{rank}.json")
-            taken.append(path)
+            taken.append(str(path))
             self._saw(0, rank + 1)
-        return _sources(taken), _first_of(problems)
+        return listed(taken, 1), listed(problems, 1)
 
     def _take_logs(self, files: list[Path]) -> tuple[str, str]:
         logs = job_files.logs_in(files)
@@ -253,23 +180,23 @@ class _Collection:
             own.mkdir(exist_ok=True)
             (own / parts.LOG_FILE).write_bytes(b"\n".join(map(_tail, paths))[-parts.MOST_LOG :])
             self._saw(last_step(own / parts.LOG_FILE) or 0, rank + 1)
-        return _sources([path for paths in logs.values() for path in paths]), problem
+        return listed((str(path) for paths in logs.values() for path in paths), 1), problem
 
     def _take_manifests(self, files: list[Path]) -> tuple[str, str]:
         from unsilent.checkpoints.manifest import read_manifest
 
-        problems, saved = [], []
+        problems, saved = list[str](), list[SavedCheckpoint]()
         for checkpoint, path in job_files.manifests_in(files).items():
             try:
                 manifest, written = read_manifest(path), path.stat().st_mtime
             except UsageError as error:
                 problems.append(str(error))
                 continue
-            places = {"path": str(checkpoint.absolute()), "manifest": str(path.absolute())}
-            saved.append(SavedCheckpoint(**places, step=manifest.step, time=written))
+            name, of = str(checkpoint.absolute()), str(path.absolute())
+            saved.append(SavedCheckpoint(path=name, manifest=of, step=manifest.step, time=written))
         saved.sort(key=lambda one: (-1 if one.step is None else one.step, one.time))
         self.checkpoints = saved[-MOST_CHECKPOINTS:]
-        return _sources([Path(one.path) for one in self.checkpoints]), _first_of(problems)
+        return listed((one.path for one in self.checkpoints), 1), listed(problems, 1)
 
     def _take_configuration(self, files: list[Path]) -> tuple[str, str]:
         if (path := job_files.configuration_in(files)) is None:
@@ -312,11 +239,3 @@ def _tail(path: Path) -> bytes:
     with open_plain(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - parts.MOST_LOG))
         return file.read(parts.MOST_LOG)
-
-
-def _sources(paths: list[Path]) -> str:
-    return str(paths[0]) + f" and {len(paths) - 1} more" * (len(paths) > 1) if paths else ""
-
-
-def _first_of(problems: list[str]) -> str:
-    return problems[0] + f"; and {len(problems) - 1} more" * (len(problems) > 1) if problems else ""

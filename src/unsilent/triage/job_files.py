@@ -8,19 +8,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from unsilent.errors import UsageError
 from unsilent.events.incident_folder import FOLDER
 
 MOST_FILES, DEEPEST = 100_000, 10
-_LOG_RANK = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.ASCII)
+_LOG_RANK = re.compile(r"rank[_-]?(\d{1,4})(?!\d)", re.ASCII)
+_NUMBER = re.compile(r"\d{1,4}", re.ASCII)
 _ATTEMPT = re.compile(r"attempt_(\d{1,6})", re.ASCII)
 _TRACE = re.compile(r"(?:trace-rank\d+|.+\.pt\.trace)\.json(?:\.gz)?")
-_DUMP = re.compile(r"(?:flight-rank|dump_|nccl_trace_rank_)(\d{1,6})(?:\.json)?", re.ASCII)
+_DUMP = re.compile(r"(?:flight-rank|dump_|nccl_trace_rank_)(\d{1,4})(?:\.json)?", re.ASCII)
 _CONFIGURATION = re.compile(r"(?:config[\w-]*|hparams)\.(?:json|ya?ml)")
 _MANIFEST = ".manifest.json"
 
 
-def files_below(folder: Path) -> tuple[list[Path], bool]:
-    """Plain files in a folder and in its folders, but for hidden ones and incidents; and whether some were left out."""
+def files_below(folder: Path) -> list[Path]:
+    """Plain files in a folder and in its folders, but for hidden ones and incidents. Raises ``UsageError`` for too many."""
     result: list[Path] = []
     for name, folders, files in os.walk(folder):
         here = Path(name)
@@ -31,8 +33,8 @@ def files_below(folder: Path) -> tuple[list[Path], bool]:
         paths = (here / one for one in sorted(files))
         result += [one for one in paths if one.is_file() and not one.is_symlink()]
         if len(result) > MOST_FILES:
-            return result[:MOST_FILES], True
-    return result, False
+            raise UsageError(f"{folder} has more than {MOST_FILES:,} files; give the folder of one job")
+    return result
 
 
 def logs_in(files: Sequence[Path]) -> dict[int | None, list[Path]]:
@@ -40,7 +42,7 @@ def logs_in(files: Sequence[Path]) -> dict[int | None, list[Path]]:
     result: dict[tuple[int, int | None], list[Path]] = defaultdict(list)
     for path in files:
         attempt = next((int(found[1]) for part in path.parts if (found := _ATTEMPT.fullmatch(part))), -1)
-        if path.name in ("stdout.log", "stderr.log") and path.parent.name.isdigit():
+        if path.name in ("stdout.log", "stderr.log") and _NUMBER.fullmatch(path.parent.name):
             result[attempt, int(path.parent.name)].append(path)
         elif path.suffix == ".log" or (path.suffix == ".txt" and path.name.startswith("log_rank")):
             named = _LOG_RANK.search(path.name)

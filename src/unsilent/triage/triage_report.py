@@ -9,7 +9,7 @@ from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text
 from unsilent.triage.bundle import Bundle
-from unsilent.triage.collect import HOW_TO_RECORD
+from unsilent.triage.collected import HOW_TO_RECORD
 from unsilent.triage.findings import Finding, Outcome, Query
 from unsilent.triage.investigation import Executed, Investigation
 from unsilent.triage.queries.table import TEMPLATES, command_of
