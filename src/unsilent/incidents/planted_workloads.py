@@ -98,7 +98,9 @@ class Recurrent(nn.Module):
         return last
 
 
-BODIES = {"convolution": Convolution, "transformer": Transformer, "mlp": Perceptron, "recurrent": Recurrent}
+BODIES: dict[str, type[Convolution | Transformer | Perceptron | Recurrent]] = {
+    "convolution": Convolution, "transformer": Transformer, "mlp": Perceptron, "recurrent": Recurrent,
+}  # fmt: skip
 """By the name of the workload."""
 
 

@@ -106,6 +106,7 @@ def test_a_checkpoint_is_damaged_on_the_disk_and_loaded(tmp_path):
     found, other = (execute(one, Query("verify-checkpoints")) for one in (bundle, twin))
     assert (found.kind, found.step, other.outcome) == (FindingKind.CHECKPOINT_FILE, 40, Outcome.NOTHING)
     assert "model.body.first.bias has changed" in found.text
+    assert all("step 44: started again from a checkpoint" in one for one in (*logs_of(bundle), *logs_of(twin)))
     value = read_tensors(bundle.folder / "rank0/state.safetensors")["model"]["body.first.bias"]
     assert float(value.abs().max()) > 1e30
 

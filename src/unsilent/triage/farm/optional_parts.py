@@ -14,7 +14,7 @@ from unsilent.incidents.planted_workloads import BATCH
 from unsilent.timeline.stragglers import PARTS
 from unsilent.triage.farm.causes import rate_factor
 from unsilent.triage.farm.planned import PlannedIncident
-from unsilent.triage.farm.simulated_job import CHECKPOINT_INTERVAL, SimulatedJob
+from unsilent.triage.farm.simulated_job import CHECKPOINT_INTERVAL, SimulatedJob, starts_again
 from unsilent.triage.farm.watch import Watch
 from unsilent.triage.parts import (
     CONFIGURATION_FILE,
@@ -85,10 +85,12 @@ def _log(planned: PlannedIncident, rank: int, is_twin: bool, job: SimulatedJob, 
     """What a rank printed."""
     losses = [float(row[rank, -1]) for row in watch.rows]
     lines = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(losses) if step % LOG_INTERVAL == 0]
+    before = sum(step % LOG_INTERVAL == 0 for step in range(planned.step))
+    if starts_again(planned):
+        lines.insert(before, f"step {planned.step}: started again from a checkpoint")
     if job.has_failed_to_save and rank == 0:
         error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"checkpoints/{planned.step}.safetensors")
-        after = sum(step % LOG_INTERVAL == 0 for step in range(planned.step))
-        lines.insert(after, f"step {planned.step}: checkpoint not saved: {type(error).__name__}: {error}")
+        lines.insert(before, f"step {planned.step}: checkpoint not saved: {type(error).__name__}: {error}")
     if planned.family == "stopped" and not is_twin and rank != planned.rank:
         lines.append(
             CLOSED.format(host=f"10.0.0.{planned.rank + 1}") if planned.kind == "killed process" else TIMED_OUT

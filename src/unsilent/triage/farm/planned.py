@@ -29,8 +29,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 WORKLOADS = ("mlp", "convolution", "transformer", "recurrent")
 WORLD_SIZES = (1, 2, 4, 8)
 HEALTHY_SHARE = 0.2
-STEPS = 72
-"""Of a training that the farm simulates."""
 FIRST, LAST = 44, 60
 """Between these steps a cause begins."""
 NEEDS_RANKS = frozenset({"payload", "replica", "time", "stopped"})

@@ -74,7 +74,11 @@ def make_real(folder: Path, missing: Sequence[RealIncident], observer: Observer 
 
 
 def run_gang(
-    ranks: int, work: Callable[..., None], arguments: tuple[Any, ...], seconds: float, progress: Callable[[], None]
+    ranks: int,
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
+    seconds: float,
+    progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Call a function in each of some processes that know each other, with the rank before its arguments.
 

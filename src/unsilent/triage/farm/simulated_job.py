@@ -25,6 +25,11 @@ LOADED, OLDER = 40, 20
 """The checkpoint that a job which is started again loads, and the one before it."""
 
 
+def starts_again(planned: PlannedIncident) -> bool:
+    """Whether all ranks load a checkpoint in the step of the cause: not only where that is damaged, for it would tell the cause."""
+    return planned.family in ("checkpoint", "configuration") or (planned.kind == "nothing" and planned.draws[0] < 0.5)
+
+
 class SimulatedJob:
     """The training.
 
@@ -61,7 +66,7 @@ class SimulatedJob:
         is_due = self.step > 0 and self.step % CHECKPOINT_INTERVAL == 0
         if is_due or (self.planned.family == "disk" and is_special):
             self._save()
-        if self.planned.family == "checkpoint" and is_special:
+        if is_special and starts_again(self.planned):
             self._start_again()
         for one in self.replicas:
             one.is_zeroing = one.is_updating = True
