@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from triage import made_triage as made
+from unsilent.checkpoints.formats import hdf5_reader
+from unsilent.events.incident_folder import SavedCheckpoint, read_incident, write_record
 from unsilent.timeline.stragglers import PARTS
 from unsilent.triage import parts
 from unsilent.triage.bundle import Bundle
@@ -212,6 +215,22 @@ def test_settings_that_are_new_or_gone_differ_and_equal_numbers_do_not(tmp_path)
     found = ask(path, "compare-settings")
     assert (found.outcome, found.tensor) == (Outcome.DIFFERS, "c")
     assert "c: no such setting then, 2 now, b: 2 then, no such setting now" in found.text
+
+
+# -- packages that are not installed --------------------------------------------------------------------------------------
+
+
+def test_a_query_whose_optional_package_is_missing_says_how_to_install_it(tmp_path, monkeypatch):
+    path = made.folder(tmp_path)
+    files = [tmp_path / f"{step}.h5" for step in (70, 80)]
+    for file in files:
+        file.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(512))
+    saved = [SavedCheckpoint(path=str(one), step=int(one.stem), time=1.0, manifest="") for one in files]
+    write_record(path, replace(read_incident(path), checkpoints=tuple(saved)))
+    monkeypatch.setattr(hdf5_reader, "find_spec", lambda _: None)
+    found = ask(path, "compare-checkpoints")
+    assert found.outcome is Outcome.UNANSWERED
+    assert "pip install 'unsilent[hdf5]'" in found.missing[0]
 
 
 # -- hostile parts ------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ COMMANDS = {
     "triage query": "unsilent.cli.triage:QUERY",
     "triage train": "unsilent.cli.triage_train:COMMAND",
     "triage farm": "unsilent.cli.triage:FARM",
+    "triage collect": "unsilent.cli.triage:COLLECT",
     "selftest": "unsilent.cli.selftest:COMMAND",
     "selftest record": "unsilent.cli.selftest:RECORD",
     "explain": "unsilent.cli.explain:COMMAND",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.command import AFTER_ALARM, Command
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.triage.findings import Blanks
@@ -33,6 +33,11 @@ Exit code: 1 where something was found, 0 where nothing was, or the folder does 
 FARM_HELP = """Make a collection of incidents with known causes, on which orders of queries are measured.
 
 Small trainings are simulated, each with one cause and once without it; what the folder has already is not made again.
+"""
+COLLECT_HELP = """Write the folder of an incident from what a job left, where no alarm did, or a copy of one with more parts.
+
+Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of the
+job is not changed.
 """
 
 
@@ -85,6 +90,30 @@ class FarmOptions:
     real: Annotated[int, Option("Incidents of two real processes besides.", WORKLOAD_PANEL)] = 0
     seed: Annotated[int, Option("Of all that is drawn.", WORKLOAD_PANEL)] = 1
     workers: Annotated[int, Option("Processes that simulate; incidents do not depend on it.", EXECUTION_PANEL)] = 1
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """Of which job, and what is added to what it left."""
+
+    job: Annotated[Path, Option(
+        "Folder of a job, or of an incident in one.", "", metavar="JOBDIR",
+        missing_error="no folder was given; give that of a job, in which its logs and traces are")]  # fmt: skip
+    output: Annotated[Path | None, Option(
+        "Folder of the incident, which is written.", OUTPUT_PANEL, short_flag="o", metavar="DIR")] = None  # fmt: skip
+    step: Annotated[int | None, Option(
+        "The step in which something is wrong, where no alarm says it.", WORKLOAD_PANEL,
+        default_text="the last one that a trace or a log names")] = None  # fmt: skip
+    earlier: Annotated[Path | None, Option(
+        "File with the settings of an earlier job that went well.", WORKLOAD_PANEL, metavar="FILE")] = None  # fmt: skip
+    report: Annotated[str | None, Option(
+        "What somebody saw, in words, or a file of it.", WORKLOAD_PANEL, metavar="TEXT|FILE")] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.output is None:
+            raise UsageError("no folder for the incident was given; add -o DIR")
+        if self.step is not None:
+            check_count("--step", self.step, 0)
 
 
 def triage(asked: Asked) -> Triage | int:
@@ -140,6 +169,18 @@ def farm(asked: Asked) -> FarmResult:
     return FarmResult(options.folder, tuple(made))
 
 
+def collect(asked: Asked) -> int:
+    """Write the folder of an incident, and say what was taken."""
+    from unsilent.cli.report_output import show_report
+    from unsilent.triage.collect import collect as collect_incident
+
+    options, display = asked[CollectOptions], asked[DisplayOptions]
+    assert options.output is not None
+    result = collect_incident(options.job, options.output, options.step, options.earlier, options.report)
+    show_report(result.report(), None, display.as_json, display.plain)
+    return 0
+
+
 COMMAND = Command(
     "triage", AFTER_ALARM, HELP, "unsilent triage runs/incidents/90-0a1b2c3d --run", (TriageOptions,), triage, has_report=True,
 )  # fmt: skip
@@ -150,4 +191,8 @@ QUERY = Command(
 FARM = Command(
     "triage farm", AFTER_ALARM, FARM_HELP, "unsilent triage farm incidents --incidents 600 --seed 1 --workers 2",
     (FarmOptions,), farm, has_report=True, is_long=True,
+)  # fmt: skip
+COLLECT = Command(
+    "triage collect", AFTER_ALARM, COLLECT_HELP, "unsilent triage collect runs -o incident --report 'slow since step 400'",
+    (CollectOptions, DisplayOptions), collect,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.command import AFTER_ALARM, Command
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions
 from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 
 HELP = """Learn the order of debugging queries from a collection of incidents whose queries were executed and graded.
@@ -32,20 +32,19 @@ class TrainOptions:
 
 def train_model(asked: Asked) -> int:
     """Train and write a model."""
+    from unsilent.cli.report_output import show_report
     from unsilent.triage.farm.labelled import LABELS_FILE, read_labels
     from unsilent.triage.ranking.model import train
     from unsilent.triage.ranking.model_file import write_model
+    from unsilent.triage.ranking.training_report import Trained
 
-    options = asked[TrainOptions]
+    options, display = asked[TrainOptions], asked[DisplayOptions]
     incidents = read_labels(options.farm / LABELS_FILE)
     write_model(train(incidents, options.seed), options.output)
-    masked = sum(one.is_masked and not one.planned.is_healthy for one in incidents)
-    print(
-        f"learned from {len(incidents) - masked:,} incidents, {masked:,} more are masked; the model is in {options.output}"
-    )
+    show_report(Trained(options.output, incidents).report(), None, display.as_json, display.plain)
     return 0
 
 
 COMMAND = Command(
-    "triage train", AFTER_ALARM, HELP, "unsilent triage train farm -o model.npz", (TrainOptions,), train_model,
+    "triage train", AFTER_ALARM, HELP, "unsilent triage train farm -o model.npz", (TrainOptions, DisplayOptions), train_model,
 )  # fmt: skip

@@ -148,6 +148,14 @@ class Bundle:
             ] * bool(found)
         return found, tuple(missing)
 
+    def has_telemetry(self) -> bool:
+        """Whether anything can be read that queries look at, beside settings of optimizers and recorded verdicts."""
+        gathered = (self.parts, self.dumps, self.logs)
+        single = (self.times, self.configuration)
+        return (
+            bool(self.incident.checkpoints) or any(read()[0] for read in gathered) or any(read()[0] for read in single)
+        )
+
     def _optional(self, name: str, read: Callable[[Path], T]) -> Optional[T]:
         path = self.folder / name
         if ("", name) not in self._read:

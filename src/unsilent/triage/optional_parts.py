@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,8 @@ def read_report(path: Path) -> str:
 
 def read_configuration(path: Path) -> dict[str, Any]:
     """Settings by the names that lead to each, with a slash between them."""
-    return dict(_settings(_read_object(path, MOST_CONFIGURATION, dict), ""))
+    settings: dict[str, Any] = _read_object(path, MOST_CONFIGURATION, settings_of)
+    return settings
 
 
 def read_times(path: Path) -> RecordedTimes:
@@ -66,28 +67,35 @@ def read_dump(path: Path) -> Dump:
     return dump
 
 
-def _read_object(path: Path, most: int, make: Callable[[Mapping[str, Any]], Any]) -> Any:
+def _read_object(path: Path, most: int, make: Callable[[Any], Any]) -> Any:
     content = read_plain(path, most)
     try:
-        value = parse_json(content)
-        if not isinstance(value, dict):
-            raise ValueError("expected an object")
-        return make(value)
+        return make(parse_json(content))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         reason = escape_unprintable(first_line(error))[:200]
         raise UsageError(f"{path} cannot be read: {reason}; remove it, or write it again") from None
 
 
+def settings_of(value: Any) -> dict[str, Any]:
+    """Settings in an object by the names that lead to each. Raises ``ValueError`` for what is no object."""
+    if not isinstance(value, dict):
+        raise ValueError("expected an object")
+    return dict(_settings(value, ""))
+
+
 def _settings(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Lists of plain values are one setting: a place in a list has no name."""
-    if isinstance(value, dict) and (value or not name):
-        for key, part in value.items():
-            yield from _settings(part, f"{name}/{key}" if name else key)
+    """Settings below a name; a list of plain values is one."""
+    is_nested = isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
+    if (isinstance(value, dict) and (value or not name)) or is_nested:
+        for key, part in enumerate(value) if is_nested else value.items():
+            yield from _settings(part, f"{name}/{key}" if name else str(key))
     else:
         yield name, value
 
 
-def _times(values: Mapping[str, Any]) -> RecordedTimes:
+def _times(values: Any) -> RecordedTimes:
+    if not isinstance(values, dict):
+        raise ValueError("expected an object")
     if values.get("schema") != 1 or any(not isinstance(values.get(key), list) for key in TIMELINE_KEYS[1:]):
         raise ValueError(f"expected schema 1 and lists of {', '.join(TIMELINE_KEYS[1:])}")
     parts, ranks, steps, seconds = (values[key] for key in TIMELINE_KEYS[1:])

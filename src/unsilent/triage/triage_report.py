@@ -9,6 +9,7 @@ from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text
 from unsilent.triage.bundle import Bundle
+from unsilent.triage.collected import HOW_TO_RECORD
 from unsilent.triage.findings import Finding, Outcome, Query
 from unsilent.triage.investigation import BELIEVED, Conclusion, Executed, Investigation
 from unsilent.triage.queries.table import TEMPLATES, command_of
@@ -50,6 +51,8 @@ class Triage(Shown):
             is_one = finding.outcome is Outcome.LOCALISED
             text = f"{finding.place}: {finding.kind.value if finding.kind else finding.text}"
             return f"Localised: {text}" if is_one else f"Found: {text}; {finding.text}"
+        if not own.is_run and not own.bundle.has_telemetry():
+            return "No query can be answered from this folder; how to record and collect what they read stands below"
         if not own.is_run:
             first = own.left[0]
             return f"Run first: {first.query.name} ({first.reason})"
@@ -67,7 +70,7 @@ class Triage(Shown):
     def _findings(self) -> list[str]:
         missing = dict.fromkeys(text for one in self.investigation.executed for text in one.finding.missing)
         found = dict.fromkeys(one.finding.text for one in self.investigation.executed if _is_found(one.finding))
-        return [*found, *list(missing)[:8]]
+        return [*found, *list(missing)[:8], *([] if self.investigation.bundle.has_telemetry() else HOW_TO_RECORD)]
 
     def _sections(self) -> list[Section]:
         own, result = self.investigation, []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from conftest import in_process
@@ -14,9 +16,13 @@ def test_it_learns_from_a_collection(tmp_path):
     incidents = labels.collection()
     path = labels.ROOT_PATH / LABELS_FILE
     write_labels(path, incidents)
-    done = in_process("triage", "train", path.parent, "-o", tmp_path / "m.npz")
+    done = in_process("triage", "train", path.parent, "-o", tmp_path / "m.npz", "--json")
     assert done.returncode == 0, done.stderr
-    assert "learned from 24 incidents, 0 more are masked" in done.stdout
+    shown = json.loads(done.stdout)
+    assert shown["headline"].startswith("Learned from 24 incidents; 0 more are masked")
+    rows = {one["query"]: (one["incidents"], one["right"]) for one in shown["results"]}
+    assert rows["scan-nonfinite"] == (24, 6)
+    assert rows["test-device"] == (24, 0)
     signals = labels.signals(incidents[0])
     assert read_model(tmp_path / "m.npz").scored_queries(signals) == labels.model().scored_queries(signals)
 

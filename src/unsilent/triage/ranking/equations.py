@@ -157,15 +157,11 @@ class EquationsOrder:
 def train(incidents: Sequence[LabelledIncident], seed: int) -> EquationsOrder:
     """The equations, trained on incidents but for those that are masked or have no right query. Raises ``UsageError``."""
     examples = [one for one in examples_of(incidents) if any(own for _, _, own in one.by_template())]
-    words, queries = (
-        fit_words([one.report for one in examples]),
-        [[possible for possible, _ in one.graded] for one in examples],
-    )
+    words = fit_words([one.report for one in examples])
+    queries = [[possible for possible, _ in one.graded] for one in examples]
     inputs = [_input_of(one.signals, own, words) for one, own in zip(examples, queries, strict=True)]
-    telemetry, candidates = (
-        torch.stack([one.telemetry for one in inputs]),
-        torch.cat([one.candidates for one in inputs]),
-    )
+    telemetry = torch.stack([one.telemetry for one in inputs])
+    candidates = torch.cat([one.candidates for one in inputs])
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         network = _Equations(telemetry.shape[1], candidates.shape[1])

@@ -24,7 +24,7 @@ from unsilent.triage.ranking.trees import Trees, fit_trees
 from unsilent.triage.ranking.words import Words, fit_words
 from unsilent.triage.runbook import ScoredQuery, Signals
 
-LEAST_GAIN = 0.03
+LEAST_GAIN = 0.01
 """Probability that a query tells something, below which it is not executed."""
 PLACED = 2
 """The grade from which on a finding names the place of the cause."""
