@@ -17,6 +17,7 @@ import numpy as np
 
 from unsilent.detectors.series import GRADIENT, LOSS
 from unsilent.events.event_kinds import FINGERPRINT, REPLICAS
+from unsilent.triage.bundle import Bundle
 from unsilent.triage.farm.labelled import RIGHT, LabelledIncident
 from unsilent.triage.findings import Blanks
 from unsilent.triage.history import past_end, past_scores, window
@@ -193,30 +194,29 @@ def changed(
 ) -> Iterator[None]:
     """While it lasts, the model reads no folder a second time, and sees features that are changed."""
 
-    def report(bundle: object) -> str:
-        return collection.examples[bundle.folder].report if has_report else ""  # type: ignore[attr-defined]
-
     def examples(incidents: Sequence[LabelledIncident]) -> list[Example]:
         return [one if has_report else replace(one, report="") for one in collection.of(incidents)]
 
     patches = {
-        "examples_of": examples, "report_of": report,
+        "examples_of": examples,
         "incident_features": lambda signals: incident(collection.features(signals)),
         "candidate_features": lambda *given: candidate(candidate_features(*given)),
     }  # fmt: skip
     with ExitStack() as stack:
         for module in (model, equations):
             stack.enter_context(mock.patch.multiple(module, **patches))
+        if not has_report:
+            stack.enter_context(mock.patch.object(Bundle, "report", return_value=(None, ())))
         yield
 
 
-def zeros(features: Numbers) -> Numbers:
-    """As if nothing were known."""
-    return dict.fromkeys(features, 0.0)
+def without_report(features: Numbers) -> Numbers:
+    """Without what the report says."""
+    return {name: 0.0 if "report" in name else value for name, value in features.items()}
 
 
-def without_telemetry(features: Numbers) -> Numbers:
-    """Of a candidate: which blank it fills, and whether the report names it."""
+def report_alone(features: Numbers) -> Numbers:
+    """What the report says, and of a candidate which blank it fills."""
     return {name: value if name.startswith("a ") or "report" in name else 0.0 for name, value in features.items()}
 
 
@@ -258,8 +258,8 @@ def _in_place(one: Example, scores: Mapping[object, float]) -> list[float]:
 ORDERS: dict[str, Trainer] = {
     "random": at_random, "popularity": popularity, "runbook": runbook, "keyword search": keywords,
     "most deviations": most_deviations, "nearest incidents": neighbours, "published equations": published,
-    "learned": learned(), "learned, no report": learned(has_report=False),
-    "learned, report alone": learned(incident=zeros, candidate=without_telemetry),
+    "learned": learned(), "learned, no report": learned(without_report, without_report, has_report=False),
+    "learned, report alone": learned(report_alone, report_alone),
     "learned, no place": learned(candidate=without_place), "learned, in one piece": monolithic,
 }  # fmt: skip
 LEARNED, RUNBOOK = "learned", "runbook"
