@@ -4,6 +4,7 @@
     NNNNN/planned.json      the cause and its place; no query reads it
     NNNNN/incident/         the folder of the incident
     NNNNN/twin/             the same run without the cause, recorded at the same step
+    labels.jsonl            a line for each incident: what each query came to, and its grade
 
 A folder with a number is complete: it gets its name when all of it is there.
 """
@@ -55,7 +56,7 @@ class MadeIncident:
 def make_collection(
     folder: Path, count: int, seed: int, real: int = 0, workers: int = 1, observer: Observer | None = None
 ) -> list[MadeIncident]:
-    """Make what is not in the folder; all incidents that it then has, by number.
+    """Make and grade what is not in the folder; all incidents that it then has, by number.
 
     Args:
         count: Simulated incidents.
@@ -72,6 +73,7 @@ def make_collection(
     check_count("--workers", workers, 1, 1024)
     if not count + real:
         raise UsageError("no incidents were asked for; give --incidents 600, or --real 100")
+    from unsilent.triage.farm.grading import label_collection
     from unsilent.triage.farm.real_job import make_real, real_incidents
 
     _begin(folder, {"seed": seed, "count": count, "real": real})
@@ -79,6 +81,7 @@ def make_collection(
     _simulate_all(folder, [one for one in planned if not folder_of(folder, one.number).exists()], workers, observer)
     if missing := [one for one in real_incidents(real, seed, count) if not folder_of(folder, one[0].number).exists()]:
         make_real(folder, missing, observer)
+    label_collection(folder, workers)
     return read_collection(folder)
 
 
