@@ -289,6 +289,19 @@ def test_no_query_raises_on_a_damaged_optional_part(tmp_path, name, how):
     assert Triage(investigate(path, is_run=True), 5).report().headline
 
 
+@pytest.mark.parametrize("text", [
+    json.dumps({"a" * 500_000: [{} for _ in range(100_000)]}), '{"a":' * 40 + "1" + "}" * 40, '{"a":' + "[" * 40 + "]" * 40 + "}",
+    json.dumps({str(number): 0 for number in range(50_000)}), "[1]",
+])  # fmt: skip
+def test_settings_whose_names_would_take_the_memory_are_refused(tmp_path, text):
+    path = made.folder(tmp_path, 1)
+    made.configurations(path, {}, {})
+    (path / parts.CONFIGURATION_FILE).write_text(text)
+    found = ask(path, "compare-settings")
+    assert found.outcome is Outcome.UNANSWERED
+    assert "configuration.json" in found.missing[0]
+
+
 @pytest.mark.parametrize("values", [
     {"schema": 2}, {"parts": []}, {"parts": "loader"}, {"ranks": [0, 0]}, {"ranks": [0, -1]}, {"ranks": [0, 10**30]},
     {"steps": [1]},

@@ -11,8 +11,8 @@ from unsilent.plainfiles import read_plain
 from unsilent.printable import escape_unprintable
 from unsilent.triage.parts import MOST_LOG
 
-MOST_ERRORS = 10_000
-"""Lines of one log that are kept, the first ones."""
+MOST_ERRORS, MOST_LINES = 10_000, 200_000
+"""Lines that are kept of a log, the first ones; lines that are looked at, the last ones."""
 LONGEST_LINE = 2000
 LONGEST_SHOWN = 200
 ERROR = re.compile(
@@ -68,7 +68,9 @@ def mask_line(line: str) -> str:
 
 def _errors(text: str) -> Iterator[LoggedError]:
     step, is_traceback = None, False
-    for number, whole in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    first = max(0, len(lines) - MOST_LINES)
+    for number, whole in enumerate(lines[first:], first + 1):
         line = _RANK_PREFIX.sub("", _COLOUR.sub("", whole[:LONGEST_LINE]))
         if (named := _STEP.search(line)) is not None:
             step = int(named[1])
