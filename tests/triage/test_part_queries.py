@@ -160,14 +160,18 @@ def test_no_rank_is_late_where_all_are_alike_or_one_is_alone(tmp_path, ranks):
     assert ask(path, "find-straggler").outcome is expected
 
 
-def test_noise_names_no_rank(tmp_path):
+@pytest.mark.parametrize(("share_kept", "most_named"), [(0.0, 1), (0.4, 3)])
+def test_noise_names_no_rank_also_where_it_lasts_for_some_steps(tmp_path, share_kept, most_named):
     path = made.folder(tmp_path, 4)
-    rng = np.random.default_rng(0)
+    rng, named = np.random.default_rng(0), 0
     for _ in range(30):
         values = made.times(4, steps=range(60, 100))
-        noise = rng.lognormal(0, 0.1, np.shape(values["seconds"]))
-        made.timeline(path, **{**values, "seconds": (np.array(values["seconds"]) * noise).tolist()})
-        assert ask(path, "find-straggler").outcome is Outcome.NOTHING
+        noise = rng.normal(0, 0.08, np.shape(values["seconds"]))
+        for step in range(1, 40):
+            noise[:, step] += share_kept * noise[:, step - 1]
+        made.timeline(path, **{**values, "seconds": (np.array(values["seconds"]) * np.exp(noise)).tolist()})
+        named += ask(path, "find-straggler").outcome is not Outcome.NOTHING
+    assert named <= most_named
 
 
 def test_a_rank_that_gains_elsewhere_what_it_loses_holds_nobody_back(tmp_path):
