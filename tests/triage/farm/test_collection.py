@@ -78,7 +78,7 @@ def test_numbers_out_of_range_are_refused_in_one_line(tmp_path, words):
 
 
 def test_the_verb_counts_incidents_and_alarms_by_family(tmp_path):
-    ended = in_process("triage", "farm", str(tmp_path / "farm"), "--incidents", "2", "--json")
+    ended = in_process("triage", "farm", str(tmp_path / "farm"), "--incidents", "1", "--seed", "2", "--json")
     assert ended.returncode == 0
     values = json.loads(ended.stdout)
     row = {
@@ -89,8 +89,8 @@ def test_the_verb_counts_incidents_and_alarms_by_family(tmp_path):
         "with an alarm without the cause": 0,
     }
     assert values["results"] == [row]
-    assert values["headline"] == f"2 incidents in {tmp_path / 'farm'}, 0 of them without a fault"
-    assert json.loads((tmp_path / "farm" / FARM_FILE).read_text())["seed"] == 1
+    assert values["headline"] == f"1 incident in {tmp_path / 'farm'}, 0 of them without a fault"
+    assert json.loads((tmp_path / "farm" / FARM_FILE).read_text())["seed"] == 2
 
 
 @pytest.mark.slow

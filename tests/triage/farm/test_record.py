@@ -152,9 +152,18 @@ def test_settings_that_are_changed_differ_from_the_earlier_ones(tmp_path):
     rate = changed(tmp_path / "rate", "configuration", "learning rate", size=1.0)
     assert rate["optimizer"][1]["learning_rate"] == pytest.approx(100 * rate["optimizer"][0]["learning_rate"])
     assert changed(tmp_path / "seed", "configuration", "seed")["seed"] == (5, 6)
-    harmless = {"run", "loader_workers"}
+    harmless = {"run_name", "loader_workers"}
     assert set(changed(tmp_path / "seed", "configuration", "seed", is_twin=True, step=50)) == harmless
     assert set(changed(tmp_path / "plan", "healthy", "learning rate by plan")) == harmless
+
+
+@pytest.mark.parametrize(("kind", "name"), [("learning rate", "optimizer/learning_rate"), ("seed", "seed")])
+def test_a_query_names_the_setting_that_is_changed_and_no_harmless_one(tmp_path, kind, name):
+    def asked(**more):
+        return execute(made.incident(tmp_path, "configuration", kind, **more), Query("compare-settings"))
+
+    assert asked().tensor == name
+    assert asked(is_twin=True, step=50).outcome is Outcome.NOTHING
 
 
 # -- what is recorded ------------------------------------------------------------------------------------------------------

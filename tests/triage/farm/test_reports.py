@@ -58,6 +58,7 @@ def test_a_report_is_written_without_what_is_planned():
 
 def test_symptoms_are_those_of_the_incident(tmp_path):
     assert not symptoms_of(Bundle(made.folder(tmp_path / "quiet"))).seen
+    assert not symptoms_of(Bundle(made.folder(tmp_path / "usual", 2, {1: made.spoiled(1, made.STEP, 0, 2.1)}))).seen
     rose = symptoms_of(Bundle(made.folder(tmp_path / "rose", 2, {1: made.spoiled(1, made.STEP, 2, 20.0)})))
     assert [*rose.seen] == ["loss"]
     assert rose.seen["loss"] == pytest.approx(20, rel=0.1)

@@ -68,11 +68,11 @@ def _configurations(planned: PlannedIncident, is_twin: bool) -> tuple[dict[str, 
     if not is_twin and planned.kind == "other data for all":
         planned_changes = [{"step": planned.step, "data": "digits, inverted"}]
     present: dict[str, Any] = {
-        "run": f"digits-{planned.seed % 997}", "workload": planned.workload, "world_size": planned.world_size, "data": "digits",
-        "batch_size": BATCH, "seed": planned.seed, "optimizer": {"name": "Adam", "learning_rate": RATE},
+        "run_name": f"digits-{planned.seed % 997}", "workload": planned.workload, "world_size": planned.world_size,
+        "data": "digits", "batch_size": BATCH, "seed": planned.seed, "optimizer": {"name": "Adam", "learning_rate": RATE},
         "planned_changes": planned_changes, "checkpoint_interval": CHECKPOINT_INTERVAL, "loader_workers": 4,
     }  # fmt: skip
-    earlier = present | {"run": f"digits-{(planned.seed + 1) % 997}", "loader_workers": 2}
+    earlier = present | {"run_name": f"digits-{(planned.seed + 1) % 997}", "loader_workers": 2}
     if not is_twin and planned.family == "configuration":
         if planned.kind == "learning rate":
             present = present | {"optimizer": {"name": "Adam", "learning_rate": RATE * rate_factor(planned)}}

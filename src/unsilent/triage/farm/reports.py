@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsilent.detectors.series import GRADIENT, LOSS, Floats
+from unsilent.detectors.series import GRADIENT, LOSS
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.findings import Blanks
-from unsilent.triage.history import past_end, window
+from unsilent.triage.history import FAR, past_end, past_scores, window
 
 ROSE = 2.0
 """Times the usual value from which on somebody would say that it rose."""
@@ -91,16 +91,18 @@ def symptoms_of(bundle: Bundle) -> Symptoms:
 
 
 def _rise(bundle: Bundle, feature: str) -> float:
-    """Largest factor, over series of a feature, between a value around the alarm and the median of those before."""
+    """Largest factor, over series of a feature, between an unusual value around the alarm and the usual one; 0 where none is."""
     before, (first, last) = past_end(bundle, Blanks()), window(bundle, Blanks())
     largest = 0.0
     for one in bundle.series()[0].values():
         columns = [place for place, name in enumerate(one.names) if name[0] == feature]
+        rows = (one.steps >= first) & (one.steps <= last)
+        is_far = (past_scores(one, before)[rows] >= FAR)[:, columns]
         values = np.where(one.seen & np.isfinite(one.values), np.abs(one.values), np.nan)[:, columns]
-        past, now = values[one.steps < before], values[(one.steps >= first) & (one.steps <= last)]
-        for usual, peak in zip(_columns(past), _columns(now), strict=True):
-            if len(usual) and len(peak) and (middle := float(np.median(usual))) > 0:
-                largest = max(largest, float(peak.max()) / middle)
+        for past, now in zip(values[one.steps < before].T, np.where(is_far, values[rows], np.nan).T, strict=True):
+            known, peaks = past[np.isfinite(past)], now[np.isfinite(now)]
+            if len(peaks) and (usual := float(np.median(known))) > 0:
+                largest = max(largest, float(peaks.max()) / usual)
     return largest
 
 
@@ -111,10 +113,6 @@ def _slowness(bundle: Bundle) -> float:
         return 0.0
     medians = np.median(np.nansum(times.seconds, 2), 1)
     return float(medians.max() / medians.min()) if medians.min() > 0 else 0.0
-
-
-def _columns(values: Floats) -> list[Floats]:
-    return [column[np.isfinite(column)] for column in values.T]
 
 
 def report_of(bundle: Bundle, rng: np.random.Generator, family: str) -> str:

@@ -26,7 +26,7 @@ LOADED, OLDER = 40, 20
 
 
 def starts_again(planned: PlannedIncident) -> bool:
-    """Whether all ranks load a checkpoint in the step of the cause: not only where that is damaged, for it would tell the cause."""
+    """Whether all ranks load a checkpoint in the step of the cause: also a good one, so that this does not tell the cause."""
     return planned.family in ("checkpoint", "configuration") or (planned.kind == "nothing" and planned.draws[0] < 0.5)
 
 
