@@ -143,6 +143,15 @@ def test_names_of_files_are_shown_without_control_characters(tmp_path):
     assert "\x1b" not in done.stdout + done.stderr
 
 
+def test_a_configuration_whose_package_is_missing_is_said_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    write(tmp_path / "job", **{"config.yaml": "lr: 1\n"})
+    result = collect(tmp_path / "job", tmp_path / "out")
+    problem = next(one.problem for one in result.parts if one.name == parts.CONFIGURATION_FILE)
+    assert "pip install" in problem
+    assert "\n" not in problem
+
+
 def test_damaged_traces_and_manifests_are_said(tmp_path):
     write(tmp_path / "job", **{"trace-rank0.json": "{", "a.pt": "x", "a.pt.manifest.json": "{"})
     result = collect(tmp_path / "job", tmp_path / "out")

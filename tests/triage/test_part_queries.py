@@ -160,14 +160,18 @@ def test_no_rank_is_late_where_all_are_alike_or_one_is_alone(tmp_path, ranks):
     assert ask(path, "find-straggler").outcome is expected
 
 
-def test_noise_names_no_rank(tmp_path):
+@pytest.mark.parametrize(("share_kept", "most_named"), [(0.0, 1), (0.4, 3)])
+def test_noise_names_no_rank_also_where_it_lasts_for_some_steps(tmp_path, share_kept, most_named):
     path = made.folder(tmp_path, 4)
-    rng = np.random.default_rng(0)
+    rng, named = np.random.default_rng(0), 0
     for _ in range(30):
         values = made.times(4, steps=range(60, 100))
-        noise = rng.lognormal(0, 0.1, np.shape(values["seconds"]))
-        made.timeline(path, **{**values, "seconds": (np.array(values["seconds"]) * noise).tolist()})
-        assert ask(path, "find-straggler").outcome is Outcome.NOTHING
+        noise = rng.normal(0, 0.08, np.shape(values["seconds"]))
+        for step in range(1, 40):
+            noise[:, step] += share_kept * noise[:, step - 1]
+        made.timeline(path, **{**values, "seconds": (np.array(values["seconds"]) * np.exp(noise)).tolist()})
+        named += ask(path, "find-straggler").outcome is not Outcome.NOTHING
+    assert named <= most_named
 
 
 def test_a_rank_that_gains_elsewhere_what_it_loses_holds_nobody_back(tmp_path):
@@ -287,6 +291,19 @@ def test_no_query_raises_on_a_damaged_optional_part(tmp_path, name, how):
     if how in ("link", "folder", "large", "pipe") or (how in ("noise", "pickle") and name.endswith(".json")):
         assert any(file.name in text for text in said)
     assert Triage(investigate(path, is_run=True), 5).report().headline
+
+
+@pytest.mark.parametrize("text", [
+    json.dumps({"a" * 500_000: [{} for _ in range(100_000)]}), '{"a":' * 40 + "1" + "}" * 40, '{"a":' + "[" * 40 + "]" * 40 + "}",
+    json.dumps({str(number): 0 for number in range(50_000)}), "[1]",
+])  # fmt: skip
+def test_settings_whose_names_would_take_the_memory_are_refused(tmp_path, text):
+    path = made.folder(tmp_path, 1)
+    made.configurations(path, {}, {})
+    (path / parts.CONFIGURATION_FILE).write_text(text)
+    found = ask(path, "compare-settings")
+    assert found.outcome is Outcome.UNANSWERED
+    assert "configuration.json" in found.missing[0]
 
 
 @pytest.mark.parametrize("values", [

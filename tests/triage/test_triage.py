@@ -252,6 +252,7 @@ def test_tools_prints_the_catalogue_without_an_incident():
     [
         (("triage",), "no folder was given"),
         (("triage", "nowhere"), "nowhere"),
+        (("triage", "."), "where no alarm wrote one, unsilent triage collect does"),
         (("triage", ".", "--top", 0), "--top is 0"),
         (("triage", "query", "onset", "."), "unknown query 'onset'"),
         (("triage", "query", "find-onset", ".", "--steps", "9"), "--steps is '9'"),

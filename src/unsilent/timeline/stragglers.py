@@ -14,7 +14,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from unsilent.timeline.job import BACKWARD, CHAIN, FORWARD, LAUNCH, OPTIMIZER, WAIT, Job
 from unsilent.timeline.step_split import Floats, StepSplit, split_steps, step_bounds
@@ -179,6 +178,8 @@ def _half_width(values: Floats, confidence: float) -> float:
     The lower limit is also one that holds for any distribution: so many values are above it that chance does not explain it. With
     too few values for that, it is the smallest one. Another program that delays a rank in half of the steps makes no straggler.
     """
+    from scipy import stats
+
     median, count = float(np.median(values)), len(values)
     spread = 1.4826 * float(np.median(np.abs(values - median)))
     quantile = float(stats.t.ppf((1 + confidence) / 2, count - 1))

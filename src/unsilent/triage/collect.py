@@ -27,11 +27,10 @@ from unsilent.report.text import count_text, listed
 from unsilent.triage import job_files, parts
 from unsilent.triage.collected import CHECKPOINTS, Collected, CollectedPart
 from unsilent.triage.log_errors import last_step
-from unsilent.triage.optional_parts import MOST_CONFIGURATION, read_dump, settings_of
+from unsilent.triage.optional_parts import DEEPEST, MOST_CONFIGURATION, read_dump, settings_of
 
 MOST_CHECKPOINTS = 8
 """The last ones of a job."""
-MOST_LEVELS = 20
 LONGEST_PATH = 1024
 
 
@@ -229,7 +228,7 @@ def _configuration_content(path: Path) -> bytes:
         else:
             from unsilent.checkpoints.hdf5_corrupter.settings import load_yaml
 
-            value = load_yaml(content, str(path), MOST_LEVELS)
+            value = load_yaml(content, str(path), DEEPEST)
         return json.dumps(settings_of(value), default=str).encode()
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"{path} holds no settings that can be read; give an object with named values") from None

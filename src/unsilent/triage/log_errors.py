@@ -11,8 +11,8 @@ from unsilent.plainfiles import read_plain
 from unsilent.printable import escape_unprintable
 from unsilent.triage.parts import MOST_LOG
 
-MOST_ERRORS = 10_000
-"""Lines of one log that are kept, the first ones."""
+MOST_ERRORS, MOST_LINES = 10_000, 200_000
+"""Lines that are kept of a log, the first ones; lines that are looked at, the last ones."""
 LONGEST_LINE = 2000
 LONGEST_SHOWN = 200
 ERROR = re.compile(
@@ -20,6 +20,11 @@ ERROR = re.compile(
     r"|(?i:no space left|segmentation fault|out of memory|bus error|core dumped|cuda error|uncorrectable)"
     r"|(?i:\btimed out\b|\bwatchdog\b)|\bTimeout\b(?!\s*[=:(])|(?i:(?<!\w)-?\bnan\b(?![\w-]))"
 )
+_WORDS = (
+    "error", "exception", "fatal", "critical", "killed", "aborted", "space", "fault", "memory", "dumped", "uncorrect", "timed",
+    "watchdog", "timeout", "nan",
+)  # fmt: skip
+"""Of these a line that looks like an error has one; to look for them first takes a tenth of the time."""
 OF_ANOTHER_RANK = re.compile(
     r"(?i:by peer|broken pipe|watchdog|timed out|timeout|sigterm|signal 15|childfailed|\bnan\b|heartbeat)"
 )
@@ -68,15 +73,17 @@ def mask_line(line: str) -> str:
 
 def _errors(text: str) -> Iterator[LoggedError]:
     step, is_traceback = None, False
-    for number, whole in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    first = max(0, len(lines) - MOST_LINES)
+    for number, whole in enumerate(lines[first:], first + 1):
         line = _RANK_PREFIX.sub("", _COLOUR.sub("", whole[:LONGEST_LINE]))
-        if (named := _STEP.search(line)) is not None:
+        if ("step" in line.lower() or "iter" in line.lower()) and (named := _STEP.search(line)) is not None:
             step = int(named[1])
         if _TRACEBACK in line:
             is_traceback = True
         elif is_traceback and (not line.strip() or line[0].isspace()):
             continue  # code of the program
-        elif is_traceback or ERROR.search(line):
+        elif is_traceback or (any(map(line.lower().__contains__, _WORDS)) and ERROR.search(line)):
             is_traceback = False
             shown, names_rank = escape_unprintable(line.strip()[:LONGEST_SHOWN]), not OF_ANOTHER_RANK.search(line)
             yield LoggedError(number, step, shown, mask_line(line), names_rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ MOST_CONFIGURATION, MOST_TIMELINE = 2**20, 2**24
 MOST_STEP, MOST_RANK, MOST_PARTS, MOST_SECONDS = 2**53, 2**20, 64, 1e9
 MOST_DUMPS = 4096
 LONGEST_NAME = 100
+MOST_SETTINGS, DEEPEST = 10_000, 20
+"""Settings, and levels of objects in each other."""
 DUMP_NAME = re.compile(r"rank(\d{1,6})\.json", re.ASCII)
 
 
@@ -80,17 +83,22 @@ def settings_of(value: Any) -> dict[str, Any]:
     """Settings in an object by the names that lead to each. Raises ``ValueError`` for what is no object."""
     if not isinstance(value, dict):
         raise ValueError("expected an object")
-    return dict(_settings(value, ""))
+    result = dict(itertools.islice(_settings(value, "", DEEPEST), MOST_SETTINGS + 1))
+    if len(result) > MOST_SETTINGS:
+        raise ValueError(f"expected at most {MOST_SETTINGS:,} settings")
+    return result
 
 
-def _settings(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _settings(value: Any, name: str, levels: int) -> Iterator[tuple[str, Any]]:
     """Settings below a name; a list of plain values is one."""
-    is_nested = isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
-    if (isinstance(value, dict) and (value or not name)) or is_nested:
-        for key, part in enumerate(value) if is_nested else value.items():
-            yield from _settings(part, f"{name}/{key}" if name else str(key))
-    else:
+    is_list = isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
+    if not is_list and (not isinstance(value, dict) or (name and not value)):
         yield name, value
+        return
+    for key, part in enumerate(value) if is_list else value.items():
+        if not levels or len(str(key)) > LONGEST_NAME:
+            raise ValueError(f"expected at most {DEEPEST} levels, and names of at most {LONGEST_NAME} letters")
+        yield from _settings(part, f"{name}/{key}" if name else str(key), levels - 1)
 
 
 def _times(values: Any) -> RecordedTimes:

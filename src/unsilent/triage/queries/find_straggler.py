@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from unsilent.detectors.series import Floats
 from unsilent.report.text import count_text, number_text
 from unsilent.timeline.stragglers import LEAST_STEPS, Excess, array_excesses, differences_from_others
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
 from unsilent.triage.optional_parts import RecordedTimes
 
+Rows = NDArray[np.intp]
+FAR = 5.0
+"""Usual deviations of earlier steps from which on a rank is later than it was."""
+
 
 def answer(bundle: Bundle, blanks: Blanks) -> Finding:
-    """Ranks that are late in the recorded steps; else in the last half, the last quarter and so on of them."""
+    """Ranks that are late in the recorded steps; else in the last half, the last quarter … of them, and unlike before."""
     times, missing = bundle.times()
     if times is None:
         text = "seconds of steps cannot be read; unsilent triage collect adds them, from traces of unsilent timeline record"
@@ -28,7 +34,9 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
     late, looked_at = _late(found, blanks), len(rows) // 2
     while not late and looked_at >= LEAST_STEPS:
-        late, looked_at = _late(_excesses(times, rows[-looked_at:]), blanks), looked_at // 2
+        in_last = _late(_excesses(times, rows[-looked_at:]), blanks)
+        late = [one for one in in_last if _has_left_its_past(times, rows, one)]
+        looked_at //= 2
     steps = f"recorded steps {times.steps[rows[0]]} to {times.steps[rows[-1]]}"
     if not late:
         text = f"no rank is late beyond noise in {steps}, or in the last ones of them"
@@ -45,7 +53,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     )  # fmt: skip
 
 
-def _excesses(times: RecordedTimes, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> list[Excess]:
+def _excesses(times: RecordedTimes, rows: Rows) -> list[Excess]:
     """As of a timeline. A rank is awaited if its parts together take it no less time than the others."""
     seconds = times.seconds[:, rows]
     if len(times.ranks) < 2 or len(rows) < LEAST_STEPS:
@@ -61,10 +69,25 @@ def _late(found: list[Excess], blanks: Blanks) -> list[Excess]:
     return [one for one in found if one.is_separable and blanks.rank in (None, one.rank)]
 
 
-def _onset(times: RecordedTimes, rows: np.ndarray[tuple[int], np.dtype[np.intp]], late: Excess) -> int:
-    """The row from which on the rank is late: before it, and from it on, the fewest steps are otherwise."""
+def _has_left_its_past(times: RecordedTimes, rows: Rows, late: Excess) -> bool:
+    """Whether a rank is later than it was in earlier steps. Few steps do not show how long noise lasts."""
+    own = _differences(times, rows[: _onset(times, rows, late)], late)
+    own = own[np.isfinite(own)]
+    if len(own) < LEAST_STEPS:
+        return False
+    centre = np.median(own)
+    return bool(late.seconds > centre + FAR * 1.4826 * np.median(np.abs(own - centre)))
+
+
+def _differences(times: RecordedTimes, rows: Rows, late: Excess) -> Floats:
+    """Seconds of a part on a rank less the median of the other ranks, float64[rows]."""
     differences = differences_from_others(times.seconds[:, rows], times.ranks.index(late.rank))
-    is_late = differences[:, times.parts.index(late.part)] > late.seconds / 2
+    return differences[:, times.parts.index(late.part)]
+
+
+def _onset(times: RecordedTimes, rows: Rows, late: Excess) -> int:
+    """The row from which on the rank is late: before it, and from it on, the fewest steps are otherwise."""
+    is_late = _differences(times, rows, late) > late.seconds / 2
     late_before = np.concatenate([[0], np.cumsum(is_late)[:-1]])
     in_time_after = np.cumsum(~is_late[::-1])[::-1]
     return int((late_before + in_time_after).argmin())
