@@ -26,6 +26,7 @@ def test_the_right_template_comes_first_on_other_incidents(order):
             assert scored[0].query.template == labels.TEMPLATES[one.planned.family]
 
 
+@pytest.mark.slow
 def test_a_seed_decides_and_the_generator_of_the_program_is_left_alone(order):
     incidents, before = labels.collection(), torch.get_rng_state()
     signals = labels.signals(incidents[0])

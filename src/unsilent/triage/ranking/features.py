@@ -94,7 +94,7 @@ def _run(series: RankSeries, before: int) -> tuple[float, float, float]:
     """Share of series far from their past in the first such step, share of steps that are far from there on, whether one is."""
     is_late = series.steps >= before
     is_far: Bools = np.greater_equal(past_scores(series, before)[is_late], FAR)
-    steps = is_far.any(1)
+    steps: Bools = np.asarray(is_far.any(1))
     if not steps.any():
         return 0.0, 0.0, 0.0
     first = int(steps.argmax())
