@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest
 
+from unsilent.statistics.intervals import clopper_pearson
 from unsilent.triage.farm.labelled import RIGHT, LabelledIncident
 from unsilent.triage.farm.planned import FAMILIES, HEALTHY, PlannedIncident
 
@@ -134,6 +135,9 @@ def interval(rows: Sequence[Ranked], figure: str, by_family: bool, seed: int = 0
         values = np.array([np.mean(own) for own in families.values()])
     else:
         values = np.array([*means.values()])
+    if figure in SHARES and values.min() == values.max():  # resamples of what is alike say nothing
+        own = clopper_pearson(values.sum(), len(values))
+        return float(values[0]), own.low, own.high
     drawn = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
     low, high = np.quantile(values[drawn].mean(1), [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
