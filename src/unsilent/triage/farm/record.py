@@ -90,9 +90,8 @@ def _write(
     """All files of the folder but for checkpoints, which the job has written."""
     step, done = moment.step, len(watch.rows)
     alarms = [one for one in watch.alarms if one.step <= step]
-    suspect = watch.first_suspect if alarms and watch.first_suspect else Suspect(UNDETERMINED, NO_ALARM)
     seconds = drawn_seconds(planned, step + STEPS_AFTER + 1, is_twin)
-    write_record(folder, _incident(planned, job, step, alarms, suspect))
+    write_record(folder, _incident(planned, job, step, alarms, watch.first_suspect))
     first = max(0, step + 1 - STEPS_BEFORE)
     ends = np.cumsum(seconds.sum(2).max(0))[first:done]
     rows = np.stack(watch.rows)[first:]
@@ -112,14 +111,16 @@ def _write(
 
 
 def _incident(
-    planned: PlannedIncident, job: SimulatedJob, step: int, alarms: list[Alarm], suspect: Suspect
+    planned: PlannedIncident, job: SimulatedJob, step: int, alarms: list[Alarm], found: Suspect | None
 ) -> Incident:
-    known, tensor, time = suspect.rank >= 0, tensor_of(alarms, suspect), float(step)
-    host, device = (host_of(suspect.rank), DEVICE) if known else ("", "")
+    raised = [one for one in alarms if one.level == "alarm"]  # nothing is recorded on a warning
+    suspect = found if raised and found else Suspect(UNDETERMINED, NO_ALARM)
+    tensor, time = tensor_of(raised, suspect), float(step)
+    host, device = (host_of(suspect.rank), DEVICE) if suspect.rank >= 0 else ("", "")
     verdict = Verdict(
-        time=time, rank=0, step=alarms[0].step if alarms else step, suspect=suspect.rank, reason=suspect.reason, action="log",
-        outcome="logged" if alarms else "recorded", host=host, device=device, tensor=tensor,
-        ranks=tuple(sorted({one.rank for one in alarms})),
+        time=time, rank=0, step=raised[0].step if raised else step, suspect=suspect.rank, reason=suspect.reason, action="log",
+        outcome="logged" if raised else "recorded", host=host, device=device, tensor=tensor,
+        ranks=tuple(sorted({one.rank for one in raised})),
     )  # fmt: skip
     return Incident(
         run=f"{planned.seed:08x}", step=step, suspect=suspect.rank, reason=suspect.reason, tensor=tensor, host=host,
