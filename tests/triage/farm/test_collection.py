@@ -8,8 +8,9 @@ import pytest
 
 from conftest import in_process
 from unsilent.errors import UsageError
-from unsilent.triage.farm import collection
+from unsilent.triage.farm import collection, grading
 from unsilent.triage.farm.collection import FARM_FILE, PLANNED_FILE, make_collection, read_planned, simulate_pair
+from unsilent.triage.farm.labelled import LABELS_FILE, RIGHT, read_labels
 from unsilent.triage.farm.planned import planned_incidents
 
 
@@ -35,6 +36,7 @@ def made(monkeypatch):
         own.rename(collection.folder_of(folder, planned.number))
 
     monkeypatch.setattr(collection, "simulate_pair", simulate)
+    monkeypatch.setattr(grading, "label_collection", lambda *_: None)
     monkeypatch.setattr(collection, "read_collection", lambda folder: sorted(one.name for one in folder.glob("0*")))
     return numbers
 
@@ -91,6 +93,8 @@ def test_the_verb_counts_incidents_and_alarms_by_family(tmp_path):
     assert values["results"] == [row]
     assert values["headline"] == f"1 incident in {tmp_path / 'farm'}, 0 of them without a fault"
     assert json.loads((tmp_path / "farm" / FARM_FILE).read_text())["seed"] == 2
+    (labelled,) = read_labels(tmp_path / "farm" / LABELS_FILE)
+    assert max(one.grade for one in labelled.graded) == RIGHT
 
 
 @pytest.mark.slow
