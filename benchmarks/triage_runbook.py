@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import multiprocessing
-import os
 import random
 import shutil
 import statistics
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from unsilent.events.incident_folder import INCIDENT_FILE, find_incident
 from unsilent.incidents.plant import WORKLOADS, PlantedIncident, plant
 from unsilent.incidents.planted_job import run_planted
-from unsilent.recovery import step_replay
 from unsilent.statistics.intervals import clopper_pearson
+from unsilent.triage.farm.real_job import run_gang
 from unsilent.triage.findings import Finding, FindingKind, Outcome
 from unsilent.triage.investigation import Executed, executable, investigate
 from unsilent.triage.queries.table import TEMPLATES, execute
@@ -69,15 +64,8 @@ def folder_of(above: Path, incident: PlantedIncident) -> Path:
     return above / f"{incident.kind}-{incident.world_size}-{incident.seed}"
 
 
-def run_rank(rank: int, ranks: int, meeting: str, above: Path) -> None:
-    """One process of a gang, which runs all incidents of one number of ranks."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
-    step_replay.SECONDS = 1.0
-    if ranks > 1:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+def run_rank(rank: int, ranks: int, above: Path) -> None:
+    """In one process of a gang: run all incidents of one number of ranks that are not there."""
     for incident in incidents(ranks):
         folder = folder_of(above, incident)
         is_done = (folder / "done").exists()
@@ -90,22 +78,6 @@ def run_rank(rank: int, ranks: int, meeting: str, above: Path) -> None:
         if ranks > 1:
             dist.barrier()
         (folder / "done").touch()
-    if ranks > 1:
-        dist.destroy_process_group()
-
-
-def run_gang(ranks: int, above: Path) -> None:
-    """Run what is not in the folder. Ends the gang after `LONGEST` seconds."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as own:
-        gang = [
-            context.Process(target=run_rank, args=(n, ranks, str(Path(own, "meeting")), above)) for n in range(ranks)
-        ]
-        for one in gang:
-            one.start()
-        for one in gang:
-            one.join(LONGEST)
-            one.kill()
 
 
 def without_verdict(folder: Path, copy: Path) -> Path:
@@ -200,7 +172,7 @@ def main() -> None:
     above = parser.parse_args().folder
     for ranks in COUNTS:
         if not all((folder_of(above, one) / "done").exists() for one in incidents(ranks)):
-            run_gang(ranks, above)
+            run_gang(ranks, run_rank, (ranks, above), LONGEST)
     every = [one for ranks in COUNTS for one in incidents(ranks)]
     wanted = [one for one in every if [*(folder_of(above, one) / "incidents").glob("*-*")]]
     silent = [f"{one.kind} ({one.variety}, {one.world_size})" for one in every if one not in wanted]

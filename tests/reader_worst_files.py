@@ -253,6 +253,13 @@ EVENTS = {
         BEGIN % "step" + '"loss": 1.0, "gradient_norm": 1.0, "score": 1.0, "cost": 0.0}', size
     ),
 }
+LOG = {
+    **TEXT,
+    "lines": lambda size: b"\n" * size,
+    "errors": lambda size: b"XError\n" * (size // 7),
+    "long errors": lambda size: (b"XError " + b"/a/b " * 390 + b"\n") * (size // 1958),
+    "steps": lambda size: b"step 1\n" * (size // 7),
+}
 
 
 def repeated_line(line: str, size: int) -> bytes:
@@ -298,6 +305,13 @@ READERS = {
     "incident": Reader(
         "unsilent.events.incident_folder", lambda m, path: m.read_incident(path.parent), "incident.json", "MOST_BYTES", JSON
     ),
+    "configuration": Reader(
+        "unsilent.triage.optional_parts", lambda m, path: m.read_configuration(path), "a.json", "MOST_CONFIGURATION", JSON
+    ),
+    "step-seconds": Reader(
+        "unsilent.triage.optional_parts", lambda m, path: m.read_times(path), "timeline.json", "MOST_TIMELINE", JSON
+    ),
+    "log": Reader("unsilent.triage.log_errors", lambda m, path: m.read_log_errors(path), "log.txt", "MOST_LOG", LOG),
     "events": Reader(
         "unsilent.events.event_files", lambda m, path: [1 for _ in m.iterate_events(path)], "a.jsonl", "MOST_BYTES", EVENTS
     ),

@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from unsilent.errors import UsageError
+from unsilent.events.incident_folder import BATCH_FILE, STATE_FILE, read_incident, read_rank_part
 from unsilent.incidents.plant import VARIETIES, WORKLOADS, plant
 from unsilent.incidents.planted_job import changed_batch, run_planted
 from unsilent.incidents.planted_workloads import draw_batch
+from unsilent.monitor.reporter import NO_ALARM
 from unsilent.recovery import step_replay
+from unsilent.recovery.tensor_files import read_tensors
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,3 +88,25 @@ def test_two_ranks_tell_a_device_from_the_data(tmp_path):
     for name in ("device, p = 1", "checkpoint", "numerics", "benign"):
         assert table[name][3].strip().startswith("100.0"), done.stdout
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 9
+
+
+def test_the_training_without_the_anomaly_is_recorded_in_a_step_that_somebody_noticed(tmp_path):
+    incident = plant("data", seed=0)
+    assert incident.variety == "NaN"
+    outcome = run_planted(incident, has_anomaly=False, noticed=incident.step, events=tmp_path / "events.jsonl")
+    recorded = read_incident(tmp_path)
+    assert outcome.alarm_step is None
+    assert (recorded.step, recorded.suspect, recorded.reason, recorded.alarms) == (incident.step, -1, NO_ALARM, ())
+    part = read_rank_part(recorded.folder, 0)
+    assert (part.state_step, part.series_steps[-1]) == (incident.step, incident.step)
+    batch, state = (read_tensors(part.file(name)) for name in (BATCH_FILE, STATE_FILE))
+    torch.testing.assert_close(batch[0][0][0], draw_batch(incident.seed, incident.step, 0).images, rtol=0, atol=0)
+    assert state["optimizers"][0]["state"]["scores.bias"]["step"] == incident.step
+
+
+def test_an_alarm_before_the_step_that_somebody_notices_is_the_incident(tmp_path):
+    incident = plant("data", seed=0)
+    run_planted(incident, noticed=incident.step + 3, events=tmp_path / "events.jsonl")
+    recorded = read_incident(tmp_path)
+    assert (recorded.step, recorded.suspect) == (incident.step, 0)
+    assert len(recorded.alarms) > 0

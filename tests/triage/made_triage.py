@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -9,6 +12,8 @@ from events import made_events, made_incidents
 from unsilent.detectors.series import GRADIENT, LOSS, Recording, Series
 from unsilent.events.incident_folder import BATCH_FILE, SERIES_FILE, STATE_FILE, write_record
 from unsilent.recovery.tensor_files import write_tensors
+from unsilent.timeline.stragglers import PARTS
+from unsilent.triage import parts
 
 STEPS = range(60, 100)
 STEP = 90
@@ -61,3 +66,44 @@ def spoiled(rank, step, column, value):
 
 def alarm(step=STEP, rank=0, **more):
     return made_events.alarm(step, rank, **{"tensor": "fc.weight", "statistic": "l2", **more})
+
+
+# -- optional parts -----------------------------------------------------------------------------------------------------
+
+DUMPS = Path(__file__).parents[1] / "timeline" / "data" / "hang"
+"""Of gloo processes with a planted desync; a folder for each case."""
+
+
+def log(path, rank, *lines, steps=range(80, 92)):
+    """What a rank prints: its loss in each step; ``lines`` come after that of step 90."""
+    text = [f"step {step} loss {1 / step:.4f} rank {rank}" for step in steps if step <= STEP]
+    text += [*lines, *(f"step {step} loss {1 / step:.4f} rank {rank}" for step in steps if step > STEP)]
+    (path / f"rank{rank}").mkdir(exist_ok=True)
+    (path / f"rank{rank}" / parts.LOG_FILE).write_text("\n".join(text) + "\n")
+
+
+def flight(path, case):
+    """Dumps of two ranks."""
+    (path / parts.FLIGHT_FOLDER).mkdir()
+    for rank in range(2):
+        content = (DUMPS / case / "json" / f"flight-rank{rank}.json").read_bytes()
+        (path / parts.FLIGHT_FOLDER / f"rank{rank}.json").write_bytes(content)
+
+
+def times(ranks=2, late=(), steps=range(80, 100)):
+    """Seconds of parts as `parts.TIMELINE_FILE` has them; ``late``: rank, part, first step and by how many seconds."""
+    lengths = np.array([0.01, 0.04, 0.03, 0.03, 0.01])
+    noise = np.random.default_rng(3).normal(1, 0.02, (ranks, len(steps), len(PARTS)))
+    seconds = lengths * noise
+    for rank, part, step, more in late:
+        seconds[rank, steps.index(step) :, PARTS.index(part)] += more
+    return {"schema": 1, "parts": PARTS, "ranks": [*range(ranks)], "steps": [*steps], "seconds": seconds.tolist()}
+
+
+def timeline(path, **values):
+    (path / parts.TIMELINE_FILE).write_text(json.dumps(values or times()))
+
+
+def configurations(path, now, earlier):
+    for name, values in ((parts.CONFIGURATION_FILE, now), (parts.EARLIER_CONFIGURATION_FILE, earlier)):
+        (path / name).write_text(json.dumps(values))

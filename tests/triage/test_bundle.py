@@ -10,7 +10,7 @@ import pytest
 
 from triage import made_triage as made
 from unsilent.errors import UsageError
-from unsilent.events.incident_folder import INCIDENT_FILE
+from unsilent.events.incident_folder import INCIDENT_FILE, SavedCheckpoint
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Outcome, Query
 from unsilent.triage.investigation import investigate
@@ -32,6 +32,15 @@ def test_all_parts_are_read(tmp_path):
     assert "model/fc.weight" in states[1].tensors
     assert not [name for name in states[1].tensors if "generators" in name]
     assert states[1].values["optimizers/0/groups/0/lr"] == 0.1
+
+
+def test_checkpoints_are_found_from_the_folder_of_the_incident(tmp_path):
+    elsewhere = str(tmp_path / "60.pt")
+    saved = [SavedCheckpoint(path=one, time=0.0, manifest=f"{one}.manifest.json") for one in ("saved/80.pt", elsewhere)]
+    path = made.folder(tmp_path, checkpoints=tuple(saved))
+    found = Bundle(path).incident.checkpoints
+    assert [one.path for one in found] == [str(path / "saved/80.pt"), elsewhere]
+    assert found[0].manifest == str(path / "saved/80.pt.manifest.json")
 
 
 def test_a_step_that_was_executed_again_counts_as_the_first_time(tmp_path):

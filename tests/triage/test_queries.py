@@ -153,7 +153,7 @@ def test_ranks_that_hold_shards_are_not_taken_for_replicas(tmp_path):
 
 
 def test_learning_rates_that_differ_are_found(tmp_path):
-    found = ask(made.folder(tmp_path, 2, states={1: made.state(rate=0.2)}), "read-settings")
+    found = ask(made.folder(tmp_path, 2, states={1: made.state(rate=0.2)}), "compare-settings")
     assert found.outcome is Outcome.DIFFERS
     assert "rank 0: 0.1; rank 1: 0.2" in found.text
 

@@ -10,7 +10,9 @@ import pytest
 from conftest import in_process
 from events import made_events
 from triage import made_triage as made
+from unsilent.detectors.series import Recording, load_recording
 from unsilent.recovery.fault_verdict import FaultVerdict
+from unsilent.triage import parts
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.findings import Blanks, Finding, Outcome, Query
@@ -84,6 +86,46 @@ def test_a_signal_puts_its_queries_first(tmp_path, more, expected):
     assert first(made.folder(tmp_path, **more)) == [expected]
 
 
+def report(text):
+    return lambda path: (path / parts.REPORT_FILE).write_text(text)
+
+
+def shorter_series(path):
+    """Rank 1 records fewer steps than rank 0."""
+    file = path / "rank1" / "series.npz"
+    recording = load_recording(file)
+    Recording(recording.series, recording.values[:-4], recording.seen[:-4], recording.seconds[:-4]).save(file)
+    values = json.loads((path / "rank1" / "rank.json").read_text())
+    change = {**values, "series_steps": values["series_steps"][:-4]}
+    (path / "rank1" / "rank.json").write_text(json.dumps(change))
+
+
+@pytest.mark.parametrize(
+    ("add", "expected"),
+    [
+        (shorter_series, "read-log"),
+        (report("The job HANGS since noon."), "read-flight-record"),
+        (report("no progress, stuck at step 90"), "read-flight-record"),
+        (report("Training got slower by half"), "find-straggler"),
+        (report("disk quota exceeded?"), "read-log"),
+        (report("loss is NaN"), "scan-nonfinite"),
+        (report("the loss spiked after restart"), "inspect-batch"),
+        (report("replicas diverge"), "compare-parameters"),
+        (report("please help"), "find-onset"),
+        (lambda path: made.log(path, 1, "ValueError: x"), "read-log"),
+        (lambda path: made.configurations(path, {"lr": 1}, {"lr": 2}), "compare-settings"),
+    ],
+)
+def test_a_signal_of_an_optional_part_puts_its_queries_first(tmp_path, add, expected):
+    path = made.folder(tmp_path)
+    add(path)
+    assert first(path) == [expected]
+
+
+def test_without_an_alarm_and_series_what_the_job_printed_comes_first(tmp_path):
+    assert first(made.folder(tmp_path, 0, world_size=2)) == ["read-log"]
+
+
 def test_every_template_that_fits_has_a_query_and_a_reason(tmp_path):
     bundle = Bundle(made.folder(tmp_path, 2))
     scored = scored_queries(signals_of(bundle, candidates_of(bundle)))
@@ -92,7 +134,7 @@ def test_every_template_that_fits_has_a_query_and_a_reason(tmp_path):
     assert all(0 < one.score <= 1 and one.reason for one in scored)
     alone = Bundle(made.folder(tmp_path / "alone", 1))
     asked = {one.query.template for one in scored_queries(signals_of(alone, candidates_of(alone)))}
-    assert set(TEMPLATES) - asked == {"compare-gradients"}
+    assert set(TEMPLATES) - asked == {"compare-gradients", "read-flight-record", "find-straggler"}
 
 
 # -- the search ---------------------------------------------------------------------------------------------------------
@@ -115,7 +157,7 @@ def test_what_a_finding_implies_comes_last():
     assert not is_implied(wide, [executed("find-onset", Outcome.NOTHING, steps=(88, 92))])
     assert not is_implied(Query("scan-nonfinite"), [nothing])
     assert not is_implied(Query("find-onset", Blanks(rank=1)), [executed("find-onset", Outcome.NOTHING, rank=0)])
-    weak = ScoredQuery(Query("read-settings"), 0.01, "")
+    weak = ScoredQuery(Query("compare-settings"), 0.01, "")
     assert in_order([ScoredQuery(narrow, 1.0, ""), weak], [nothing]) == [weak, ScoredQuery(narrow, 1.0, "")]
 
 
@@ -210,6 +252,7 @@ def test_tools_prints_the_catalogue_without_an_incident():
     [
         (("triage",), "no folder was given"),
         (("triage", "nowhere"), "nowhere"),
+        (("triage", "."), "where no alarm wrote one, unsilent triage collect does"),
         (("triage", ".", "--top", 0), "--top is 0"),
         (("triage", "query", "onset", "."), "unknown query 'onset'"),
         (("triage", "query", "find-onset", ".", "--steps", "9"), "--steps is '9'"),

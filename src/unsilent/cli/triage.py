@@ -1,4 +1,4 @@
-"""``unsilent triage``: which debugging query to run next on an incident, and ``unsilent triage query``: one of them."""
+"""``unsilent triage``: which debugging query to run next on an incident; ``query``: one of them; ``farm``: incidents."""
 
 from __future__ import annotations
 
@@ -7,23 +7,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.command import AFTER_ALARM, Command
-from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.triage.findings import Blanks
 
 if TYPE_CHECKING:
+    from unsilent.triage.farm.farm_report import FarmResult
+    from unsilent.triage.investigation import Order
     from unsilent.triage.triage_report import QueryAnswer, Triage
 
 NO_FOLDER = "no folder was given; give that of an incident, such as incidents/90-0a1b2c3d"
+ORDERS = ("runbook", "learned")
 HELP = """Rank the debugging queries to run next on an incident, with reasons, and execute them.
 
-The order comes from a runbook of rules. With --run, queries that the folder answers are executed until one localises the fault;
-after each, the others are ranked anew. Exit code: 1 where an executed query found something, 0 otherwise.
+The order comes from a trained model where there is one, and else from a runbook of rules. With --run, queries that the folder
+answers are executed until a finding is believed; after each, the others are ranked anew.
+
+Exit code: 1 where executed queries found something that is not doubted, 0 otherwise.
 """
 QUERY_HELP = """Execute one debugging query on an incident.
 
 Exit code: 1 where something was found, 0 where nothing was, or the folder does not answer it.
+"""
+FARM_HELP = """Make a collection of incidents with known causes, on which orders of queries are measured.
+
+Small trainings are simulated, each with one cause and once without it; what the folder has already is not made again.
+"""
+COLLECT_HELP = """Write the folder of an incident from what a job left, where no alarm did, or a copy of one with more parts.
+
+Looks for traces, dumps of the flight recorder in JSON, logs, checkpoints with manifests and a configuration. The folder of the
+job is not changed.
 """
 
 
@@ -36,7 +50,14 @@ class TriageOptions:
         is_argument=True)] = None  # fmt: skip
     top: Annotated[int, Option("Queries to run next that are shown.", OUTPUT_PANEL)] = 5
     run: Annotated[bool, Option(
-        "Execute queries until the fault is localised or none is left.", EXECUTION_PANEL)] = False  # fmt: skip
+        "Execute queries until a finding is believed, or no query is left that would tell much.",
+        EXECUTION_PANEL)] = False  # fmt: skip
+    order: Annotated[str, Option(
+        "What orders queries: runbook, rules by hand; or learned, a trained model.", EXECUTION_PANEL, metavar="ORDER",
+        default_text="learned where a model is there, else runbook")] = ""  # fmt: skip
+    model: Annotated[Path | None, Option(
+        "The trained model, written by unsilent triage train.", EXECUTION_PANEL,
+        default_text="the one that comes with this package")] = None  # fmt: skip
     tools: Annotated[bool, Option(
         "Print all queries and their blanks as JSON Schema, and nothing else.", OUTPUT_PANEL)] = False  # fmt: skip
 
@@ -44,6 +65,10 @@ class TriageOptions:
         check_count("--top", self.top, 1)
         if self.folder is None and not self.tools:
             raise UsageError(NO_FOLDER)
+        if self.order and self.order not in ORDERS:
+            raise unknown_name_error("order", self.order, ORDERS)
+        if self.order == "runbook" and self.model is not None:
+            raise UsageError("--model is not used with --order runbook; leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -53,6 +78,42 @@ class QueryOptions:
     name: Annotated[str, Option("Name of a query, such as find-onset.", "", missing_error=(
         "no query was named; give one, such as find-onset (unsilent triage --tools lists them)"))]  # fmt: skip
     folder: Annotated[Path, Option("Folder of an incident.", "", metavar="DIR", missing_error=NO_FOLDER)]
+
+
+@dataclass(frozen=True)
+class FarmOptions:
+    """How many incidents are made, and where."""
+
+    folder: Annotated[Path, Option("Folder of the collection.", "", missing_error=(
+        "no folder was given; give one for the collection, such as incidents"))]  # fmt: skip
+    incidents: Annotated[int, Option("Simulated incidents.", WORKLOAD_PANEL)] = 600
+    real: Annotated[int, Option("Incidents of two real processes besides.", WORKLOAD_PANEL)] = 0
+    seed: Annotated[int, Option("Of all that is drawn.", WORKLOAD_PANEL)] = 1
+    workers: Annotated[int, Option("Processes that simulate; incidents do not depend on it.", EXECUTION_PANEL)] = 1
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """Of which job, and what is added to what it left."""
+
+    job: Annotated[Path, Option(
+        "Folder of a job, or of an incident in one.", "", metavar="JOBDIR",
+        missing_error="no folder was given; give that of a job, in which its logs and traces are")]  # fmt: skip
+    output: Annotated[Path | None, Option(
+        "Folder of the incident, which is written.", OUTPUT_PANEL, short_flag="o", metavar="DIR")] = None  # fmt: skip
+    step: Annotated[int | None, Option(
+        "The step in which something is wrong, where no alarm says it.", WORKLOAD_PANEL,
+        default_text="the last one that a trace or a log names")] = None  # fmt: skip
+    earlier: Annotated[Path | None, Option(
+        "File with the settings of an earlier job that went well.", WORKLOAD_PANEL, metavar="FILE")] = None  # fmt: skip
+    report: Annotated[str | None, Option(
+        "What somebody saw, in words, or a file of it.", WORKLOAD_PANEL, metavar="TEXT|FILE")] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.output is None:
+            raise UsageError("no folder for the incident was given; add -o DIR")
+        if self.step is not None:
+            check_count("--step", self.step, 0)
 
 
 def triage(asked: Asked) -> Triage | int:
@@ -65,7 +126,21 @@ def triage(asked: Asked) -> Triage | int:
     if options.tools or options.folder is None:
         print(json.dumps(json_schemas(), indent=1))
         return 0
-    return Triage(investigate(options.folder, options.run), options.top)
+    return Triage(investigate(options.folder, options.run, _order(options)), options.top)
+
+
+def _order(options: TriageOptions) -> Order:
+    """What orders queries: the model that was given, else the one that is shipped, else the runbook."""
+    from unsilent.triage.investigation import RUNBOOK
+
+    if options.order != "runbook":
+        from unsilent.triage.ranking.model_file import SHIPPED, read_model
+
+        if (path := options.model or (SHIPPED if SHIPPED.exists() else None)) is not None:
+            return read_model(path)
+        if options.order == "learned":
+            raise UsageError("no trained model comes with this package; give one with --model, or leave --order out")
+    return RUNBOOK
 
 
 def query(asked: Asked) -> QueryAnswer:
@@ -82,10 +157,42 @@ def query(asked: Asked) -> QueryAnswer:
     return QueryAnswer(bundle, chosen, execute(bundle, chosen))
 
 
+def farm(asked: Asked) -> FarmResult:
+    """Make what is missing in the folder of a collection."""
+    from unsilent.triage.farm.collection import make_collection
+    from unsilent.triage.farm.farm_report import FarmResult
+
+    options = asked[FarmOptions]
+    made = make_collection(
+        options.folder, options.incidents, options.seed, options.real, options.workers, asked.observer
+    )
+    return FarmResult(options.folder, tuple(made))
+
+
+def collect(asked: Asked) -> int:
+    """Write the folder of an incident, and say what was taken."""
+    from unsilent.cli.report_output import show_report
+    from unsilent.triage.collect import collect as collect_incident
+
+    options, display = asked[CollectOptions], asked[DisplayOptions]
+    assert options.output is not None
+    result = collect_incident(options.job, options.output, options.step, options.earlier, options.report)
+    show_report(result.report(), None, display.as_json, display.plain)
+    return 0
+
+
 COMMAND = Command(
     "triage", AFTER_ALARM, HELP, "unsilent triage runs/incidents/90-0a1b2c3d --run", (TriageOptions,), triage, has_report=True,
 )  # fmt: skip
 QUERY = Command(
     "triage query", AFTER_ALARM, QUERY_HELP, "unsilent triage query find-onset runs/incidents/90-0a1b2c3d --rank 1",
     (QueryOptions, Blanks), query, has_report=True,
+)  # fmt: skip
+FARM = Command(
+    "triage farm", AFTER_ALARM, FARM_HELP, "unsilent triage farm incidents --incidents 600 --seed 1 --workers 2",
+    (FarmOptions,), farm, has_report=True, is_long=True,
+)  # fmt: skip
+COLLECT = Command(
+    "triage collect", AFTER_ALARM, COLLECT_HELP, "unsilent triage collect runs -o incident --report 'slow since step 400'",
+    (CollectOptions, DisplayOptions), collect,
 )  # fmt: skip

@@ -165,7 +165,8 @@ def find_incident(path: Path) -> Path:
     if found:
         raise UsageError(f"{path} has {len(found)} incidents; give one of {listed((str(one) for one in found), 8)}")
     raise UsageError(
-        f"there is no incident in {path}; expected a folder with {INCIDENT_FILE}, or one that has it in {FOLDER}/"
+        f"there is no incident in {path}; expected a folder with {INCIDENT_FILE}, or one that has it in {FOLDER}/; "
+        "where no alarm wrote one, unsilent triage collect does"
     )
 
 

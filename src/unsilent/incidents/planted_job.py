@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from unsilent.faults import Fault
 from unsilent.incidents.plant import PlantedIncident
 from unsilent.incidents.planted_workloads import CLASSES, Batch, Classifier, draw_batch
 from unsilent.monitor import Monitor, MonitorStop
+from unsilent.monitor.incident_writer import training_state
+from unsilent.recovery.tensor_files import host_copy
 from unsilent.sites import corrupt
 from unsilent.sites.faulty_device import FaultyDevice, element_fault, resolved_fault
 
@@ -26,6 +28,8 @@ CHECKPOINT_INTERVAL = 10
 RATE = 2e-3
 RULE = "robust-z:early=20"
 """The rule of the monitor by default, but for steps after which its limits are narrow: of trainings as short as these."""
+NEVER = 2**31
+"""A step that no training reaches."""
 TOP_EXPONENT_BIT = 1
 """Counted from the sign."""
 
@@ -133,9 +137,17 @@ def changed_batch(batch: Batch, incident: PlantedIncident) -> Batch:
     }[incident.variety]
 
 
-def run_planted(incident: PlantedIncident, rank: int = 0, **options: Any) -> PlantedOutcome:
-    """How a training with this anomaly ends; called in every rank of ``world_size``. ``options``: of the monitor."""
-    job = PlantedJob(incident, rank)
+def run_planted(
+    incident: PlantedIncident, rank: int = 0, has_anomaly: bool = True, noticed: int | None = None, **options: Any
+) -> PlantedOutcome:
+    """How a training with this anomaly ends; called in every rank of ``world_size``.
+
+    Args:
+        has_anomaly: False: the same training without it.
+        noticed: A step that is recorded as an incident where there was no alarm before.
+        options: Of the monitor.
+    """
+    job = PlantedJob(incident if has_anomaly else replace(incident, step=NEVER), rank)
     explained: list[AlarmExplained] = []
     options = {"on_alarm": "replay", "sampling": "fixed:1", "rule": (RULE,)} | options
 
@@ -147,13 +159,18 @@ def run_planted(incident: PlantedIncident, rank: int = 0, **options: Any) -> Pla
     with context, suppress(MonitorStop), Monitor(job.called, job.optimizer, sinks=[take], **options) as monitor:
         if incident.kind == "checkpoint":
             monitor.load_earlier = job.load_checkpoint
-        for step in range(incident.step + (MOST_STEPS if incident.kind == "device" else SOON)):
+        count = incident.step + (MOST_STEPS if incident.kind == "device" and noticed is None else SOON)
+        for step in range(count if noticed is None else noticed + 1):
             if incident.kind == "checkpoint" and step == incident.step - CHECKPOINT_INTERVAL:
                 job.keep_checkpoint()
-            if incident.kind == "checkpoint" and step == incident.step:
+            if incident.kind == "checkpoint" and step == incident.step and has_anomaly:
                 job.load_damaged()
-            rate = RATE * 1000 if incident.variety == "learning rate" and step >= incident.step else RATE
-            monitor.step(job.step, job.begin(step), rate)
+            has_rate = has_anomaly and incident.variety == "learning rate" and step >= incident.step
+            rate, batch = RATE * 1000 if has_rate else RATE, job.begin(step)
+            state = host_copy(training_state(job.model, [job.optimizer])) if step == noticed else None
+            monitor.step(job.step, batch, rate)
+            if step == noticed:
+                monitor.record_incident(step, state, (batch, rate))
             if explained:
                 break
     if not explained:

@@ -1,4 +1,4 @@
-"""Two small trainings that incidents are planted in: a convolutional network and a transformer, on handwritten digits."""
+"""Small trainings that incidents are planted in: four networks on handwritten digits."""
 
 from __future__ import annotations
 
@@ -73,12 +73,43 @@ class Transformer(nn.Module):
         return hidden.mean(1)
 
 
+class Perceptron(nn.Module):
+    """Two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = 32
+        self.first, self.second = nn.Linear(SIDE**2, 48), nn.Linear(48, self.features)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return functional.relu(self.second(functional.relu(self.first(images.flatten(1)))))
+
+
+class Recurrent(nn.Module):
+    """Gated recurrent units over the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = 32
+        self.units = nn.GRU(SIDE, self.features, batch_first=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        last: Tensor = self.units(images)[1][-1]
+        return last
+
+
+BODIES: dict[str, type[Convolution | Transformer | Perceptron | Recurrent]] = {
+    "convolution": Convolution, "transformer": Transformer, "mlp": Perceptron, "recurrent": Recurrent,
+}  # fmt: skip
+"""By the name of the workload."""
+
+
 class Classifier(nn.Module):
     """A body, a layer of scores and the loss; what makes the loss of scores may be computed in float16."""
 
     def __init__(self, workload: str, is_narrow: bool) -> None:
         super().__init__()
-        self.body = Convolution() if workload == "convolution" else Transformer()
+        self.body = BODIES[workload]()
         self.scores = nn.Linear(self.body.features, CLASSES)
         self._is_narrow = is_narrow
 

@@ -463,6 +463,19 @@ class Monitor:
                 self._collector.step, lambda: training_state(self._model, self._optimizers), batch
             )
 
+    def record_incident(self, step: int, state: Any, batch: Any) -> None:
+        """Record a step as an incident although there was no alarm; called after it, in every rank. Not after another incident.
+
+        Args:
+            step: That was made last.
+            state: That it began with, as `incident_writer.training_state` has it.
+            batch: Of the step.
+        """
+        with self._safely():
+            self._reporter.notice(step)
+            if self._reporter.incident is not None:
+                self._reporter.incident.add_iteration(step, lambda: state, batch)
+
     def state_dict(self) -> dict[str, Any]:
         """What goes back with the training when steps are executed again."""
         own = self._collector.steps_of_optimizers

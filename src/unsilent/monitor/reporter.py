@@ -52,6 +52,8 @@ LATER = 3600.0
 REPEAT_SECONDS = 60.0
 """Between two alarms on parameters that go on differing between ranks."""
 LEVELS = {ALARM: "alarm"}
+NO_ALARM = "no alarm: somebody noticed"
+"""Reason of the verdict on a step that is recorded without an alarm."""
 log = logging.getLogger(LOGGER)
 
 
@@ -207,6 +209,14 @@ class Reporter:
         )  # fmt: skip
         if self.incident is not None:
             self.incident.add_fault_verdict(verdict)
+
+    def notice(self, step: int) -> None:
+        """Record a step without an alarm, unless an incident has begun before."""
+        if not self._since:
+            self._record(Verdict(
+                time=time.time(), rank=self._own.rank, step=step, suspect=UNDETERMINED, reason=NO_ALARM, action="log",
+                outcome="recorded", host="", device="", tensor="", ranks=(),
+            ))  # fmt: skip
 
     def _record(self, verdict: Verdict) -> None:
         """Record the first verdict; later ones and later alarms refer to it."""

@@ -100,7 +100,11 @@ class Hang(Shown):
 
 def find_hang(paths: Sequence[str | Path]) -> Hang:
     """What the dumps in these folders and files say; raises ``UsageError``."""
-    dumps = read_dumps(paths)
+    return hang_of(read_dumps(paths))
+
+
+def hang_of(dumps: Sequence[Dump]) -> Hang:
+    """What these dumps, at least one, say."""
     members = {name: ranks for dump in dumps for name, ranks in dump.members.items()}
     ranks = tuple(dump.rank for dump in dumps)
     groups = sorted({group for dump in dumps for group in dump.groups})

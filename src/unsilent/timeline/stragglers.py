@@ -8,12 +8,12 @@ the other ranks', by more than the noise floor, is named.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from unsilent.timeline.job import BACKWARD, CHAIN, FORWARD, LAUNCH, OPTIMIZER, WAIT, Job
 from unsilent.timeline.step_split import Floats, StepSplit, split_steps, step_bounds
@@ -125,30 +125,51 @@ def _first(job: Job, which: NDArray[np.bool_], sign: int = 1) -> Floats:
     return np.where(np.isfinite(result), result, np.nan)
 
 
+def has_like_parts(job: Job) -> bool:
+    """Whether parts of steps are alike on all ranks: neither of stages of a pipeline, nor with several backward passes."""
+    return len(set(job.stages.values())) <= 1 and not has_several_passes(job)
+
+
 def excesses(job: Job, split: StepSplit | None = None) -> list[Excess]:
     """How late every rank is in every part, the clearest first; ``split``: of the job, where it is known already.
 
-    Empty where ranks or steps are too few to compare, where ranks are stages of a pipeline, whose parts are not alike, and
-    where a step has several backward passes.
+    Empty where ranks or steps are too few to compare, and where parts are not alike.
     """
-    count = len(job.ranks)
-    if count < 2 or len(job.steps) < LEAST_STEPS or len(set(job.stages.values())) > 1 or has_several_passes(job):
+    if len(job.ranks) < 2 or len(job.steps) < LEAST_STEPS or not has_like_parts(job):
         return []
     waiting = np.nanmean((split or split_steps(job)).waiting_for, 2)
-    seconds = part_seconds(job)
     begins_ends = [step_bounds(job, rank) for rank in job.ranks]
-    least = LEAST_SHARE * float(np.nanmedian([end - begin for begin, end in begins_ends]))
+    step = float(np.nanmedian([end - begin for begin, end in begins_ends]))
+    return array_excesses(part_seconds(job), job.ranks, PARTS, step, waiting.sum(0) >= waiting.sum(1))
+
+
+def array_excesses(
+    seconds: Floats, ranks: Sequence[int], parts: Sequence[str], step: float, is_awaited: NDArray[np.bool_]
+) -> list[Excess]:
+    """How late every rank is in every part, the clearest first; empty where ranks or steps are too few to compare.
+
+    Args:
+        seconds: Of parts, float64[ranks, steps, parts]; NaN: not known.
+        ranks, parts: Numbers and names.
+        step: Seconds of a step.
+        is_awaited: As of `Excess`, bool[ranks].
+    """
     result = []
-    for number, rank in enumerate(job.ranks):
-        others = np.delete(seconds, number, 0)
-        for part, name in enumerate(PARTS):
-            differences = seconds[number, :, part] - np.median(others[:, :, part], 0)
-            differences = differences[np.isfinite(differences)]
-            if len(differences) >= LEAST_STEPS:
-                floor = max(least, _half_width(differences, 1 - (1 - CONFIDENCE) / (count * len(PARTS))))
-                is_awaited = bool(waiting[:, number].sum() >= waiting[number].sum())
-                result.append(Excess(rank, name, float(np.median(differences)), floor, len(differences), is_awaited))
+    for number, rank in enumerate(ranks if len(ranks) > 1 else ()):
+        differences = differences_from_others(seconds, number)
+        for part, name in enumerate(parts):
+            own = differences[np.isfinite(differences[:, part]), part]
+            if len(own) >= LEAST_STEPS:
+                floor = max(LEAST_SHARE * step, _half_width(own, 1 - (1 - CONFIDENCE) / (len(ranks) * len(parts))))
+                excess = Excess(rank, name, float(np.median(own)), floor, len(own), bool(is_awaited[number]))
+                result.append(excess)
     return sorted(result, key=lambda one: (-one.is_awaited, -one.seconds / one.floor))
+
+
+def differences_from_others(seconds: Floats, number: int) -> Floats:
+    """Seconds of the rank of this number less the median of the other ranks, float64[steps, parts]."""
+    result: Floats = seconds[number] - np.median(np.delete(seconds, number, 0), 0)
+    return result
 
 
 def _half_width(values: Floats, confidence: float) -> float:
@@ -157,6 +178,8 @@ def _half_width(values: Floats, confidence: float) -> float:
     The lower limit is also one that holds for any distribution: so many values are above it that chance does not explain it. With
     too few values for that, it is the smallest one. Another program that delays a rank in half of the steps makes no straggler.
     """
+    from scipy import stats
+
     median, count = float(np.median(values)), len(values)
     spread = 1.4826 * float(np.median(np.abs(values - median)))
     quantile = float(stats.t.ppf((1 + confidence) / 2, count - 1))

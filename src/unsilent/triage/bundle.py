@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,17 @@ from unsilent.events.incident_folder import (
     read_rank_part,
 )
 from unsilent.report.text import count_text
+from unsilent.timeline.flight_recorder import Dump
+from unsilent.triage import optional_parts
+from unsilent.triage.log_errors import LoggedError, read_log_errors
+from unsilent.triage.parts import (
+    CONFIGURATION_FILE,
+    EARLIER_CONFIGURATION_FILE,
+    FLIGHT_FOLDER,
+    LOG_FILE,
+    REPORT_FILE,
+    TIMELINE_FILE,
+)
 from unsilent.triage.tensor_summaries import RecordedTensors, read_recorded_tensors
 
 T = TypeVar("T")
@@ -51,18 +62,24 @@ class RankSeries:
 
 Gathered = tuple[dict[int, T], tuple[str, ...]]
 """What could be read, by rank, and a sentence for each rank, or other part, where it could not."""
+Optional = tuple[T | None, tuple[str, ...]]
+"""What an optional part holds, and a sentence where it cannot be read; neither where there is none."""
 
 
 class Bundle:
     """An incident. Raises ``UsageError`` where its first file cannot be read.
 
     Attributes:
-        incident: What ``incident.json`` says.
+        incident: What ``incident.json`` says; paths of checkpoints that are not absolute are those in its folder.
     """
 
     def __init__(self, path: Path) -> None:
-        self.incident = read_incident(path)
-        self._read: dict[tuple[str, int], Any] = {}
+        incident = read_incident(path)
+        self.incident = replace(incident, checkpoints=tuple(
+            replace(one, path=str(incident.folder / one.path), manifest=str(incident.folder / one.manifest))
+            for one in incident.checkpoints
+        ))  # fmt: skip
+        self._read: dict[tuple[str, int | str], Any] = {}
 
     @property
     def folder(self) -> Path:
@@ -92,12 +109,76 @@ class Bundle:
         others = [one for one in self.incident.alarms if one.rank not in parts]
         return sorted([*of_parts, *others], key=lambda one: (one.step, one.rank))
 
+    def report(self) -> Optional[str]:
+        """What somebody saw, in words."""
+        return self._optional(REPORT_FILE, optional_parts.read_report)
+
+    def times(self) -> Optional[optional_parts.RecordedTimes]:
+        """Seconds of parts of recorded steps."""
+        return self._optional(TIMELINE_FILE, optional_parts.read_times)
+
+    def configuration(self) -> Optional[Mapping[str, Any]]:
+        """Settings of the job."""
+        return self._optional(CONFIGURATION_FILE, optional_parts.read_configuration)
+
+    def earlier_configuration(self) -> Optional[Mapping[str, Any]]:
+        """Settings of an earlier job."""
+        return self._optional(EARLIER_CONFIGURATION_FILE, optional_parts.read_configuration)
+
+    def dumps(self) -> Gathered[Dump]:
+        """What the flight recorders of ranks held."""
+        folder = self.folder / FLIGHT_FOLDER
+        try:
+            names = sorted(one.name for one in folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+        except OSError as error:
+            return {}, (f"cannot read {folder}: {error.strerror}",)
+        named = [name for name in names if optional_parts.DUMP_NAME.fullmatch(name)][: optional_parts.MOST_DUMPS]
+        read = [self._optional(f"{FLIGHT_FOLDER}/{name}", optional_parts.read_dump) for name in named]
+        found = {dump.rank: dump for dump, _ in read if dump is not None}
+        return dict(sorted(found.items())), tuple(text for _, missing in read for text in missing)
+
+    def logs(self) -> Gathered[tuple[LoggedError, ...]]:
+        """Lines that look like errors in what each rank printed; where no rank has a log, there is nothing and no sentence."""
+        read = {rank: self._optional(f"rank{rank}/{LOG_FILE}", read_log_errors) for rank in self._ranks()}
+        found = {rank: errors for rank, (errors, _) in read.items() if errors is not None}
+        missing = [text for _, texts in read.values() for text in texts]
+        if absent := self.incident.world_size - len(found) - len(missing):
+            missing += [
+                f"there is no {LOG_FILE} of {absent:,} of {count_text(self.incident.world_size, 'rank')}"
+            ] * bool(found)
+        return found, tuple(missing)
+
+    def has_telemetry(self) -> bool:
+        """Whether anything can be read that queries look at, beside settings of optimizers and recorded verdicts."""
+        gathered = (self.parts, self.dumps, self.logs)
+        single = (self.times, self.configuration)
+        return (
+            bool(self.incident.checkpoints) or any(read()[0] for read in gathered) or any(read()[0] for read in single)
+        )
+
+    def _optional(self, name: str, read: Callable[[Path], T]) -> Optional[T]:
+        path = self.folder / name
+        if ("", name) not in self._read:
+            try:
+                if path.is_symlink() or path.parent.is_symlink():
+                    raise UsageError(f"{path} is a link; copy its file there")
+                self._read["", name] = read(path) if path.exists() else None
+            except UsageError as error:
+                self._read["", name] = error
+        value = self._read["", name]
+        return (None, (str(value),)) if isinstance(value, UsageError) else (value, ())
+
+    def _ranks(self) -> list[int]:
+        """Ranks whose parts are read."""
+        ranks = sorted(self.incident.ranks, key=lambda one: (one != self.incident.suspect, one))[:MOST_RANKS]
+        return sorted(ranks)
+
     def _gather(self, what: str, read: Callable[[int], T], rank: int | None) -> Gathered[T]:
         present: Sequence[int] = self.incident.ranks if rank is None else [rank]
-        ranks = sorted(present, key=lambda one: (one != self.incident.suspect, one))[:MOST_RANKS]
+        ranks = self._ranks() if rank is None else [rank]
         found: dict[int, T] = {}
         missing = []
-        for one in sorted(ranks):
+        for one in ranks:
             if (what, one) not in self._read:
                 try:
                     self._read[what, one] = read(one)

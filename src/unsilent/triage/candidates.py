@@ -92,7 +92,7 @@ def candidates_of(bundle: Bundle) -> Candidates:
         )  # the first row of each column
         onsets = [int(numbers[row]) - bundle.incident.step if row < len(numbers) else None for row in far]
         with np.errstate(over="ignore"):
-            ratios = np.exp(_largest(past_gaps(one, before)[rows])).tolist()
+            ratios = np.exp(_largest(np.abs(past_gaps(one, before)[rows]))).tolist()
         columns = zip(one.names, onsets, ratios, bad.tolist(), strict=True)
         for name, onset, ratio, share in columns:
             own = Features(peer_score=of_peers.get(name, 0.0), onset=onset, past_ratio=ratio, nonfinite=share)

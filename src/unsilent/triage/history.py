@@ -46,9 +46,10 @@ def past_scores(series: RankSeries, before: int) -> Floats:
 
 
 def past_gaps(series: RankSeries, before: int) -> Floats:
-    """How far the logarithm of each value is from the usual one of its series, float64[n, m]; NaN where either is not known."""
+    """The logarithm of each magnitude less the usual one of its series, float64[n, m]; NaN where either is not known."""
     logarithms = _logarithms(series)
-    return np.abs(logarithms - _median(logarithms[series.steps < before]))
+    gaps: Floats = logarithms - _median(logarithms[series.steps < before])
+    return gaps
 
 
 def peer_scores(

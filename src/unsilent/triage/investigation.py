@@ -1,31 +1,80 @@
-"""Queries in order, executed one after another until the fault is localised."""
+"""Queries in order, executed one after another until a finding is believed, or nothing that is left would tell much."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
+from typing import Protocol
 
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.findings import Finding, Outcome, Query
 from unsilent.triage.queries.table import TEMPLATES, execute
-from unsilent.triage.runbook import ScoredQuery, scored_queries, signals_of
+from unsilent.triage.runbook import ScoredQuery, Signals, scored_queries, signals_of
 
 LEAST_SECONDS = 1.0
 """Costs below it are not told apart: a reader takes longer."""
 POINTED = 1.5
 """A query about a rank that a finding has named tells this many times as much as one about any rank."""
+REPEATED = 0.5
+"""A query tells so much of what it would for each one of the same template that was executed, which settled nothing."""
+BELIEVED, DOUBTED = 0.5, 0.2
+"""A finding ends the search from the first belief on. Where none reaches the second one, an incident looks healthy."""
+FEWEST = 3
+"""Answered queries before a search ends because those that are left would not tell much."""
+
+
+class Order(Protocol):
+    """What ranks queries and judges findings.
+
+    Attributes:
+        least_gain: Queries that would tell less are not executed.
+    """
+
+    least_gain: float
+
+    def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
+        """Every possible query, the most telling one first."""
+        ...
+
+    def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
+        """How likely a finding names the place of the cause, from 0 to 1."""
+        ...
+
+
+class Runbook:
+    """The order of the hand-written rules: it believes what is localised, and asks everything."""
+
+    least_gain = 0.0
+    by_outcome = {Outcome.LOCALISED: 1.0, Outcome.DIFFERS: (BELIEVED + DOUBTED) / 2}  # noqa: RUF012 - never changed
+
+    def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
+        return scored_queries(signals)
+
+    def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
+        return self.by_outcome.get(finding.outcome, 0.0)
 
 
 @dataclass(frozen=True)
 class Executed:
-    """A query, what came of it, and how long it took, in seconds."""
+    """A query, what came of it, how long it took, in seconds, and how far the finding is believed, from 0 to 1."""
 
     query: ScoredQuery
     finding: Finding
     seconds: float
+    belief: float = 0.0
+
+
+class Conclusion(Enum):
+    """How a search ended."""
+
+    LOCALISED = "localised"
+    HEALTHY = "looks healthy"
+    NOT_LOCALISED = "not localised"
+    UNANSWERED = "not answered"
 
 
 @dataclass(frozen=True)
@@ -47,7 +96,22 @@ class Investigation:
     @property
     def localised(self) -> Finding | None:
         """The finding that ended it."""
-        return next((one.finding for one in self.executed if one.finding.outcome is Outcome.LOCALISED), None)
+        return next((one.finding for one in self.executed if one.belief >= BELIEVED), None)
+
+    @property
+    def answered(self) -> list[Executed]:
+        """Queries for which something could be read."""
+        return [one for one in self.executed if one.finding.outcome is not Outcome.UNANSWERED]
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """How it ended. That it looks healthy is said of the answered queries alone."""
+        if self.localised is not None:
+            return Conclusion.LOCALISED
+        if not self.answered:
+            return Conclusion.UNANSWERED
+        is_doubted = all(one.belief < DOUBTED for one in self.executed)
+        return Conclusion.HEALTHY if is_doubted else Conclusion.NOT_LOCALISED
 
     @property
     def left(self) -> list[ScoredQuery]:
@@ -56,19 +120,34 @@ class Investigation:
         return in_order([one for one in self.ranked if one.query not in done], self.executed)
 
 
-def investigate(path: Path, is_run: bool = False) -> Investigation:
-    """Rank the queries of an incident, and execute them. Raises ``UsageError`` where there is no incident."""
+RUNBOOK = Runbook()
+
+
+def investigate(path: Path, is_run: bool = False, order: Order = RUNBOOK, adaptive: bool = True) -> Investigation:
+    """Rank the queries of an incident, and execute them. Raises ``UsageError`` where there is no incident.
+
+    After each finding the others are ranked anew by `gain` per second, and those whose answer is implied are left out; not so
+    without ``adaptive``: then the first order stands. It ends with a finding that is believed, or where no query that is left
+    has the least gain of the order.
+    """
     bundle = Bundle(path)
-    ranked = tuple(scored_queries(signals_of(bundle, candidates_of(bundle))))
-    executed: list[Executed] = []
-    while is_run and not any(one.finding.outcome is Outcome.LOCALISED for one in executed):
-        if not (left := executable(ranked, executed)):
+    signals = signals_of(bundle, candidates_of(bundle))
+    ranked = tuple(order.scored_queries(signals))
+    state = Investigation(bundle, ranked, is_run=is_run)
+    while is_run and state.localised is None:
+        known = state.executed if adaptive else ()
+        done = {one.query.query for one in state.executed}
+        left = [one for one in executable(ranked, known) if one.query not in done]
+        is_enough = len(state.answered) >= FEWEST
+        if not left or (is_enough and max(gain(one, known) for one in left) < order.least_gain):
             break
-        chosen = in_order(left, executed)[0]
+        chosen = in_order(left, known)[0]
         begun = time.perf_counter()
         finding = execute(bundle, chosen.query)
-        executed.append(Executed(chosen, finding, time.perf_counter() - begun))
-    return Investigation(bundle, ranked, tuple(executed), is_run)
+        seconds = time.perf_counter() - begun
+        belief = order.belief(signals, chosen.query, finding)
+        state = replace(state, executed=(*state.executed, Executed(chosen, finding, seconds, belief)))
+    return state
 
 
 def executable(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> list[ScoredQuery]:
@@ -83,14 +162,19 @@ def executable(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> 
 
 def in_order(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> list[ScoredQuery]:
     """By expected gain per second, after what was found; queries whose answer is implied come last."""
-    named = {rank for one in executed for rank in one.finding.ranks}
 
-    def gain(one: ScoredQuery) -> tuple[bool, float]:
-        factor = POINTED if one.query.blanks.rank in named else 1.0
+    def key(one: ScoredQuery) -> tuple[bool, float]:
         seconds = max(LEAST_SECONDS, TEMPLATES[one.query.template].seconds)
-        return not is_implied(one.query, executed), factor * one.score / seconds
+        return not is_implied(one.query, executed), gain(one, executed) / seconds
 
-    return sorted(queries, key=gain, reverse=True)
+    return sorted(queries, key=key, reverse=True)
+
+
+def gain(query: ScoredQuery, executed: Sequence[Executed]) -> float:
+    """How much a query is expected to tell after what was found: its score, changed by `POINTED` and `REPEATED`."""
+    is_pointed = any(query.query.blanks.rank in one.finding.ranks for one in executed)
+    repeated = sum(one.query.query.template == query.query.template for one in executed)
+    return (POINTED if is_pointed else 1.0) * REPEATED**repeated * query.score
 
 
 def is_implied(query: Query, executed: Sequence[Executed]) -> bool:

@@ -17,7 +17,9 @@ from unsilent.triage.candidates import Candidates
 from unsilent.triage.findings import Query
 from unsilent.triage.history import FAR
 from unsilent.triage.possible_queries import possible_queries
+from unsilent.triage.queries.compare_settings import differing_settings
 from unsilent.triage.queries.table import TEMPLATES
+from unsilent.triage.symptoms import DIFFER, DISK, LOSS_ROSE, NONFINITE, SLOW, STUCK, symptoms_in
 
 NEXT_RULE, NEXT_QUERY, NEXT_CANDIDATE = 0.9, 0.85, 0.8
 """Each rule, query of a rule and candidate of a blank counts this much of the one before."""
@@ -33,6 +35,10 @@ class Signals:
         nonfinite: Whether an alarm is of a value that is not finite, or a series has one.
         apart: Whether one rank alone left its own past first, and is far from the others.
         early: Whether something left its own past before the alarm.
+        ended: Whether series of a rank end before those of another one.
+        logged: Whether a log has a line that looks like an error.
+        settings_differ: Whether the configuration is not that of the earlier job.
+        symptoms: That the report names.
     """
 
     bundle: Bundle
@@ -42,6 +48,10 @@ class Signals:
     nonfinite: bool
     apart: bool
     early: bool
+    ended: bool
+    logged: bool
+    settings_differ: bool
+    symptoms: frozenset[str]
 
 
 def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
@@ -49,11 +59,14 @@ def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
     alarms = bundle.alarms()
     known = [one.features for one in candidates.ranks]
     onsets = [one.onset for one in known if one.onset is not None]
+    ends = [int(one.steps[-1]) for one in bundle.series()[0].values() if len(one.steps)]
     begin = [one for one in known if one.onset is not None and one.onset == min(onsets)]
     return Signals(
         bundle, candidates, features=frozenset(one.feature for one in alarms), ranks=frozenset(one.rank for one in alarms),
         nonfinite=any(not math.isfinite(one.value) for one in alarms) or any(one.nonfinite > 0 for one in known),
         apart=len(begin) == 1 and begin[0].peer_score >= FAR, early=min(onsets, default=0) < 0,
+        ended=max(ends, default=0) - min(ends, default=0) > 1, logged=any(bundle.logs()[0].values()),
+        settings_differ=bool(differing_settings(bundle)), symptoms=symptoms_in(bundle.report()[0] or ""),
     )  # fmt: skip
 
 
@@ -84,24 +97,39 @@ RULES = (
         ("compare-parameters", "inspect-state", "test-device", "verify-checkpoints"),
     ),
     Rule(
-        "parameters of ranks differ", lambda s: REPLICAS in s.features,
+        "parameters of ranks differ, or the report says so", lambda s: REPLICAS in s.features or DIFFER in s.symptoms,
         ("compare-parameters", "inspect-state", "compare-gradients", "find-onset", "verify-checkpoints"),
     ),
+    Rule("series of a rank end before those of another one", lambda s: s.ended, ("read-log", "read-flight-record", "find-onset")),
     Rule(
-        "a value is not finite", lambda s: s.nonfinite,
+        "the report says that it hangs or ended", lambda s: STUCK in s.symptoms,
+        ("read-flight-record", "read-log", "find-straggler"),
+    ),
+    Rule(
+        "the report says that it is slow", lambda s: SLOW in s.symptoms,
+        ("find-straggler", "read-flight-record", "read-log", "compare-settings"),
+    ),
+    Rule(
+        "the report names the disk", lambda s: DISK in s.symptoms, ("read-log", "verify-checkpoints", "compare-checkpoints"),
+    ),
+    Rule("a log has an error", lambda s: s.logged, ("read-log", "read-flight-record", "scan-nonfinite")),
+    Rule(
+        "a value is not finite, or the report says so", lambda s: s.nonfinite or NONFINITE in s.symptoms,
         ("scan-nonfinite", "inspect-batch", "inspect-state", "compare-gradients", "compare-checkpoints", "replay-step"),
     ),
     Rule(
         "one rank is far from the others", lambda s: s.apart,
         ("compare-gradients", "inspect-batch", "inspect-state", "replay-step", "test-device"),
     ),
+    Rule("settings are not those of the earlier job", lambda s: s.settings_differ, ("compare-settings", "find-onset")),
     Rule(
         "several ranks have alarms", lambda s: len(s.ranks) > 1,
-        ("inspect-state", "compare-gradients", "find-onset", "compare-checkpoints", "verify-checkpoints", "read-settings"),
+        ("inspect-state", "compare-gradients", "find-onset", "compare-checkpoints", "verify-checkpoints", "compare-settings"),
     ),
     Rule(
-        "only the loss has an alarm", lambda s: s.features == {LOSS},
-        ("inspect-batch", "find-onset", "compare-checkpoints", "read-settings"),
+        "only the loss has an alarm, or the report says that it rose",
+        lambda s: s.features == {LOSS} or (not s.features and LOSS_ROSE in s.symptoms),
+        ("inspect-batch", "find-onset", "compare-checkpoints", "compare-settings"),
     ),
     Rule(
         "something left its own past before the alarm", lambda s: s.early, ("find-onset", "inspect-state", "verify-checkpoints"),
@@ -113,6 +141,10 @@ RULES = (
     Rule(
         "it is cheap, and says where to look", lambda s: s.candidates.has_series,
         ("find-onset", "compare-gradients", "scan-nonfinite", "inspect-batch", "inspect-state"),
+    ),
+    Rule(
+        "there is no alarm", lambda s: not s.features,
+        ("read-log", "find-straggler", "read-flight-record", "compare-settings", "verify-checkpoints"),
     ),
     Rule("nothing else was seen", lambda _: True, tuple(TEMPLATES)),
 )  # fmt: skip

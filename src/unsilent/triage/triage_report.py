@@ -9,8 +9,9 @@ from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, duration_text
 from unsilent.triage.bundle import Bundle
+from unsilent.triage.collected import HOW_TO_RECORD
 from unsilent.triage.findings import Finding, Outcome, Query
-from unsilent.triage.investigation import Executed, Investigation
+from unsilent.triage.investigation import BELIEVED, Conclusion, Executed, Investigation
 from unsilent.triage.queries.table import TEMPLATES, command_of
 from unsilent.triage.runbook import ScoredQuery
 
@@ -24,8 +25,8 @@ class Triage(Shown):
 
     @property
     def exit_code(self) -> int:
-        """1 where an executed query found something."""
-        return int(any(_is_found(one.finding) for one in self.investigation.executed))
+        """1 where executed queries found something that is not doubted."""
+        return int(self.investigation.conclusion in (Conclusion.LOCALISED, Conclusion.NOT_LOCALISED))
 
     def report(self) -> Report:
         """A row for each query: first those that were run, then those to run next."""
@@ -39,27 +40,37 @@ class Triage(Shown):
         return Report(
             "unsilent/triage/1", "triage", f"Incident of step {incident.step:,}", headline, Table.of(shown, columns),
             findings=tuple(self._findings()), sections=tuple(self._sections()), facts=(("Incident", incident.since),),
-            further_json={"folder": str(own.bundle.folder), "since": incident.since, "headline": headline, "results": shown},
+            further_json={"folder": str(own.bundle.folder), "since": incident.since, "headline": headline,
+                "conclusion": own.conclusion.value if own.is_run else "", "results": shown,
+            },
         )  # fmt: skip
 
     def _headline(self) -> str:
         own = self.investigation
         if (finding := own.localised) is not None:
-            return f"Localised: {finding.place}: {finding.kind.value if finding.kind else finding.text}"
+            is_one = finding.outcome is Outcome.LOCALISED
+            text = f"{finding.place}: {finding.kind.value if finding.kind else finding.text}"
+            return f"Localised: {text}" if is_one else f"Found: {text}; {finding.text}"
+        if not own.is_run and not own.bundle.has_telemetry():
+            return "No query can be answered from this folder; how to record and collect what they read stands below"
         if not own.is_run:
             first = own.left[0]
             return f"Run first: {first.query.name} ({first.reason})"
-        answered = [one for one in own.executed if one.finding.outcome is not Outcome.UNANSWERED]
-        if found := [one.finding for one in own.executed if _is_found(one.finding)]:
-            return f"Not localised: {found[0].text}"
-        if not answered:
+        if own.conclusion is Conclusion.UNANSWERED:
             return "No query could be answered from this folder; what is missing stands below"
-        return f"Nothing that was looked for was found, in {count_text(len(answered), 'query').replace('querys', 'queries')}"
+        found = [one.finding for one in own.executed if _is_found(one.finding)]
+        if own.conclusion is Conclusion.NOT_LOCALISED:
+            return f"Not localised: {max(own.executed, key=lambda one: one.belief).finding.text}"
+        kinds = count_text(len({one.query.query.template for one in own.answered}), "kind")
+        asked = f"{count_text(len(own.answered), 'query').replace('querys', 'queries')} of {kinds}"
+        if not found:
+            return f"Nothing that was looked for was found, in {asked}"
+        return f"Nothing that is likely a fault was found, in {asked}: {count_text(len(found), 'finding')}, all doubted"
 
     def _findings(self) -> list[str]:
         missing = dict.fromkeys(text for one in self.investigation.executed for text in one.finding.missing)
         found = dict.fromkeys(one.finding.text for one in self.investigation.executed if _is_found(one.finding))
-        return [*found, *list(missing)[:8]]
+        return [*found, *list(missing)[:8], *([] if self.investigation.bundle.has_telemetry() else HOW_TO_RECORD)]
 
     def _sections(self) -> list[Section]:
         own, result = self.investigation, []
@@ -68,10 +79,11 @@ class Triage(Shown):
                 Column.text("query", lambda one: one.query.query.name),
                 Column.text("outcome", lambda one: one.finding.outcome.value),
                 Column.text("found", lambda one: one.finding.text),
+                Column("belief", "number", digits=".2f", of=lambda one: one.belief),
                 Column("took", "number", "s", digits=".2g", of=lambda one: one.seconds),
                 Column.text("why", lambda one: one.query.reason, 1),
             )  # fmt: skip
-            text = "In this order. A localised finding ends it."
+            text = f"In this order. A finding that is believed to {BELIEVED} or more ends it."
             result.append(Section("Executed", text, (Table.of(own.executed, columns),)))
         heads = (
             Column.text("query", lambda one: one.query.name), Column.text("why", lambda one: one.reason),
@@ -88,6 +100,7 @@ class Triage(Shown):
             **_query_fields(self.investigation.bundle, one.query),
             **finding_fields(one.finding),
             "seconds": one.seconds,
+            "belief": one.belief,
         }
 
     def _next_row(self, one: ScoredQuery) -> dict[str, Any]:

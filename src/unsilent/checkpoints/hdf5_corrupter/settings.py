@@ -62,7 +62,7 @@ class InjectorSettings(BaseModel):
 
 def read_settings(path: str | Path) -> InjectorSettings:
     """The settings of a YAML file; raises ``UsageError`` for what is no such file or what hdf5_corrupter could not do."""
-    values = _load_yaml(read_plain(path, MOST_BYTES, f"the settings {path}"), str(path))
+    values = load_yaml(read_plain(path, MOST_BYTES, f"the settings {path}"), str(path))
     if not isinstance(values, dict):
         raise UsageError(f"{path} is {short_repr(values)}; expected settings like injection_type: count")
     try:
@@ -74,8 +74,11 @@ def read_settings(path: str | Path) -> InjectorSettings:
     return settings
 
 
-def _load_yaml(content: bytes, name: str) -> Any:
-    """The value of a YAML document without aliases, tags of Python, depth or length."""
+def load_yaml(content: bytes, name: str, deepest: int = DEEPEST) -> Any:
+    """The value of a YAML document without aliases, tags of Python, more levels than ``deepest``, or length.
+
+    Raises ``UsageError``; ``name`` is what the document is called in it.
+    """
     try:
         import yaml
     except ImportError:
@@ -84,7 +87,7 @@ def _load_yaml(content: bytes, name: str) -> Any:
         depth = 0
         for number, event in enumerate(yaml.parse(content, Loader=yaml.SafeLoader)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or depth > DEEPEST or number > MOST_EVENTS:
+            if isinstance(event, yaml.AliasEvent) or depth > deepest or number > MOST_EVENTS:
                 found = "an alias, or more levels or values than settings have"
                 raise UsageError(f"{name} has {found}; expected one line for each setting")
         return yaml.safe_load(content)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
-from unsilent.triage.farm.planned import PlannedIncident
-from unsilent.triage.findings import FindingKind, Outcome, Query
+from unsilent.errors import UsageError, first_line
+from unsilent.events.event_files import check_range, parse_fields
+from unsilent.plainfiles import parse_json, read_lines, replace_file
+from unsilent.strictjson import as_json_values
+from unsilent.triage.farm.planned import FAMILIES, PlannedIncident
+from unsilent.triage.findings import Blanks, FindingKind, Outcome, Query
+
+E = TypeVar("E", bound=Enum)
 
 LABELS_FILE = "labels.jsonl"
 """In the folder of a collection: one line for each incident."""
+MOST_BYTES, MOST_LINE = 2**28, 2**20
+"""Of the file of labels, and of one line."""
 RIGHT = 3
 """The grade of a query whose finding names the place and the kind of the cause."""
 
@@ -57,10 +69,92 @@ class LabelledIncident:
 
 
 def write_labels(path: Path, incidents: Iterable[LabelledIncident]) -> None:
-    """Write the file of a collection."""
-    raise NotImplementedError
+    """Write the file of a collection, at once. Raises ``OSError``."""
+    replace_file(path, "".join(label_line(one, path.parent) for one in incidents).encode())
+
+
+def label_line(one: LabelledIncident, collection: Path) -> str:
+    """The line of an incident, whose folder is written relative to that of its collection."""
+    graded = [
+        {"template": own.query.template, "blanks": own.query.blanks.given, "grade": own.grade, "outcome": own.outcome.name,
+         "kind": own.kind and own.kind.name, "is_same": own.is_same, "seconds": own.seconds}
+        for own in one.graded
+    ]  # fmt: skip
+    folder = one.folder.relative_to(collection).as_posix()
+    values = {"planned": one.planned, "folder": folder, "group": one.group, "graded": graded}
+    return json.dumps(as_json_values(values), allow_nan=False) + "\n"
 
 
 def read_labels(path: Path) -> list[LabelledIncident]:
     """The incidents of a collection. Raises ``UsageError``."""
-    raise NotImplementedError
+    result: list[LabelledIncident] = []
+    numbers: set[int] = set()
+    for place, content in enumerate(read_lines(path, MOST_BYTES, MOST_LINE), 1):
+        try:
+            one = _parsed(content, path.parent)
+            if one.planned.number in numbers:
+                raise ValueError(f"number {one.planned.number} is in an earlier line as well")
+        except (ValueError, UsageError) as error:
+            raise UsageError(
+                f"line {place} of {path} is no graded incident: {first_line(error)[:200]}; remove the line, and grade the "
+                "collection again"
+            ) from None
+        numbers.add(one.planned.number)
+        result.append(one)
+    return result
+
+
+@dataclass(frozen=True)
+class _Grade:
+    template: str
+    blanks: Blanks
+    grade: int
+    outcome: str
+    kind: str | None
+    is_same: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Line:
+    planned: PlannedIncident
+    folder: str
+    group: str
+    graded: tuple[_Grade, ...]
+
+
+def _parsed(content: bytes, collection: Path) -> LabelledIncident:
+    """One line. Raises ``ValueError``, and ``UsageError`` for blanks that cannot be."""
+    values = parse_json(content)
+    if not isinstance(values, dict):
+        raise ValueError("expected an object")
+    line = parse_fields(_Line, values)
+    folder = PurePosixPath(line.folder)
+    if folder.is_absolute() or ".." in folder.parts or not folder.parts:
+        raise ValueError(f"folder is {line.folder[:40]!r}; expected one below that of the collection")
+    return LabelledIncident(_checked(line.planned), collection / folder, line.group, tuple(map(_graded, line.graded)))
+
+
+def _checked(planned: PlannedIncident) -> PlannedIncident:
+    if planned.family in FAMILIES and planned.kind not in FAMILIES[planned.family]:
+        raise ValueError(f"kind is {planned.kind[:40]!r}, which {planned.family} does not have")
+    check_range("world_size", planned.world_size, 1, 2**20)
+    check_range("rank", planned.rank, -1, planned.world_size - 1)
+    return planned
+
+
+def _graded(one: _Grade) -> GradedQuery:
+    check_range("grade", one.grade, 0, RIGHT)
+    if not math.isfinite(one.seconds) or one.seconds < 0:
+        raise ValueError(f"seconds is {one.seconds}; expected a number from 0")
+    if one.blanks.steps and len(one.blanks.steps) != 2:
+        raise ValueError(f"steps has {len(one.blanks.steps)} numbers; expected 2")
+    kind = _member(FindingKind, "kind", one.kind) if one.kind is not None else None
+    query = Query(one.template, one.blanks)
+    return GradedQuery(query, one.grade, _member(Outcome, "outcome", one.outcome), kind, one.is_same, one.seconds)
+
+
+def _member(kind: type[E], name: str, value: str) -> E:
+    if value not in kind.__members__:
+        raise ValueError(f"{name} is {value[:40]!r}; expected one of {', '.join(kind.__members__)[:120]}")
+    return kind[value]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 HEALTHY = "healthy"
+REAL = "real "
+"""Before the kind of fault in the family of an incident of real processes, such as ``real transient``."""
 FAMILIES: dict[str, tuple[str, ...]] = {
     "weight bits": ("exponent bit", "sign bit", "zeroed elements"),
     "gradient bits": ("exponent bit", "stuck lane", "scaled"),
@@ -27,8 +29,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 WORKLOADS = ("mlp", "convolution", "transformer", "recurrent")
 WORLD_SIZES = (1, 2, 4, 8)
 HEALTHY_SHARE = 0.2
-STEPS = 72
-"""Of a training that the farm simulates."""
 FIRST, LAST = 44, 60
 """Between these steps a cause begins."""
 NEEDS_RANKS = frozenset({"payload", "replica", "time", "stopped"})
@@ -41,7 +41,7 @@ class PlannedIncident:
 
     Attributes:
         number: In its collection.
-        family, kind: Of the cause, of `FAMILIES`.
+        family, kind: Of the cause, of `FAMILIES`; of real processes, `REAL` with the kind, and a variety of it.
         workload: Of `WORKLOADS`.
         world_size: Number of ranks.
         rank: That the cause is in; -1: in all ranks alike.
@@ -63,7 +63,7 @@ class PlannedIncident:
     @property
     def is_healthy(self) -> bool:
         """Whether there is no fault."""
-        return self.family == HEALTHY
+        return self.family in (HEALTHY, f"{REAL}benign")
 
 
 ALL_RANKS_ALIKE = frozenset({

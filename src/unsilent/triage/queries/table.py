@@ -15,10 +15,13 @@ from unsilent.triage.queries import (
     compare_checkpoints,
     compare_gradients,
     compare_parameters,
+    compare_settings,
     find_onset,
+    find_straggler,
     inspect_batch,
     inspect_state,
-    read_settings,
+    read_flight_record,
+    read_log,
     read_verdict,
     scan_nonfinite,
     verify_checkpoints,
@@ -60,8 +63,16 @@ TEMPLATES: dict[str, Template] = {
     "inspect-batch": Template("Look for wrong values in the batch of the step.", ("rank",), 1.0, inspect_batch.answer),
     "inspect-state": Template(
         "Look for wrong parameters and moments in the state before the step.", ("rank", "tensor"), 2.0, inspect_state.answer),
-    "read-settings": Template(
-        "Compare settings of optimizers between ranks, and show what was watched.", (), 2.0, read_settings.answer),
+    "compare-settings": Template(
+        "Compare settings with those of an earlier job, and settings of optimizers between ranks.", (), 1.0,
+        compare_settings.answer),
+    "read-log": Template("Find the first error that one rank alone logged.", ("rank",), 0.5, read_log.answer),
+    "read-flight-record": Template(
+        "Find the rank that did not enter a collective, in dumps of the flight recorder.", (), 0.5, read_flight_record.answer,
+        least_ranks=2),
+    "find-straggler": Template(
+        "Find the rank that takes longer than the others, and in which part of a step.", ("rank", "steps"), 0.1,
+        find_straggler.answer, least_ranks=2),
     "verify-checkpoints": Template(
         "Compare the checkpoints saved last with their manifests.", ("steps",), 30.0, verify_checkpoints.answer),
     "compare-checkpoints": Template(

@@ -1,0 +1,50 @@
+"""``unsilent triage train``: learn the order of debugging queries from a collection of incidents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from unsilent.command import AFTER_ALARM, Command, DisplayOptions
+from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
+
+HELP = """Learn the order of debugging queries from a collection of incidents whose queries were executed and graded.
+
+unsilent triage INCIDENT --model FILE uses the model.
+"""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """From what it is learned, and where the model goes."""
+
+    farm: Annotated[Path, Option(
+        "Folder of a collection of incidents with labels.jsonl.", "", metavar="FARM",
+        missing_error="no collection was given; give the folder of one, such as farm")]  # fmt: skip
+    output: Annotated[Path, Option(
+        "File that the model is written to.", OUTPUT_PANEL, short_flag="o")] = Path("model.npz")  # fmt: skip
+    seed: Annotated[int, Option("Seed of the training.", WORKLOAD_PANEL)] = 0
+
+    def __post_init__(self) -> None:
+        check_count("--seed", self.seed, 0)
+
+
+def train_model(asked: Asked) -> int:
+    """Train and write a model."""
+    from unsilent.cli.report_output import show_report
+    from unsilent.triage.farm.labelled import LABELS_FILE, read_labels
+    from unsilent.triage.ranking.model import train
+    from unsilent.triage.ranking.model_file import write_model
+    from unsilent.triage.ranking.training_report import Trained
+
+    options, display = asked[TrainOptions], asked[DisplayOptions]
+    incidents = read_labels(options.farm / LABELS_FILE)
+    write_model(train(incidents, options.seed), options.output)
+    show_report(Trained(options.output, incidents).report(), None, display.as_json, display.plain)
+    return 0
+
+
+COMMAND = Command(
+    "triage train", AFTER_ALARM, HELP, "unsilent triage train farm -o model.npz", (TrainOptions, DisplayOptions), train_model,
+)  # fmt: skip

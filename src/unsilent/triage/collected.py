@@ -1,0 +1,77 @@
+"""What was collected of a job, and how to record what was not found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unsilent.events.incident_folder import Incident
+from unsilent.report.model import Column, Report, Table
+from unsilent.report.shown import Shown
+from unsilent.report.text import count_text
+from unsilent.triage import parts
+
+CHECKPOINTS = "checkpoints"
+SERIES = "rank0/series.npz, and the batch and state of a step"
+COMMANDS = {
+    SERIES: "unsilent run --events job/events.jsonl --on-alarm replay train.py",
+    parts.TIMELINE_FILE: "unsilent timeline record -o job/traces train.py",
+    parts.FLIGHT_FOLDER: "unsilent timeline record -o job/traces train.py; of a job that hangs: see docs/howto/find-hang.md",
+    parts.LOG_FILE: "torchrun --log-dir job/logs --redirects 3 … train.py",
+    CHECKPOINTS: "unsilent checkpoint manifest job/CHECKPOINT",
+    parts.CONFIGURATION_FILE: "save the settings of the job as job/config.json; --earlier FILE names those of one that went well",
+}
+"""How parts of an incident come to be in the folder of a job, `job`."""
+HOW_TO_RECORD = [
+    *(f"to have {part}: {command}" for part, command in COMMANDS.items()), "then: unsilent triage collect job -o DIR",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CollectedPart:
+    """A part of the incident.
+
+    Attributes:
+        name: Of its file or folder.
+        source: Where it is from; empty: nothing was taken.
+        problem: Why not, or why not all.
+    """
+
+    name: str
+    source: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Collected(Shown):
+    """What was written.
+
+    Attributes:
+        job, folder: What was looked through, and the folder of the incident.
+        incident: That was written.
+        is_new: Whether no alarm had written one.
+    """
+
+    job: Path
+    folder: Path
+    incident: Incident
+    is_new: bool
+    parts: tuple[CollectedPart, ...]
+
+    def report(self) -> Report:
+        """A row for each part, and how to record those that were not found."""
+        rows = [{"part": one.name, "from": one.source, "problem": one.problem} for one in self.parts]
+        problems = [f"{one.name}: {one.problem}" for one in self.parts if one.problem]
+        absent = [SERIES] * self.is_new + [one.name for one in self.parts if not one.source and not one.problem]
+        how = [f"to have {name}: {COMMANDS[name]}" for name in absent]
+        taken = count_text(sum(bool(one.source) for one in self.parts), "optional part")
+        kind = f"A new incident of step {self.incident.step:,}" if self.is_new else f"A copy of {self.incident.since}"
+        headline = f"{kind} with {taken} was written; next: unsilent triage {self.folder}"
+        if self.is_new and not any(one.source for one in self.parts):
+            headline = f"Nothing that queries read was found in {self.job}; how to record it is said below"
+        columns = (Column.text("part"), Column.text("from"))
+        return Report(
+            "unsilent/triage-collect/1", "triage collect", "Collected incident", headline, Table.of(rows, columns),
+            findings=(*problems, *how),
+            further_json={"folder": str(self.folder), "step": self.incident.step, "is_new": self.is_new, "results": rows},
+        )  # fmt: skip

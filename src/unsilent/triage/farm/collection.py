@@ -1,0 +1,190 @@
+"""A folder with incidents of the farm: made in several processes, one after the other where it was interrupted.
+
+    farm.json               name, seed, numbers of incidents, versions
+    NNNNN/planned.json      the cause and its place; no query reads it
+    NNNNN/incident/         the folder of the incident
+    NNNNN/twin/             the same run without the cause, recorded at the same step
+    labels.jsonl            a line for each incident: what each query came to, and its grade
+
+A folder with a number is complete: it gets its name when all of it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import platform
+import shutil
+import signal
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unsilent.errors import UsageError, first_line
+from unsilent.events.event_files import parse_fields
+from unsilent.options import check_count
+from unsilent.plainfiles import parse_json, read_plain, replace_file
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.farm.planned import PlannedIncident, planned_incidents
+from unsilent.version import __version__
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.observer import Observer
+
+FARM_FILE, PLANNED_FILE = "farm.json", "planned.json"
+INCIDENT_FOLDER, TWIN_FOLDER = "incident", "twin"
+SCHEMA, MOST_BYTES, MOST_INCIDENTS = 1, 2**20, 99_999
+_UNFINISHED = ".unfinished-"
+
+
+@dataclass(frozen=True)
+class MadeIncident:
+    """An incident of a collection.
+
+    Attributes:
+        alarms, twin_alarms: That were raised, and in the run without the cause.
+    """
+
+    planned: PlannedIncident
+    folder: Path
+    alarms: int
+    twin_alarms: int
+
+
+def make_collection(
+    folder: Path, count: int, seed: int, real: int = 0, workers: int = 1, observer: Observer | None = None
+) -> list[MadeIncident]:
+    """Make and grade what is not in the folder; all incidents that it then has, by number.
+
+    Args:
+        count: Simulated incidents.
+        seed: Of all that is drawn.
+        real: Incidents of two real processes under the real monitor, which come after them.
+        workers: Processes that simulate; incidents do not depend on it.
+
+    Raises:
+        UsageError: the folder has another collection, or cannot be written.
+    """
+    check_count("--incidents", count, 0, MOST_INCIDENTS)
+    check_count("--real", real, 0, MOST_INCIDENTS - count)
+    check_count("--seed", seed, 0, 2**32 - 1)
+    check_count("--workers", workers, 1, 1024)
+    if not count + real:
+        raise UsageError("no incidents were asked for; give --incidents 600, or --real 100")
+    from unsilent.triage.farm.grading import label_collection
+    from unsilent.triage.farm.real_job import make_real, real_incidents
+
+    _begin(folder, {"seed": seed, "count": count, "real": real})
+    planned = planned_incidents(count, seed)
+    _simulate_all(folder, [one for one in planned if not folder_of(folder, one.number).exists()], workers, observer)
+    if missing := [one for one in real_incidents(real, seed, count) if not folder_of(folder, one[0].number).exists()]:
+        make_real(folder, missing, observer)
+    label_collection(folder, workers)
+    return read_collection(folder)
+
+
+def folder_of(folder: Path, number: int) -> Path:
+    """Of an incident in that of its collection."""
+    return folder / f"{number:05d}"
+
+
+def read_planned(path: Path) -> PlannedIncident:
+    """What ``planned.json`` says. Raises ``UsageError``."""
+    try:
+        return parse_fields(PlannedIncident, parse_json(read_plain(path, MOST_BYTES)))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} does not say what was planned: {first_line(error)[:200]}; make the collection again"
+        ) from None
+
+
+def write_planned(folder: Path, planned: PlannedIncident) -> None:
+    """Write ``planned.json``."""
+    replace_file(folder / PLANNED_FILE, (json.dumps(asdict(planned), indent=1) + "\n").encode())
+
+
+def read_collection(folder: Path) -> list[MadeIncident]:
+    """The incidents that a folder has, by number. Raises ``UsageError``."""
+    read_plain(folder / FARM_FILE, MOST_BYTES)
+    numbers = sorted(one.name for one in folder.iterdir() if one.name.isdecimal() and one.is_dir())
+    return [
+        MadeIncident(
+            read_planned(folder / name / PLANNED_FILE), folder / name,
+            *(len(Bundle(folder / name / part).alarms()) for part in (INCIDENT_FOLDER, TWIN_FOLDER)),
+        )
+        for name in numbers
+    ]  # fmt: skip
+
+
+def unfinished_folder(folder: Path, number: int) -> Path:
+    """An empty folder in which an incident is made, until it is complete."""
+    result = folder / f"{_UNFINISHED}{number:05d}"
+    shutil.rmtree(result, ignore_errors=True)
+    result.mkdir()
+    return result
+
+
+def _begin(folder: Path, asked: dict[str, int]) -> None:
+    """Write ``farm.json``, or compare it with what is asked."""
+    path = folder / FARM_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            import torch
+
+            if any(folder.iterdir()):
+                raise UsageError(f"{folder} has files and no {FARM_FILE}; give a folder that is empty or new")
+            versions = {"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()}
+            values = {"schema": SCHEMA, "name": folder.absolute().name, **asked, "versions": versions}
+            replace_file(path, (json.dumps(values, indent=1) + "\n").encode())
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; check the folder and its disk") from None
+    try:
+        there: Any = parse_json(read_plain(path, MOST_BYTES))
+        known = {name: there[name] for name in ("schema", *asked)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} is not that of a collection: {first_line(error)[:200]}; give another folder"
+        ) from None
+    if known != {"schema": SCHEMA, **asked}:
+        shown = ", ".join(f"{name} {str(value)[:20]}" for name, value in known.items())
+        wanted = ", ".join(f"{name} {value}" for name, value in asked.items())
+        raise UsageError(f"{folder} has a collection of {shown}; asked for was {wanted}; give another folder")
+
+
+def _simulate_all(folder: Path, missing: Sequence[PlannedIncident], workers: int, observer: Observer | None) -> None:
+    """Simulate incidents; after an interrupt those that are complete are there."""
+    if not missing:
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(missing)), context, _begin_worker) as pool:
+        futures = [pool.submit(simulate_pair, folder, one) for one in missing]
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                if observer is not None:
+                    observer.loading("incidents", done, len(missing))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _begin_worker() -> None:
+    """A worker finishes its incident on Ctrl-C, which its parent gets as well."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def simulate_pair(folder: Path, planned: PlannedIncident) -> None:
+    """Make a simulated incident and its twin."""
+    from unsilent.triage.farm.record import simulate
+
+    own = unfinished_folder(folder, planned.number)
+    write_planned(own, planned)
+    step = simulate(planned, own / INCIDENT_FOLDER, is_twin=False)
+    simulate(planned, own / TWIN_FOLDER, is_twin=True, step=step)
+    own.rename(folder_of(folder, planned.number))

@@ -1,0 +1,49 @@
+"""What is shown of a collection of incidents: how many of each family there are, and how many raised an alarm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unsilent.report.model import Column, Report, Section, Table
+from unsilent.report.shown import Shown
+from unsilent.report.text import count_text
+from unsilent.triage.farm.collection import MadeIncident
+
+COLUMNS = (
+    Column.text("family"), Column.count("kinds"), Column.count("incidents"), Column.count("with an alarm"),
+    Column.count("with an alarm without the cause"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class FarmResult(Shown):
+    """The incidents of a collection."""
+
+    folder: Path
+    incidents: tuple[MadeIncident, ...]
+
+    def report(self) -> Report:
+        """A row for each family."""
+        families: dict[str, list[MadeIncident]] = {}
+        for one in self.incidents:
+            families.setdefault(one.planned.family, []).append(one)
+        rows = [
+            {
+                "family": family, "kinds": len({one.planned.kind for one in own}), "incidents": len(own),
+                "with an alarm": sum(one.alarms > 0 for one in own),
+                "with an alarm without the cause": sum(one.twin_alarms > 0 for one in own),
+            }
+            for family, own in families.items()
+        ]  # fmt: skip
+        table = Table.of(rows, COLUMNS)
+        healthy = sum(one.planned.is_healthy for one in self.incidents)
+        headline = (
+            f"{count_text(len(self.incidents), 'incident')} in {self.folder}, {healthy:,} of them without a fault"
+        )
+        return Report(
+            "unsilent/triage-farm/1", "triage farm", "Collection of incidents", headline, table,
+            sections=(Section("Incidents", "By the family of their cause.", (table,)),),
+            notes=("Times of steps are drawn and not measured, but for those of real processes.",),
+            further_json={"folder": str(self.folder), "headline": headline, "results": rows},
+        )  # fmt: skip

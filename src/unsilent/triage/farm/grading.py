@@ -1,0 +1,149 @@
+"""Grades of queries: each is executed on an incident and on its twin. With `naming`, this module is what a label means.
+
+The cause comes from what is planned, which queries do not see. A query that needs the user's code or device is not executed: it
+is not answered, and its grade is 0.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.candidates import candidates_of
+from unsilent.triage.farm.collection import INCIDENT_FOLDER, PLANNED_FILE, TWIN_FOLDER, read_planned
+from unsilent.triage.farm.labelled import (
+    LABELS_FILE,
+    RIGHT,
+    GradedQuery,
+    LabelledIncident,
+    label_line,
+    read_labels,
+)
+from unsilent.triage.farm.naming import WITHOUT_STEP, WORDS_OF_SETTINGS, naming
+from unsilent.triage.farm.near_duplicates import group_of
+from unsilent.triage.farm.planned import PlannedIncident
+from unsilent.triage.farm.reports import REPORT_FAMILIES, report_of
+from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
+from unsilent.triage.parts import REPORT_FILE
+from unsilent.triage.possible_queries import possible_queries
+from unsilent.triage.queries.table import execute
+
+NEAR = 2
+"""Steps between the cause and a finding that names its step."""
+
+
+def grade(planned: PlannedIncident, finding: Finding, twin: Finding) -> int:
+    """How much the finding names of the cause, beside that of the run without it.
+
+    3: its place and its kind; 2: its place; 1: nothing of it, but the run without the cause has another finding; 0: otherwise.
+    """
+    kinds = naming(planned)
+    if not kinds or finding.outcome not in (Outcome.LOCALISED, Outcome.DIFFERS) or is_same(finding, twin):
+        return 0
+    if not _names_place(planned, finding):
+        return 1
+    return RIGHT if finding.kind in kinds else 2
+
+
+def _names_place(planned: PlannedIncident, finding: Finding) -> bool:
+    """The rank of a cause in one rank; the step, or what was changed, of one in all ranks, and where there is only one rank."""
+    if planned.rank >= 0 and planned.world_size > 1:
+        return finding.ranks == (planned.rank,)
+    if finding.kind is FindingKind.SETTINGS and planned.kind in WORDS_OF_SETTINGS:
+        return any(word in finding.tensor.lower() for word in WORDS_OF_SETTINGS[planned.kind])
+    if finding.kind in WITHOUT_STEP and finding.kind in naming(planned):
+        return bool(finding.tensor) or finding.kind is FindingKind.LOGGED_ERROR
+    return finding.step is not None and abs(finding.step - planned.step) <= NEAR
+
+
+def is_same(finding: Finding, twin: Finding) -> bool:
+    """Whether two findings say the same: both that nothing was found, or the same kind at the same place."""
+    return _said(finding) == _said(twin)
+
+
+def _said(finding: Finding) -> tuple[object, ...]:
+    if finding.outcome not in (Outcome.LOCALISED, Outcome.DIFFERS):
+        return ()
+    return finding.outcome, finding.kind, finding.ranks, finding.tensor, finding.step
+
+
+def grade_incident(planned: PlannedIncident, incident: Path, twin: Path) -> tuple[GradedQuery, ...]:
+    """Every possible query of an incident, executed on it and on its twin; files that were read are not read again."""
+    bundle, other = Bundle(incident), Bundle(twin)
+    return tuple(_graded(planned, bundle, other, one.query) for one in possible_queries(bundle, candidates_of(bundle)))
+
+
+def _graded(planned: PlannedIncident, bundle: Bundle, twin: Bundle, query: Query) -> GradedQuery:
+    begun = time.perf_counter()
+    finding = _executed(bundle, query)
+    seconds = time.perf_counter() - begun
+    same = _executed(twin, query)
+    own = grade(planned, finding, same)
+    return GradedQuery(query, own, finding.outcome, finding.kind, is_same(finding, same), seconds)
+
+
+def _executed(bundle: Bundle, query: Query) -> Finding:
+    """The finding; files in the folder are named from there, as those of the twin are."""
+    finding = execute(bundle, query)
+    return replace(finding, tensor=finding.tensor.replace(f"{bundle.folder}/", ""))
+
+
+def label_collection(folder: Path, workers: int = 1) -> Path:
+    """Write reports and grade the incidents of a collection, a line each; goes on where it was ended. Returns the file.
+
+    Raises ``UsageError`` where an incident or a line of the file cannot be read.
+    """
+    path = folder / LABELS_FILE
+    done = {one.planned.number for one in read_labels(path)} if _complete_lines(path) else set()
+    made = [one.parent for one in sorted(folder.glob(f"*/{PLANNED_FILE}")) if one.parent.name.isdecimal()]
+    left = [own for own in made if int(own.name) not in done]
+    with open(path, "a", encoding="utf-8") as file:
+        if workers < 2:
+            for own in left:
+                file.write(_labelled_line(own))
+                file.flush()
+        else:
+            with multiprocessing.get_context("spawn").Pool(workers, _use_one_thread) as pool:
+                for line in pool.imap(_labelled_line, left):
+                    file.write(line)
+                    file.flush()
+    return path
+
+
+def _complete_lines(path: Path) -> bool:
+    """Whether there are lines; what an ended run wrote of the last one is removed."""
+    if not path.exists():
+        return False
+    with open(path, "r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+    return b"\n" in content
+
+
+def _use_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _labelled_line(own: Path) -> str:
+    planned = read_planned(own / PLANNED_FILE)
+    incident, twin = own / INCIDENT_FOLDER, own / TWIN_FOLDER
+    report = write_reports(planned, (incident, twin))
+    group = group_of(report, Bundle(incident))
+    return label_line(LabelledIncident(planned, incident, group, grade_incident(planned, incident, twin)), own.parent)
+
+
+def write_reports(planned: PlannedIncident, folders: Sequence[Path]) -> str:
+    """Write the report of the first folder into each of them; incidents of odd numbers have the second family of words."""
+    rng = np.random.default_rng([planned.seed, planned.number])
+    text = report_of(Bundle(folders[0]), rng, REPORT_FAMILIES[planned.number % 2])
+    for folder in folders:
+        (folder / REPORT_FILE).write_text(text, encoding="utf-8")
+    return text

@@ -1,0 +1,74 @@
+"""Which kinds of findings name which planned cause."""
+
+from __future__ import annotations
+
+from unsilent.errors import UsageError
+from unsilent.triage.farm.planned import FAMILIES, HEALTHY, REAL, PlannedIncident
+from unsilent.triage.findings import FindingKind
+
+K = FindingKind
+NAMING: dict[tuple[str, str], frozenset[FindingKind]] = {
+    # Bits of a parameter that nothing wrote; that rank's parameters are no longer those of its replicas.
+    ("weight bits", "exponent bit"): frozenset({K.CHANGED_BITS, K.UNLIKE_PARAMETERS, K.STATE}),
+    ("weight bits", "sign bit"): frozenset({K.CHANGED_BITS, K.UNLIKE_PARAMETERS, K.STATE}),
+    ("weight bits", "zeroed elements"): frozenset({K.CHANGED_BITS, K.UNLIKE_PARAMETERS, K.STATE}),
+    # What one rank computed itself in a step. The largest exponent makes a gradient that is not finite.
+    ("gradient bits", "exponent bit"): frozenset({K.GRADIENT, K.NONFINITE, K.TRANSIENT}),
+    ("gradient bits", "stuck lane"): frozenset({K.GRADIENT, K.TRANSIENT, K.DEVICE}),
+    ("gradient bits", "scaled"): frozenset({K.GRADIENT, K.TRANSIENT}),
+    ("optimizer bits", "first moment"): frozenset({K.STATE}),
+    ("optimizer bits", "second moment"): frozenset({K.STATE}),
+    # A wrong result in one rank makes its parameters unlike the others; a part that is left out was never sent.
+    ("payload", "changed result"): frozenset({K.UNLIKE_PARAMETERS}),
+    ("payload", "lost contribution"): frozenset({K.UNLIKE_PARAMETERS, K.UNLIKE_COLLECTIVES, K.ABSENT_RANK}),
+    ("replica", "skipped update"): frozenset({K.UNLIKE_PARAMETERS, K.STATE}),
+    ("replica", "other weights"): frozenset({K.UNLIKE_PARAMETERS, K.STATE}),
+    ("checkpoint", "damaged for all"): frozenset(
+        {K.COMMON_STATE, K.CHECKPOINT_FILE, K.CHECKPOINT_VALUES, K.CHECKPOINT}
+    ),
+    ("checkpoint", "stale on one rank"): frozenset({K.UNLIKE_PARAMETERS, K.STATE, K.CHECKPOINT}),
+    ("data", "NaN"): frozenset({K.BATCH, K.DATA}),
+    ("data", "shuffled labels"): frozenset({K.BATCH, K.DATA}),
+    ("data", "repeated shard"): frozenset({K.BATCH, K.DATA}),
+    ("configuration", "learning rate"): frozenset({K.SETTINGS}),
+    ("configuration", "seed"): frozenset({K.SETTINGS}),
+    ("configuration", "gradients not zeroed"): frozenset({K.SETTINGS}),
+    ("precision", "bfloat16 weights"): frozenset({K.SETTINGS, K.NUMERICS}),
+    ("precision", "float16 overflow"): frozenset({K.NONFINITE, K.NUMERICS}),
+    ("time", "slow rank"): frozenset({K.LATE_RANK}),
+    ("time", "slow loader"): frozenset({K.LATE_RANK}),
+    ("stopped", "killed process"): frozenset({K.ABSENT_RANK, K.LOGGED_ERROR}),
+    ("stopped", "hang"): frozenset({K.ABSENT_RANK}),
+    ("disk", "full disk"): frozenset({K.LOGGED_ERROR, K.CHECKPOINT_FILE}),
+    **{(HEALTHY, kind): frozenset[FindingKind]() for kind in FAMILIES[HEALTHY]},
+}
+"""Kinds of findings that name the cause, by family and kind."""
+NAMING_REAL: dict[str, frozenset[FindingKind]] = {
+    # A replay tells whether it comes again: the gradient alone says that the rank computed it wrongly, which is the kind as well.
+    f"{REAL}transient": frozenset({K.TRANSIENT, K.GRADIENT}),
+    f"{REAL}device": frozenset({K.DEVICE, K.GRADIENT}),
+    f"{REAL}checkpoint": frozenset({K.CHECKPOINT, K.COMMON_STATE}),
+    f"{REAL}data": frozenset({K.DATA, K.BATCH}),
+    f"{REAL}numerics": frozenset({K.NUMERICS, K.NONFINITE}),
+    f"{REAL}benign": frozenset(),  # a healthy change, as those of `HEALTHY`
+}
+"""The same of jobs with real processes, by family: their kinds are the varieties of `incidents.plant`."""
+WORDS_OF_SETTINGS = {
+    "learning rate": ("lr", "rate"), "seed": ("seed",), "gradients not zeroed": ("zero", "accumul"),
+    "bfloat16 weights": ("dtype", "precision", "bfloat16"),
+}  # fmt: skip
+"""A finding of settings names what was changed if its tensor has one of these, by kind."""
+WITHOUT_STEP = frozenset({K.SETTINGS, K.CHECKPOINT_FILE, K.CHECKPOINT_VALUES, K.LOGGED_ERROR})
+"""Kinds of findings of what lies in a file: it is the place, and no step has it."""
+
+
+def naming(planned: PlannedIncident) -> frozenset[FindingKind]:
+    """Kinds of findings that name the cause. Raises ``UsageError`` for a cause that no table has."""
+    found = NAMING.get((planned.family, planned.kind), NAMING_REAL.get(planned.family))
+    if found is None:
+        raise UsageError(
+            f"the cause of incident {planned.number} is {planned.family}, {planned.kind}; expected one of farm.planned.FAMILIES, "
+            "or of a real job; make the collection again"
+        )
+    # With one rank, the state that all ranks have alike is the state of a rank.
+    return found | {K.STATE} if planned.world_size == 1 and K.COMMON_STATE in found else found

@@ -1,0 +1,62 @@
+"""Incidents that are nearly the same: their report without numbers and names, and a coarse summary of their telemetry."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.candidates import candidates_of
+from unsilent.triage.farm.labelled import LabelledIncident
+from unsilent.triage.history import FAR
+
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?", re.IGNORECASE)
+_DOTTED = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+\b")
+LARGE = (10.0, 1000.0)
+"""Factors between a value and its past, at which a coarser name of it changes."""
+
+
+def group_of(report: str, bundle: Bundle) -> str:
+    """The same for incidents that are nearly the same: digests of the report and of the telemetry, with a dash between them."""
+    return f"{_digest(masked(report, bundle))}-{_digest('; '.join(_telemetry(bundle)))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def masked(report: str, bundle: Bundle) -> str:
+    """A report without numbers and names of tensors."""
+    names = sorted((one.value for one in candidates_of(bundle).tensors), key=len, reverse=True)
+    for name in names:
+        report = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", "#", report)
+    return " ".join(_NUMBER.sub("#", _DOTTED.sub("#", report)).lower().split())
+
+
+def distinct(incidents: Iterable[LabelledIncident]) -> int:
+    """How many of them are not nearly the same as another one."""
+    return len({one.group for one in incidents})
+
+
+def _telemetry(bundle: Bundle) -> list[str]:
+    """Alarms by feature and rule, ranks, parts, when the first value left its past, and how far ranks and values are off."""
+    incident, ranks = bundle.incident, candidates_of(bundle).ranks
+    features = [one.features for one in ranks]
+    onset = min((one.onset for one in features if one.onset is not None), default=None)
+    far = sum(one.peer_score >= FAR for one in features)
+    ratio = max((one.past_ratio for one in features), default=1.0)
+    parts = sorted({one.name for folder in (incident.folder, incident.folder / "rank0") for one in _entries(folder)})
+    return [
+        *sorted({f"{one.feature} {one.rule}" for one in bundle.alarms()}),
+        f"ranks {min(incident.world_size, 3)}, absent {len(incident.ranks) < incident.world_size}",
+        ", ".join(name for name in parts if not name.startswith("rank")),
+        f"onset {'none' if onset is None else max(-2, min(2, onset // 4))}",
+        f"far {min(far, 2)}, nonfinite {min(2, sum(one.nonfinite > 0 for one in features))}",
+        f"ratio {sum(ratio >= one for one in LARGE)}",
+    ]
+
+
+def _entries(folder: Path) -> list[Path]:
+    return [*folder.iterdir()] if folder.is_dir() else []

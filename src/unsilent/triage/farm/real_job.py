@@ -1,0 +1,152 @@
+"""Incidents of two real processes under the real monitor, with planted anomalies; all in one gang of processes."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from unsilent.errors import UnsilentError
+from unsilent.events.incident_folder import FOLDER, find_incident, read_incident
+from unsilent.incidents.plant import VARIETIES, WORKLOADS, plant
+from unsilent.incidents.plant import PlantedIncident as PlantedAnomaly
+from unsilent.incidents.planted_job import run_planted
+from unsilent.recovery import step_replay
+from unsilent.recovery.fault_codes import FaultKind
+from unsilent.triage.farm.collection import (
+    INCIDENT_FOLDER,
+    TWIN_FOLDER,
+    folder_of,
+    unfinished_folder,
+    write_planned,
+)
+from unsilent.triage.farm.planned import REAL, PlannedIncident
+from unsilent.triage.farm.record import NOTICED_AFTER
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.observer import Observer
+
+T = TypeVar("T")
+RealIncident = tuple[PlannedIncident, PlantedAnomaly]
+KINDS: tuple[FaultKind, ...] = (*VARIETIES, "benign")
+"""One after the other; two of seven are benign."""
+RANKS = 2
+SECONDS = 120.0
+"""That a gang may take to start, and for an incident."""
+
+
+def real_incidents(count: int, seed: int, first_number: int) -> list[RealIncident]:
+    """What is planted, the same for the same seed."""
+    result = []
+    for number in range(count):
+        rng = np.random.default_rng([seed, number, len(REAL)])
+        own = plant(
+            KINDS[number % len(KINDS)], world_size=RANKS, seed=int(rng.integers(2**31)), workload=str(rng.choice(WORKLOADS))
+        )  # fmt: skip
+        rank = -1 if own.kind == "checkpoint" or own.variety == "learning rate" else own.rank
+        draws = (*own.draws, float(rng.random()))
+        result.append((PlannedIncident(
+            first_number + number, f"{REAL}{own.kind}", own.variety, own.workload, RANKS, rank, own.step, own.seed, draws,
+        ), own))  # fmt: skip
+    return result
+
+
+def make_real(folder: Path, missing: Sequence[RealIncident], observer: Observer | None) -> None:
+    """Make incidents and their twins. Raises ``UnsilentError`` where the processes end early; what is complete stays."""
+
+    def progress() -> None:
+        if observer is not None:
+            done = sum(folder_of(folder, one.number).exists() for one, _ in missing)
+            observer.loading("real incidents", done, len(missing))
+
+    run_gang(RANKS, _make_all, (folder, missing), SECONDS * (1 + len(missing)), progress)
+
+
+def run_gang(
+    ranks: int,
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
+    seconds: float,
+    progress: Callable[[], None] = lambda: None,
+) -> None:
+    """Call a function in each of some processes that know each other, with the rank before its arguments.
+
+    Raises ``UnsilentError`` where one ends early or they take longer than this many seconds.
+    """
+    context, end = multiprocessing.get_context("spawn"), time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as own:
+        meeting = str(Path(own, "meeting"))
+        gang = [context.Process(target=_in_gang, args=(n, ranks, meeting, work, arguments)) for n in range(ranks)]
+        try:
+            for one in gang:
+                one.start()
+            while any(one.is_alive() for one in gang) and not any(one.exitcode for one in gang):
+                if time.monotonic() > end:
+                    raise UnsilentError(f"{ranks} processes took longer than {seconds:.0f} s; run it again to go on")
+                gang[0].join(0.5)
+                progress()
+            if any(one.exitcode for one in gang):
+                raise UnsilentError("a process ended early, with what it has printed above; run it again to go on")
+        finally:
+            for one in gang:
+                one.kill()
+                one.join()
+
+
+def _in_gang(rank: int, ranks: int, meeting: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    step_replay.SECONDS = 1.0
+    if ranks > 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    work(rank, *arguments)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def _make_all(rank: int, folder: Path, missing: Sequence[RealIncident]) -> None:
+    for planned, anomaly in missing:
+        own = folder / unfinished_folder(folder, planned.number).name if rank == 0 else folder
+        own = Path(_of_first_rank(str(own)))
+        incident = own / "job"
+        _run(anomaly, rank, incident)
+        if not _of_first_rank((incident / FOLDER).exists()):
+            delay = int(np.random.default_rng([planned.seed, 1]).integers(*NOTICED_AFTER))
+            _run(anomaly, rank, incident, noticed=planned.step + delay)
+        step = _of_first_rank(read_incident(incident).step if rank == 0 else 0)
+        _run(anomaly, rank, own / "twin job", has_anomaly=False, noticed=step)
+        if rank == 0:
+            for job, name in ((incident, INCIDENT_FOLDER), (own / "twin job", TWIN_FOLDER)):
+                find_incident(job).rename(own / name)
+                shutil.rmtree(job)
+            write_planned(own, planned)
+            own.rename(folder_of(folder, planned.number))
+
+
+def _run(anomaly: PlantedAnomaly, rank: int, job: Path, **how: Any) -> None:
+    """One training of both ranks, whose monitor writes into an empty folder."""
+    if rank == 0:
+        shutil.rmtree(job, ignore_errors=True)
+        job.mkdir()
+    dist.barrier()
+    run_planted(anomaly, rank, events=job / "events.jsonl", **how)
+    dist.barrier()
+
+
+def _of_first_rank(value: T) -> T:
+    values = [value]
+    dist.broadcast_object_list(values, 0)
+    return values[0]

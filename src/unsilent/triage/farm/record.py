@@ -1,0 +1,131 @@
+"""Runs a simulated job and writes the folder of its incident, as a monitor and `unsilent triage collect` would."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unsilent.detectors.series import Recording
+from unsilent.events.event_kinds import Alarm, Verdict
+from unsilent.events.incident_folder import BATCH_FILE, SERIES_FILE, STATE_FILE, Incident, RankPart, write_record
+from unsilent.monitor.attribution import UNDETERMINED, Suspect
+from unsilent.monitor.incident_writer import STEPS_AFTER, STEPS_BEFORE, training_state
+from unsilent.monitor.reporter import NO_ALARM
+from unsilent.recovery.tensor_files import host_copy, write_tensors
+from unsilent.triage.farm.optional_parts import write_optional_parts
+from unsilent.triage.farm.planned import PlannedIncident
+from unsilent.triage.farm.simulated_job import SimulatedJob
+from unsilent.triage.farm.times import drawn_seconds
+from unsilent.triage.farm.watch import DEVICE, SETTINGS, Watch, host_of, tensor_of
+from unsilent.version import __version__
+
+NOTICED_AFTER = (2, 10)
+"""Steps from that of a cause, which healthy jobs have as well, until somebody notices without an alarm."""
+CHECKPOINTS = "checkpoints"
+"""Folder of checkpoints in that of the incident, whose record names them from there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A step that is recorded: what each rank begins it with, and its batch."""
+
+    step: int
+    states: list[Any]
+    batches: list[Any]
+
+
+def simulate(planned: PlannedIncident, folder: Path, is_twin: bool, step: int | None = None) -> int:
+    """Write the folder of an incident, the same for the same one; the step that is recorded.
+
+    Args:
+        is_twin: The same training without the cause.
+        step: That is recorded; None: that of the first alarm after the cause began, or a later one, in which somebody notices.
+    """
+    job = SimulatedJob(planned, is_twin, folder / CHECKPOINTS)
+    watch = Watch(job, planned.step)
+    stops = planned.family == "stopped" and not is_twin
+    noticed = step if step is not None else planned.step + _notice_delay(planned)
+    recorded, last, has_begun = None, noticed + STEPS_AFTER, False
+    while job.step < last:
+        job.begin()
+        watch.begin()
+        is_open = job.step >= planned.step and not has_begun
+        states = [host_copy(_state(one.model, one.optimizer)) for one in job.replicas] if is_open else []
+        job.compute()
+        batches = [[{"images": one.batch.images, "labels": one.batch.labels}] for one in job.replicas]
+        if stops and job.step == planned.step:
+            recorded = Moment(job.step, states, batches)
+            break
+        is_alarm = watch.read() and step is None
+        if is_open and (is_alarm or job.step == noticed):
+            recorded = Moment(job.step, states, batches)
+        if is_alarm and not has_begun:
+            has_begun, last = True, job.step + STEPS_AFTER
+        job.update()
+        watch.end()
+    assert recorded is not None
+    _write(planned, folder, is_twin, job, watch, recorded)
+    return recorded.step
+
+
+def _notice_delay(planned: PlannedIncident) -> int:
+    if planned.family == "stopped":
+        return 0
+    return int(np.random.default_rng([planned.seed, 1]).integers(*NOTICED_AFTER))
+
+
+def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """As the monitor records it, without the generators of this process, which the job does not use."""
+    return {**training_state(model, [optimizer]), "generators": {}}
+
+
+def _write(
+    planned: PlannedIncident, folder: Path, is_twin: bool, job: SimulatedJob, watch: Watch, moment: Moment
+) -> None:
+    """All files of the folder but for checkpoints, which the job has written."""
+    step, done = moment.step, len(watch.rows)
+    alarms = [one for one in watch.alarms if one.step <= step]
+    seconds = drawn_seconds(planned, step + STEPS_AFTER + 1, is_twin)
+    write_record(folder, _incident(planned, job, step, alarms, watch.first_suspect))
+    first = max(0, step + 1 - STEPS_BEFORE)
+    ends = np.cumsum(seconds.sum(2).max(0))[first:done]
+    rows = np.stack(watch.rows)[first:]
+    for rank in range(planned.world_size):
+        own = folder / f"rank{rank}"
+        is_killed = planned.kind == "killed process" and rank == planned.rank and not is_twin
+        write_record(own, RankPart(
+            rank=rank, host=host_of(rank), device=DEVICE, alarms=tuple(one for one in alarms if one.rank == rank),
+            series_steps=tuple(range(first, done)), state_step=None if is_killed else step,
+        ))  # fmt: skip
+        values = rows[:, rank]
+        Recording(watch.series, values, np.ones(values.shape, np.bool_), ends - ends[0]).save(own / SERIES_FILE)
+        if not is_killed:
+            write_tensors(own / BATCH_FILE, moment.batches[rank])
+            write_tensors(own / STATE_FILE, moment.states[rank])
+    write_optional_parts(planned, folder, is_twin, job, watch, seconds[:, :done])
+
+
+def _incident(
+    planned: PlannedIncident, job: SimulatedJob, step: int, alarms: list[Alarm], found: Suspect | None
+) -> Incident:
+    raised = [one for one in alarms if one.level == "alarm"]  # nothing is recorded on a warning
+    suspect = found if raised and found else Suspect(UNDETERMINED, NO_ALARM)
+    tensor, time = tensor_of(raised, suspect), float(step)
+    host, device = (host_of(suspect.rank), DEVICE) if suspect.rank >= 0 else ("", "")
+    verdict = Verdict(
+        time=time, rank=0, step=raised[0].step if raised else step, suspect=suspect.rank, reason=suspect.reason, action="log",
+        outcome="logged" if raised else "recorded", host=host, device=device, tensor=tensor,
+        ranks=tuple(sorted({one.rank for one in raised})),
+    )  # fmt: skip
+    return Incident(
+        run=f"{planned.seed:08x}", step=step, suspect=suspect.rank, reason=suspect.reason, tensor=tensor, host=host,
+        device=device, world_size=planned.world_size, time=time, settings=SETTINGS,
+        versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        alarms=tuple(one for one in alarms if one.rank == 0), verdicts=(verdict,),
+        checkpoints=tuple(one for one in job.saved if one.step is not None and one.step <= step),
+    )  # fmt: skip

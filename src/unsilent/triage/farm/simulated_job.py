@@ -1,0 +1,139 @@
+"""A small training of several ranks in one process: gradients are averaged exactly, and one cause may be put into it.
+
+Every step is begun, computed and applied, so that what watches it can read state and gradients in between.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unsilent.checkpoints.manifest import manifest_path, read_manifest
+from unsilent.checkpoints.verified_saving import verified_save
+from unsilent.checkpoints.writing import write_safetensors
+from unsilent.events.incident_folder import SavedCheckpoint
+from unsilent.incidents.planted_job import RATE
+from unsilent.incidents.planted_workloads import Classifier, draw_batch
+from unsilent.triage.farm.causes import CAUSES, Point, Replica, flip_exponent
+from unsilent.triage.farm.planned import PlannedIncident
+
+CHECKPOINT_INTERVAL = 20
+LOADED, OLDER = 40, 20
+"""The checkpoint that a job which is started again loads, and the one before it."""
+
+
+def starts_again(planned: PlannedIncident) -> bool:
+    """Whether all ranks load a checkpoint in the step of the cause: also a good one, so that this does not tell the cause."""
+    return planned.family in ("checkpoint", "configuration") or (planned.kind == "nothing" and planned.draws[0] < 0.5)
+
+
+class SimulatedJob:
+    """The training.
+
+    Args:
+        planned: What is put into it, unless ``is_twin``.
+        folder: For checkpoints.
+
+    Attributes:
+        step: That it is in.
+        replicas: What each rank has.
+        saved: Checkpoints so far.
+        has_failed_to_save: Whether the disk was full.
+    """
+
+    def __init__(self, planned: PlannedIncident, is_twin: bool, folder: Path) -> None:
+        self.planned, self.step, self._folder = planned, -1, folder
+        self._cause = None if is_twin else CAUSES.get((planned.family, planned.kind))
+        self._is_twin = is_twin
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(planned.seed)
+            model = Classifier(planned.workload, is_narrow=False)
+        self.replicas = []
+        for rank in range(planned.world_size):
+            own = copy.deepcopy(model)
+            optimizer = torch.optim.Adam(own.parameters(), lr=RATE, foreach=True)
+            self.replicas.append(Replica(rank, own, optimizer))
+        self.saved: list[SavedCheckpoint] = []
+        self.has_failed_to_save = False
+
+    def begin(self) -> None:
+        """The next step begins: checkpoints are saved and loaded, and what happens between two steps happens."""
+        self.step += 1
+        is_special = self.step == self.planned.step
+        is_due = self.step > 0 and self.step % CHECKPOINT_INTERVAL == 0
+        if is_due or (self.planned.family == "disk" and is_special):
+            self._save()
+        if is_special and starts_again(self.planned):
+            self._start_again()
+        for one in self.replicas:
+            one.is_zeroing = one.is_updating = True
+            self._apply(Point.BETWEEN_STEPS, one)
+
+    def compute(self) -> None:
+        """Each rank computes loss and gradients of its own batch."""
+        for one in self.replicas:
+            one.batch = draw_batch(self.planned.seed, self.step, one.rank)
+            self._apply(Point.BATCH, one)
+            if one.is_zeroing:
+                one.optimizer.zero_grad()
+            loss = one.model(one.batch)
+            loss.backward()
+            one.loss = float(loss.detach())
+            self._apply(Point.GRADIENT, one)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """The gradients of all ranks are averaged, and each makes the step with what it received."""
+        for one in self.replicas:
+            one.sent = [gradient.clone() for gradient in one.gradients]
+            self._apply(Point.SENT, one)
+        means = [torch.stack(parts).mean(0) for parts in zip(*(one.sent for one in self.replicas), strict=True)]
+        for one in self.replicas:
+            torch._foreach_copy_(one.gradients, means)
+            self._apply(Point.RECEIVED, one)
+            if one.is_updating:
+                one.optimizer.step()
+            self._apply(Point.UPDATED, one)
+
+    def _apply(self, point: Point, replica: Replica) -> None:
+        cause, planned = self._cause, self.planned
+        if cause is None or cause.point is not point or planned.rank not in (-1, replica.rank):
+            return
+        if self.step == planned.step or (cause.lasts and self.step > planned.step):
+            cause.apply(replica, planned, self.step)
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"{step}.safetensors"
+
+    def _save(self) -> None:
+        """Rank 0 saves; a file that the disk has no place for is cut, which shows when it is closed."""
+        path = self._path(self.step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        manifest = read_manifest(verified_save(self.replicas[0].saved_state(), path, step=self.step))
+        self.saved.append(SavedCheckpoint(
+            path=f"{path.parent.name}/{path.name}", step=self.step, time=0.0,
+            manifest=f"{path.parent.name}/{manifest_path(path).name}",
+            files={name or path.name: one.xxh3_128 for name, one in manifest.files.items()},
+        ))  # fmt: skip
+        if self.planned.family == "disk" and not self._is_twin and self.step == self.planned.step:
+            with path.open("r+b") as file:
+                file.truncate(int(path.stat().st_size * self.planned.draws[2]))
+            self.has_failed_to_save = True
+
+    def _start_again(self) -> None:
+        """All ranks load the newest checkpoint; with the cause it is damaged, or one rank loads the one before."""
+        from safetensors.torch import load_file
+
+        planned, path = self.planned, self._path(LOADED)
+        state = load_file(path)
+        if planned.kind == "damaged for all" and not self._is_twin:
+            names = sorted(name for name in state if name.startswith("model."))
+            flip_exponent(state[names[int(planned.draws[0] * len(names))]], planned)
+            write_safetensors(state, path)
+        older: dict[str, Tensor] = load_file(self._path(OLDER))
+        for one in self.replicas:
+            is_stale = planned.kind == "stale on one rank" and one.rank == planned.rank and not self._is_twin
+            one.load(older if is_stale else state)

@@ -1,0 +1,79 @@
+"""Files that a job left in its folder, by what they are. Nothing is followed out of it, and nothing in it is changed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from unsilent.errors import UsageError
+from unsilent.events.incident_folder import FOLDER
+
+MOST_FILES, DEEPEST = 100_000, 10
+_LOG_RANK = re.compile(r"rank[_-]?(\d{1,4})(?!\d)", re.ASCII)
+_NUMBER = re.compile(r"\d{1,4}", re.ASCII)
+_ATTEMPT = re.compile(r"attempt_(\d{1,6})", re.ASCII)
+_TRACE = re.compile(r"(?:trace-rank\d+|.+\.pt\.trace)\.json(?:\.gz)?")
+_DUMP = re.compile(r"(?:flight-rank|dump_|nccl_trace_rank_)(\d{1,4})(?:\.json)?", re.ASCII)
+_CONFIGURATION = re.compile(r"(?:config[\w-]*|hparams)\.(?:json|ya?ml)")
+_MANIFEST = ".manifest.json"
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Plain files in a folder and in its folders, but for hidden ones and incidents. Raises ``UsageError`` for too many."""
+    result: list[Path] = []
+    for name, folders, files in os.walk(folder):
+        here = Path(name)
+        is_deepest = len(here.relative_to(folder).parts) >= DEEPEST
+        folders[:] = sorted(
+            one for one in folders if not is_deepest and one != FOLDER and (one == ".hydra" or not one.startswith("."))
+        )
+        paths = (here / one for one in sorted(files))
+        result += [one for one in paths if one.is_file() and not one.is_symlink()]
+        if len(result) > MOST_FILES:
+            raise UsageError(f"{folder} has more than {MOST_FILES:,} files; give the folder of one job")
+    return result
+
+
+def logs_in(files: Sequence[Path]) -> dict[int | None, list[Path]]:
+    """Logs by rank, of the last attempt of torchrun; None: their names have no rank."""
+    result: dict[tuple[int, int | None], list[Path]] = defaultdict(list)
+    for path in files:
+        attempt = next((int(found[1]) for part in path.parts if (found := _ATTEMPT.fullmatch(part))), -1)
+        if path.name in ("stdout.log", "stderr.log") and _NUMBER.fullmatch(path.parent.name):
+            result[attempt, int(path.parent.name)].append(path)
+        elif path.suffix == ".log" or (path.suffix == ".txt" and path.name.startswith("log_rank")):
+            named = _LOG_RANK.search(path.name)
+            result[attempt, int(named[1]) if named else None].append(path)
+    last = max((attempt for attempt, _ in result), default=-1)
+    return {rank: paths for (attempt, rank), paths in result.items() if attempt == last}
+
+
+def dumps_in(files: Sequence[Path]) -> dict[int, Path]:
+    """Dumps of the flight recorder by rank, those that were written last."""
+    named = ((found, path) for path in files if (found := _DUMP.fullmatch(path.name)))
+    return {int(found[1]): path for found, path in sorted(named, key=lambda one: one[1].stat().st_mtime)}
+
+
+def traces_in(files: Sequence[Path]) -> list[Path]:
+    """Traces of the profiler in the folder in which one was written last."""
+    traces = [path for path in files if _TRACE.fullmatch(path.name)]
+    last = max(traces, key=lambda one: one.stat().st_mtime, default=Path())
+    return [one for one in traces if one.parent == last.parent]
+
+
+def configuration_in(files: Sequence[Path]) -> Path | None:
+    """That of hydra, else the one that lies highest."""
+    named = [path for path in files if _CONFIGURATION.fullmatch(path.name) and path.parent.name != ".hydra"]
+    hydra = [path for path in files if path.parts[-2:] == (".hydra", "config.yaml")]
+    return min(hydra or named, key=lambda one: (len(one.parts), one), default=None)
+
+
+def manifests_in(files: Sequence[Path]) -> dict[Path, Path]:
+    """Manifests by the checkpoint that they are of, where it is there."""
+    named = {path.with_name(path.name.removesuffix(_MANIFEST)): path for path in files if path.name.endswith(_MANIFEST)}
+    return {
+        checkpoint: path for checkpoint, path in named.items() if checkpoint.exists() and not checkpoint.is_symlink()
+    }

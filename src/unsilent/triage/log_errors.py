@@ -1,0 +1,89 @@
+"""Lines of a log that look like errors, with what in them differs between ranks and times masked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from unsilent.plainfiles import read_plain
+from unsilent.printable import escape_unprintable
+from unsilent.triage.parts import MOST_LOG
+
+MOST_ERRORS, MOST_LINES = 10_000, 200_000
+"""Lines that are kept of a log, the first ones; lines that are looked at, the last ones."""
+LONGEST_LINE = 2000
+LONGEST_SHOWN = 200
+ERROR = re.compile(
+    r"\b\w+(?:Error|Exception)\b|\b(?:Error|Exception|error):|(?<![=\w])(?:ERROR|FATAL|CRITICAL|Killed|Aborted)\b"
+    r"|(?i:no space left|segmentation fault|out of memory|bus error|core dumped|cuda error|uncorrectable)"
+    r"|(?i:\btimed out\b|\bwatchdog\b)|\bTimeout\b(?!\s*[=:(])|(?i:(?<!\w)-?\bnan\b(?![\w-]))"
+)
+_WORDS = (
+    "error", "exception", "fatal", "critical", "killed", "aborted", "space", "fault", "memory", "dumped", "uncorrect", "timed",
+    "watchdog", "timeout", "nan",
+)  # fmt: skip
+"""Of these a line that looks like an error has one; to look for them first takes a tenth of the time."""
+OF_ANOTHER_RANK = re.compile(
+    r"(?i:by peer|broken pipe|watchdog|timed out|timeout|sigterm|signal 15|childfailed|\bnan\b|heartbeat)"
+)
+"""Errors that follow from those of other ranks, and values that one rank may log for all: they name no rank."""
+_RANK_PREFIX, _COLOUR = re.compile(r"^\[(?:rank|default)?\d+\]:?\s?", re.ASCII), re.compile(r"\x1b\[[\d;]*m", re.ASCII)
+_TRACEBACK = "Traceback (most recent call last)"
+_STEP = re.compile(r"(?i:\b(?:global_?)?(?:step|iter|iteration)\b[\s:=#\[(]{0,8}(\d{1,12})\b)", re.ASCII)
+_MASKED = re.compile(r"0x[0-9a-fA-F]+|(?:/[\w.+-]+){2,}/?|\d+(?:[.:,]\d+)*(?:[eE][+-]?\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class LoggedError:
+    """A line that looks like an error.
+
+    Attributes:
+        number: Of the line, from 1.
+        step: That the line or the nearest one before it names; None where none does.
+        text: Fit to be shown.
+        masked: The line without numbers, addresses and paths.
+        names_rank: Whether it may tell of the rank that logs it.
+    """
+
+    number: int
+    step: int | None
+    text: str
+    masked: str
+    names_rank: bool
+
+
+def read_log_errors(path: Path) -> tuple[LoggedError, ...]:
+    """Those of a log, the first ones. Raises ``UsageError``."""
+    text = read_plain(path, MOST_LOG).decode("utf-8", "replace")
+    return tuple(one for one, _ in zip(_errors(text), range(MOST_ERRORS), strict=False))
+
+
+def last_step(path: Path) -> int | None:
+    """Number of the last step that a log names; None where it names none. Raises ``UsageError``."""
+    steps = _STEP.findall(read_plain(path, MOST_LOG).decode("utf-8", "replace"))
+    return int(steps[-1]) if steps else None
+
+
+def mask_line(line: str) -> str:
+    """The line without numbers, addresses and paths."""
+    return " ".join(_MASKED.sub("#", line).split())
+
+
+def _errors(text: str) -> Iterator[LoggedError]:
+    step, is_traceback = None, False
+    lines = text.splitlines()
+    first = max(0, len(lines) - MOST_LINES)
+    for number, whole in enumerate(lines[first:], first + 1):
+        line = _RANK_PREFIX.sub("", _COLOUR.sub("", whole[:LONGEST_LINE]))
+        if ("step" in line.lower() or "iter" in line.lower()) and (named := _STEP.search(line)) is not None:
+            step = int(named[1])
+        if _TRACEBACK in line:
+            is_traceback = True
+        elif is_traceback and (not line.strip() or line[0].isspace()):
+            continue  # code of the program
+        elif is_traceback or (any(map(line.lower().__contains__, _WORDS)) and ERROR.search(line)):
+            is_traceback = False
+            shown, names_rank = escape_unprintable(line.strip()[:LONGEST_SHOWN]), not OF_ANOTHER_RANK.search(line)
+            yield LoggedError(number, step, shown, mask_line(line), names_rank)

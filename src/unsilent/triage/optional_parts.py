@@ -1,0 +1,129 @@
+"""Readers of the optional parts of an incident's folder. Each raises ``UsageError`` for what cannot be read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError, first_line
+from unsilent.plainfiles import open_plain, parse_json, read_plain
+from unsilent.printable import escape_unprintable
+from unsilent.timeline.flight_recorder import Dump, read_dumps
+from unsilent.triage.parts import MOST_TEXT, TIMELINE_KEYS
+
+MOST_CONFIGURATION, MOST_TIMELINE = 2**20, 2**24
+"""Bytes."""
+MOST_STEP, MOST_RANK, MOST_PARTS, MOST_SECONDS = 2**53, 2**20, 64, 1e9
+MOST_DUMPS = 4096
+LONGEST_NAME = 100
+MOST_SETTINGS, DEEPEST = 10_000, 20
+"""Settings, and levels of objects in each other."""
+DUMP_NAME = re.compile(r"rank(\d{1,6})\.json", re.ASCII)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedTimes:
+    """Seconds of parts of recorded steps.
+
+    Attributes:
+        ranks, parts: Numbers and names.
+        steps: Of the run, increasing, int64[s].
+        seconds: float64[ranks, steps, parts]; NaN: a rank has no such part.
+    """
+
+    ranks: tuple[int, ...]
+    parts: tuple[str, ...]
+    steps: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+
+
+def read_report(path: Path) -> str:
+    """What somebody saw, in words."""
+    return read_plain(path, MOST_TEXT).decode("utf-8", "replace")
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Settings by the names that lead to each, with a slash between them."""
+    settings: dict[str, Any] = _read_object(path, MOST_CONFIGURATION, settings_of)
+    return settings
+
+
+def read_times(path: Path) -> RecordedTimes:
+    """Seconds of parts of steps."""
+    times: RecordedTimes = _read_object(path, MOST_TIMELINE, _times)
+    return times
+
+
+def read_dump(path: Path) -> Dump:
+    """What the flight recorder of a rank held, in JSON. A pickle is not opened."""
+    with open_plain(path) as file:
+        if not file.read(64).lstrip().startswith(b"{"):
+            raise UsageError(f"{path} is no JSON object; write the dump in JSON, as unsilent timeline record does")
+    (dump,) = read_dumps([path])
+    return dump
+
+
+def _read_object(path: Path, most: int, make: Callable[[Any], Any]) -> Any:
+    content = read_plain(path, most)
+    try:
+        return make(parse_json(content))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        reason = escape_unprintable(first_line(error))[:200]
+        raise UsageError(f"{path} cannot be read: {reason}; remove it, or write it again") from None
+
+
+def settings_of(value: Any) -> dict[str, Any]:
+    """Settings in an object by the names that lead to each. Raises ``ValueError`` for what is no object."""
+    if not isinstance(value, dict):
+        raise ValueError("expected an object")
+    result = dict(itertools.islice(_settings(value, "", DEEPEST), MOST_SETTINGS + 1))
+    if len(result) > MOST_SETTINGS:
+        raise ValueError(f"expected at most {MOST_SETTINGS:,} settings")
+    return result
+
+
+def _settings(value: Any, name: str, levels: int) -> Iterator[tuple[str, Any]]:
+    """Settings below a name; a list of plain values is one."""
+    is_list = isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
+    if not is_list and (not isinstance(value, dict) or (name and not value)):
+        yield name, value
+        return
+    for key, part in enumerate(value) if is_list else value.items():
+        if not levels or len(str(key)) > LONGEST_NAME:
+            raise ValueError(f"expected at most {DEEPEST} levels, and names of at most {LONGEST_NAME} letters")
+        yield from _settings(part, f"{name}/{key}" if name else str(key), levels - 1)
+
+
+def _times(values: Any) -> RecordedTimes:
+    if not isinstance(values, dict):
+        raise ValueError("expected an object")
+    if values.get("schema") != 1 or any(not isinstance(values.get(key), list) for key in TIMELINE_KEYS[1:]):
+        raise ValueError(f"expected schema 1 and lists of {', '.join(TIMELINE_KEYS[1:])}")
+    parts, ranks, steps, seconds = (values[key] for key in TIMELINE_KEYS[1:])
+    if not all(isinstance(one, str) for one in parts) or not 0 < len(set(parts)) == len(parts) <= MOST_PARTS:
+        raise ValueError(f"its parts are not 1 to {MOST_PARTS} names")
+    _check_numbers("ranks", ranks, MOST_RANK)
+    _check_numbers("steps", steps, MOST_STEP)
+    if sorted(steps) != steps:
+        raise ValueError("its steps are not in order")
+    shape = (len(ranks), len(steps), len(parts))
+    if [len(seconds), *{len(one) for one in seconds}, *{len(row) for one in seconds for row in one}] != [*shape]:
+        raise ValueError("its seconds are not a number for each rank, step and part")
+    every = [value for one in seconds for row in one for value in row]
+    if not all(value is None or (type(value) in (int, float) and abs(value) <= MOST_SECONDS) for value in every):
+        raise ValueError("its seconds are not all numbers or null")
+    names = tuple(escape_unprintable(one[:LONGEST_NAME]) for one in parts)
+    return RecordedTimes(tuple(ranks), names, np.array(steps, np.int64), np.array(every, np.float64).reshape(shape))
+
+
+def _check_numbers(name: str, values: list[Any], most: int) -> None:
+    """Raise ``ValueError`` for what are no different whole numbers in range."""
+    if not all(type(one) is int and 0 <= one <= most for one in values) or not 0 < len(set(values)) == len(values):
+        raise ValueError(f"its {name} are not different whole numbers from 0 to {most}")

@@ -1,0 +1,80 @@
+"""Whether settings of the job are those of an earlier one that went well, and settings of optimizers the same in all ranks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from unsilent.printable import escape_unprintable
+from unsilent.report.text import listed
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome
+
+NOT_COUNTED = re.compile(
+    r"(?:run|job|exp|experiment)[_-]?(?:name|id)|name|tags?|notes|(?:.*[_-])?(?:dir|folder|path|root|date|time|timestamp|host"
+    r"|hostname|node|port|addr|workers|user)",
+    re.IGNORECASE,
+)
+"""Last names of settings that differ between runs which are meant to be the same: of runs, folders, dates, hosts, workers."""
+EXCEPT = "names, folders, dates, hosts and workers"
+MOST_SHOWN = 3
+LONGEST_VALUE = 60
+
+
+def answer(bundle: Bundle, blanks: Blanks) -> Finding:
+    """Settings of optimizers that differ between ranks, else settings that differ from those of the earlier job."""
+    states, missing = bundle.states()
+    groups = {
+        rank: {name: value for name, value in state.values.items() if "/groups/" in name}
+        for rank, state in states.items()
+    }
+    names = dict.fromkeys(name for one in groups.values() for name in one)
+    unlike = [name for name in names if len({repr(one.get(name)) for one in groups.values()}) > 1]
+    if unlike:
+        values = "; ".join(f"rank {rank}: {_shown(one.get(unlike[0]))}" for rank, one in list(groups.items())[:8])
+        text = f"settings of optimizers differ between ranks: {listed(map(_name, unlike), MOST_SHOWN)} ({values})"
+        return _differs(unlike[0], text, bundle.incident.step, missing)
+    now, why_not_now = bundle.configuration()
+    earlier, why_not_earlier = bundle.earlier_configuration()
+    missing += why_not_now + why_not_earlier
+    if differ := differing_settings(bundle):
+        shown = (f"{_name(name)}: {_shown(then)} then, {_shown(value)} now" for name, (then, value) in differ.items())
+        text = f"settings are not those of the earlier job: {listed(shown, MOST_SHOWN)}"
+        return _differs(next(iter(differ)), text, 0, missing)
+    looked_at = [f"of optimizers in {len(groups)} ranks"] * (len(groups) > 1)
+    looked_at += [f"of the job and of an earlier one, but for {EXCEPT}"] * (now is not None and earlier is not None)
+    if not looked_at:
+        text = (
+            f"settings of optimizers of {len(groups)} ranks can be read, and two are compared; a configuration and an earlier "
+            f"one are compared, and {(now is not None) + (earlier is not None)} of them can be read"
+        )
+        return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
+    text = f"these settings are the same: {' and '.join(looked_at)}; whether they are meant was not looked at"
+    return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
+
+
+def differing_settings(bundle: Bundle) -> dict[str, tuple[Any, Any]]:
+    """Settings of the earlier job and of this one, by name, where they differ; empty where one of them cannot be read."""
+    (now, _), (earlier, _) = bundle.configuration(), bundle.earlier_configuration()
+    if now is None or earlier is None:
+        return {}
+    counted = [name for name in {**now, **earlier} if not NOT_COUNTED.fullmatch(name.rpartition("/")[2])]
+    both = {name: (earlier.get(name, _ABSENT), now.get(name, _ABSENT)) for name in counted}
+    return {name: (then, value) for name, (then, value) in both.items() if then != value}
+
+
+_ABSENT = "no such setting"
+
+
+def _differs(name: str, text: str, step: int, missing: tuple[str, ...]) -> Finding:
+    return Finding(
+        outcome=Outcome.DIFFERS, text=text, kind=FindingKind.SETTINGS, tensor=_name(name), step=step, missing=missing
+    )
+
+
+def _name(name: str) -> str:
+    return escape_unprintable(name[:LONGEST_VALUE])
+
+
+def _shown(value: Any) -> str:
+    return _ABSENT if value is _ABSENT else ascii(value)[:LONGEST_VALUE]

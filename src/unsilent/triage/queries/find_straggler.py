@@ -1,0 +1,93 @@
+"""Which rank takes longer than the others, in which part of a step, and from which step on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.detectors.series import Floats
+from unsilent.report.text import count_text, number_text
+from unsilent.timeline.stragglers import LEAST_STEPS, Excess, array_excesses, differences_from_others
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
+from unsilent.triage.optional_parts import RecordedTimes
+
+Rows = NDArray[np.intp]
+FAR = 5.0
+"""Usual deviations of earlier steps from which on a rank is later than it was."""
+
+
+def answer(bundle: Bundle, blanks: Blanks) -> Finding:
+    """Ranks that are late in the recorded steps; else in the last half, the last quarter … of them, and unlike before."""
+    times, missing = bundle.times()
+    if times is None:
+        text = "seconds of steps cannot be read; unsilent triage collect adds them, from traces of unsilent timeline record"
+        return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
+    first, last = blanks.steps or (0, int(times.steps[-1]))
+    rows = np.flatnonzero((times.steps >= first) & (times.steps <= last))
+    found = _excesses(times, rows)
+    if not found or (blanks.rank is not None and blanks.rank not in times.ranks):
+        text = (
+            f"seconds of {count_text(len(times.ranks), 'rank')} in {count_text(len(rows), 'step')} are recorded; two ranks and "
+            f"{LEAST_STEPS} steps are compared at least"
+        )
+        return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
+    late, looked_at = _late(found, blanks), len(rows) // 2
+    while not late and looked_at >= LEAST_STEPS:
+        in_last = _late(_excesses(times, rows[-looked_at:]), blanks)
+        late = [one for one in in_last if _has_left_its_past(times, rows, one)]
+        looked_at //= 2
+    steps = f"recorded steps {times.steps[rows[0]]} to {times.steps[rows[-1]]}"
+    if not late:
+        text = f"no rank is late beyond noise in {steps}, or in the last ones of them"
+        return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
+    one = late[0]
+    step = int(times.steps[rows[_onset(times, rows, one)]])
+    text = (
+        f"of {steps}, {one.part} takes rank {one.rank} {number_text(1e3 * one.seconds)} ms longer than the other ranks (median), "
+        f"from step {step} on"
+    )
+    return placed(
+        text, sorted({other.rank for other in late}), "other ranks are late as well", kind=FindingKind.LATE_RANK, tensor=one.part,
+        step=step, numbers={"seconds": one.seconds, "noise": one.floor}, missing=missing,
+    )  # fmt: skip
+
+
+def _excesses(times: RecordedTimes, rows: Rows) -> list[Excess]:
+    """As of a timeline. A rank is awaited if its parts together take it no less time than the others."""
+    seconds = times.seconds[:, rows]
+    if len(times.ranks) < 2 or len(rows) < LEAST_STEPS:
+        return []
+    wholes = np.nansum(seconds, 2)
+    is_awaited = np.array(
+        [np.median(wholes[n] - np.median(np.delete(wholes, n, 0), 0)) >= 0 for n in range(len(wholes))], np.bool_
+    )
+    return array_excesses(seconds, times.ranks, times.parts, float(np.median(wholes)), is_awaited)
+
+
+def _late(found: list[Excess], blanks: Blanks) -> list[Excess]:
+    return [one for one in found if one.is_separable and blanks.rank in (None, one.rank)]
+
+
+def _has_left_its_past(times: RecordedTimes, rows: Rows, late: Excess) -> bool:
+    """Whether a rank is later than it was in earlier steps. Few steps do not show how long noise lasts."""
+    own = _differences(times, rows[: _onset(times, rows, late)], late)
+    own = own[np.isfinite(own)]
+    if len(own) < LEAST_STEPS:
+        return False
+    centre = np.median(own)
+    return bool(late.seconds > centre + FAR * 1.4826 * np.median(np.abs(own - centre)))
+
+
+def _differences(times: RecordedTimes, rows: Rows, late: Excess) -> Floats:
+    """Seconds of a part on a rank less the median of the other ranks, float64[rows]."""
+    differences = differences_from_others(times.seconds[:, rows], times.ranks.index(late.rank))
+    return differences[:, times.parts.index(late.part)]
+
+
+def _onset(times: RecordedTimes, rows: Rows, late: Excess) -> int:
+    """The row from which on the rank is late: before it, and from it on, the fewest steps are otherwise."""
+    is_late = _differences(times, rows, late) > late.seconds / 2
+    late_before = np.concatenate([[0], np.cumsum(is_late)[:-1]])
+    in_time_after = np.cumsum(~is_late[::-1])[::-1]
+    return int((late_before + in_time_after).argmin())

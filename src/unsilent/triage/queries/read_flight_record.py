@@ -1,0 +1,48 @@
+"""Which rank did not enter a collective, or called another one, by dumps of the flight recorder."""
+
+from __future__ import annotations
+
+from unsilent.report.text import listed
+from unsilent.timeline.hang import Hang, hang_of
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
+
+
+def answer(bundle: Bundle, blanks: Blanks) -> Finding:
+    """Ranks that are missing from a collective and wait in no other one; else ranks that called another one."""
+    dumps, missing = bundle.dumps()
+    if not dumps:
+        text = "no dump of the flight recorder can be read; unsilent triage collect adds those of a job, in JSON"
+        return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
+    hang = hang_of(list(dumps.values()))
+    text = hang.report().headline
+    damaged = bool(missing)
+    if without := [rank for rank in range(bundle.incident.world_size) if rank not in dumps]:
+        missing += (f"no dump of these ranks can be read: {listed(map(str, without))}",)
+    if hang.verdict == "none":
+        outcome = Outcome.NOTHING if len(dumps) > 1 else Outcome.UNANSWERED
+        return Finding(outcome=outcome, text=text, missing=missing)
+    if hang.verdict == "different":
+        ranks = _unlike(hang)
+        kind = FindingKind.UNLIKE_COLLECTIVES
+        return placed(text, ranks, "which of them is right is not known", kind=kind, missing=missing)
+    certain = [one for one in hang.missing if one.is_certain]
+    first = [one for one in certain if not one.waits_in] or certain
+    if first:
+        ranks = sorted({rank for one in first for rank in one.ranks})
+        return placed(text, ranks, "at least one of them is missing", kind=FindingKind.ABSENT_RANK, missing=missing)
+    absent = sorted({rank for one in hang.missing for rank in one.ranks}) or without
+    is_telling = not damaged and len(absent) <= len(
+        dumps
+    )  # a process that ended writes no dump, nor one that was not asked
+    return Finding(
+        outcome=Outcome.DIFFERS, text=text, kind=FindingKind.ABSENT_RANK, ranks=tuple(absent) if is_telling else (),
+        missing=missing,
+    )  # fmt: skip
+
+
+def _unlike(hang: Hang) -> list[int]:
+    """The rank that called another collective than two others or more did, alike; else all ranks of the first such collective."""
+    (_, most), *others = hang.different[0].ways
+    rest = [rank for _, ranks in others for rank in ranks]
+    return rest if len(others) == 1 and len(rest) == 1 < len(most) else sorted([*most, *rest])

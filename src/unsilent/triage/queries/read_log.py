@@ -1,0 +1,73 @@
+"""The first error that one rank alone logged."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from unsilent.report.text import count_text
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, placed
+from unsilent.triage.history import past_end
+from unsilent.triage.log_errors import LoggedError
+
+USUAL = 2
+"""Steps before the incident from which on a line that was logged in them is a usual one."""
+
+
+def answer(bundle: Bundle, blanks: Blanks) -> Finding:
+    """An error that no other rank logged, and that was not logged again and again before; else one that several have."""
+    logs, missing = bundle.logs()
+    if not logs or (blanks.rank is not None and blanks.rank not in logs):
+        which = "any rank" if blanks.rank is None else f"rank {blanks.rank}"
+        text = f"no log of {which} can be read; unsilent triage collect adds those of a job"
+        return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
+    first = _unusual(bundle, logs, past_end(bundle, blanks))
+    found = [by_rank for by_rank in first if blanks.rank in (None, *by_rank)]
+    count = count_text(len(logs), "log")
+    if not found:
+        text = f"no line of {count} looks like an error that was not logged in several earlier steps as well"
+        return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
+    alone = [by_rank for by_rank in found if len(by_rank) == 1 and all(one.names_rank for one in by_rank.values())]
+    best = min(alone or found, key=lambda by_rank: (len(by_rank), *_first(bundle, by_rank)))
+    step, number, rank = _first(bundle, best)
+    text = f"line {number:,} of the log of rank {rank}: {best[rank].text}"
+    known = None if math.isinf(step) else int(step)
+    if not alone:
+        why = f"{len(best)} of {count} have it" if len(best) > 1 else "it need not tell of the rank that logs it"
+        ranks = tuple(best) if 1 < len(best) < len(logs) else ()
+        return Finding(
+            outcome=Outcome.DIFFERS, text=f"{text}; {why}", kind=FindingKind.LOGGED_ERROR, ranks=ranks, step=known,
+            missing=missing,
+        )  # fmt: skip
+    at_once = {rank for by_rank in alone for rank in by_rank if _first(bundle, by_rank)[0] == step}
+    return placed(
+        text, sorted(at_once), "other ranks log errors of their own in this step", len(logs) > 1,
+        kind=FindingKind.LOGGED_ERROR, step=known, missing=missing,
+    )  # fmt: skip
+
+
+def _unusual(bundle: Bundle, logs: Mapping[int, tuple[LoggedError, ...]], before: int) -> list[dict[int, LoggedError]]:
+    """The first line of each rank that has it, for each that is alike but for what is masked, without usual ones."""
+    first: dict[str, dict[int, LoggedError]] = {}
+    for rank, errors in logs.items():
+        places = {(one.masked, _step(bundle, one)) for one in errors}
+        earlier = Counter(masked for masked, step in places if step < before)
+        for one in errors:
+            if earlier[one.masked] < USUAL:
+                first.setdefault(one.masked, {}).setdefault(rank, one)
+    return [*first.values()]
+
+
+def _first(bundle: Bundle, by_rank: Mapping[int, LoggedError]) -> tuple[float, int, int]:
+    """Step, line and rank."""
+    return min((_step(bundle, one), one.number, rank) for rank, one in by_rank.items())
+
+
+def _step(bundle: Bundle, error: LoggedError) -> float:
+    """Of the run, where the log counts those of the training; infinite where none is known."""
+    if error.step is None:
+        return math.inf
+    first = bundle.incident.first_step
+    return error.step - first if error.step >= first else error.step

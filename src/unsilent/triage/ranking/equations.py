@@ -1,0 +1,199 @@
+"""The published equations of Revelio (MLSys 2022) as an order of queries, as far as they are known at second hand.
+
+A template is scored on [v_R; v_L; v_T]: report, telemetry, and the root of a graph convolution over the small tree of the
+template (operation, metric, blanks). A value is scored on [v_b; L_u; rank_u]: the node of its blank, features of the candidate,
+its place. Softmax over templates, and over the candidates of a template; cross-entropy. Ours: the report vector is that of
+`words` instead of BERT; several templates or candidates may be right; the query that looks at everything is a candidate at the
+root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.triage.farm.labelled import RIGHT, LabelledIncident
+from unsilent.triage.possible_queries import PossibleQuery, possible_queries
+from unsilent.triage.queries.table import TEMPLATES
+from unsilent.triage.ranking.examples import Example, examples_of
+from unsilent.triage.ranking.features import candidate_features, incident_features
+from unsilent.triage.ranking.words import DIRECTIONS, Words, fit_words
+from unsilent.triage.runbook import ScoredQuery, Signals
+
+SIZE, EPOCHS, RATE, DECAY = 32, 60, 3e-3, 1e-3
+REASON = "the published equations"
+NAMES = [*TEMPLATES]
+
+
+def _tree_nodes(template: str) -> list[str]:
+    """The root, which is the operation, then the metric and the blanks below it: ``compare``, ``gradients``, ``a tensor``."""
+    operation, _, metric = template.partition("-")
+    return [operation, metric, *(f"a {one}" for one in TEMPLATES[template].blanks)]
+
+
+VOCABULARY = sorted({node for name in NAMES for node in _tree_nodes(name)})
+
+
+class _Trees(nn.Module):
+    """A graph convolution of two layers over all templates' trees: vectors of nodes, SIZE numbers each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(len(VOCABULARY), SIZE)
+        self.layers = nn.ModuleList([nn.Linear(SIZE, SIZE) for _ in range(2)])
+        nodes = [(name, node) for name in NAMES for node in _tree_nodes(name)]
+        self.places = {one: place for place, one in enumerate(nodes)}
+        self.roots = torch.tensor([self.places[name, _tree_nodes(name)[0]] for name in NAMES])
+        self.words = torch.tensor([VOCABULARY.index(node) for _, node in nodes])
+        joined = torch.eye(len(nodes))
+        for place, (name, _) in enumerate(nodes):
+            root = self.places[name, _tree_nodes(name)[0]]
+            joined[place, root] = joined[root, place] = 1
+        degree = joined.sum(1).rsqrt()
+        self.joined = degree[:, None] * joined * degree
+
+    def forward(self) -> Tensor:
+        nodes: Tensor = self.embedding(self.words)
+        for layer in self.layers:
+            nodes = torch.relu(self.joined @ layer(nodes))
+        return nodes
+
+
+class _Equations(nn.Module):
+    """Both scorers."""
+
+    def __init__(self, telemetry: int, candidate: int) -> None:
+        super().__init__()
+        self.trees = _Trees()
+        self.telemetry = nn.Linear(telemetry, SIZE)
+        self.joint, self.score = nn.Linear(DIRECTIONS + 2 * SIZE, SIZE), nn.Linear(2 * SIZE, 1)
+        self.value = nn.Sequential(
+            nn.Linear(SIZE + candidate, SIZE), nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, 1)
+        )
+
+    def template_scores(self, nodes: Tensor, reports: Tensor, telemetry: Tensor) -> Tensor:
+        """[incidents, templates]."""
+        roots = nodes[self.trees.roots].expand(len(reports), -1, -1)
+        known = torch.cat([reports, self.telemetry(telemetry)], 1)[:, None].expand(-1, len(NAMES), -1)
+        joint = self.joint(torch.relu(torch.cat([known, roots], 2)))
+        scores: Tensor = self.score(torch.relu(torch.cat([joint, roots], 2)))[..., 0]
+        return scores
+
+    def value_scores(self, nodes: Tensor, places: Tensor, candidates: Tensor) -> Tensor:
+        """[candidates], each with the place of the node of its blank."""
+        scores: Tensor = self.value(torch.cat([nodes[places], candidates], 1))[:, 0]
+        return scores
+
+
+@dataclass(frozen=True, eq=False)
+class _Input:
+    """An incident in numbers.
+
+    Attributes:
+        report: float32[`DIRECTIONS`].
+        telemetry: float32[features].
+        candidates: float32[queries, features].
+        templates: int64[queries], the place of each query's template in `NAMES`.
+    """
+
+    report: Tensor
+    telemetry: Tensor
+    candidates: Tensor
+    templates: Tensor
+
+
+def _input_of(signals: Signals, queries: Sequence[PossibleQuery], words: Words) -> _Input:
+    rows = [[*candidate_features(one, signals, "").values()] for one in queries]  # values do not depend on the report
+    numbers = (words.vectors([signals.bundle.report()[0] or ""])[0], [*incident_features(signals).values()], rows)
+    report, telemetry, candidates = (torch.tensor(one, dtype=torch.float32) for one in numbers)
+    return _Input(report, telemetry, candidates, torch.tensor([NAMES.index(one.query.template) for one in queries]))
+
+
+@dataclass(frozen=True, eq=False)
+class EquationsOrder:
+    """The trained equations, with the means and deviations of their inputs."""
+
+    words: Words
+    network: _Equations
+    telemetry: tuple[Tensor, Tensor]
+    candidate: tuple[Tensor, Tensor]
+
+    def log_chances(self, inputs: Sequence[_Input], blanks: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Logarithms of P(template), [incidents, templates], and of P(values | template) of the queries of each incident."""
+        nodes, counts = self.network.trees(), [len(one.templates) for one in inputs]
+        telemetry = _scaled(torch.stack([one.telemetry for one in inputs]), self.telemetry)
+        scores = self.network.template_scores(nodes, torch.stack([one.report for one in inputs]), telemetry)
+        owner = torch.repeat_interleave(torch.arange(len(inputs)), torch.tensor(counts))
+        templates = torch.cat([one.templates for one in inputs])
+        is_asked = torch.zeros_like(scores, dtype=torch.bool).index_put((owner, templates), torch.tensor(True))
+        rows = _scaled(torch.cat([one.candidates for one in inputs]), self.candidate)
+        values = self.network.value_scores(nodes, torch.cat([*blanks]), rows)
+        groups = owner * len(NAMES) + templates
+        total = torch.zeros(len(inputs) * len(NAMES)).index_add(0, groups, values.clamp(-50, 50).exp())
+        of_values = values.clamp(-50, 50) - total[groups].log()
+        return scores.masked_fill(~is_asked, -1e9).log_softmax(1), [*of_values.split(counts)]
+
+    def blanks_of(self, queries: Sequence[PossibleQuery]) -> Tensor:
+        """The node of the blank of each query, int64[queries]; the root where none is filled."""
+        places = self.network.trees.places
+        roots = {name: places[name, _tree_nodes(name)[0]] for name in NAMES}
+        named = [(one.query.template, f"a {one.blank}") for one in queries]
+        return torch.tensor([places.get(one, roots[one[0]]) for one in named])
+
+    def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
+        """Every possible query, the likeliest first."""
+        queries = possible_queries(signals.bundle, signals.candidates)
+        own = _input_of(signals, queries, self.words)
+        with torch.no_grad():
+            of_templates, of_values = self.log_chances([own], [self.blanks_of(queries)])
+        chances = (of_templates[0, own.templates] + of_values[0]).exp().tolist()
+        result = [ScoredQuery(one.query, chance, REASON) for one, chance in zip(queries, chances, strict=True)]
+        return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+
+
+def train(incidents: Sequence[LabelledIncident], seed: int) -> EquationsOrder:
+    """The equations, trained on incidents but for those that are masked or have no right query. Raises ``UsageError``."""
+    examples = [one for one in examples_of(incidents) if any(own for _, _, own in one.by_template())]
+    words = fit_words([one.report for one in examples])
+    queries = [[possible for possible, _ in one.graded] for one in examples]
+    inputs = [_input_of(one.signals, own, words) for one, own in zip(examples, queries, strict=True)]
+    telemetry = torch.stack([one.telemetry for one in inputs])
+    candidates = torch.cat([one.candidates for one in inputs])
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        network = _Equations(telemetry.shape[1], candidates.shape[1])
+        order = EquationsOrder(words, network, _scale(telemetry), _scale(candidates))
+        blanks = [order.blanks_of(own) for own in queries]
+        optimizer = torch.optim.AdamW(network.parameters(), RATE, weight_decay=DECAY)
+        for _ in range(EPOCHS):
+            for batch in torch.randperm(len(examples)).split(32):
+                own = batch.tolist()
+                chances = order.log_chances([inputs[at] for at in own], [blanks[at] for at in own])
+                optimizer.zero_grad()
+                _loss([examples[at] for at in own], *chances).backward()
+                optimizer.step()
+    return order
+
+
+def _loss(examples: Sequence[Example], of_templates: Tensor, of_values: Sequence[Tensor]) -> Tensor:
+    """Cross-entropy: less the logarithm of the probability of all that is right together."""
+    parts = []
+    for example, templates, values in zip(examples, of_templates, of_values, strict=True):
+        right: dict[int, list[int]] = {}
+        for place, (_, graded) in enumerate(example.graded):
+            if graded.grade == RIGHT:
+                right.setdefault(NAMES.index(graded.query.template), []).append(place)
+        parts.append(-templates[[*right]].logsumexp(0))
+        parts += [-values[places].logsumexp(0) for places in right.values()]
+    return torch.stack(parts).mean()
+
+
+def _scale(rows: Tensor) -> tuple[Tensor, Tensor]:
+    return rows.mean(0), rows.std(0, correction=0).clamp(min=1e-3)
+
+
+def _scaled(rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
+    return ((rows - scale[0]) / scale[1]).clamp(-10, 10)

@@ -1,0 +1,136 @@
+"""The order of queries as learned from incidents on which they were executed and graded.
+
+P(a query is right) = P(its template is right | the incident and its report) x P(it is right | its template is, its candidate).
+A template is right where a query of it has grade 3. The belief in a finding is P(grade of at least 2 | its template, outcome and
+kind, the incident). Each probability comes from boosted trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.detectors.series import Floats
+from unsilent.errors import UsageError
+from unsilent.triage.farm.labelled import RIGHT, LabelledIncident
+from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
+from unsilent.triage.possible_queries import PossibleQuery, possible_queries
+from unsilent.triage.queries.table import TEMPLATES
+from unsilent.triage.ranking.examples import examples_of
+from unsilent.triage.ranking.features import candidate_features, incident_features, one_hot
+from unsilent.triage.ranking.trees import Trees, fit_trees
+from unsilent.triage.ranking.words import Words, fit_words
+from unsilent.triage.runbook import ScoredQuery, Signals
+
+LEAST_GAIN = 0.01
+"""Probability that a query tells something, below which it is not executed."""
+PLACED = 2
+"""The grade from which on a finding names the place of the cause."""
+MOST_REASONS = 2
+WORDS_NAME = "the words of the report"
+BLANKS, BELIEFS = "blanks", "beliefs"
+FOUND = (Outcome.DIFFERS, Outcome.LOCALISED)
+OTHER_VERSION = (
+    "the model was trained for other queries or features than there are now; train it again: unsilent triage train"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The trained order.
+
+    Attributes:
+        incident, candidate: Names of features, in order.
+        trees: Of each template by its name; `BLANKS`: of a candidate, for a template that is right; `BELIEFS`: of a finding.
+    """
+
+    words: Words
+    incident: tuple[str, ...]
+    candidate: tuple[str, ...]
+    trees: Mapping[str, Trees]
+    least_gain = LEAST_GAIN
+
+    def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
+        """Every possible query with the probability that it is right, the likeliest first."""
+        report = signals.bundle.report()[0] or ""
+        row = self._incident_row(signals, report)
+        queries = possible_queries(signals.bundle, signals.candidates)
+        rows = np.array([candidate_row(one, signals, report) for one in queries]).reshape(len(queries), -1)
+        fitting = self.trees[BLANKS].probabilities(rows)
+        asked = {one.query.template for one in queries}
+        chances = {name: float(self.trees[name].probabilities(row)[0]) for name in asked}
+        reasons = {name: self._reason(self.trees[name], row) for name in asked}
+        result = []
+        for one, fits in zip(queries, fitting.tolist(), strict=True):
+            name = one.query.template
+            reason = "; ".join(filter(None, (reasons[name], one.reason)))
+            result.append(ScoredQuery(one.query, chances[name] * fits, reason))
+        return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+
+    def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
+        """The probability that a finding names the place of the cause; 0 where nothing was found."""
+        if finding.outcome not in FOUND:
+            return 0.0
+        row = self._incident_row(signals, signals.bundle.report()[0] or "")[0]
+        rows = np.array([[*finding_row(query, finding.outcome, finding.kind), *row]])
+        return float(self.trees[BELIEFS].probabilities(rows)[0])
+
+    def _incident_row(self, signals: Signals, report: str) -> Floats:
+        features = incident_features(signals)
+        if tuple(features) != self.incident:
+            raise UsageError(OTHER_VERSION)
+        return np.array([[*features.values(), *self.words.vectors([report])[0]]])
+
+    def _reason(self, trees: Trees, row: Floats) -> str:
+        """The features that raised the odds of a template most, with their values."""
+        moved = trees.contributions(row)[0, :-1]
+        count = len(self.incident)
+        names = [*self.incident, WORDS_NAME]
+        gains = [*moved[:count].tolist(), float(moved[count:].sum())]
+        places = sorted(range(len(names)), key=lambda place: -gains[place])[:MOST_REASONS]
+        texts = [
+            names[place] if place == count else f"{names[place]}: {row[0, place]:.3g}"
+            for place in places
+            if gains[place] > 0
+        ]
+        return ", ".join(texts) or "nothing speaks for it in particular"
+
+
+def candidate_row(query: PossibleQuery, signals: Signals, report: str) -> list[float]:
+    """What the trees of candidates see."""
+    return [*candidate_features(query, signals, report).values(), *one_hot(query.query.template, [*TEMPLATES])]
+
+
+def finding_row(query: Query, outcome: Outcome, kind: FindingKind | None) -> list[float]:
+    """What the trees of findings see, besides the incident."""
+    of_blanks = [float(name in query.blanks.given) for name in ("rank", "steps", "tensor")]
+    found = [*one_hot(kind, [*FindingKind]), float(outcome is Outcome.LOCALISED)]
+    return [*one_hot(query.template, [*TEMPLATES]), *of_blanks, *found]
+
+
+def train(incidents: Sequence[LabelledIncident], seed: int) -> Model:
+    """A model of incidents, but for those that are masked; the same for the same seed. Raises ``UsageError``."""
+    examples = examples_of(incidents)
+    reports = [one.report for one in examples]
+    words = fit_words(reports)
+    features = [incident_features(one.signals) for one in examples]
+    rows = np.hstack([np.array([[*one.values()] for one in features]), words.vectors(reports)])
+    answers: dict[str, list[tuple[Sequence[float], bool]]] = {name: [] for name in (*TEMPLATES, BLANKS, BELIEFS)}
+    for example, row in zip(examples, rows.tolist(), strict=True):
+        for name, queries, is_right in example.by_template():
+            answers[name].append((row, is_right))
+            for possible, graded in queries:
+                if is_right:
+                    own = candidate_row(possible, example.signals, example.report)
+                    answers[BLANKS].append((own, graded.grade == RIGHT))
+                if graded.outcome in FOUND:
+                    own = finding_row(graded.query, graded.outcome, graded.kind)
+                    answers[BELIEFS].append(([*own, *row], graded.grade >= PLACED))
+    trees = {
+        name: fit_trees(np.array([row for row, _ in own]), np.array([answer for _, answer in own], np.bool_), seed)
+        for name, own in answers.items()
+    }
+    first = examples[0]
+    return Model(words, tuple(features[0]), tuple(candidate_features(first.graded[0][0], first.signals, "")), trees)

@@ -1,0 +1,42 @@
+"""What is shown of a trained model: from how many incidents it learned, and on how many each query was right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unsilent.report.model import Column, Report, Section, Table
+from unsilent.report.shown import Shown
+from unsilent.report.text import count_text
+from unsilent.triage.farm.labelled import RIGHT, LabelledIncident
+from unsilent.triage.queries.table import TEMPLATES
+
+COLUMNS = (Column.text("query"), Column.count("incidents"), Column.count("right"))
+
+
+@dataclass(frozen=True, repr=False)
+class Trained(Shown):
+    """A model in a file, and the incidents that were given."""
+
+    path: Path
+    incidents: Sequence[LabelledIncident]
+
+    def report(self) -> Report:
+        """A row for each query."""
+        asked = [{one.query.template: False for one in each.graded} for each in self.incidents]
+        for names, each in zip(asked, self.incidents, strict=True):
+            names |= {one.query.template: True for one in each.graded if one.grade == RIGHT}
+        rows = [
+            {"query": name, "incidents": sum(name in one for one in asked), "right": sum(one.get(name, False) for one in asked)}
+            for name in TEMPLATES
+        ]  # fmt: skip
+        masked = sum(one.is_masked and not one.planned.is_healthy for one in self.incidents)
+        learned = count_text(len(self.incidents) - masked, "incident")
+        headline = f"Learned from {learned}; {masked:,} more are masked; the model is in {self.path}"
+        table = Table.of(rows, COLUMNS)
+        return Report(
+            "unsilent/triage-train/1", "triage train", "Order of debugging queries", headline, table,
+            sections=(Section("Queries", "On how many incidents each can be asked, and was right.", (table,)),),
+            further_json={"model": str(self.path), "headline": headline, "results": rows},
+        )  # fmt: skip

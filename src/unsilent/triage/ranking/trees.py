@@ -1,0 +1,139 @@
+"""Gradient-boosted trees of a yes-or-no question: fitted by scikit-learn, kept as plain arrays, evaluated with numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.detectors.series import Bools, Floats
+
+TREES, DEPTH, RATE = 60, 3, 0.1
+LEAST_LEAF = 4
+"""Examples in a leaf."""
+SHARE = 0.7
+"""Of the examples, for each tree: by the seed."""
+COLUMN_SHARE = 0.3
+"""Of the columns, among which the best is looked for in each node: few decide alone, and it is faster."""
+MOST_NODES = 2**16
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """The sum of trees is the logarithm of the odds.
+
+    Attributes:
+        start: float64[1], added to the sum.
+        roots: int64[t], the first node of each tree.
+        left, right: int64[n], where a node leads to, later nodes; -1 in a leaf.
+        column: int64[n], that a node looks at.
+        threshold: float64[n], up to which it leads to the left.
+        value: float64[n], of a leaf, and of a node the mean of the training examples that pass it.
+    """
+
+    start: Floats
+    roots: NDArray[np.int64]
+    left: NDArray[np.int64]
+    right: NDArray[np.int64]
+    column: NDArray[np.int64]
+    threshold: Floats
+    value: Floats
+
+    def probabilities(self, rows: Floats) -> Floats:
+        """float64[n] of rows float64[n, columns]."""
+        result: Floats = 1 / (1 + np.exp(-np.clip(self.start[0] + self.contributions(rows).sum(1), -50, 50)))
+        return result
+
+    def contributions(self, rows: Floats) -> Floats:
+        """How much each column moved the logarithm of the odds, float64[n, columns + 1]; the last one: the roots."""
+        rows = np.asarray(rows, np.float32)  # as scikit-learn compares them
+        result, every = np.zeros((len(rows), rows.shape[1] + 1)), np.arange(len(rows))
+        result[:, -1] = self.value[self.roots].sum()
+        for root in self.roots:
+            node = np.full(len(rows), root)
+            while len(inner := every[self.left[node] >= 0]):
+                at = node[inner]
+                column = self.column[at]
+                is_left = rows[inner, column] <= self.threshold[at]
+                node[inner] = np.where(is_left, self.left[at], self.right[at])
+                result[inner, column] += self.value[node[inner]] - self.value[at]
+        return result
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """By name, for a file."""
+        return vars(self)
+
+
+def fit_trees(rows: Floats, answers: Bools, seed: int) -> Trees:
+    """Trees of examples float64[n, columns]; without any where all answers are alike."""
+    right = int(answers.sum())
+    if not 0 < right < len(answers):
+        none = np.zeros(0, np.int64)
+        odds = math.log((right + 0.5) / (len(answers) - right + 0.5))
+        return Trees(np.array([odds]), none, none, none, none, np.zeros(0), np.zeros(0))
+    from sklearn.ensemble import GradientBoostingClassifier
+
+    fitted = GradientBoostingClassifier(
+        n_estimators=TREES, max_depth=DEPTH, learning_rate=RATE, min_samples_leaf=LEAST_LEAF, subsample=SHARE,
+        max_features=COLUMN_SHARE, random_state=seed,
+    ).fit(rows, answers)  # fmt: skip
+    return trees_of(fitted)
+
+
+def trees_of(fitted: Any) -> Trees:
+    """Those of a ``GradientBoostingClassifier`` of two classes that was fitted."""
+    prior = fitted.init_.class_prior_[1]
+    parts, begin, roots = [], 0, []
+    for (one,) in fitted.estimators_:
+        tree = one.tree_
+        left, right = tree.children_left.astype(np.int64), tree.children_right.astype(np.int64)
+        value = fitted.learning_rate * tree.value[:, 0, 0]
+        weight = tree.weighted_n_node_samples
+        for node in range(tree.node_count - 1, -1, -1):  # leaves were moved after the tree was grown; nodes were not
+            if left[node] >= 0:
+                both = np.array([left[node], right[node]])
+                value[node] = np.average(value[both], weights=weight[both])
+        is_leaf = left < 0
+        moved = [np.where(is_leaf, -1, side + begin) for side in (left, right)]
+        parts.append((*moved, np.where(is_leaf, 0, tree.feature), np.where(is_leaf, 0.0, tree.threshold), value))
+        roots.append(begin)
+        begin += tree.node_count
+    joined = [np.concatenate(one) for one in zip(*parts, strict=True)]
+    return Trees(np.array([math.log(prior / (1 - prior))]), np.array(roots, np.int64), *joined)
+
+
+def trees_from(arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) -> Trees:
+    """Those of a file. Raises ``ValueError`` for arrays that are no trees on so many columns, and ``KeyError``."""
+    read = {}
+    for one in fields(Trees):
+        array = arrays[prefix + one.name]
+        kind = np.float64 if one.name in ("start", "threshold", "value") else np.int64
+        if array.dtype != kind or array.ndim != 1 or len(array) > MOST_NODES:
+            raise ValueError(f"{prefix}{one.name} is no list of at most {MOST_NODES} numbers of type {kind.__name__}")
+        if kind is np.float64 and not np.isfinite(array).all():
+            raise ValueError(f"{prefix}{one.name} has values that are not finite")
+        read[one.name] = array
+    trees = Trees(**read)
+    count, is_leaf = len(trees.value), trees.left == -1
+    if len(trees.start) != 1 or any(len(read[name]) != count for name in ("left", "right", "column", "threshold")):
+        raise ValueError(f"the arrays of {prefix} differ in length")
+    own = np.arange(count)
+    are_later = (trees.left > own) & (trees.right > own) & (trees.left < count) & (trees.right < count)
+    if not (are_later | (is_leaf & (trees.right == -1))).all():
+        raise ValueError(f"a node of {prefix} does not lead to later ones")
+    if (
+        not ((trees.roots >= 0) & (trees.roots < count)).all()
+        or not ((trees.column >= 0) & (trees.column < columns)).all()
+    ):
+        raise ValueError(f"{prefix} has a root or a column that does not exist")
+    if len(trees.roots) > MOST_ROOTS:
+        raise ValueError(f"{prefix} has more than {MOST_ROOTS} trees")
+    return trees
+
+
+MOST_ROOTS = 1000
+"""Of a file: what takes longer is no model of ours."""

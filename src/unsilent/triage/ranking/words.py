@@ -1,0 +1,73 @@
+"""Reports in words as numbers: counts of hashed words and groups of characters, weighted, in a few directions.
+
+Numbers and dotted names are masked: which rank or layer a report mentions is a feature of that candidate, and of it alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.detectors.series import Floats
+
+COLUMNS = 2**11
+"""That words are hashed to."""
+DIRECTIONS = 16
+CHARACTERS = 4
+"""In a group, which still counts where a word has a typing error."""
+_NUMBER, _DOTTED = re.compile(r"\d[\d.,:e+-]*"), re.compile(r"\w+(?:[./]\w+)+")
+
+
+def tokens(text: str) -> list[str]:
+    """Words, pairs of words, and groups of characters of words, masked."""
+    words = re.findall(r"[^\W\d_]+|[#@]", _NUMBER.sub("#", _DOTTED.sub("@", text.lower())))
+    pairs = [f"{one} {after}" for one, after in itertools.pairwise(words)]
+    padded = [f"<{word}>" for word in words]
+    groups = [word[at : at + CHARACTERS] for word in padded for at in range(len(word) - CHARACTERS + 1)]
+    return words + pairs + [f"~{one}" for one in groups]
+
+
+def _counts(texts: Sequence[str]) -> Floats:
+    result = np.zeros((len(texts), COLUMNS))
+    for row, text in enumerate(texts):
+        for token in tokens(text):
+            result[row, zlib.crc32(token.encode()) % COLUMNS] += 1
+    return np.log1p(result)
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """How texts become numbers.
+
+    Attributes:
+        weights: float64[`COLUMNS`], the rarer the larger.
+        directions: float64[`DIRECTIONS`, `COLUMNS`], in which the texts that it was fitted to differ most.
+    """
+
+    weights: Floats
+    directions: Floats
+
+    def vectors(self, texts: Sequence[str]) -> Floats:
+        """float64[n, `DIRECTIONS`]; zeros for a text without a word."""
+        return _unit(_counts(texts) * self.weights) @ self.directions.T
+
+
+def fit_words(texts: Sequence[str]) -> Words:
+    """Weights and directions by the inverse frequencies and the singular vectors of these texts."""
+    counts = _counts(texts)
+    weights = np.log((1 + len(texts)) / (1 + (counts > 0).sum(0))) + 1
+    _, sizes, found = np.linalg.svd(_unit(counts * weights), full_matrices=False)
+    directions = np.zeros((DIRECTIONS, COLUMNS))
+    kept = found[: int((sizes[:DIRECTIONS] > 1e-9).sum())]
+    directions[: len(kept)] = kept
+    return Words(weights, directions)
+
+
+def _unit(rows: Floats) -> Floats:
+    result: Floats = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return result

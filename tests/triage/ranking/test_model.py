@@ -1,0 +1,183 @@
+"""The learned order: it ranks what it was trained for first, looks at no identity, and its file is checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from triage import made_triage as made
+from triage.ranking import made_labels as labels
+from unsilent.errors import UsageError
+from unsilent.triage.bundle import Bundle
+from unsilent.triage.candidates import candidates_of
+from unsilent.triage.farm.planned import HEALTHY
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, Query
+from unsilent.triage.possible_queries import possible_queries
+from unsilent.triage.queries.table import TEMPLATES
+from unsilent.triage.ranking.features import incident_features, is_mentioned
+from unsilent.triage.ranking.model import train
+from unsilent.triage.ranking.model_file import read_model, write_model
+from unsilent.triage.runbook import signals_of
+
+
+@pytest.fixture(scope="module")
+def model():
+    return labels.model()
+
+
+def test_the_right_template_comes_first_on_other_incidents(model):
+    for one in labels.collection(2, 100):
+        signals = labels.signals(one)
+        scored = model.scored_queries(signals)
+        assert {each.query for each in scored} == {
+            each.query for each in possible_queries(signals.bundle, signals.candidates)
+        }
+        if one.planned.family == HEALTHY:
+            assert scored[0].score < 0.2
+        else:
+            assert scored[0].query.template == labels.TEMPLATES[one.planned.family]
+            assert scored[0].score > 0.3
+            assert next(each for each in one.graded if each.query == scored[0].query).grade == 3
+            assert ": " in scored[0].reason
+
+
+def test_a_finding_is_believed_where_such_findings_were_right(model):
+    right, healthy = (
+        next(one for one in labels.collection(2, 100) if one.planned.family == f) for f in ("NaN", HEALTHY)
+    )
+    query = Query("scan-nonfinite")
+    finding = Finding(outcome=Outcome.LOCALISED, text="", kind=FindingKind.NONFINITE, ranks=(0,), step=90)
+    assert model.belief(labels.signals(right), query, finding) > 0.5
+    assert model.belief(labels.signals(right), query, Finding(outcome=Outcome.NOTHING, text="")) == 0
+    onset = Finding(outcome=Outcome.DIFFERS, text="", kind=FindingKind.ONSET, step=90)
+    assert model.belief(labels.signals(healthy), Query("find-onset"), onset) < 0.5
+
+
+def test_the_same_incident_in_another_rank_has_the_same_scores(model, tmp_path):
+    found = []
+    for rank in (0, 3):
+        series = {n: made.values(0) for n in range(4)} | {rank: made.spoiled(0, 90, 0, math.inf)}
+        batches, alarms = {n: made.batch(0) for n in range(4)}, {rank: (made.alarm(90, rank),)}
+        bundle = Bundle(made.folder(tmp_path / str(rank), 4, series, batches, alarms=alarms))
+        (bundle.folder / "report.txt").write_text(f"NaN on rank {rank} in step 90")
+        scored = model.scored_queries(signals_of(bundle, candidates_of(bundle)))
+        found.append([(one.query.template, one.score, one.reason) for one in scored])
+    assert found[0] == found[1]
+
+
+def test_a_seed_decides_and_masked_incidents_are_left_out(model):
+    incidents = labels.collection()
+    signals = labels.signals(incidents[0])  # NaN
+
+    def scores(other):
+        return [one.score for one in other.scored_queries(signals)]
+
+    assert scores(train(incidents, 1)) != scores(model)
+    first = next(one for one in incidents if one.planned.family == "NaN")
+    graded = tuple(replace(one, grade=0, is_same=True) for one in first.graded)
+    masked = replace(first, graded=graded, folder=first.folder / "absent")  # is not even read
+    assert scores(train([masked, *incidents], 0)) == scores(model)
+    with pytest.raises(UsageError, match="nothing to learn"):
+        train([masked], 0)
+
+
+def test_labels_of_other_queries_are_refused():
+    first = labels.collection()[0]
+    with pytest.raises(UsageError, match="label the collection again"):
+        train([type(first)(first.planned, first.folder, "", first.graded[1:])], 0)
+
+
+def test_every_number_is_finite_and_every_name_is_there_without_any_part(tmp_path):
+    path = made.folder(tmp_path, 0, world_size=2)
+    bundle = Bundle(path)
+    empty = incident_features(signals_of(bundle, candidates_of(bundle)))
+    assert [*empty] == [*incident_features(labels.signals(labels.collection()[0]))]
+    assert np.isfinite([*empty.values()]).all()
+
+
+@pytest.mark.parametrize(
+    ("report", "blanks", "expected"),
+    [
+        ("Rank 3 is odd", Blanks(rank=3), True),
+        ("rank 31 is odd", Blanks(rank=3), False),
+        ("look at body.fc", Blanks(tensor="body.fc.weight"), True),
+        ("look at body.fcx", Blanks(tensor="body.fc.weight"), False),
+        ("since step 88", Blanks(steps=(86, 90)), True),
+        ("since step 8", Blanks(steps=(86, 90)), False),
+        ("rank 3", Blanks(), False),
+    ],
+)
+def test_what_a_report_mentions(report, blanks, expected):
+    assert is_mentioned(Query("x", blanks), report) is expected
+
+
+# -- the file -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_gives_the_same_model(model, tmp_path):
+    write_model(model, tmp_path / "m.npz")
+    signals = labels.signals(labels.collection()[0])
+    assert read_model(tmp_path / "m.npz").scored_queries(signals) == model.scored_queries(signals)
+
+
+def test_a_file_without_pickles(model, tmp_path):
+    write_model(model, tmp_path / "m.npz")
+    with np.load(tmp_path / "m.npz", allow_pickle=False) as file:
+        assert all(file[name].dtype.kind in "fiu" for name in file.files)
+
+
+def _about(**change):
+    def changed(arrays):
+        about = json.loads(arrays["about"].tobytes())
+        arrays["about"] = np.frombuffer(json.dumps({**about, **change}).encode(), np.uint8)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_about(schema=2), "train it again"),
+        (_about(templates=["find-onset"]), "train it again"),
+        (_about(kinds=[]), "train it again"),
+        (_about(incident=3), "is not a model"),
+        (_about(incident=[]), "is not a model"),
+        (lambda a: a.pop("about"), "is not a model"),
+        (lambda a: a.update(about=np.frombuffer(b"[" * 100000, np.uint8)), "is not a model"),
+        (lambda a: a.update(about=np.frombuffer(b"[1]", np.uint8)), "is not a model"),
+        (lambda a: a.pop("blanks/value"), "is not a model"),
+        (lambda a: a.update(weights=np.zeros(3)), "is not a model"),
+        (lambda a: a.update(directions=np.full((16, 2**11), np.nan)), "is not a model"),
+        (lambda a: a.update({"beliefs/left": a["beliefs/left"] * 0}), "is not a model"),
+        (lambda a: a.update({"blanks/column": a["blanks/column"] + 1000}), "is not a model"),
+    ],
+)
+def test_hostile_files_are_refused_in_one_line(model, tmp_path, change, message):
+    write_model(model, tmp_path / "m.npz")
+    with np.load(tmp_path / "m.npz") as file:
+        arrays = dict(file)
+    change(arrays)
+    np.savez(tmp_path / "m.npz", **arrays)
+    with pytest.raises(UsageError, match=message) as error:
+        read_model(tmp_path / "m.npz")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_model_of_other_features_is_refused(model):
+    other = type(model)(model.words, model.incident[1:], model.candidate, model.trees)
+    with pytest.raises(UsageError, match="train it again"):
+        other.scored_queries(labels.signals(labels.collection()[0]))
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path):
+    (tmp_path / "m.npz").write_bytes(b"PK\x03\x04 no")
+    with pytest.raises(UsageError, match=r"unsilent triage train"):
+        read_model(tmp_path / "m.npz")
+
+
+def test_every_template_has_trees(model):
+    assert set(TEMPLATES) < set(model.trees)
