@@ -162,11 +162,20 @@ class ScoredQuery:
 
 def scored_queries(signals: Signals) -> list[ScoredQuery]:
     """Every possible query, the most telling one first."""
-    applying = [rule for rule in RULES if rule.applies(signals)]
+    templates = scored_templates(signals)
     result = []
     for one in possible_queries(signals.bundle, signals.candidates):
-        name = one.query.template
-        place, rule = next((place, rule) for place, rule in enumerate(applying) if name in rule.queries)
-        score = NEXT_RULE**place * NEXT_QUERY ** rule.queries.index(name) * NEXT_CANDIDATE**one.place
-        result.append(ScoredQuery(one.query, score, "; ".join(filter(None, (rule.signal, one.reason)))))
+        score, rule = templates[one.query.template]
+        reason = "; ".join(filter(None, (rule.signal, one.reason)))
+        result.append(ScoredQuery(one.query, score * NEXT_CANDIDATE**one.place, reason))
     return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+
+
+def scored_templates(signals: Signals) -> dict[str, tuple[float, Rule]]:
+    """The score of each template, and the rule that gives it."""
+    applying = [rule for rule in RULES if rule.applies(signals)]
+    result = {}
+    for name in TEMPLATES:
+        place, rule = next((place, rule) for place, rule in enumerate(applying) if name in rule.queries)
+        result[name] = NEXT_RULE**place * NEXT_QUERY ** rule.queries.index(name), rule
+    return result

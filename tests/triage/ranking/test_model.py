@@ -19,9 +19,10 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, Quer
 from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.ranking.features import incident_features, is_mentioned
-from unsilent.triage.ranking.model import train
+from unsilent.triage.ranking.model import OF_RUNBOOK, template_rows, train
 from unsilent.triage.ranking.model_file import read_model, write_model
 from unsilent.triage.runbook import signals_of
+from unsilent.triage.symptoms import SLOW
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,16 @@ def test_the_right_template_comes_first_on_other_incidents(model):
             assert scored[0].score > 0.3
             assert next(each for each in one.graded if each.query == scored[0].query).grade == 3
             assert ": " in scored[0].reason
+
+
+def test_what_templates_share_is_their_score_in_the_runbook_and_the_incident():
+    one = next(one for one in labels.collection(2, 100) if one.planned.family == HEALTHY)
+    signals = replace(labels.signals(one), symptoms=frozenset({SLOW}))
+    rows = template_rows(signals, [7.0])
+    assert rows["find-straggler"][1] == 0  # place
+    assert len({tuple(row[:2]) for row in rows.values()}) == len(TEMPLATES)
+    assert {len(row) for row in rows.values()} == {OF_RUNBOOK + 1}
+    assert {row[-1] for row in rows.values()} == {7.0}
 
 
 def test_a_finding_is_believed_where_such_findings_were_right(model):
@@ -104,6 +115,8 @@ def test_every_number_is_finite_and_every_name_is_there_without_any_part(tmp_pat
     [
         ("Rank 3 is odd", Blanks(rank=3), True),
         ("rank 31 is odd", Blanks(rank=3), False),
+        ("Worker #3 is odd", Blanks(rank=3), True),
+        ("since iteration 88", Blanks(steps=(86, 90)), True),
         ("look at body.fc", Blanks(tensor="body.fc.weight"), True),
         ("look at body.fcx", Blanks(tensor="body.fc.weight"), False),
         ("since step 88", Blanks(steps=(86, 90)), True),

@@ -186,13 +186,18 @@ def is_mentioned(query: Query, report: str) -> bool:
     """Whether a report names the rank, the tensor or its layer, or a step of the window."""
     blanks = query.blanks
     if blanks.rank is not None:
-        return re.search(rf"\brank[ -]*{blanks.rank}\b", report, re.IGNORECASE) is not None
+        return (
+            re.search(rf"\b(?:rank|worker|process|gpu|device)[ #-]*{blanks.rank}\b", report, re.IGNORECASE) is not None
+        )
     if blanks.tensor is not None:
         names = {blanks.tensor, blanks.tensor.rpartition(".")[0]} - {""}
         return any(re.search(rf"(?<![\w.]){re.escape(one)}(?!\w)", report) for one in names)
     if blanks.steps is not None:
         first, last = blanks.steps
-        return any(first <= int(one) <= last for one in re.findall(r"\bstep (\d{1,9})\b", report))
+        return any(
+            first <= int(one) <= last
+            for one in re.findall(r"\b(?:step|iteration) #?(\d{1,9})\b", report, re.IGNORECASE)
+        )
     return False
 
 

@@ -1,8 +1,10 @@
 """The order of queries as learned from incidents on which they were executed and graded.
 
 P(a query is right) = P(its template is right | the incident and its report) x P(it is right | its template is, its candidate).
-A template is right where a query of it has grade 3. The belief in a finding is P(grade of at least 2 | its template, outcome and
-kind, the incident). Each probability comes from boosted trees.
+A template is right where a query of it has grade 3. The first probability is the mean of two: one of the template's own trees,
+and one of trees that all templates share, which see the runbook's score of the template beside the incident and not which
+template it is: they know something of templates that were never right so far. The belief in a finding is
+P(grade of at least 2 | its template, outcome and kind, the incident). Each probability comes from boosted trees.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ from unsilent.triage.ranking.examples import examples_of
 from unsilent.triage.ranking.features import candidate_features, incident_features, one_hot
 from unsilent.triage.ranking.trees import Trees, fit_trees
 from unsilent.triage.ranking.words import Words, fit_words
-from unsilent.triage.runbook import ScoredQuery, Signals
+from unsilent.triage.runbook import ScoredQuery, Signals, scored_templates
 
 LEAST_GAIN = 0.01
 """Probability that a query tells something, below which it is not executed."""
+OF_RUNBOOK = 2
+"""Numbers that the shared trees see of the runbook, before those of the incident."""
 PLACED = 2
 """The grade from which on a finding names the place of the cause."""
 MOST_REASONS = 2
 WORDS_NAME = "the words of the report"
-BLANKS, BELIEFS = "blanks", "beliefs"
+BLANKS, BELIEFS, SHARED = "blanks", "beliefs", "shared"
 FOUND = (Outcome.DIFFERS, Outcome.LOCALISED)
 OTHER_VERSION = (
     "the model was trained for other queries or features than there are now; train it again: unsilent triage train"
@@ -43,7 +47,8 @@ class Model:
 
     Attributes:
         incident, candidate: Names of features, in order.
-        trees: Of each template by its name; `BLANKS`: of a candidate, for a template that is right; `BELIEFS`: of a finding.
+        trees: Of each template by its name; `BLANKS`: of a candidate, for a template that is right; `BELIEFS`: of a finding;
+            `SHARED`: of any template.
     """
 
     words: Words
@@ -60,7 +65,8 @@ class Model:
         rows = np.array([candidate_row(one, signals, report) for one in queries]).reshape(len(queries), -1)
         fitting = self.trees[BLANKS].probabilities(rows)
         asked = {one.query.template for one in queries}
-        chances = {name: float(self.trees[name].probabilities(row)[0]) for name in asked}
+        shared = template_rows(signals, row[0])
+        chances = {name: self._chance(name, row, np.array([shared[name]])) for name in asked}
         reasons = {name: self._reason(self.trees[name], row) for name in asked}
         result = []
         for one, fits in zip(queries, fitting.tolist(), strict=True):
@@ -68,6 +74,11 @@ class Model:
             reason = "; ".join(filter(None, (reasons[name], one.reason)))
             result.append(ScoredQuery(one.query, chances[name] * fits, reason))
         return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+
+    def _chance(self, name: str, row: Floats, shared: Floats) -> float:
+        """That a template is right."""
+        own, of_any = self.trees[name].probabilities(row)[0], self.trees[SHARED].probabilities(shared)[0]
+        return float(own + of_any) / 2
 
     def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
         """The probability that a finding names the place of the cause; 0 where nothing was found."""
@@ -103,6 +114,13 @@ def candidate_row(query: PossibleQuery, signals: Signals, report: str) -> list[f
     return [*candidate_features(query, signals, report).values(), *one_hot(query.query.template, [*TEMPLATES])]
 
 
+def template_rows(signals: Signals, row: Sequence[float] | Floats) -> dict[str, list[float]]:
+    """What the shared trees see of each template: its score in the runbook, its place by that, and the incident."""
+    scores = {name: score for name, (score, _) in scored_templates(signals).items()}
+    order = sorted(scores, key=lambda name: -scores[name])
+    return {name: [score, float(order.index(name)), *row] for name, score in scores.items()}
+
+
 def finding_row(query: Query, outcome: Outcome, kind: FindingKind | None) -> list[float]:
     """What the trees of findings see, besides the incident."""
     of_blanks = [float(name in query.blanks.given) for name in ("rank", "steps", "tensor")]
@@ -117,10 +135,14 @@ def train(incidents: Sequence[LabelledIncident], seed: int) -> Model:
     words = fit_words(reports)
     features = [incident_features(one.signals) for one in examples]
     rows = np.hstack([np.array([[*one.values()] for one in features]), words.vectors(reports)])
-    answers: dict[str, list[tuple[Sequence[float], bool]]] = {name: [] for name in (*TEMPLATES, BLANKS, BELIEFS)}
+    answers: dict[str, list[tuple[Sequence[float], bool]]] = {
+        name: [] for name in (*TEMPLATES, BLANKS, BELIEFS, SHARED)
+    }
     for example, row in zip(examples, rows.tolist(), strict=True):
+        shared = template_rows(example.signals, row)
         for name, queries, is_right in example.by_template():
             answers[name].append((row, is_right))
+            answers[SHARED].append((shared[name], is_right))
             for possible, graded in queries:
                 if is_right:
                     own = candidate_row(possible, example.signals, example.report)

@@ -13,7 +13,7 @@ from unsilent.errors import UsageError, first_line
 from unsilent.plainfiles import parse_json, replace_file
 from unsilent.triage.findings import FindingKind, Outcome, Query
 from unsilent.triage.queries.table import TEMPLATES
-from unsilent.triage.ranking.model import BELIEFS, BLANKS, OTHER_VERSION, Model, finding_row
+from unsilent.triage.ranking.model import BELIEFS, BLANKS, OF_RUNBOOK, OTHER_VERSION, SHARED, Model, finding_row
 from unsilent.triage.ranking.trees import trees_from
 from unsilent.triage.ranking.words import COLUMNS, DIRECTIONS, Words
 from unsilent.workloads.npz import read_npz
@@ -55,6 +55,7 @@ def read_model(path: Path) -> Model:
         columns = {
             **dict.fromkeys(TEMPLATES, row),
             BLANKS: blanks,
+            SHARED: OF_RUNBOOK + row,
             BELIEFS: len(finding_row(Query(""), Outcome.NOTHING, None)) + row,
         }
         trees = {name: trees_from(arrays, f"{name}/", count) for name, count in columns.items()}
