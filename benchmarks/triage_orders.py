@@ -26,6 +26,7 @@ from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.ranking import equations, model
 from unsilent.triage.ranking.examples import Example, examples_of
 from unsilent.triage.ranking.features import Numbers, candidate_features, incident_features, is_mentioned
+from unsilent.triage.ranking.model import template_rows
 from unsilent.triage.ranking.trees import fit_trees
 from unsilent.triage.ranking.words import fit_words
 from unsilent.triage.runbook import Signals, scored_queries
@@ -197,12 +198,19 @@ def changed(
     def examples(incidents: Sequence[LabelledIncident]) -> list[Example]:
         return [one if has_report else replace(one, report="") for one in collection.of(incidents)]
 
+    def rows(signals: Signals, row: Sequence[float]) -> dict[str, list[float]]:
+        known = template_rows(signals if has_report else replace(signals, symptoms=frozenset()), row)
+        if incident is not report_alone:
+            return known
+        return {name: [*[0.0] * model.OF_RUNBOOK, *one[model.OF_RUNBOOK :]] for name, one in known.items()}
+
     patches = {
         "examples_of": examples,
         "incident_features": lambda signals: incident(collection.features(signals)),
         "candidate_features": lambda *given: candidate(candidate_features(*given)),
     }  # fmt: skip
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(model, "template_rows", rows))
         for module in (model, equations):
             stack.enter_context(mock.patch.multiple(module, **patches))
         if not has_report:

@@ -58,7 +58,10 @@ class Model:
     least_gain = LEAST_GAIN
 
     def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
-        """Every possible query with the probability that it is right, the likeliest first."""
+        """Every possible query with the probability that it is right and no likelier one of its template is, the likeliest first.
+
+        The second part keeps queries that look at nearly the same from filling the first places together.
+        """
         report = signals.bundle.report()[0] or ""
         row = self._incident_row(signals, report)
         queries = possible_queries(signals.bundle, signals.candidates)
@@ -69,10 +72,11 @@ class Model:
         chances = {name: self._chance(name, row, np.array([shared[name]])) for name in asked}
         reasons = {name: self._reason(self.trees[name], row) for name in asked}
         result = []
-        for one, fits in zip(queries, fitting.tolist(), strict=True):
-            name = one.query.template
+        for place in np.argsort(-fitting, kind="stable").tolist():
+            one, name = queries[place], queries[place].query.template
             reason = "; ".join(filter(None, (reasons[name], one.reason)))
-            result.append(ScoredQuery(one.query, chances[name] * fits, reason))
+            result.append(ScoredQuery(one.query, chances[name] * float(fitting[place]), reason))
+            chances[name] *= 1 - float(fitting[place])  # what is left of it if this query is not right
         return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
 
     def _chance(self, name: str, row: Floats, shared: Floats) -> float:
