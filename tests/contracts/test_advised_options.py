@@ -18,6 +18,7 @@ OF_OTHERS = {
     "checkpoints/hdf5_corrupter/sequence.py": {"--allow"},  # hdf5_corrupter --allowNaNValues
     "events/device_facts.py": {"--query-gpu", "--format", "--id"},  # nvidia-smi
     "launch/rank_processes.py": {"--standalone", "--nproc-per-node"},  # torchrun
+    "triage/collected.py": {"--log-dir", "--redirects"},  # torchrun
 }
 """Options of programs of others, and the files that name them."""
 VERBS = {
