@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from events import made_events
 from monitor.unreachable import Unreachable
 from unsilent.checkpoints.verified_saving import verified_save
 from unsilent.detectors.series import load_recording
@@ -135,12 +136,25 @@ def test_state_and_batch_of_the_step_are_recorded_where_it_is_executed_again(loo
         train(tmp_path, loop=loop, on_alarm=on_alarm, at_start=keep)
     part = read_rank_part(read_incident(tmp_path).folder, 0)
     assert (part.state_step, part.problems) == (AT, ())
+    assert part.state_since is None or part.state_since < AT
     state, batch = read_tensors(part.file("state.safetensors")), read_tensors(part.file("batch.safetensors"))
     assert first_snapshot_difference(keep.states[AT], state) is None
     torch.manual_seed(0)
     nn.Linear(8, 4)
     wanted = [torch.randn(16, 8) for _ in range(STEPS)][AT]
     assert first_snapshot_difference([(wanted,)] if loop == "step" else [wanted], batch) is None
+
+
+def test_a_state_that_steps_were_executed_again_for_says_since_when(tmp_path):
+    writer = incident_writer.IncidentWriter(tmp_path, "0a1b2c3d", torch.device("cpu"))
+    verdict = made_events.verdict(7)
+    writer.begin(verdict, (), made_events.started())
+    writer.begin_again()
+    for step in (5, 6, 7):
+        writer.add_iteration(step, lambda: {"weight": torch.ones(2)}, torch.ones(1))
+    writer.close()
+    part = read_rank_part(writer.path, 0)
+    assert (part.state_step, part.state_since) == (7, 5)
 
 
 @pytest.mark.parametrize("options", [{"incident": "small"}, {"loop": "plain"}])

@@ -10,7 +10,7 @@ from conftest import in_process
 from triage import made_triage as made
 from triage.ranking import made_labels as labels
 from unsilent.triage.farm.planned import HEALTHY
-from unsilent.triage.findings import Blanks, Finding, Outcome, Query
+from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, Query
 from unsilent.triage.investigation import Conclusion, Executed, gain, investigate
 from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.ranking.model_file import write_model
@@ -54,6 +54,19 @@ def test_belief_decides_whether_a_finding_ends_it(tmp_path, belief, conclusion, 
     assert found.conclusion is conclusion
     assert (found.localised is not None) is is_ended
     assert is_ended or len(found.answered) > 4
+
+
+def test_what_lies_behind_an_unlike_gradient_is_looked_for_before_it_ends(tmp_path):
+    batch = made.batch(1)
+    batch[0][0][0, 0] = math.nan
+    path = made.folder(tmp_path, 2, {1: made.spoiled(1, 90, 0, 1e6)}, batches={1: batch})
+    found = investigate(path, is_run=True)
+    templates = [one.query.query.template for one in found.executed]
+    assert templates.index("compare-gradients") < templates.index("inspect-batch")
+    assert found.localised.kind is FindingKind.BATCH
+    alone = investigate(far(tmp_path / "alone"), is_run=True)
+    assert alone.localised.kind is FindingKind.GRADIENT
+    assert {"inspect-batch", "inspect-state"} <= {one.query.query.template for one in alone.executed}
 
 
 def test_it_ends_where_nothing_that_is_left_would_tell_much(tmp_path):

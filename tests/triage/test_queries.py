@@ -14,7 +14,7 @@ from triage import made_triage as made
 from unsilent import verified_save
 from unsilent.checkpoints.manifest import manifest_path
 from unsilent.errors import UsageError
-from unsilent.events.incident_folder import SavedCheckpoint, read_incident, write_record
+from unsilent.events.incident_folder import SavedCheckpoint, read_incident, read_rank_part, write_record
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Outcome, Query
@@ -111,6 +111,28 @@ def test_a_batch_that_is_wrong_by_itself_is_found(tmp_path, change):
     path = made.folder(tmp_path, 2, batches={1: batch})
     assert place(ask(path, "inspect-batch")) == (Outcome.LOCALISED, (1,), 90)
     assert ask(path, "inspect-batch", rank=0).outcome is Outcome.NOTHING
+
+
+@pytest.mark.parametrize(("ranks", "outcome", "found"), [(2, Outcome.DIFFERS, (0, 1)), (3, Outcome.LOCALISED, (1,))])
+def test_one_number_in_all_elements_is_compared_between_ranks(tmp_path, ranks, outcome, found):
+    """Weights of samples, or a scale of the loss: which is right is not known of two."""
+    batches = {rank: [[torch.full((4,), 100.0 if rank == 1 else 1.0), torch.tensor(16.0)]] for rank in range(ranks)}
+    finding = ask(made.folder(tmp_path, ranks, batches=batches), "inspect-batch")
+    assert place(finding) == (outcome, found, 90)
+    assert "and 1 in other ranks" in finding.text or "and 100 in other ranks" in finding.text
+
+
+def test_a_state_that_steps_were_executed_again_for_is_no_cause(tmp_path):
+    """On a sick device it may come out wrong although the step began with a good one."""
+    wrong = made.state()
+    wrong["model"]["fc.weight"][0, 0] = math.nan
+    path = made.folder(tmp_path, 2, states={0: wrong, 1: wrong})
+    assert ask(path, "inspect-state").outcome is Outcome.LOCALISED
+    part = read_rank_part(path, 0)
+    write_record(path / "rank0", replace(part, state_since=87))
+    finding = ask(path, "inspect-state")
+    assert finding.outcome is Outcome.DIFFERS
+    assert "executed again from step 87 on" in finding.text
 
 
 @pytest.mark.parametrize("label", [-100, -1, None])

@@ -16,7 +16,7 @@ from unsilent.triage import parts
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.findings import Blanks, Finding, Outcome, Query
-from unsilent.triage.investigation import Executed, in_order, investigate, is_implied
+from unsilent.triage.investigation import EXPLAINING, Executed, in_order, investigate, is_implied
 from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.runbook import ScoredQuery, scored_queries, signals_of
 
@@ -172,8 +172,9 @@ def test_the_search_ends_where_the_fault_is_localised(tmp_path):
     found = investigate(made.folder(tmp_path, 2, {1: made.spoiled(1, 90, 0, math.nan)}), is_run=True)
     assert found.localised is not None
     assert (found.localised.ranks, found.localised.step) == ((1,), 90)
-    assert found.executed[-1].finding is found.localised
-    assert all(one.finding.outcome is not Outcome.LOCALISED for one in found.executed[:-1])
+    after = [one.finding is found.localised for one in found.executed].index(True)
+    assert {one.query.query.template for one in found.executed[after + 1 :]} <= {*EXPLAINING}
+    assert all(one.finding.outcome is not Outcome.LOCALISED for one in found.executed[:after])
 
 
 def test_a_quiet_incident_ends_with_what_was_looked_for(tmp_path):

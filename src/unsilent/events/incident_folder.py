@@ -129,6 +129,8 @@ class RankPart:
         alarms: Of this rank, up to the first verdict.
         series_steps: Numbers of the steps in ``series.npz``.
         state_step: The step that the state in ``state.safetensors`` begins; None where there is none.
+        state_since: The earlier step from which on steps were executed again to come to that state, on the same device; None: it
+            is the state that the step began with the first time.
         problems: What could not be recorded, and why.
     """
 
@@ -143,6 +145,7 @@ class RankPart:
     alarms: tuple[Alarm, ...] = ()
     series_steps: tuple[int, ...] = ()
     state_step: int | None = None
+    state_since: int | None = None
     problems: tuple[str, ...] = ()
 
     def file(self, name: str) -> Path | None:

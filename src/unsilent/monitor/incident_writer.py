@@ -78,6 +78,7 @@ class IncidentWriter:
         self._steps_to_come = 0
         self._step, self._is_step_known, self._has_tensors = -1, False, has_tensors
         self._batches: list[Any] = []
+        self._again_from: int | None = None
         self._facts: dict[str, str] = {}
         self._incident: Incident | None = None
         self._part: RankPart | None = None
@@ -127,6 +128,7 @@ class IncidentWriter:
 
     def begin_again(self) -> None:
         """A loop goes back to a state before the alarm."""
+        self._again_from = None
         self._is_step_known = bool(self._batches)
 
     def add_iteration(self, step: int, state: Callable[[], Any], batch: Any) -> None:
@@ -137,12 +139,15 @@ class IncidentWriter:
             state: Returns the state as it is now: tensors and plain values, nested.
             batch: Of the iteration, in the same way.
         """
+        if self._again_from is None:
+            self._again_from = step
         if self._part is None or step != self._step or self._is_step_known or not self._has_tensors:
             return
         try:
             if not self._batches:
                 self._write_tensors(STATE_FILE, _copied(STATE_FILE, state()))
-                self._part = replace(self._part, state_step=step)
+                since = self._again_from if self._again_from < step else None
+                self._part = replace(self._part, state_step=step, state_since=since)
             self._batches.append(_copied(BATCH_FILE, batch))
             self._write_tensors(BATCH_FILE, list(self._batches))
         except Exception as error:

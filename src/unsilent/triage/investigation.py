@@ -11,7 +11,7 @@ from typing import Protocol
 
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
-from unsilent.triage.findings import Finding, Outcome, Query
+from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
 from unsilent.triage.queries.table import TEMPLATES, execute
 from unsilent.triage.runbook import ScoredQuery, Signals, scored_queries, signals_of
 
@@ -23,6 +23,10 @@ REPEATED = 0.5
 """A query tells so much of what it would for each one of the same template that was executed, which settled nothing."""
 BELIEVED, DOUBTED = 0.5, 0.2
 """A finding ends the search from the first belief on. Where none reaches the second one, an incident looks healthy."""
+EXPLAINING = ("inspect-batch", "inspect-state")
+"""Queries for what lies behind `SYMPTOMS`: they are executed before a search ends with one of these."""
+SYMPTOMS = frozenset({FindingKind.GRADIENT, FindingKind.NONFINITE, FindingKind.ONSET})
+"""Kinds of findings that say where something went wrong, and not what."""
 FEWEST = 3
 """Answered queries before a search ends because those that are left would not tell much."""
 
@@ -95,8 +99,9 @@ class Investigation:
 
     @property
     def localised(self) -> Finding | None:
-        """The finding that ended it."""
-        return next((one.finding for one in self.executed if one.belief >= BELIEVED), None)
+        """The believed finding: one that says what went wrong, where there is one, else one that says where."""
+        believed = [one.finding for one in self.executed if one.belief >= BELIEVED]
+        return next((one for one in believed if one.kind not in SYMPTOMS), next(iter(believed), None))
 
     @property
     def answered(self) -> list[Executed]:
@@ -128,18 +133,22 @@ def investigate(path: Path, is_run: bool = False, order: Order = RUNBOOK, adapti
 
     After each finding the others are ranked anew by `gain` per second, and those whose answer is implied are left out; not so
     without ``adaptive``: then the first order stands. It ends with a finding that is believed, or where no query that is left
-    has the least gain of the order.
+    has the least gain of the order. After a believed finding of `SYMPTOMS`, batch and state are looked at for their cause.
     """
     bundle = Bundle(path)
     signals = signals_of(bundle, candidates_of(bundle))
     ranked = tuple(order.scored_queries(signals))
     state = Investigation(bundle, ranked, is_run=is_run)
-    while is_run and state.localised is None:
+    while is_run and (state.localised is None or state.localised.kind in SYMPTOMS):
         known = state.executed if adaptive else ()
         done = {one.query.query for one in state.executed}
         left = [one for one in executable(ranked, known) if one.query not in done]
+        if state.localised is not None:
+            left = [one for one in left if one.query.template in EXPLAINING and not one.query.blanks.given]
         is_enough = len(state.answered) >= FEWEST
-        if not left or (is_enough and max(gain(one, known) for one in left) < order.least_gain):
+        if not left or (
+            state.localised is None and is_enough and max(gain(one, known) for one in left) < order.least_gain
+        ):
             break
         chosen = in_order(left, known)[0]
         begun = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from unsilent.recovery.step_replay import FAR_FROM_OTHERS
 from unsilent.report.text import count_text, listed, number_text
@@ -39,6 +40,8 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
                 found.setdefault(rank, []).append((name, f"a whole number of {one.low:g}"))
             elif _is_constant(one) and peers and all(peer.low < peer.high for peer in peers):
                 found.setdefault(rank, []).append((name, f"{one.low:g} in all elements, unlike in other ranks"))
+            elif values := _other_constants(one, peers):
+                found.setdefault(rank, []).append((name, f"{one.low:g}, and {listed(values, 3)} in other ranks"))
     step = bundle.incident.step
     if found:
         rank = min(found)
@@ -58,6 +61,15 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     )
     text = f"batches of {count_text(len(batches), 'rank')} have finite elements, {compared}; labels were not checked"
     return Finding(outcome=Outcome.NOTHING, text=text, numbers=ranges, missing=missing)
+
+
+def _other_constants(one: TensorSummary, peers: Sequence[TensorSummary]) -> list[str]:
+    """Values of other ranks in all elements, where this has another one and is not like most ranks; else nothing."""
+    every = [one, *peers]
+    if not peers or not all(each.is_number and each.elements and each.low == each.high for each in every):
+        return []
+    alike = sum(each.low == one.low for each in every)
+    return [] if 2 * alike > len(every) else [f"{value:g}" for value in dict.fromkeys(each.low for each in peers)]
 
 
 def _is_constant(one: TensorSummary) -> bool:

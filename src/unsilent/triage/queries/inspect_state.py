@@ -44,6 +44,11 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         alike = sorted(
             one for one, state in everybody.items() if name in state.tensors and state.tensors[name].digest == digest
         )
+        if (since := _since(bundle, rank)) is not None:
+            return Finding(
+                outcome=Outcome.DIFFERS, kind=FindingKind.STATE, ranks=(rank,), tensor=name, step=step, missing=missing,
+                text=f"{text}; it may have come about as steps were executed again from step {since} on, on the same device",
+            )  # fmt: skip
         if len(alike) > 1:
             return Finding(
                 outcome=Outcome.LOCALISED, text=f"{text}, with the same bits in {len(alike)} ranks", ranks=tuple(alike),
@@ -64,6 +69,12 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     read = f"{count_text(count, 'tensor')} of {count_text(len(states), 'rank')}"
     text = f"{read} are finite, without an element far beyond the others"
     return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)
+
+
+def _since(bundle: Bundle, rank: int) -> int | None:
+    """The step from which on the state of a rank was executed again; None: it is the state of the first time."""
+    parts, _ = bundle.parts(rank)
+    return parts[rank].state_since if rank in parts else None
 
 
 def _unusual(named: tuple[str, TensorSummary]) -> tuple[str, str] | None:
