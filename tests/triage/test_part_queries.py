@@ -61,6 +61,36 @@ def test_an_error_that_one_rank_alone_logs_is_placed_with_the_step_before(tmp_pa
     assert line.removeprefix("[rank1]: ") in found.text
 
 
+@pytest.mark.parametrize(
+    "line", [
+        "metric MeanAbsoluteError 0.2", "reconstruction Error: 0.031", "0 ERROR lines, 0 CRITICAL", "loss_fn=MeanSquaredError()",
+        "no CUDA error since boot", "FATAL: 0 ERROR: 0", "error: none",
+    ],
+)  # fmt: skip
+def test_metrics_and_counts_of_no_errors_are_no_finding(tmp_path, line):
+    assert ask(logged(tmp_path, [line], []), "read-log").outcome is Outcome.NOTHING
+
+
+@pytest.mark.parametrize(
+    "line", [
+        "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus", "failed (exitcode: -9)", "slurmstepd: 1 oom-kill event(s)",
+        "terminate called after throwing an instance of 'c10::Error'", "Input/output error on /data", "Assertion `x` failed.",
+        "HARDWARE FAILURE", "worker died unexpectedly",
+    ],
+)  # fmt: skip
+def test_ends_of_a_program_and_of_a_device_are_found(tmp_path, line):
+    found = ask(logged(tmp_path, [], [line]), "read-log")
+    assert (found.outcome, found.ranks) == (Outcome.LOCALISED, (1,))
+
+
+def test_an_error_that_was_handled_names_no_rank(tmp_path):
+    """Rank 0 often logs alone: that no other rank logs a line says little."""
+    path = logged(tmp_path, [], [])
+    handled = [f"step {step}: loss 1" for step in range(91, 110)]
+    made.log(path, 0, "wandb: ERROR rate limit exceeded", *handled)
+    assert ask(path, "read-log").outcome is Outcome.DIFFERS
+
+
 def test_an_error_that_all_ranks_log_names_none_of_them(tmp_path):
     lines = [f"RuntimeError: 0x7f{rank}a at /data/{rank}/x.bin" for rank in range(3)]
     assert place(ask(logged(tmp_path, *([one] for one in lines)), "read-log")) == (
@@ -306,11 +336,17 @@ def test_settings_whose_names_would_take_the_memory_are_refused(tmp_path, text):
     assert "configuration.json" in found.missing[0]
 
 
+def test_steps_that_took_no_time_have_no_late_rank(tmp_path):
+    path = made.folder(tmp_path, 2)
+    made.timeline(path, **(made.times() | {"seconds": [[[0.0] * 5] * 20] * 2}))
+    assert ask(path, "find-straggler").outcome is Outcome.NOTHING
+
+
 @pytest.mark.parametrize("values", [
     {"schema": 2}, {"parts": []}, {"parts": "loader"}, {"ranks": [0, 0]}, {"ranks": [0, -1]}, {"ranks": [0, 10**30]},
     {"steps": [1]},
     {"steps": [5, 4, *range(6, 24)]}, {"seconds": []}, {"seconds": [[["1"] * 5] * 20] * 2}, {"seconds": [[[1e300] * 5] * 20] * 2},
-    {"seconds": [[[10**400] * 5] * 20] * 2}, {"seconds": [[[[1]] * 5] * 20] * 2}, {"parts": [{}] * 5}, {"seconds": None},
+    {"seconds": [[[-1] * 5] * 20] * 2}, {"seconds": [[[10**400] * 5] * 20] * 2}, {"seconds": [[[[1]] * 5] * 20] * 2}, {"parts": [{}] * 5}, {"seconds": None},
 ])  # fmt: skip
 def test_times_that_nobody_of_ours_writes_are_refused(tmp_path, values):
     path = made.folder(tmp_path, 2)

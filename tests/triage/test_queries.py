@@ -122,6 +122,22 @@ def test_one_number_in_all_elements_is_compared_between_ranks(tmp_path, ranks, o
     assert "and 1 in other ranks" in finding.text or "and 100 in other ranks" in finding.text
 
 
+def test_looking_at_one_rank_does_not_tell_it_from_others_that_have_the_same(tmp_path):
+    wrong = made.batch(1)
+    wrong[0][0][0, 0] = math.nan
+    path = made.folder(tmp_path, 3, batches={0: wrong, 1: wrong})
+    assert place(ask(path, "inspect-batch")) == (Outcome.DIFFERS, (0, 1), 90)
+    for rank in (0, 1):
+        finding = ask(path, "inspect-batch", rank=rank)
+        assert place(finding) == (Outcome.DIFFERS, (rank,), 90)
+        assert "does not tell this one apart" in finding.text
+
+
+def test_without_a_monitor_nothing_is_said_of_fingerprints(tmp_path):
+    path = made.folder(tmp_path, 1, settings={})
+    assert ask(path, "compare-parameters").outcome is Outcome.UNANSWERED
+
+
 def test_a_state_that_steps_were_executed_again_for_is_no_cause(tmp_path):
     """On a sick device it may come out wrong although the step began with a good one."""
     wrong = made.state()

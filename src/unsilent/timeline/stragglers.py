@@ -163,7 +163,7 @@ def array_excesses(
                 floor = max(LEAST_SHARE * step, _half_width(own, 1 - (1 - CONFIDENCE) / (len(ranks) * len(parts))))
                 excess = Excess(rank, name, float(np.median(own)), floor, len(own), bool(is_awaited[number]))
                 result.append(excess)
-    return sorted(result, key=lambda one: (-one.is_awaited, -one.seconds / one.floor))
+    return sorted(result, key=lambda one: (-one.is_awaited, -one.seconds / one.floor if one.floor else 0.0))
 
 
 def differences_from_others(seconds: Floats, number: int) -> Floats:

@@ -142,10 +142,11 @@ class Bundle:
         read = {rank: self._optional(f"rank{rank}/{LOG_FILE}", read_log_errors) for rank in self._ranks()}
         found = {rank: errors for rank, (errors, _) in read.items() if errors is not None}
         missing = [text for _, texts in read.values() for text in texts]
-        if absent := self.incident.world_size - len(found) - len(missing):
-            missing += [
-                f"there is no {LOG_FILE} of {absent:,} of {count_text(self.incident.world_size, 'rank')}"
-            ] * bool(found)
+        absent = self.incident.world_size - len(self.incident.ranks) + len(read) - len(found) - len(missing)
+        if found and absent > 0:
+            missing.append(f"there is no {LOG_FILE} of {absent:,} of {count_text(self.incident.world_size, 'rank')}")
+        if found and (left := len(self.incident.ranks) - len(read)):
+            missing.append(f"the logs of {count_text(left, 'more rank')} were not read")
         return found, tuple(missing)
 
     def has_telemetry(self) -> bool:

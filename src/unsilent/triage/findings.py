@@ -77,7 +77,7 @@ class FindingKind(Enum):
     """What is unusual at the place of a finding."""
 
     GRADIENT = "a rank's own gradient"
-    CHANGED_BITS = "bits of a parameter changed between two steps"
+    CHANGED_BITS = "bits of the state changed between two steps"
     UNLIKE_PARAMETERS = "parameters of a rank differ from the others"
     NONFINITE = "values that are not finite"
     ONSET = "a series left its own past"

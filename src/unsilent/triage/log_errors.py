@@ -18,15 +18,29 @@ LONGEST_SHOWN = 200
 ERROR = re.compile(
     r"\b\w+(?:Error|Exception)\b|\b(?:Error|Exception|error):|(?<![=\w])(?:ERROR|FATAL|CRITICAL|Killed|Aborted)\b"
     r"|(?i:no space left|segmentation fault|out of memory|bus error|core dumped|cuda error|uncorrectable)"
+    r"|(?i:\bxid\b|off the bus|exitcode: -\d|\bsignal \d+ \(sig|oom-kill|terminate called|i(?:nput)?/o(?:utput)? error)"
+    r"|(?i:double bit|\bassertion\b.*\bfailed|\bpanic:|\babort:|hardware failure|failed to write|died unexpectedly)"
     r"|(?i:\btimed out\b|\bwatchdog\b)|\bTimeout\b(?!\s*[=:(])|(?i:(?<!\w)-?\bnan\b(?![\w-]))"
 )
 _WORDS = (
     "error", "exception", "fatal", "critical", "killed", "aborted", "space", "fault", "memory", "dumped", "uncorrect", "timed",
-    "watchdog", "timeout", "nan",
+    "watchdog", "timeout", "nan", "xid", "bus", "exitcode", "signal", "oom-kill", "terminate called", "double bit", "assertion",
+    "panic", "abort", "hardware failure", "failed to", "unexpectedly",
 )  # fmt: skip
 """Of these a line that looks like an error has one; to look for them first takes a tenth of the time."""
+_HARMLESS = re.compile(
+    r"(?i:\b(?:0|no|without)\s+(?:\w+\s+){0,2}(?:errors?|exceptions?|fatal|critical)\b)"
+    r"|(?i:\b(?:errors?|fatal|critical|out of memory retries)\s*[:=]\s*(?:0|none)\b(?!\.))"
+    r"|(?i:\b\w*error\b\s*[:=]?\s*[-+]?\d*\.\d)|=\s*\w*Error\("
+)
+"""Numbers of errors that are 0, metrics that are called an error, and names of losses."""
+_EXCEPTION = re.compile(r"\s*(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception)(?::|\s*$)")
+"""As Python prints an exception that nothing handled, at the beginning of a line."""
+LAST_LINES = 10
+"""At the end of a log: what is there may have ended the program. An error elsewhere may have been handled."""
 OF_ANOTHER_RANK = re.compile(
-    r"(?i:by peer|broken pipe|watchdog|timed out|timeout|sigterm|signal 15|childfailed|\bnan\b|heartbeat)"
+    r"(?i:by peer|broken pipe|watchdog|timed out|timeout|sigterm|signal 15|childfailed|\bnan\b|heartbeat|remoteerror)"
+    r"|(?i:socket closed|gracefulexit)"
 )
 """Errors that follow from those of other ranks, and values that one rank may log for all: they name no rank."""
 _RANK_PREFIX, _COLOUR = re.compile(r"^\[(?:rank|default)?\d+\]:?\s?", re.ASCII), re.compile(r"\x1b\[[\d;]*m", re.ASCII)
@@ -44,7 +58,7 @@ class LoggedError:
         step: That the line or the nearest one before it names; None where none does.
         text: Fit to be shown.
         masked: The line without numbers, addresses and paths.
-        names_rank: Whether it may tell of the rank that logs it.
+        names_rank: Whether it may tell of the rank that logs it: an exception, or one of the last lines, and not of another rank.
     """
 
     number: int
@@ -83,7 +97,11 @@ def _errors(text: str) -> Iterator[LoggedError]:
             is_traceback = True
         elif is_traceback and (not line.strip() or line[0].isspace()):
             continue  # code of the program
-        elif is_traceback or (any(map(line.lower().__contains__, _WORDS)) and ERROR.search(line)):
+        elif is_traceback or (any(map(line.lower().__contains__, _WORDS)) and ERROR.search(_HARMLESS.sub("", line))):
+            is_own = is_traceback or number > len(lines) - LAST_LINES or _EXCEPTION.match(line)
             is_traceback = False
-            shown, names_rank = escape_unprintable(line.strip()[:LONGEST_SHOWN]), not OF_ANOTHER_RANK.search(line)
+            shown, names_rank = (
+                escape_unprintable(line.strip()[:LONGEST_SHOWN]),
+                bool(is_own and not OF_ANOTHER_RANK.search(line)),
+            )
             yield LoggedError(number, step, shown, mask_line(line), names_rank)

@@ -117,8 +117,8 @@ def _times(values: Any) -> RecordedTimes:
     if [len(seconds), *{len(one) for one in seconds}, *{len(row) for one in seconds for row in one}] != [*shape]:
         raise ValueError("its seconds are not a number for each rank, step and part")
     every = [value for one in seconds for row in one for value in row]
-    if not all(value is None or (type(value) in (int, float) and abs(value) <= MOST_SECONDS) for value in every):
-        raise ValueError("its seconds are not all numbers or null")
+    if not all(value is None or (type(value) in (int, float) and 0 <= value <= MOST_SECONDS) for value in every):
+        raise ValueError("its seconds are not all numbers from 0, or null")
     names = tuple(escape_unprintable(one[:LONGEST_NAME]) for one in parts)
     return RecordedTimes(tuple(ranks), names, np.array(steps, np.int64), np.array(every, np.float64).reshape(shape))
 

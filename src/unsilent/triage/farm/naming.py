@@ -16,8 +16,8 @@ NAMING: dict[tuple[str, str], frozenset[FindingKind]] = {
     ("gradient bits", "exponent bit"): frozenset({K.GRADIENT, K.NONFINITE, K.TRANSIENT}),
     ("gradient bits", "stuck lane"): frozenset({K.GRADIENT, K.TRANSIENT, K.DEVICE}),
     ("gradient bits", "scaled"): frozenset({K.GRADIENT, K.TRANSIENT}),
-    ("optimizer bits", "first moment"): frozenset({K.STATE}),
-    ("optimizer bits", "second moment"): frozenset({K.STATE}),
+    ("optimizer bits", "first moment"): frozenset({K.STATE, K.CHANGED_BITS}),
+    ("optimizer bits", "second moment"): frozenset({K.STATE, K.CHANGED_BITS}),
     # A wrong result in one rank makes its parameters unlike the others; a part that is left out was never sent.
     ("payload", "changed result"): frozenset({K.UNLIKE_PARAMETERS}),
     ("payload", "lost contribution"): frozenset({K.UNLIKE_PARAMETERS, K.UNLIKE_COLLECTIVES, K.ABSENT_RANK}),

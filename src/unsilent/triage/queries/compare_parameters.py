@@ -15,10 +15,12 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     first, last = blanks.steps or (0, 2**62)
     alarms = [one for one in bundle.alarms() if one.feature in (FINGERPRINT, REPLICAS) and first <= one.step <= last]
     if not alarms:
-        if incident.settings.get("fingerprint") == "off" or (
-            incident.world_size > 1 and missing and not incident.alarms
+        if (
+            not incident.settings
+            or incident.settings.get("fingerprint") == "off"
+            or (incident.world_size > 1 and missing and not incident.alarms)
         ):
-            text = "fingerprints were off, or the alarms of no rank can be read"
+            text = "no monitor took fingerprints, or the alarms of no rank can be read"
             return Finding(outcome=Outcome.UNANSWERED, text=text, missing=missing)
         text = "of the recorded alarms, none is of a fingerprint or of parameters that differ between ranks"
         return Finding(outcome=Outcome.NOTHING, text=text, missing=missing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unsilent.errors import UsageError, unknown_name_error
@@ -105,7 +105,16 @@ def execute(bundle: Bundle, query: Query) -> Finding:
     if template.answer is None:
         text = f"the folder of the incident does not answer it; run: {command_of(bundle, query)}"
         return Finding(outcome=Outcome.UNANSWERED, text=text)
-    return template.answer(bundle, query.blanks)
+    finding = template.answer(bundle, query.blanks)
+    if finding.outcome is Outcome.LOCALISED and query.blanks.rank is not None:
+        everywhere = template.answer(bundle, replace(query.blanks, rank=None))
+        if (everywhere.outcome, everywhere.ranks) != (
+            finding.outcome,
+            finding.ranks,
+        ):  # that others do not have it is not so
+            text = f"{finding.text}; looking at all ranks does not tell this one apart: {everywhere.text}"
+            return replace(finding, outcome=Outcome.DIFFERS, text=text)
+    return finding
 
 
 def command_of(bundle: Bundle, query: Query) -> str:
