@@ -346,7 +346,8 @@ def test_steps_that_took_no_time_have_no_late_rank(tmp_path):
     {"schema": 2}, {"parts": []}, {"parts": "loader"}, {"ranks": [0, 0]}, {"ranks": [0, -1]}, {"ranks": [0, 10**30]},
     {"steps": [1]},
     {"steps": [5, 4, *range(6, 24)]}, {"seconds": []}, {"seconds": [[["1"] * 5] * 20] * 2}, {"seconds": [[[1e300] * 5] * 20] * 2},
-    {"seconds": [[[-1] * 5] * 20] * 2}, {"seconds": [[[10**400] * 5] * 20] * 2}, {"seconds": [[[[1]] * 5] * 20] * 2}, {"parts": [{}] * 5}, {"seconds": None},
+    {"seconds": [[[-1] * 5] * 20] * 2},
+    {"seconds": [[[10**400] * 5] * 20] * 2}, {"seconds": [[[[1]] * 5] * 20] * 2}, {"parts": [{}] * 5}, {"seconds": None},
 ])  # fmt: skip
 def test_times_that_nobody_of_ours_writes_are_refused(tmp_path, values):
     path = made.folder(tmp_path, 2)
