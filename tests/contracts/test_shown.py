@@ -137,9 +137,12 @@ def test_a_table_has_the_rows_and_columns_of_the_export(made, name, monkeypatch)
     rows = made(name).to_frame()
     with open_store(f"{name}.sqlite", kind_of_store(Path(f"{name}.sqlite"))) as store:
         export_store(store, Path("trials.csv"))
-    with open("trials.csv", newline="") as file:
-        csv.field_size_limit(10**8)
-        exported = list(csv.DictReader(file))
+    usual = csv.field_size_limit(10**8)
+    try:
+        with open("trials.csv", newline="") as file:
+            exported = list(csv.DictReader(file))
+    finally:
+        csv.field_size_limit(usual)  # of the whole process
     assert [list(row) for row in rows] == [list(row) for row in exported]
     for column in ("target", "k"):
         assert [str(row[column]) for row in rows] == [row[column] for row in exported]
