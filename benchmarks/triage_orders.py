@@ -170,12 +170,13 @@ def learned(
     incident: Callable[[Numbers], Numbers] = dict,
     candidate: Callable[[Numbers], Numbers] = dict,
     has_report: bool = True,
+    fit: Callable[[Sequence[LabelledIncident], int], model.Model | equations.EquationsOrder] = model.train,
 ) -> Trainer:
-    """The model of the product, whose features may be changed."""
+    """The model of the product, whose features may be changed, or another one."""
 
     def train_it(collection: Collection, train: Sequence[LabelledIncident], seed: int) -> Scores:
         with changed(collection, incident, candidate, has_report):
-            fitted = model.train(train, seed)
+            fitted = fit(train, seed)
 
         def scores(one: Example) -> list[float]:
             with changed(collection, incident, candidate, has_report):
@@ -233,18 +234,6 @@ def without_place(features: Numbers) -> Numbers:
     return features | {"place": 0.0, "position": 0.0}
 
 
-def published(collection: Collection, train: Sequence[LabelledIncident], seed: int) -> Scores:
-    """The published equations."""
-    with changed(collection, dict, dict, True):
-        fitted = equations.train(train, seed)
-
-    def scores(one: Example) -> list[float]:
-        with changed(collection, dict, dict, True):
-            return _in_place(one, {own.query: own.score for own in fitted.scored_queries(one.signals)})
-
-    return scores
-
-
 def monolithic(collection: Collection, train: Sequence[LabelledIncident], seed: int) -> Scores:
     """The same features and trees, but one question for each query instead of template and candidate."""
     examples = collection.of(train)
@@ -265,7 +254,7 @@ def _in_place(one: Example, scores: Mapping[object, float]) -> list[float]:
 
 ORDERS: dict[str, Trainer] = {
     "random": at_random, "popularity": popularity, "runbook": runbook, "keyword search": keywords,
-    "most deviations": most_deviations, "nearest incidents": neighbours, "published equations": published,
+    "most deviations": most_deviations, "nearest incidents": neighbours, "published equations": learned(fit=equations.train),
     "learned": learned(), "learned, no report": learned(without_report, without_report, has_report=False),
     "learned, report alone": learned(report_alone, report_alone),
     "learned, no place": learned(candidate=without_place), "learned, in one piece": monolithic,

@@ -94,7 +94,7 @@ class FarmOptions:
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """Of which job, and what is added to what it left."""
+    """Which job an incident is collected from, and what is added to what it left."""
 
     job: Annotated[Path, Option(
         "Folder of a job, or of an incident in one.", "", metavar="JOBDIR",
@@ -130,7 +130,7 @@ def triage(asked: Asked) -> Triage | int:
 
 
 def _order(options: TriageOptions) -> Order:
-    """What orders queries: the model that was given, else the one that is shipped, else the runbook."""
+    """The order of queries: the model that was given, else the one that is shipped, else the runbook."""
     from unsilent.triage.investigation import RUNBOOK
 
     if options.order != "runbook":
