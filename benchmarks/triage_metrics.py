@@ -46,9 +46,18 @@ def is_new_place(planned: PlannedIncident) -> bool:
 
 
 def folds_of(incidents: Sequence[LabelledIncident]) -> Iterator[Fold]:
-    """All folds. Reports of even numbers, which are learned from, share no word with those of odd ones, which are measured."""
-    even = [one for one in incidents if not one.planned.number % 2]
-    odd = [one for one in incidents if one.planned.number % 2 and is_counted(one)]
+    """All folds. Reports of even numbers share no word with those of odd ones.
+
+    Even ones are learned from, and odd ones measured; in S0 also the other way round, for enough incidents.
+    """
+    yield from _folds_of(incidents, 0)
+    yield from (one for one in _folds_of(incidents, 1) if one.split == "S0")
+
+
+def _folds_of(incidents: Sequence[LabelledIncident], learned: int) -> Iterator[Fold]:
+    """Those that learn from numbers with this remainder by 2."""
+    even = [one for one in incidents if one.planned.number % 2 == learned]
+    odd = [one for one in incidents if one.planned.number % 2 != learned and is_counted(one)]
     healthy = [one for one in even if one.planned.is_healthy]
     faults = [one for one in even if not one.planned.is_healthy]
 
@@ -58,7 +67,7 @@ def folds_of(incidents: Sequence[LabelledIncident]) -> Iterator[Fold]:
         train = [one for one in faults if split == "S0" or not held_out(one.planned)]
         return Fold(split, name, [one for one in train + healthy if one.group not in groups], test)
 
-    yield fold("S0", "other seeds", lambda _: True, by_group=True)
+    yield fold("S0", ("other seeds", "other seeds, exchanged")[learned], lambda _: True, by_group=True)
     yield fold("S1", "new location", is_new_place, by_group=True)
     several = {family: kinds for family, kinds in FAMILIES.items() if len(kinds) > 1 and family != HEALTHY}
     for place in range(max(map(len, several.values()))):

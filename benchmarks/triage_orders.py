@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 from unittest import mock
 
 import numpy as np
@@ -23,13 +24,22 @@ from unsilent.triage.findings import Blanks
 from unsilent.triage.history import past_end, past_scores, window
 from unsilent.triage.possible_queries import PossibleQuery
 from unsilent.triage.queries.table import TEMPLATES
-from unsilent.triage.ranking import equations, model
+from unsilent.triage.ranking import equations, model, trees_order
 from unsilent.triage.ranking.examples import Example, examples_of
 from unsilent.triage.ranking.features import Numbers, candidate_features, incident_features, is_mentioned
-from unsilent.triage.ranking.model import template_rows
 from unsilent.triage.ranking.trees import fit_trees
+from unsilent.triage.ranking.trees_order import template_rows
 from unsilent.triage.ranking.words import fit_words
-from unsilent.triage.runbook import Signals, scored_queries
+from unsilent.triage.runbook import ScoredQuery, Signals, scored_queries
+
+
+class Ranks(Protocol):
+    """An order, or a part of one."""
+
+    def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
+        """Every possible query."""
+        ...
+
 
 Scores = Callable[[Example], list[float]]
 Trainer = Callable[["Collection", Sequence[LabelledIncident], int], Scores]
@@ -42,11 +52,13 @@ class Collection:
 
     Attributes:
         examples: By the folder of the incident; without those that are masked.
+        models: The last one that was trained, by what it was trained with.
     """
 
     def __init__(self, incidents: Sequence[LabelledIncident]) -> None:
         self.examples: dict[Path, Example] = {one.signals.bundle.folder: one for one in examples_of(incidents)}
         self._features: dict[Path, Numbers] = {}
+        self.models: dict[object, model.Model] = {}
 
     def of(self, incidents: Sequence[LabelledIncident]) -> list[Example]:
         """Those of incidents that are not masked."""
@@ -170,13 +182,16 @@ def learned(
     incident: Callable[[Numbers], Numbers] = dict,
     candidate: Callable[[Numbers], Numbers] = dict,
     has_report: bool = True,
-    fit: Callable[[Sequence[LabelledIncident], int], model.Model | equations.EquationsOrder] = model.train,
+    part: Callable[[model.Model], Ranks] = lambda fitted: fitted,
 ) -> Trainer:
-    """The model of the product, whose features may be changed, or another one."""
+    """The model of the product, whose features may be changed, or a part of it."""
 
     def train_it(collection: Collection, train: Sequence[LabelledIncident], seed: int) -> Scores:
-        with changed(collection, incident, candidate, has_report):
-            fitted = fit(train, seed)
+        key = (incident, candidate, has_report, seed, *(one.folder for one in train))
+        if key not in collection.models:  # parts of one model are measured one after the other
+            with changed(collection, incident, candidate, has_report):
+                collection.models = {key: model.train(train, seed)}
+        fitted = part(collection.models[key])
 
         def scores(one: Example) -> list[float]:
             with changed(collection, incident, candidate, has_report):
@@ -201,19 +216,24 @@ def changed(
 
     def rows(signals: Signals, row: Sequence[float]) -> dict[str, list[float]]:
         known = template_rows(signals if has_report else replace(signals, symptoms=frozenset()), row)
-        if incident is not report_alone:
+        if incident not in (report_alone, logs_alone):
             return known
-        return {name: [*[0.0] * model.OF_RUNBOOK, *one[model.OF_RUNBOOK :]] for name, one in known.items()}
+        left = trees_order.OF_RUNBOOK
+        return {name: [*[0.0] * left, *one[left:]] for name, one in known.items()}
 
-    patches = {
-        "examples_of": examples,
-        "incident_features": lambda signals: incident(collection.features(signals)),
-        "candidate_features": lambda *given: candidate(candidate_features(*given)),
-    }  # fmt: skip
+    def of_incident(signals: Signals) -> Numbers:
+        return incident(collection.features(signals))
+
+    def of_candidate(query: PossibleQuery, signals: Signals, report: str) -> Numbers:
+        return candidate(candidate_features(query, signals, report))
+
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(model, "template_rows", rows))
-        for module in (model, equations):
-            stack.enter_context(mock.patch.multiple(module, **patches))
+        stack.enter_context(mock.patch.object(trees_order, "template_rows", rows))
+        stack.enter_context(mock.patch.object(model, "examples_of", examples))
+        for module in (model, trees_order, equations):
+            stack.enter_context(mock.patch.object(module, "incident_features", of_incident))
+        for module in (trees_order, equations):
+            stack.enter_context(mock.patch.object(module, "candidate_features", of_candidate))
         if not has_report:
             stack.enter_context(mock.patch.object(Bundle, "report", return_value=(None, ())))
         yield
@@ -229,6 +249,12 @@ def report_alone(features: Numbers) -> Numbers:
     return {name: value if name.startswith("a ") or "report" in name else 0.0 for name, value in features.items()}
 
 
+def logs_alone(features: Numbers) -> Numbers:
+    """What logs have, and of a candidate which blank it fills."""
+    return {name: value if name.startswith("a ") or "log" in name.split() or "logged" in name or "errors" in name else 0.0
+            for name, value in features.items()}  # fmt: skip
+
+
 def without_place(features: Numbers) -> Numbers:
     """Of a candidate, without its place among the others."""
     return features | {"place": 0.0, "position": 0.0}
@@ -241,7 +267,7 @@ def monolithic(collection: Collection, train: Sequence[LabelledIncident], seed: 
 
     def rows(one: Example) -> list[list[float]]:
         own = [*collection.features(one.signals).values(), *words.vectors([one.report])[0]]
-        return [[*model.candidate_row(possible, one.signals, one.report), *own] for possible, _ in one.graded]
+        return [[*trees_order.candidate_row(possible, one.signals, one.report), *own] for possible, _ in one.graded]
 
     answers = [graded.grade == RIGHT for one in examples for _, graded in one.graded]
     trees = fit_trees(np.array([row for one in examples for row in rows(one)]), np.array(answers, np.bool_), seed)
@@ -254,14 +280,21 @@ def _in_place(one: Example, scores: Mapping[object, float]) -> list[float]:
 
 ORDERS: dict[str, Trainer] = {
     "random": at_random, "popularity": popularity, "runbook": runbook, "keyword search": keywords,
-    "most deviations": most_deviations, "nearest incidents": neighbours, "published equations": learned(fit=equations.train),
-    "learned": learned(), "learned, no report": learned(without_report, without_report, has_report=False),
+    "most deviations": most_deviations, "nearest incidents": neighbours, "learned": learned(),
+    "learned, trees alone": learned(part=lambda fitted: fitted.trees),
+    "learned, equations alone": learned(part=lambda fitted: fitted.equations),
+    "learned, no report": learned(without_report, without_report, has_report=False),
     "learned, report alone": learned(report_alone, report_alone),
+    "learned, logs alone": learned(logs_alone, logs_alone, has_report=False),
     "learned, no place": learned(candidate=without_place), "learned, in one piece": monolithic,
 }  # fmt: skip
 LEARNED, RUNBOOK = "learned", "runbook"
 SEEDLESS = frozenset({"popularity", "runbook", "keyword search", "most deviations", "nearest incidents"})
 """Orders that are the same for every seed."""
+ABLATIONS = frozenset({
+    "learned, no report", "learned, report alone", "learned, logs alone", "learned, no place", "learned, in one piece",
+})  # fmt: skip
+"""Orders that are measured with one seed."""
 
 
 def order_of(scores: Sequence[float], names: Sequence[str]) -> list[int]:

@@ -1,10 +1,10 @@
 """How well orders of queries find a planted cause, on incidents of which every query was executed and graded.
 
 Run: ``python -m benchmarks.triage_ranking FARM [--seeds 5] [--test OTHER]``. All orders rank the same queries. They are learned
-from incidents of even numbers and measured on those of odd ones, whose reports have other words. Incidents without a right query
-are counted and left out. What was ranked is kept in ``FARM/triage_ranking.json``, and not ranked again as long as labels are the
-same: after a change of an order, remove it. Incidents of real processes are not learned from: searches go through them with the
-model of all others. ``--test``: through another collection, with the model of all of FARM.
+from incidents of even numbers and measured on those of odd ones, whose reports have other words; in S0 also the other way round.
+Ablations are measured with one seed. Incidents without a right query are counted and left out. What was ranked is kept in ``FARM/triage_ranking.json``, and not ranked
+again as long as labels are the same: after a change of an order, remove it. Incidents of real processes are not learned from:
+searches go through them with the model of all others. ``--test``: through another collection, with the model of all of FARM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scipy.stats import binomtest
 
 from benchmarks import triage_metrics as metrics
 from benchmarks.triage_metrics import FIGURES, SHARES, Fold, Ranked, folds_of, interval, is_counted, sign_test
-from benchmarks.triage_orders import LEARNED, ORDERS, RUNBOOK, SEEDLESS, Collection, cost_order, order_of
+from benchmarks.triage_orders import ABLATIONS, LEARNED, ORDERS, RUNBOOK, SEEDLESS, Collection, cost_order, order_of
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.farm.grading import grade
@@ -67,7 +67,7 @@ def key_of(fold: Fold, name: str, seed: int) -> str:
 
 def seeds_of(name: str, seeds: int) -> range:
     """Seeds of an order."""
-    return range(1 if name in SEEDLESS else seeds)
+    return range(1 if name in SEEDLESS | ABLATIONS else seeds)
 
 
 def rank_fold(collection: Collection, fold: Fold, name: str, seed: int) -> list[Ranked]:
@@ -219,16 +219,16 @@ def main() -> None:
     results = Results(asked.farm / RESULTS_FILE, asked.farm / LABELS_FILE)
     folds = [one for one in folds_of(simulated) if one.test]
     for fold in folds:
-        for name in ORDERS:
-            for seed in seeds_of(name, asked.seeds):
+        for seed in range(asked.seeds):
+            for name in (one for one in ORDERS if seed in seeds_of(one, asked.seeds)):
                 if (key := key_of(fold, name, seed)) not in results.rows:
                     begun = time.perf_counter()
                     results.add(key, rank_fold(collection, fold, name, seed))
                     print(f"{key}: {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
     for split in dict.fromkeys(one.split for one in folds):
         print_split(split, [one for one in folds if one.split == split], results, asked.seeds)
-    repeat = next(one for one in folds if one.split == "S0")
-    print_searches(repeat.train, [one for one in simulated if one.planned.number % 2])
+    for place, repeat in enumerate(one for one in folds if one.split == "S0"):
+        print_searches(repeat.train, [one for one in simulated if one.planned.number % 2 != place])
     if real := [one for one in incidents if one.planned.family not in FAMILIES]:
         print_searches(simulated, real)
 

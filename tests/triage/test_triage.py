@@ -189,7 +189,7 @@ def test_a_quiet_incident_ends_with_what_was_looked_for(tmp_path):
 
 def test_it_prints_the_first_queries_with_reasons_and_commands(tmp_path):
     path = made.folder(tmp_path, 2, {1: made.spoiled(1, 90, 0, 1e6)})
-    done = in_process("triage", tmp_path, "--top", 2, "--json")
+    done = in_process("triage", tmp_path, "--order", "runbook", "--top", 2, "--json")
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert [one["template"] for one in shown["results"]] == ["compare-gradients", "find-onset"]

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from unsilent.triage.triage_report import QueryAnswer, Triage
 
 NO_FOLDER = "no folder was given; give that of an incident, such as incidents/90-0a1b2c3d"
-ORDERS = ("runbook", "learned")
+ORDERS = ("learned", "runbook")
 HELP = """Rank the debugging queries to run next on an incident, with reasons, and execute them.
 
-The order comes from a trained model where there is one, and else from a runbook of rules. With --run, queries that the folder
+The order comes from a trained model, or with --order runbook from rules by hand. With --run, queries that the folder
 answers are executed until a finding is believed; after each, the others are ranked anew.
 
 Exit code: 1 where executed queries found something that is not doubted, 0 otherwise.
@@ -53,8 +53,8 @@ class TriageOptions:
         "Execute queries until a finding is believed, or no query is left that would tell much.",
         EXECUTION_PANEL)] = False  # fmt: skip
     order: Annotated[str, Option(
-        "What orders queries: runbook, rules by hand; or learned, a trained model.", EXECUTION_PANEL, metavar="ORDER",
-        default_text="learned where a model is there, else runbook")] = ""  # fmt: skip
+        "What orders queries: learned, a trained model; or runbook, rules by hand.", EXECUTION_PANEL,
+        metavar="ORDER")] = "learned"  # fmt: skip
     model: Annotated[Path | None, Option(
         "The trained model, written by unsilent triage train.", EXECUTION_PANEL,
         default_text="the one that comes with this package")] = None  # fmt: skip
@@ -65,7 +65,7 @@ class TriageOptions:
         check_count("--top", self.top, 1)
         if self.folder is None and not self.tools:
             raise UsageError(NO_FOLDER)
-        if self.order and self.order not in ORDERS:
+        if self.order not in ORDERS:
             raise unknown_name_error("order", self.order, ORDERS)
         if self.order == "runbook" and self.model is not None:
             raise UsageError("--model is not used with --order runbook; leave one of them out")
@@ -130,17 +130,14 @@ def triage(asked: Asked) -> Triage | int:
 
 
 def _order(options: TriageOptions) -> Order:
-    """The order of queries: the model that was given, else the one that is shipped, else the runbook."""
+    """The order of queries that was asked for."""
     from unsilent.triage.investigation import RUNBOOK
 
-    if options.order != "runbook":
-        from unsilent.triage.ranking.model_file import SHIPPED, read_model
+    if options.order == "runbook":
+        return RUNBOOK
+    from unsilent.triage.ranking.model_file import SHIPPED, read_model
 
-        if (path := options.model or (SHIPPED if SHIPPED.exists() else None)) is not None:
-            return read_model(path)
-        if options.order == "learned":
-            raise UsageError("no trained model comes with this package; give one with --model, or leave --order out")
-    return RUNBOOK
+    return read_model(options.model or SHIPPED)
 
 
 def query(asked: Asked) -> QueryAnswer:

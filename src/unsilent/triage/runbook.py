@@ -85,11 +85,19 @@ class Rule:
     queries: tuple[str, ...]
 
 
+READ_VERDICT = "read-verdict"
+
+
+def has_fault_verdict(bundle: Bundle) -> bool:
+    """Whether the monitor executed the step again, and could tell from that what kind of fault it was."""
+    verdict = bundle.incident.fault_verdict
+    return verdict is not None and verdict.kind != "undetermined"
+
+
 RULES = (
     Rule(
         "the monitor executed the step again and named a kind of fault",
-        lambda s: s.bundle.incident.fault_verdict is not None and s.bundle.incident.fault_verdict.kind != "undetermined",
-        ("read-verdict",),
+        lambda s: has_fault_verdict(s.bundle), (READ_VERDICT,),
     ),
     Rule(
         "bits of a parameter changed between two steps",

@@ -8,12 +8,19 @@ import torch
 from triage.ranking import made_labels as labels
 from unsilent.triage.farm.planned import HEALTHY
 from unsilent.triage.possible_queries import possible_queries
-from unsilent.triage.ranking import equations
+from unsilent.triage.ranking.equations import fit_equations
+from unsilent.triage.ranking.examples import examples_of
+from unsilent.triage.ranking.words import fit_words
 
 
 @pytest.fixture(scope="module")
 def order():
-    return equations.train(labels.collection(), 0)
+    return fitted(0)
+
+
+def fitted(seed):
+    examples = examples_of(labels.collection())
+    return fit_equations(examples, fit_words([one.report for one in examples]), seed)
 
 
 def test_the_right_template_comes_first_on_other_incidents(order):
@@ -28,11 +35,10 @@ def test_the_right_template_comes_first_on_other_incidents(order):
 
 @pytest.mark.slow
 def test_a_seed_decides_and_the_generator_of_the_program_is_left_alone(order):
-    incidents, before = labels.collection(), torch.get_rng_state()
-    signals = labels.signals(incidents[0])
+    before, signals = torch.get_rng_state(), labels.signals(labels.collection()[0])
 
     def scores(seed):
-        return [one.score for one in equations.train(incidents, seed).scored_queries(signals)]
+        return [one.score for one in fitted(seed).scored_queries(signals)]
 
     assert scores(0) == [one.score for one in order.scored_queries(signals)]
     assert scores(1) != scores(0)

@@ -12,15 +12,17 @@ import pytest
 from triage import made_triage as made
 from triage.ranking import made_labels as labels
 from unsilent.errors import UsageError
+from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.farm.planned import HEALTHY
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, Query
 from unsilent.triage.possible_queries import possible_queries
-from unsilent.triage.queries.table import TEMPLATES
-from unsilent.triage.ranking.features import incident_features, is_mentioned
-from unsilent.triage.ranking.model import OF_RUNBOOK, template_rows, train
-from unsilent.triage.ranking.model_file import read_model, write_model
+from unsilent.triage.queries.table import TEMPLATES, execute
+from unsilent.triage.ranking.features import candidate_features, incident_features, is_mentioned
+from unsilent.triage.ranking.model import known_incidents, train
+from unsilent.triage.ranking.model_file import SHIPPED, read_model, write_model
+from unsilent.triage.ranking.trees_order import OF_RUNBOOK, template_rows
 from unsilent.triage.runbook import signals_of
 from unsilent.triage.symptoms import SLOW
 
@@ -78,6 +80,46 @@ def test_the_same_incident_in_another_rank_has_the_same_scores(model, tmp_path):
         scored = model.scored_queries(signals_of(bundle, candidates_of(bundle)))
         found.append([(one.query.template, one.score, one.reason) for one in scored])
     assert found[0] == found[1]
+
+
+def test_equations_count_where_the_incident_is_like_known_ones(model):
+    signals = labels.signals(labels.collection()[0])
+
+    def scores(order):
+        return {one.query: one.score for one in order.scored_queries(signals)}
+
+    trees, equations = scores(model.trees), scores(model.equations)
+    assert trees != equations
+    far = replace(model, known=replace(model.known, limit=np.array([-1.0])))
+    assert scores(far) == trees
+    any_right = min(1, sum(trees.values()))
+    expected = {query: (trees[query] + any_right * equations[query]) / 2 for query in trees}
+    assert scores(model) == pytest.approx(expected)
+
+
+def test_nearness_is_that_of_incidents_learned_from_among_each_other():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(400, 6)) * [1, 10, 100, 1, 1, 0]
+    known = known_incidents(rows)
+    others = rng.normal(size=(400, 6)) * [1, 10, 100, 1, 1, 0]
+    share = np.mean([known.is_like(row) for row in others])
+    assert 0.85 < share < 1  # NEAR_SHARE, give or take what chance does to 400
+    assert not known.is_like(rows.mean(0) + np.array([9, 90, 900, 9, 9, 1]))
+
+
+def test_one_incident_alone_is_like_itself():
+    known = known_incidents(np.ones((1, 3)))
+    assert known.is_like(np.ones(3))
+
+
+def test_a_verdict_of_the_monitor_is_read_first_and_believed(model, tmp_path):
+    verdict = FaultVerdict(kind="device", step=90, rank=1, code="UNSILENT-X", reason="because")
+    bundle = Bundle(made.folder(tmp_path, 2, {1: made.spoiled(1, 90, 0, math.nan)}, fault_verdict=verdict))
+    signals = signals_of(bundle, candidates_of(bundle))
+    first = model.scored_queries(signals)[0]
+    assert (first.query, first.score) == (Query("read-verdict"), 1.0)
+    assert "executed the step again" in first.reason
+    assert model.belief(signals, first.query, execute(bundle, first.query)) == 1
 
 
 def test_a_seed_decides_and_masked_incidents_are_left_out(model):
@@ -154,7 +196,7 @@ def _about(**change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_about(schema=2), "train it again"),
+        (_about(schema=1), "train it again"),
         (_about(templates=["find-onset"]), "train it again"),
         (_about(kinds=[]), "train it again"),
         (_about(incident=3), "is not a model"),
@@ -167,6 +209,14 @@ def _about(**change):
         (lambda a: a.update(directions=np.full((16, 2**11), np.nan)), "is not a model"),
         (lambda a: a.update({"beliefs/left": a["beliefs/left"] * 0}), "is not a model"),
         (lambda a: a.update({"blanks/column": a["blanks/column"] + 1000}), "is not a model"),
+        (_about(incident=["x"] * 100_000), "is not a model"),
+        (lambda a: a.update({"known/rows": a["known/rows"][:, 1:]}), "is not a model"),
+        (lambda a: a.update({"known/rows": a["known/rows"][:0]}), "is not a model"),
+        (lambda a: a.update({"known/deviation": a["known/deviation"] * 0}), "is not a model"),
+        (lambda a: a.update({"known/limit": np.array([np.inf])}), "is not a model"),
+        (lambda a: a.pop("equations/score.weight"), "is not a model"),
+        (lambda a: a.update({"equations/score.weight": a["equations/score.weight"].T}), "is not a model"),
+        (lambda a: a.update({"equations/telemetry.0": a["equations/telemetry.0"] * np.nan}), "is not a model"),
     ],
 )
 def test_hostile_files_are_refused_in_one_line(model, tmp_path, change, message):
@@ -181,7 +231,7 @@ def test_hostile_files_are_refused_in_one_line(model, tmp_path, change, message)
 
 
 def test_a_model_of_other_features_is_refused(model):
-    other = type(model)(model.words, model.incident[1:], model.candidate, model.trees)
+    other = replace(model, trees=replace(model.trees, incident=model.trees.incident[1:]))
     with pytest.raises(UsageError, match="train it again"):
         other.scored_queries(labels.signals(labels.collection()[0]))
 
@@ -193,4 +243,15 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path):
 
 
 def test_every_template_has_trees(model):
-    assert set(TEMPLATES) < set(model.trees)
+    assert set(TEMPLATES) < set(model.trees.trees)
+
+
+def test_the_model_that_ships_is_for_the_queries_and_features_that_there_are(tmp_path):
+    shipped = read_model(SHIPPED)
+    assert SHIPPED.stat().st_size < 2**20
+    path = made.folder(tmp_path, 4, {2: made.spoiled(2, 90, 0, math.inf)}, alarms={2: (made.alarm(90, 2),)})
+    bundle = Bundle(path)
+    signals = signals_of(bundle, candidates_of(bundle))
+    queries = possible_queries(bundle, signals.candidates)
+    assert tuple(candidate_features(queries[0], signals, "")) == shipped.trees.candidate
+    assert shipped.scored_queries(signals)[0].query.template == "scan-nonfinite"

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unsilent.triage.farm.labelled import RIGHT, LabelledIncident
+from unsilent.triage.farm.labelled import RIGHT
 from unsilent.triage.possible_queries import PossibleQuery, possible_queries
 from unsilent.triage.queries.table import TEMPLATES
-from unsilent.triage.ranking.examples import Example, examples_of
+from unsilent.triage.ranking.examples import Example
 from unsilent.triage.ranking.features import candidate_features, incident_features
-from unsilent.triage.ranking.words import DIRECTIONS, Words, fit_words
+from unsilent.triage.ranking.words import DIRECTIONS, Words
 from unsilent.triage.runbook import ScoredQuery, Signals
 
 SIZE, EPOCHS, RATE, DECAY = 32, 60, 3e-3, 1e-3
@@ -62,7 +62,7 @@ class _Trees(nn.Module):
         return nodes
 
 
-class _Equations(nn.Module):
+class Equations(nn.Module):
     """Both scorers."""
 
     def __init__(self, telemetry: int, candidate: int) -> None:
@@ -117,9 +117,22 @@ class EquationsOrder:
     """The trained equations, with the means and deviations of their inputs."""
 
     words: Words
-    network: _Equations
+    network: Equations
     telemetry: tuple[Tensor, Tensor]
     candidate: tuple[Tensor, Tensor]
+
+    @classmethod
+    def empty(cls, words: Words, telemetry: int, candidate: int) -> EquationsOrder:
+        """One of so many features, with numbers to be overwritten."""
+        network = Equations(telemetry, candidate)
+        scales = [(torch.zeros(count), torch.ones(count)) for count in (telemetry, candidate)]
+        return cls(words, network, *scales)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that was trained, by name; no copies."""
+        scales = {"telemetry": self.telemetry, "candidate": self.candidate}
+        of_scales = {f"{name}.{n}": tensor for name, pair in scales.items() for n, tensor in enumerate(pair)}
+        return {**{name: one.detach() for name, one in self.network.named_parameters()}, **of_scales}
 
     def log_chances(self, inputs: Sequence[_Input], blanks: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Logarithms of P(template), [incidents, templates], and of P(values | template) of the queries of each incident."""
@@ -154,17 +167,16 @@ class EquationsOrder:
         return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
 
 
-def train(incidents: Sequence[LabelledIncident], seed: int) -> EquationsOrder:
-    """The equations, trained on incidents but for those that are masked or have no right query. Raises ``UsageError``."""
-    examples = [one for one in examples_of(incidents) if any(own for _, _, own in one.by_template())]
-    words = fit_words([one.report for one in examples])
+def fit_equations(examples: Sequence[Example], words: Words, seed: int) -> EquationsOrder:
+    """The equations, trained on examples but for those without a right query; the same for the same seed."""
+    examples = [one for one in examples if any(own for _, _, own in one.by_template())]
     queries = [[possible for possible, _ in one.graded] for one in examples]
     inputs = [_input_of(one.signals, own, words) for one, own in zip(examples, queries, strict=True)]
     telemetry = torch.stack([one.telemetry for one in inputs])
     candidates = torch.cat([one.candidates for one in inputs])
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        network = _Equations(telemetry.shape[1], candidates.shape[1])
+        network = Equations(telemetry.shape[1], candidates.shape[1])
         order = EquationsOrder(words, network, _scale(telemetry), _scale(candidates))
         blanks = [order.blanks_of(own) for own in queries]
         optimizer = torch.optim.AdamW(network.parameters(), RATE, weight_decay=DECAY)

@@ -1,0 +1,160 @@
+"""The order of queries by boosted trees, learned from incidents on which they were executed and graded.
+
+P(a query is right) = P(its template is right | the incident and its report) x P(it is right | its template is, its candidate).
+A template is right where a query of it has grade 3. The first probability is the mean of two: one of the template's own trees,
+and one of trees that all templates share, which see the runbook's score of the template beside the incident and not which
+template it is: they know something of templates that were never right so far. The belief in a finding is
+P(grade of at least 2 | its template, outcome and kind, the incident). Each probability comes from boosted trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.detectors.series import Floats
+from unsilent.errors import UsageError
+from unsilent.triage.farm.labelled import RIGHT
+from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
+from unsilent.triage.possible_queries import PossibleQuery, possible_queries
+from unsilent.triage.queries.table import TEMPLATES
+from unsilent.triage.ranking.examples import Example
+from unsilent.triage.ranking.features import candidate_features, incident_features, one_hot
+from unsilent.triage.ranking.trees import Trees, fit_trees
+from unsilent.triage.ranking.words import Words
+from unsilent.triage.runbook import ScoredQuery, Signals, scored_templates
+
+OF_RUNBOOK = 2
+"""Numbers that the shared trees see of the runbook, before those of the incident."""
+PLACED = 2
+"""The grade from which on a finding names the place of the cause."""
+MOST_REASONS = 2
+WORDS_NAME = "the words of the report"
+BLANKS, BELIEFS, SHARED = "blanks", "beliefs", "shared"
+FOUND = (Outcome.DIFFERS, Outcome.LOCALISED)
+OTHER_VERSION = (
+    "the model was trained for other queries or features than there are now; train it again: unsilent triage train"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TreesOrder:
+    """The trained trees.
+
+    Attributes:
+        incident, candidate: Names of features, in order.
+        trees: Of each template by its name; `BLANKS`: of a candidate, for a template that is right; `BELIEFS`: of a finding;
+            `SHARED`: of any template.
+    """
+
+    words: Words
+    incident: tuple[str, ...]
+    candidate: tuple[str, ...]
+    trees: Mapping[str, Trees]
+
+    def scored_queries(self, signals: Signals) -> list[ScoredQuery]:
+        """Every possible query with the probability that it is right and no likelier one of its template is, the likeliest first.
+
+        The second part keeps queries that look at nearly the same from filling the first places together.
+        """
+        report = signals.bundle.report()[0] or ""
+        row = self.incident_row(signals, report)
+        queries = possible_queries(signals.bundle, signals.candidates)
+        rows = np.array([candidate_row(one, signals, report) for one in queries]).reshape(len(queries), -1)
+        fitting = self.trees[BLANKS].probabilities(rows)
+        asked = {one.query.template for one in queries}
+        shared = template_rows(signals, row[0])
+        chances = {name: self._chance(name, row, np.array([shared[name]])) for name in asked}
+        reasons = {name: self._reason(self.trees[name], row) for name in asked}
+        result = []
+        for place in np.argsort(-fitting, kind="stable").tolist():
+            one, name = queries[place], queries[place].query.template
+            reason = "; ".join(filter(None, (reasons[name], one.reason)))
+            result.append(ScoredQuery(one.query, chances[name] * float(fitting[place]), reason))
+            chances[name] *= 1 - float(fitting[place])  # what is left of it if this query is not right
+        return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+
+    def _chance(self, name: str, row: Floats, shared: Floats) -> float:
+        """That a template is right."""
+        own, of_any = self.trees[name].probabilities(row)[0], self.trees[SHARED].probabilities(shared)[0]
+        return float(own + of_any) / 2
+
+    def belief(self, signals: Signals, query: Query, finding: Finding) -> float:
+        """The probability that a finding names the place of the cause; 0 where nothing was found."""
+        if finding.outcome not in FOUND:
+            return 0.0
+        row = self.incident_row(signals, signals.bundle.report()[0] or "")[0]
+        rows = np.array([[*finding_row(query, finding.outcome, finding.kind), *row]])
+        return float(self.trees[BELIEFS].probabilities(rows)[0])
+
+    def incident_row(self, signals: Signals, report: str) -> Floats:
+        """What trees see of an incident, float64[1, columns]. Raises ``UsageError`` where other features were learned."""
+        features = incident_features(signals)
+        if tuple(features) != self.incident:
+            raise UsageError(OTHER_VERSION)
+        return np.array([[*features.values(), *self.words.vectors([report])[0]]])
+
+    def _reason(self, trees: Trees, row: Floats) -> str:
+        """The features that raised the odds of a template most, with their values."""
+        moved = trees.contributions(row)[0, :-1]
+        count = len(self.incident)
+        names = [*self.incident, WORDS_NAME]
+        gains = [*moved[:count].tolist(), float(moved[count:].sum())]
+        places = sorted(range(len(names)), key=lambda place: -gains[place])[:MOST_REASONS]
+        texts = [
+            names[place] if place == count else f"{names[place]}: {row[0, place]:.3g}"
+            for place in places
+            if gains[place] > 0
+        ]
+        return ", ".join(texts) or "nothing speaks for it in particular"
+
+
+def candidate_row(query: PossibleQuery, signals: Signals, report: str) -> list[float]:
+    """What the trees of candidates see."""
+    return [*candidate_features(query, signals, report).values(), *one_hot(query.query.template, [*TEMPLATES])]
+
+
+def template_rows(signals: Signals, row: Sequence[float] | Floats) -> dict[str, list[float]]:
+    """What the shared trees see of each template: its score in the runbook, its place by that, and the incident."""
+    scores = {name: score for name, (score, _) in scored_templates(signals).items()}
+    order = sorted(scores, key=lambda name: -scores[name])
+    return {name: [score, float(order.index(name)), *row] for name, score in scores.items()}
+
+
+def finding_row(query: Query, outcome: Outcome, kind: FindingKind | None) -> list[float]:
+    """What the trees of findings see, besides the incident."""
+    of_blanks = [float(name in query.blanks.given) for name in ("rank", "steps", "tensor")]
+    found = [*one_hot(kind, [*FindingKind]), float(outcome is Outcome.LOCALISED)]
+    return [*one_hot(query.template, [*TEMPLATES]), *of_blanks, *found]
+
+
+def fit_trees_order(examples: Sequence[Example], words: Words, seed: int) -> TreesOrder:
+    """Trees of examples; the same for the same seed."""
+    reports = [one.report for one in examples]
+    features = [incident_features(one.signals) for one in examples]
+    rows = np.hstack([np.array([[*one.values()] for one in features]), words.vectors(reports)])
+    answers: dict[str, list[tuple[Sequence[float], bool]]] = {
+        name: [] for name in (*TEMPLATES, BLANKS, BELIEFS, SHARED)
+    }
+    for example, row in zip(examples, rows.tolist(), strict=True):
+        shared = template_rows(example.signals, row)
+        for name, queries, is_right in example.by_template():
+            answers[name].append((row, is_right))
+            answers[SHARED].append((shared[name], is_right))
+            for possible, graded in queries:
+                if is_right:
+                    own = candidate_row(possible, example.signals, example.report)
+                    answers[BLANKS].append((own, graded.grade == RIGHT))
+                if graded.outcome in FOUND:
+                    own = finding_row(graded.query, graded.outcome, graded.kind)
+                    answers[BELIEFS].append(([*own, *row], graded.grade >= PLACED))
+    trees = {
+        name: fit_trees(np.array([row for row, _ in own]), np.array([answer for _, answer in own], np.bool_), seed)
+        for name, own in answers.items()
+    }
+    first = examples[0]
+    return TreesOrder(
+        words, tuple(features[0]), tuple(candidate_features(first.graded[0][0], first.signals, "")), trees
+    )
