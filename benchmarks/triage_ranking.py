@@ -2,9 +2,9 @@
 
 Run: ``python -m benchmarks.triage_ranking FARM [--seeds 5] [--test OTHER]``. All orders rank the same queries. They are learned
 from incidents of even numbers and measured on those of odd ones, whose reports have other words; in S0 also the other way round.
-Ablations are measured with one seed. Incidents without a right query are counted and left out. What was ranked is kept in ``FARM/triage_ranking.json``, and not ranked
-again as long as labels are the same: after a change of an order, remove it. Incidents of real processes are not learned from:
-searches go through them with the model of all others. ``--test``: through another collection, with the model of all of FARM.
+Ablations are measured with one seed. Incidents without a right query are counted and left out. What was ranked is kept in
+``FARM/triage_ranking.json``, and not ranked again as long as labels are the same: after a change of an order, remove it.
+``--test``: searches through a collection of real incidents, with the model of all of FARM, and of these and half of OTHER.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,12 +28,14 @@ from scipy.stats import binomtest
 from benchmarks import triage_metrics as metrics
 from benchmarks.triage_metrics import FIGURES, SHARES, Fold, Ranked, folds_of, interval, is_counted, sign_test
 from benchmarks.triage_orders import ABLATIONS, LEARNED, ORDERS, RUNBOOK, SEEDLESS, Collection, cost_order, order_of
+from unsilent.events.incident_folder import INCIDENT_FILE
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.farm.grading import grade
 from unsilent.triage.farm.labelled import LABELS_FILE, LabelledIncident, read_labels
 from unsilent.triage.farm.near_duplicates import distinct
 from unsilent.triage.farm.planned import FAMILIES
+from unsilent.triage.farm.real_job import KINDS
 from unsilent.triage.findings import FindingKind
 from unsilent.triage.investigation import RUNBOOK as RULES
 from unsilent.triage.investigation import Order, investigate
@@ -132,9 +137,10 @@ class Search:
     queries: int
 
 
-def search(one: LabelledIncident, order: Order, adaptive: bool = True) -> Search:
-    """As ``unsilent triage --run`` goes."""
-    found = investigate(one.folder, is_run=True, order=order, adaptive=adaptive)
+def search(one: LabelledIncident, order: Order, adaptive: bool = True, has_verdict: bool = True) -> Search:
+    """As ``unsilent triage --run`` goes; also as if the monitor had recorded no verdict."""
+    with verdict_removed(one.folder) if not has_verdict else nullcontext(one.folder) as folder:
+        found = investigate(folder, is_run=True, order=order, adaptive=adaptive)
     last, seconds = found.localised, sum(TEMPLATES[own.query.query.template].seconds for own in found.executed)
     is_right = False
     if last is not None:
@@ -144,30 +150,48 @@ def search(one: LabelledIncident, order: Order, adaptive: bool = True) -> Search
     return Search(is_right, last is not None and last.kind is not FindingKind.BENIGN, seconds, len(found.executed))
 
 
-def print_searches(train: Sequence[LabelledIncident], test: Sequence[LabelledIncident]) -> None:
+@contextmanager
+def verdict_removed(folder: Path) -> Iterator[Path]:
+    """A copy of the folder of an incident in which no verdict is recorded, while it lasts."""
+    with tempfile.TemporaryDirectory() as copies:
+        path = Path(copies, folder.name)
+        shutil.copytree(folder, path)
+        record = path / INCIDENT_FILE
+        record.write_text(json.dumps({**json.loads(record.read_text()), "fault_verdict": None}))
+        yield path
+
+
+Halves = Sequence[tuple[Sequence[LabelledIncident], Sequence[LabelledIncident]]]
+"""Pairs of incidents that are learned from, and such that are searched."""
+
+
+def print_searches(title: str, halves: Halves, has_verdict: bool = True) -> None:
     """Searches through incidents with a fault, and through healthy ones."""
-    sick = [one for one in test if not one.planned.is_healthy and not one.is_masked]
-    well = [one for one in test if one.planned.is_healthy]
-    fitted = model.train(train, 0)
-    orders: dict[str, tuple[Order, bool]] = {
-        "learned, ranked anew": (fitted, True), "learned, first order": (fitted, False), "runbook, ranked anew": (RULES, True),
-    }  # fmt: skip
-    print(
-        f"\n### Searches: {len(sick)} incidents with a fault, {distinct(sick)} of them distinct, {len(well)} healthy ones\n"
-    )
-    print(
-        "| order | ends at the right place | at another | healthy, but accused | seconds | queries |\n|---|---|---|---|---|---|"
-    )
+    every = [one for _, test in halves for one in test]
+    sick = [one for one in every if not one.planned.is_healthy and not one.is_masked]
+    healthy = sum(one.planned.is_healthy for one in every)
+    print(f"\n### {title}: {len(sick)} incidents with a fault, {distinct(sick)} distinct, {healthy} healthy ones\n")
+    print("| order | ends at the right place | at another | healthy, but accused | seconds | queries |")
+    print("|---|---|---|---|---|---|")
     seconds = {}
-    for name, (order, adaptive) in orders.items():
-        own = [search(one, order, adaptive) for one in sick]
-        healthy = [search(one, order, adaptive) for one in well]
-        seconds[name] = [one.seconds for one in own]
+    models = [model.train(train, 0) for train, _ in halves]
+    for name, orders, adaptive in (
+        ("learned, ranked anew", models, True), ("learned, first order", models, False),
+        ("runbook, ranked anew", [RULES for _ in halves], True),
+    ):  # fmt: skip
+        found: list[Search] = []
+        accused: list[bool] = []
+        for order, (_, test) in zip(orders, halves, strict=True):
+            for one in test:
+                if one.planned.is_healthy:
+                    accused.append(search(one, order, adaptive, has_verdict).is_accused)
+                elif not one.is_masked:
+                    found.append(search(one, order, adaptive, has_verdict))
+        seconds[name] = [one.seconds for one in found]
         print(
-            f"| {name} | {share_text([one.is_right for one in own])} "
-            f"| {share_text([one.is_accused and not one.is_right for one in own])} "
-            f"| {share_text([one.is_accused for one in healthy])} | {np.mean(seconds[name]):.1f} "
-            f"| {np.mean([one.queries for one in own]):.1f} |",
+            f"| {name} | {share_text([one.is_right for one in found])} "
+            f"| {share_text([one.is_accused and not one.is_right for one in found])} | {share_text(accused)} "
+            f"| {np.mean(seconds[name]):.1f} | {np.mean([one.queries for one in found]):.1f} |",
             flush=True,
         )
     gaps = np.subtract(seconds["learned, ranked anew"], seconds["learned, first order"])
@@ -176,6 +200,19 @@ def print_searches(train: Sequence[LabelledIncident], test: Sequence[LabelledInc
     print(
         f"\nRanked anew against the first order: fewer seconds in {less}, more in {more} incidents (sign test, p = {p:.2g})."
     )
+
+
+def print_real_searches(simulated: Sequence[LabelledIncident], real: Sequence[LabelledIncident]) -> None:
+    """Searches through real incidents, with the model of the simulated ones, and with that of these and the other half.
+
+    Kinds of real incidents come one after the other, so that halves of whole rounds have all of them.
+    """
+    halves = [[one for one in real if one.planned.number // len(KINDS) % 2 == half] for half in (0, 1)]
+    for has_verdict in (True, False):
+        text = "with the verdict of the monitor" if has_verdict else "without it"
+        print_searches(f"Learned from simulated incidents, searched {text}", [(simulated, real)], has_verdict)
+        both = [([*simulated, *halves[1 - half]], halves[half]) for half in (0, 1)]
+        print_searches(f"Learned from these and the other half, searched {text}", both, has_verdict)
 
 
 def share_text(holds: Sequence[bool]) -> str:
@@ -212,7 +249,7 @@ def main() -> None:
     if asked.test:
         others = read_labels(asked.test / LABELS_FILE)
         print_collection(others)
-        print_searches(incidents, others)
+        print_real_searches(incidents, others)
         return
     simulated = [one for one in incidents if one.planned.family in FAMILIES]
     collection = Collection(simulated)
@@ -227,10 +264,10 @@ def main() -> None:
                     print(f"{key}: {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
     for split in dict.fromkeys(one.split for one in folds):
         print_split(split, [one for one in folds if one.split == split], results, asked.seeds)
-    for place, repeat in enumerate(one for one in folds if one.split == "S0"):
-        print_searches(repeat.train, [one for one in simulated if one.planned.number % 2 != place])
-    if real := [one for one in incidents if one.planned.family not in FAMILIES]:
-        print_searches(simulated, real)
+    print_searches("Searches, S0", [
+        (one.train, [own for own in simulated if own.planned.number % 2 != place])
+        for place, one in enumerate(one for one in folds if one.split == "S0")
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ unsilent triage INCIDENT --model FILE uses the model.
 class TrainOptions:
     """From what it is learned, and where the model goes."""
 
-    farm: Annotated[Path, Option(
-        "Folder of a collection of incidents with labels.jsonl.", "", metavar="FARM",
+    farms: Annotated[tuple[Path, ...], Option(
+        "Folders of collections of incidents with labels.jsonl.", "", metavar="FARM", is_argument=True, is_repeatable=True,
         missing_error="no collection was given; give the folder of one, such as farm")]  # fmt: skip
     output: Annotated[Path, Option(
         "File that the model is written to.", OUTPUT_PANEL, short_flag="o")] = Path("model.npz")  # fmt: skip
@@ -39,7 +39,7 @@ def train_model(asked: Asked) -> int:
     from unsilent.triage.ranking.training_report import Trained
 
     options, display = asked[TrainOptions], asked[DisplayOptions]
-    incidents = read_labels(options.farm / LABELS_FILE)
+    incidents = [one for farm in options.farms for one in read_labels(farm / LABELS_FILE)]
     write_model(train(incidents, options.seed), options.output)
     show_report(Trained(options.output, incidents).report(), None, display.as_json, display.plain)
     return 0

@@ -15,15 +15,17 @@ from unsilent.errors import UsageError
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
+from unsilent.triage.farm.labelled import GradedQuery
 from unsilent.triage.farm.planned import HEALTHY
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, Query
 from unsilent.triage.possible_queries import possible_queries
 from unsilent.triage.queries.table import TEMPLATES, execute
+from unsilent.triage.ranking.examples import Example, without_verdicts
 from unsilent.triage.ranking.features import candidate_features, incident_features, is_mentioned
 from unsilent.triage.ranking.model import known_incidents, train
 from unsilent.triage.ranking.model_file import SHIPPED, read_model, write_model
 from unsilent.triage.ranking.trees_order import OF_RUNBOOK, template_rows
-from unsilent.triage.runbook import signals_of
+from unsilent.triage.runbook import has_fault_verdict, signals_of
 from unsilent.triage.symptoms import SLOW
 
 
@@ -120,6 +122,30 @@ def test_a_verdict_of_the_monitor_is_read_first_and_believed(model, tmp_path):
     assert (first.query, first.score) == (Query("read-verdict"), 1.0)
     assert "executed the step again" in first.reason
     assert model.belief(signals, first.query, execute(bundle, first.query)) == 1
+
+
+def test_an_incident_with_a_verdict_is_learned_from_again_without_it(tmp_path):
+    verdict = FaultVerdict(kind="device", step=90, rank=1, code="UNSILENT-X", reason="because")
+    path = made.folder(tmp_path, 2, {1: made.spoiled(1, 90, 0, math.nan)}, fault_verdict=verdict)
+    bundle = Bundle(path)
+    signals = signals_of(bundle, candidates_of(bundle))
+    possible = possible_queries(bundle, signals.candidates)
+
+    def example(others_differ):
+        graded = [GradedQuery(one.query, 2, Outcome.LOCALISED, FindingKind.DEVICE, False, 0.1) for one in possible]
+        graded = [
+            own if own.query.template == "read-verdict" else replace(own, is_same=not others_differ) for own in graded
+        ]
+        return Example(signals, "", tuple(zip(possible, graded, strict=True)), is_healthy=False)
+
+    (found,) = without_verdicts([example(others_differ=True)])
+    assert not has_fault_verdict(found.signals.bundle)
+    assert has_fault_verdict(signals.bundle)
+    grades = {possible.query.template: own.grade for possible, own in found.graded}
+    assert grades["read-verdict"] == 0
+    assert grades["find-onset"] == 2
+    assert without_verdicts([example(others_differ=False)]) == []
+    assert without_verdicts([found]) == []
 
 
 def test_a_seed_decides_and_masked_incidents_are_left_out(model):

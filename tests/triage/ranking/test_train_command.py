@@ -23,6 +23,8 @@ def test_it_learns_from_a_collection(tmp_path):
     rows = {one["query"]: (one["incidents"], one["right"]) for one in shown["results"]}
     assert rows["scan-nonfinite"] == (24, 6)
     assert rows["test-device"] == (24, 0)
+    twice = in_process("triage", "train", path.parent, path.parent, "-o", tmp_path / "twice.npz", "--json")
+    assert json.loads(twice.stdout)["headline"].startswith("Learned from 48 incidents")
     signals = labels.signals(incidents[0])
     assert read_model(tmp_path / "m.npz").scored_queries(signals) == labels.model().scored_queries(signals)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unsilent.errors import UsageError
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of
 from unsilent.triage.farm.labelled import RIGHT, GradedQuery, LabelledIncident
+from unsilent.triage.findings import Outcome
 from unsilent.triage.possible_queries import PossibleQuery, possible_queries
-from unsilent.triage.runbook import Signals, signals_of
+from unsilent.triage.runbook import READ_VERDICT, Signals, has_fault_verdict, signals_of
 
 Graded = tuple[PossibleQuery, GradedQuery]
 
@@ -26,6 +27,7 @@ class Example:
     signals: Signals
     report: str
     graded: tuple[Graded, ...]
+    is_healthy: bool
 
     def by_template(self) -> Iterator[tuple[str, list[Graded], bool]]:
         """Each template with its queries, and whether one of them is right."""
@@ -34,6 +36,29 @@ class Example:
             templates.setdefault(one[0].query.template, []).append(one)
         for name, own in templates.items():
             yield name, own, any(graded.grade == RIGHT for _, graded in own)
+
+
+def without_verdicts(examples: Sequence[Example]) -> list[Example]:
+    """Examples in which the monitor recorded a verdict, as they would be without it, for many incidents have none.
+
+    Those that no other query tells from the run without the cause are left out, but for the healthy ones.
+    """
+    result = []
+    for one in examples:
+        if not has_fault_verdict(one.signals.bundle):
+            continue
+        bundle = Bundle(one.signals.bundle.folder)
+        bundle.incident = replace(bundle.incident, fault_verdict=None)
+        graded = tuple((possible, _unanswered(own)) for possible, own in one.graded)
+        if one.is_healthy or not all(own.is_same for _, own in graded):
+            result.append(replace(one, signals=replace(one.signals, bundle=bundle), graded=graded))
+    return result
+
+
+def _unanswered(graded: GradedQuery) -> GradedQuery:
+    if graded.query.template != READ_VERDICT:
+        return graded
+    return replace(graded, grade=0, outcome=Outcome.UNANSWERED, kind=None, is_same=True)
 
 
 def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
@@ -51,7 +76,7 @@ def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
                 f"the labels of {one.folder} lack a query that can be asked now; label the collection again"
             )
         graded = tuple((each, grades[each.query]) for each in possible)
-        result.append(Example(signals_of(bundle, candidates), bundle.report()[0] or "", graded))
+        result.append(Example(signals_of(bundle, candidates), bundle.report()[0] or "", graded, one.planned.is_healthy))
     if not any(graded.grade == RIGHT for one in result for _, graded in one.graded):
         raise UsageError("no query is right on any of these incidents, so there is nothing to learn; make more of them")
     return result

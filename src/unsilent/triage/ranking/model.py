@@ -18,7 +18,7 @@ from unsilent.triage.findings import Finding, Query
 from unsilent.triage.investigation import RUNBOOK
 from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.ranking.equations import EquationsOrder, fit_equations
-from unsilent.triage.ranking.examples import examples_of
+from unsilent.triage.ranking.examples import examples_of, without_verdicts
 from unsilent.triage.ranking.features import incident_features
 from unsilent.triage.ranking.trees_order import TreesOrder, fit_trees_order
 from unsilent.triage.ranking.words import fit_words
@@ -96,8 +96,12 @@ class Model:
 
 
 def train(incidents: Sequence[LabelledIncident], seed: int) -> Model:
-    """A model of incidents, but for those that are masked; the same for the same seed. Raises ``UsageError``."""
+    """A model of incidents, but for those that are masked; the same for the same seed. Raises ``UsageError``.
+
+    Incidents in which the monitor recorded a verdict are learned from a second time, without it.
+    """
     examples = examples_of(incidents)
+    examples += without_verdicts(examples)
     words = fit_words([one.report for one in examples])
     features = np.array([[*incident_features(one.signals).values()] for one in examples])
     return Model(
