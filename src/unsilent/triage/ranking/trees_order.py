@@ -24,7 +24,7 @@ from unsilent.triage.ranking.examples import Example
 from unsilent.triage.ranking.features import candidate_features, incident_features, one_hot
 from unsilent.triage.ranking.trees import Trees, fit_trees
 from unsilent.triage.ranking.words import Words
-from unsilent.triage.runbook import ScoredQuery, Signals, scored_templates
+from unsilent.triage.runbook import RULES, Rule, ScoredQuery, Signals, scored_templates
 
 OF_RUNBOOK = 2
 """Numbers that the shared trees see of the runbook, before those of the incident."""
@@ -67,7 +67,8 @@ class TreesOrder:
         asked = {one.query.template for one in queries}
         shared = template_rows(signals, row[0])
         chances = {name: self._chance(name, row, np.array([shared[name]])) for name in asked}
-        reasons = {name: self._reason(self.trees[name], row) for name in asked}
+        rules = {name: rule for name, (_, rule) in scored_templates(signals).items()}
+        reasons = {name: self._reason(name, row, rules[name]) for name in asked}
         result = []
         for place in np.argsort(-fitting, kind="stable").tolist():
             one, name = queries[place], queries[place].query.template
@@ -96,19 +97,16 @@ class TreesOrder:
             raise UsageError(OTHER_VERSION)
         return np.array([[*features.values(), *self.words.vectors([report])[0]]])
 
-    def _reason(self, trees: Trees, row: Floats) -> str:
-        """The features that raised the odds of a template most, with their values."""
-        moved = trees.contributions(row)[0, :-1]
+    def _reason(self, name: str, row: Floats, rule: Rule) -> str:
+        """The rule that is for a template, and the features that raised its odds most."""
+        moved = self.trees[name].contributions(row)[0, :-1]
         count = len(self.incident)
         names = [*self.incident, WORDS_NAME]
         gains = [*moved[:count].tolist(), float(moved[count:].sum())]
         places = sorted(range(len(names)), key=lambda place: -gains[place])[:MOST_REASONS]
-        texts = [
-            names[place] if place == count else f"{names[place]}: {row[0, place]:.3g}"
-            for place in places
-            if gains[place] > 0
-        ]
-        return ", ".join(texts) or "nothing speaks for it in particular"
+        counted = ", ".join(names[place] for place in places if gains[place] > 0)
+        parts = [rule.signal] * (rule is not RULES[-1]) + [f"learned from: {counted}"] * bool(counted)
+        return "; ".join(parts) or "nothing speaks for it in particular"
 
 
 def candidate_row(query: PossibleQuery, signals: Signals, report: str) -> list[float]:
