@@ -243,6 +243,26 @@ def test_names_folders_dates_hosts_and_workers_do_not_count(tmp_path, change):
     assert ask(path, "compare-settings").outcome is Outcome.NOTHING
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "is_same"),
+    [
+        ({"rate": "1e-3"}, {"rate": 0.001}, True),
+        ({"rate": float("nan")}, {"rate": float("nan")}, True),
+        ({"hooks": {}}, {"hooks": None}, True),
+        ({"hooks": []}, {}, True),
+        ({"wandb_id": "a1", "git_sha": "0f", "log_level": "info"}, {"wandb_id": "b2", "git_sha": "1e"}, True),
+        ({"seed": 2**60}, {"seed": 2**60 + 1}, False),
+        ({"seed": str(2**60)}, {"seed": str(2**60 + 1)}, False),
+        ({"rate": "1e-3"}, {"rate": "1e-2"}, False),
+        ({"is_fast": False}, {"is_fast": True}, False),
+    ],
+)
+def test_how_a_setting_is_written_does_not_count(tmp_path, then, now, is_same):
+    path = made.folder(tmp_path, 2)
+    made.configurations(path, now, then)
+    assert (ask(path, "compare-settings").outcome is Outcome.NOTHING) is is_same
+
+
 def test_settings_that_are_new_or_gone_differ_and_equal_numbers_do_not(tmp_path):
     path = made.folder(tmp_path, 1)
     made.configurations(path, {"a": 1, "c": 2}, {"a": 1.0, "b": 2})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from contextlib import suppress
 from typing import Any
 
 from unsilent.printable import escape_unprintable
@@ -11,12 +13,12 @@ from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome
 
 NOT_COUNTED = re.compile(
-    r"(?:run|job|exp|experiment)[_-]?(?:name|id)|name|tags?|notes|(?:.*[_-])?(?:dir|folder|path|root|date|time|timestamp|host"
-    r"|hostname|node|port|addr|workers|user)",
+    r"(?:run|job|exp|experiment)[_-]?name|name|tags?|notes|(?:.*[_-])?(?:id|dir|folder|path|root|date|time|timestamp|host"
+    r"|hostname|node|port|addr|workers|user|sha|commit|revision|log[_-]?level|verbose|verbosity)",
     re.IGNORECASE,
 )
-"""Last names of settings that differ between runs which are meant to be the same: of runs, folders, dates, hosts, workers."""
-EXCEPT = "names, folders, dates, hosts and workers"
+"""Last names of settings that differ between runs which are meant to be the same."""
+EXCEPT = "names, ids, commits, folders, dates, hosts, workers and levels of logs"
 MOST_SHOWN = 3
 LONGEST_VALUE = 60
 
@@ -60,10 +62,21 @@ def differing_settings(bundle: Bundle) -> dict[str, tuple[Any, Any]]:
         return {}
     counted = [name for name in {**now, **earlier} if not NOT_COUNTED.fullmatch(name.rpartition("/")[2])]
     both = {name: (earlier.get(name, _ABSENT), now.get(name, _ABSENT)) for name in counted}
-    return {name: (then, value) for name, (then, value) in both.items() if then != value}
+    return {name: (then, value) for name, (then, value) in both.items() if _plain(then) != _plain(value)}
 
 
 _ABSENT = "no such setting"
+
+
+def _plain(value: Any) -> Any:
+    """A value as it is compared: how a number is written does not count, and what is empty is as what is absent."""
+    if value is None or value in ("", _ABSENT, [], {}):
+        return None
+    for number in (int, float) if isinstance(value, str) else ():
+        with suppress(ValueError):  # also of whole numbers with more digits than Python reads
+            value = number(value)
+            break
+    return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 
 def _differs(name: str, text: str, step: int, missing: tuple[str, ...]) -> Finding:
