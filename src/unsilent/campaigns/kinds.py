@@ -67,7 +67,7 @@ class Kind(Generic[S, B, R]):
         shared_baseline_fields: Fields of the baseline that are equal in all stores of one campaign.
         analyse: The result of a store, by fields of ``analysis_options``.
         report: What is shown of a result, by fields of ``report_options``.
-        compare: What is shown of two stores, by fields of ``analysis_options``; None where that means
+        compare: What is shown of two stores, by fields of ``analysis_options`` and ``report_options``; None where that means
             nothing.
         store_class: The class of its open stores; None: `Store` itself.
         builtin_values: Field of the spec -> values that are part of this package, so that a replay may use

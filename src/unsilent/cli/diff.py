@@ -44,7 +44,7 @@ def options_of_stores(arguments: Sequence[str]) -> tuple[type, ...]:
     from unsilent.studies.campaign_kinds import first_kind
 
     kind = first_kind(arguments)
-    return () if kind is None else (kind.analysis_options,)
+    return () if kind is None else (kind.analysis_options, kind.report_options)
 
 
 HELP = """Compare the results of two stored campaigns, as tables and an HTML page.
@@ -84,7 +84,8 @@ def report_of_stores(first: Path, second: Path, asked: Asked, canonical: bool) -
     with open_store(first, kind, canonical=canonical) as one, open_store(second, kind, canonical=canonical) as two:
         for each in (one, two):
             each.check_has_trials()
-        return kind.compare(one, two, **options_for_store(one, asked, kind.analysis_options))
+        chosen = [options_for_store(one, asked, cls) for cls in (kind.analysis_options, kind.report_options)]
+        return kind.compare(one, two, **chosen[0], **chosen[1])
 
 
 def page_path(first: Path, second: Path, output: Path | None) -> Path:

@@ -33,7 +33,17 @@ from unsilent.report.text import (
     signed,
 )
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label, vertical_line
+from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, check_rate, make_fit_row
 from unsilent.studies.pvf.comparison import ComparedRow, Comparison, DifferenceOrRatio, compare_campaigns
+from unsilent.studies.pvf.failure_rates import (
+    FailureRates,
+    are_bits_alike,
+    failure_rates,
+    failure_rates_section,
+    failure_rates_text,
+    fit_headline,
+    has_failure_rates,
+)
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
@@ -49,6 +59,7 @@ from unsilent.studies.pvf.records import (
 from unsilent.studies.pvf.report import BARS, terminal_tables
 from unsilent.studies.pvf.words import common_facts, meaning
 
+Rates = tuple[FailureRates, ...]
 SCHEMA = "unsilent/comparison/2"
 MOST_ROWS_NAMED = 4
 """Targets that a sentence names."""
@@ -82,29 +93,47 @@ MACHINE_NAMES = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "
                  "b_is", "paired")  # fmt: skip
 
 
-def compare_stores(one: PvfStore, other: PvfStore, question: PvfEstimator) -> Report:
-    """All that is shown of two stores."""
-    return comparison_report(compare_campaigns(one, other, question))
+def compare_stores(one: PvfStore, other: PvfStore, fit_per_bit: float | None = None, **choices: Any) -> Report:
+    """All that is shown of two stores; raises ``UsageError`` where a rate of memory is given for values of a run.
+
+    Args:
+        fit_per_bit: Failures of one bit of memory per 1e9 hours.
+        choices: Those of `PvfAnalysisOptions`.
+    """
+    comparison = compare_campaigns(one, other, PvfEstimator(**choices))
+    if fit_per_bit is not None:
+        check_rate(fit_per_bit, comparison.a.transient)
+    return comparison_report(comparison, fit_per_bit)
 
 
-def comparison_report(comparison: Comparison) -> Report:
-    """All that is shown of a comparison."""
+def comparison_report(comparison: Comparison, fit_per_bit: float | None = None) -> Report:
+    """All that is shown of a comparison; ``fit_per_bit``: failures of one bit of memory per 1e9 hours."""
     a, b = comparison.a, comparison.b
+    rates = failure_rates(comparison)
     kind = meaning(a)[:1].upper() + meaning(a)[1:]
     return Report(
         schema=SCHEMA,
         report_type=f"Comparison · {kind} · {a.fault}",
         title=f"{meaning(a)}, {a.fault}: B ({b.store}, {b.workload}) against A ({a.store}, {a.workload})",
-        headline=headline(comparison),
+        headline=_headline(comparison, rates, fit_per_bit),
         estimates=machine_table(_estimates(comparison), MACHINE_NAMES),
         numbers=tuple(_numbers(comparison)),
         findings=tuple(filter(None, (differing_rows_text(comparison), *_missing(comparison), *comparison.notes))),
-        sections=tuple(_sections(comparison)),
+        sections=tuple(_sections(comparison, rates, fit_per_bit)),
         facts=(("command", comparison.command),),
-        notes=tuple(_notes(comparison)),
+        notes=tuple(_notes(comparison, fit_per_bit)),
         method=METHOD.format(100 - 100 * comparison.confidence),
-        further_json=_data(comparison),
+        further_json=_data(comparison, rates, fit_per_bit),
     )
+
+
+def _headline(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> str:
+    """FIT first where a rate is given; beside PVF, which of both fails more often where they differ in bits."""
+    if comparison.identical:
+        return headline(comparison)
+    first = fit_headline(rates, fit_per_bit) if fit_per_bit is not None else ""
+    last = "" if first or are_bits_alike(rates) else failure_rates_text(rates)
+    return " ".join(filter(None, (first, headline(comparison), last)))
 
 
 def _estimates(comparison: Comparison) -> Iterator[Estimate]:
@@ -120,13 +149,16 @@ def _estimates(comparison: Comparison) -> Iterator[Estimate]:
         yield Estimate(keys, apart, further=further)
 
 
-def _data(comparison: Comparison) -> dict[str, Any]:
+def _data(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> dict[str, Any]:
     a = comparison.a
+    fits = {} if fit_per_bit is None else {"fit_per_bit": fit_per_bit}
     return {
         "command": comparison.command,
         "spec": {name: getattr(a, name) for name in COMMON} | {"flips": a.spec["flips"]},
         "measure": a.measure,
-        "headline": " ".join(filter(None, (headline(comparison), differing_rows_text(comparison)))),
+        "headline": " ".join(
+            filter(None, (_headline(comparison, rates, fit_per_bit), differing_rows_text(comparison)))
+        ),
         "identical": comparison.identical,
         "a": _fields(a, SIDE),
         "b": _fields(comparison.b, SIDE),
@@ -134,8 +166,24 @@ def _data(comparison: Comparison) -> dict[str, Any]:
         "only_a": [_fields(row, NAMES) for row in comparison.only_a],
         "only_b": [_fields(row, NAMES) for row in comparison.only_b],
         "results": list(map(_result, comparison.rows)),
+        "failure_rates": [_rate(one, fit_per_bit) for one in rates],
         "notes": comparison.notes,
+    } | fits
+
+
+def _rate(one: FailureRates, fit_per_bit: float | None) -> dict[str, Any]:
+    """How often a target fails in B against A, and with a raw rate FIT of both."""
+    row, limits = one.row, ("estimate", "low", "high")
+    common = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
+    values = _fields(row, NAMES) | {
+        "bits_a": row.a.bits,
+        "bits_b": row.b.bits,
+        "ratio": _fields(one.ratio, limits) | common,
     }
+    if fit_per_bit is None:
+        return values
+    fits = {name: make_fit_row(own, fit_per_bit) for name, own in (("fit_a", row.a), ("fit_b", row.b))}
+    return values | {name: _fields(fit, limits) | common for name, fit in fits.items()}
 
 
 def _fields(record: object, names: Sequence[str]) -> dict[str, Any]:
@@ -220,8 +268,10 @@ def difference_direction(row: ComparedRow) -> str:
     return "" if not row.differs else "higher" if (row.difference.estimate or 0.0) > 0 else "lower"
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
     a = comparison.a
+    if fit_per_bit is not None and not (has_failure_rates(a) and has_failure_rates(comparison.b)):
+        yield f"no FIT: {FIT_REQUIREMENT}"
     yield f"unit {a.unit}, judge {a.judge}, law {a.law}, targets per {a.per}"
     if comparison.changes:
         yield "A and B also differ in: " + ", ".join(
@@ -279,7 +329,7 @@ def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 # -- tables and figures ------------------------------------------------------------------------------------------------
 
 
-def _sections(comparison: Comparison) -> Iterator[Section]:
+def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> Iterator[Section]:
     measure, level = comparison.a.measure, main_level(comparison.a)
     flips = sorted({row.flips for row in at_level(comparison.rows, level) if _drawn(row)}, key=lambda f: f or 0)
     parts: list[Part] = []
@@ -303,6 +353,8 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
         )
     )
     yield Section(f"Difference by {level}", lead, (*parts, *_terminal(comparison)))
+    if rates and (fit_per_bit is not None or not are_bits_alike(rates)):
+        yield failure_rates_section(rates, fit_per_bit)
     more = [row for row in _layers(comparison) if row.level != level and row.p is not None][:MOST_LAYERS_SHOWN]
     if more:
         plot = forest(more, several=len({row.flips for row in more}) > 1)

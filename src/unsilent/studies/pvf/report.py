@@ -94,7 +94,7 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
         schema=SCHEMA,
         report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
         title=f"{result.workload}: {meaning(result)}, {result.fault} at {result.at}",
-        headline=headline(result),
+        headline=" ".join(filter(None, (words.fit_headline(fits), headline(result)))),
         estimates=machine_table(
             estimates(result, fit_per_bit if fits else None), (*MACHINE_NAMES, *(FIT_NAMES if fits else ()))
         ),

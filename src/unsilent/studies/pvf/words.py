@@ -74,6 +74,23 @@ def headline(result: PvfResult) -> str:
     return f"{start}; the order of the {level}s is not established (joint intervals overlap): run more trials."
 
 
+def fit_headline(fits: Sequence[FitRow]) -> str:
+    """The target with most FIT and its part of that of the model; empty where there is no FIT of a target."""
+    parts = [one for one in fits if one.row.level != "model" and one.estimate]
+    model = [one for one in fits if one.row.level == "model" and one.estimate is not None]
+    if not parts:
+        return ""
+    top = parts[0]
+    others = [one.unmasked_fit * one.row.joint_high for one in fits if one.row.level != "model" and one is not top]
+    is_known = top.unmasked_fit * top.row.joint_low > max(others, default=0.0)
+    most = "has the most FIT" if is_known else "has the largest estimate of FIT (the order is not established)"
+    whole = f"; the whole model has {model[0].text.estimate}{model[0].text.limits_in_sentence}" if model else ""
+    return (
+        f"`{escape_unprintable(top.row.target)}` {most}, {top.text.estimate}{top.text.limits_in_sentence} failures per 10⁹ hours"
+        f"{whole}."
+    )
+
+
 def _subject(result: PvfResult, row: PvfRow) -> str:
     fault, inside = escape_unprintable(result.fault), f"in `{escape_unprintable(row.target)}`"
     if result.spec.get("faults"):

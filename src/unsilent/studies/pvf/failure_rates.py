@@ -1,0 +1,118 @@
+"""How often two models fail at the same rate of faults per bit of memory: PVF x bits, which differ with the width of elements.
+
+A model of half the bits is hit half as often, so the one with the higher PVF may fail less. The ratio of two rows of PVF, times
+that of their bits, is that of their failure rates (FIT) at any raw rate; its limits are those of the ratio of PVF.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unsilent.report.model import Column, Section, Table
+from unsilent.report.text import EstimateText, escape_unprintable, ratio_text
+from unsilent.studies.pvf.analysis import ONE_WIDTH, make_fit_row
+from unsilent.studies.pvf.comparison import ComparedRow, Comparison, DifferenceOrRatio
+from unsilent.studies.pvf.records import PvfResult, at_level, main_level, row_label
+
+NOT_ESTABLISHED = "which of them fails more often is not established"
+
+
+@dataclass(frozen=True)
+class FailureRates:
+    """One target in both campaigns: its PVF row, and the ratio of failure rates, B / A."""
+
+    row: ComparedRow
+    ratio: DifferenceOrRatio
+
+    @property
+    def direction(self) -> str:
+        """Whether B fails ``more`` or ``less`` often than A; empty where the interval has 1 in it."""
+        return "more" if self.ratio.low > 1 else "less" if self.ratio.high < 1 else ""
+
+    @property
+    def text(self) -> EstimateText:
+        """The ratio and its limits as text."""
+        return ratio_text(self.ratio.estimate, self.ratio.low, self.ratio.high)
+
+
+def has_failure_rates(result: PvfResult) -> bool:
+    """Whether a raw rate per bit can be multiplied with what was measured: single flips of any bit of memory, per element."""
+    return not result.transient and result.fault == "bitflip" and result.law == "per-element"
+
+
+def failure_rates(comparison: Comparison) -> tuple[FailureRates, ...]:
+    """Rows of the main level at one flip whose elements have one width, then the model."""
+    if not (has_failure_rates(comparison.a) and has_failure_rates(comparison.b)):
+        return ()
+    level = main_level(comparison.a)
+    rows = [row for row in at_level(comparison.rows, level) if level != "model"] + at_level(comparison.rows, "model")
+    return tuple(FailureRates(row, _scaled(row)) for row in rows if _has_rate(row))
+
+
+def _has_rate(row: ComparedRow) -> bool:
+    widths = (row.a.widest_share_of_bits, row.b.widest_share_of_bits)
+    return row.flips == 1 and row.a.bits > 0 and min(widths) >= ONE_WIDTH and row.difference.estimate is not None
+
+
+def _scaled(row: ComparedRow) -> DifferenceOrRatio:
+    factor = row.b.bits / row.a.bits
+    estimate = None if row.ratio.estimate is None else factor * row.ratio.estimate
+    return DifferenceOrRatio(estimate, factor * row.ratio.low, factor * row.ratio.high)
+
+
+def are_bits_alike(rates: tuple[FailureRates, ...]) -> bool:
+    """Whether every target has as many bits in both campaigns, so that PVF says all."""
+    return all(one.row.a.bits == one.row.b.bits for one in rates)
+
+
+def failure_rates_text(rates: tuple[FailureRates, ...]) -> str:
+    """How often the whole model fails in B against A at equal rates per bit; empty where there is no such row."""
+    model = next((one for one in rates if one.row.level == "model"), None)
+    if model is None:
+        return ""
+    bits = model.row.b.bits / model.row.a.bits
+    why = f"it holds {bits:.3g} times as many bits"
+    if model.ratio.estimate is None:
+        return (
+            f"At the same fault rate per bit, how often B fails against A is not known: A has no wrong output; {why}."
+        )
+    text = f"{model.text.estimate} times{model.text.limits_in_sentence} as often as A"
+    if not model.direction:
+        return f"At the same fault rate per bit, {NOT_ESTABLISHED}: B fails {text}; {why}."
+    return f"At the same fault rate per bit, B fails {model.direction} often: {text}; {why}."
+
+
+def fit_headline(rates: tuple[FailureRates, ...], fit_per_bit: float) -> str:
+    """FIT of the whole model in A and B, and which is higher; empty where there is no such row."""
+    model = next((one for one in rates if one.row.level == "model"), None)
+    if model is None:
+        return ""
+    a, b = (make_fit_row(row, fit_per_bit).text for row in (model.row.a, model.row.b))
+    values = f"B {b.estimate}{b.limits_in_sentence}, A {a.estimate}{a.limits_in_sentence}"
+    if not model.direction:
+        return f"Which of both has more FIT (failures per 10⁹ hours) is not established: {values}."
+    return f"FIT (failures per 10⁹ hours) is {'higher' if model.direction == 'more' else 'lower'} in B: {values}."
+
+
+def failure_rates_section(rates: tuple[FailureRates, ...], fit_per_bit: float | None) -> Section:
+    """Ratios of failure rates, and with a raw rate FIT of both."""
+    columns = [
+        Column.text("target"), Column.count("bits A"), Column.count("bits B"), Column.text("fails B / A"),
+        Column.text("its interval"),
+    ]  # fmt: skip
+    rows = []
+    for one in sorted(rates, key=lambda one: one.row.level == "model"):
+        cells: dict[str, object] = {
+            "target": escape_unprintable(row_label(one.row, frozenset())), "bits A": one.row.a.bits, "bits B": one.row.b.bits,
+            "fails B / A": one.text.estimate, "its interval": one.text.limits,
+        }  # fmt: skip
+        if fit_per_bit is not None:
+            for side, row in (("A", one.row.a), ("B", one.row.b)):
+                text = make_fit_row(row, fit_per_bit).text
+                cells[f"FIT {side}"] = f"{text.estimate} {text.limits}"
+        rows.append(cells)
+    if fit_per_bit is not None:
+        columns += [Column.text("FIT A"), Column.text("FIT B")]
+    rate = "" if fit_per_bit is None else f" FIT is at {fit_per_bit:.3g} failures per 10⁹ hours and bit."
+    lead = f"PVF × bits: how often B fails against A where every bit is hit equally often, whatever the rate.{rate}"
+    return Section("Failure rates", lead, (Table.of(rows, tuple(columns)),))
