@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from unsilent.campaigns.rounds import trial_ids_of_plans
+from unsilent.errors import UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, Tally
 from unsilent.studies.pvf.pilots import (
@@ -20,7 +21,7 @@ from unsilent.studies.pvf.pilots import (
     variance_left,
 )
 from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
-from unsilent.studies.pvf.row_scopes import StoredTrials
+from unsilent.studies.pvf.row_scopes import StoredTrials, target_groups
 from unsilent.studies.pvf.spec import TargetInfo
 
 CLASSES = ("sign", "exponent-top", "mantissa-low")
@@ -128,8 +129,8 @@ class Stored(StoredTrials):
         return tally(*trials)
 
 
-def rounds(stored, rel=0.1):
-    planner, found = PrecisionPlanner(Precision(0.0002, rel), PvfEstimator(unit="sample"), 10**6), []
+def rounds(stored, rel=0.1, rows=()):
+    planner, found = PrecisionPlanner(Precision(0.0002, rel), PvfEstimator(unit="sample"), 10**6, rows), []
     while decided := planner.round_after(stored):
         found.append(decided)
         stored.plans |= {plan.cell: plan for plan in decided}
@@ -162,6 +163,34 @@ def test_what_was_chosen_stays_when_a_campaign_goes_on_with_other_costs():
     assert {cell: plan.samples for cell, plan in stored.plans.items()} == chosen
     ids = list(trial_ids_of_plans(stored.plans.values()))
     assert len(ids) == len(set(ids))
+
+
+def test_trials_go_where_the_chosen_rows_need_them():
+    def campaign(*rows):
+        stored = Stored(1, (1.0, 1.0))
+        rounds(stored, rows=rows)
+        plans = {plan.group: plan for plan in stored.plans.values()}
+        groups = {group.name: group for group in target_groups(stored, 1)}
+        question = PvfEstimator(unit="sample")
+        precise = {
+            name for name, group in groups.items() if Precision(0.0002, 0.1).is_reached_by(question.estimate(group.sample))
+        }  # fmt: skip
+        return {name: plan.total_trials for name, plan in plans.items()}, precise, plans
+
+    every, precise, _ = campaign()
+    assert precise == {"a", "b", "model"}
+    model, precise, _ = campaign("model")
+    assert "model" in precise
+    assert sum(model.values()) < 0.75 * sum(every.values())
+    one, precise, plans = campaign("a*")
+    assert "a" in precise
+    assert one["a"] <= 1.1 * every["a"]
+    assert dict(plans["b"].first_look_trials) == dict(plans["b"].pilot_trials)
+
+
+def test_a_name_that_no_row_has_is_refused_before_any_trial():
+    with pytest.raises(UsageError, match=r"--for 'c' names no row; the rows are model, a, b"):
+        rounds(Stored(1, (1.0, 1.0)), rows=("model", "c"))
 
 
 @pytest.mark.parametrize("samples", [0, 4])

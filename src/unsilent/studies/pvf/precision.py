@@ -9,6 +9,7 @@ nor interruptions.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans, trial_ids_of
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.errors import UsageError
 from unsilent.outcomes.tallies import PvfEstimator
+from unsilent.report.text import listed
 from unsilent.sizes import parse_share
 from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import GROWTH, confidence_at
@@ -87,12 +89,15 @@ class PrecisionPlanner:
 
     Attributes:
         most_trials: Trials that a target may have at a number of flips, its pilot included.
+        rows: Globs of the names of rows that have to be precise; none: all rows. Targets in no such row get as many trials as
+            their pilot had.
         imprecise_rows: Rows that stay wider than asked because of ``most_trials``, as sentences.
     """
 
     precision: Precision
     question: PvfEstimator
     most_trials: int
+    rows: tuple[str, ...] = ()
     imprecise_rows: tuple[str, ...] = ()
     _stored: StoredTrials | None = None
     """What the store held when the last round was decided: a planner is for one store."""
@@ -128,9 +133,10 @@ class PrecisionPlanner:
         """The next round after these trials."""
         question = self.question.with_default_unit(stored.spec.is_transient)
         asked = f"{self.precision} at {question.confidence:g} per {question.unit}"
+        asked += f" for {', '.join(self.rows)}" if self.rows else ""
+        groups = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
         if not stored.plans:
             return self._pilots(stored, asked)
-        groups = [g for flips in stored.spec.flips for g in target_groups(stored, flips)]
         if any(not plan.first_look_trials for plan in stored.plans.values()):
             return self._planned(stored, groups, asked)
         wide = [g for g in groups if not self.precision.is_reached_by(question.estimate(g.sample))]
@@ -147,6 +153,14 @@ class PrecisionPlanner:
         if renewed and GROWTH ** max(growing.values()) > REPLAN_FACTOR:
             return self._planned(stored, groups, asked)
         return self._grown(stored, wide, growing)
+
+    def _chosen(self, groups: Sequence[RowScope]) -> list[RowScope]:
+        """The rows that have to be precise; raises ``UsageError`` where there is none of a name."""
+        names = list(dict.fromkeys(group.name for group in groups))
+        for glob in self.rows:
+            if not fnmatch.filter(names, glob):
+                raise UsageError(f"--for {glob!r} names no row; the rows are {listed(names, 8)}")
+        return [g for g in groups if not self.rows or any(fnmatch.fnmatchcase(g.name, glob) for glob in self.rows)]
 
     def _pilots(self, stored: StoredTrials, asked: str) -> list[CellPlan]:
         strata: dict[str, list[str]] = {}
@@ -197,7 +211,12 @@ class PrecisionPlanner:
     ) -> dict[Cell, int]:
         """Trials of look 0 by stratum and number of flips, enough for each row; ``is_rough``: see `allocate`."""
         of_target = {name: plan.samples for plan in plans for name in plan.pilot_trials}
-        sizes = {(name, plan.flips): 0 for plan in plans for name in plan.pilot_trials}
+        needed = {(target.name, group.flips) for group in groups for target in group.targets}
+        sizes = {
+            (name, plan.flips): 0 if (name, plan.flips) in needed else count
+            for plan in plans
+            for name, count in plan.pilot_trials.items()
+        }
         for group in reversed(groups):  # small ones first: what these need is mostly enough for what they sum up to
             strata = view.strata(group.targets, group.flips, of_target)
             cells = [(t.name, group.flips) for t in group.targets]

@@ -43,7 +43,7 @@ FROM_LIST = "list"
 """Stands for the fault model and the sampling law where faults are given, not drawn."""
 DEFAULT_TRIALS, DEFAULT_MOST_TRIALS = 1000, 200_000
 """Trials per target and number of flips: of a campaign that is planned at once, and at most where a precision is asked."""
-DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "exhaustive", "samples", "flips", "fault", "at", "law")
+DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "for", "strata", "exhaustive", "samples", "flips", "fault", "at", "law")
 """Options that mean nothing where faults are given."""
 
 
@@ -234,6 +234,9 @@ class PvfBudget:
         "Run until the half-width is this share of the estimate, like 20%, or that of --ci (default 0.02%).",
         PRECISION_PANEL,
         parser=read_width)] = None  # fmt: skip
+    for_rows: Annotated[tuple[str, ...], Option(
+        "Rows that --ci and --rel are for: names such as model, or globs. Repeat for more.", PRECISION_PANEL, name="for",
+        default_text="all rows", is_repeatable=True)] = ()  # fmt: skip
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     @property
@@ -266,7 +269,11 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
             f"--faults-as {spec.faults_as} is the format of a list of faults; give --faults FILE, or omit --faults-as"
         )
     if spec.exhaustive:
-        asked.refuse_given(("trials", "ci", "rel"), "--exhaustive runs every possible fault")
+        asked.refuse_given(("trials", "ci", "rel", "for"), "--exhaustive runs every possible fault")
+    if asked[PvfBudget].for_rows and not adaptive:
+        raise UsageError(
+            "--for names the rows that --ci and --rel are for, but neither is given; add one, such as --rel 20%"
+        )
     if adaptive:
         asked.refuse_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
     check_count("--threads", spec.threads, 1, MOST_THREADS)

@@ -52,7 +52,11 @@ def run_pvf(run: CampaignRun) -> PvfResult:
     """Run (or resume) a campaign, where a precision is asked for until all rows have it, and read its store."""
     question, precision = run.asked[PvfEstimator], run.asked[PvfBudget].precision
     budget = run.kind.resolve_budget(run.asked)
-    planner = None if precision is None else PrecisionPlanner(precision, question, budget.trials)
+    planner = (
+        None
+        if precision is None
+        else PrecisionPlanner(precision, question, budget.trials, run.asked[PvfBudget].for_rows)
+    )
     with run.open_executor() as (executor, observer):
         if run.spec.is_enumerated:
             estimate_duration(run.spec, budget, executor, run.store, observer or Silent())
