@@ -221,3 +221,10 @@ class Report:
     repeat_command: str = ""
     method: str = ""
     further_json: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def plots(self) -> dict[str, Plot]:
+        """All its figures by name, in their order."""
+        parts = [part for section in self.sections for part in section.parts]
+        flat = [inner for part in parts for inner in (part.parts if isinstance(part, SideBySide) else (part,))]
+        return {part.name: part for part in flat if isinstance(part, Plot)}
