@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from unsilent.cli.table import load_command
 from unsilent.options import options_of
 from unsilent.studies.campaign_kinds import KINDS
 from unsilent.studies.pvf.kind import PVF
+from unsilent.studies.stored_results import read_result
 
 
 @pytest.mark.parametrize("verb", ["report", "diff", "replay"])
@@ -79,3 +83,15 @@ def test_a_missing_package_is_named(stored, tmp_path, monkeypatch):
     done = in_process("report", stored, "--figure", "curves", "-o", tmp_path / "x.svg")
     assert done.returncode == 2
     assert "pip install 'unsilent[figures]'" in done.stderr
+
+
+def test_the_next_commands_of_a_page_work(stored):
+    result = read_result(stored)
+    report = result.report()
+    page = Path("page.html")
+    result.write_html(page)
+    assert len(report.next_commands) == 3
+    for _, line in report.next_commands:
+        assert html.escape(line) in page.read_text("utf-8")
+        done = in_process(*shlex.split(line)[1:], *(["--dry-run"] if line.startswith("unsilent pvf") else []))
+        assert done.returncode == 0, (line, done.stderr)
