@@ -53,8 +53,12 @@ lint: .venv/test
 reference: .venv/core
 	$(BIN)/python tools/reference_pages.py docs
 
+# Runs the campaigns of the gallery and draws its figures, where what draws them has changed: minutes.
+docs/gallery.md: tools/gallery_page.py src/unsilent/render/figure_file.py src/unsilent/render/figure_traces.py | .venv/docs
+	$(BIN)/python tools/gallery_page.py docs
+
 # The site, in build/site; a dead link or any other warning is an error.
-docs: .venv/docs
+docs: .venv/docs docs/gallery.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -d build/site
 
 claims: .venv/test

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import unsilent
 from conftest import command, in_process, unsilent_cli
+from unsilent.cli.table import COMMANDS, PYTHON_FUNCTIONS, load_command
+from unsilent.options import options_of
 from unsilent.workloads.user import find_user_object
 
 
@@ -290,3 +293,27 @@ def test_a_reader_that_leaves_ends_the_command_quietly(campaign, words):
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_no_verb_has_more_than_forty_options():
+    """What is typed with dashes in front; a reader of help compares them all."""
+    for name in COMMANDS:
+        classes = load_command(name).all_option_classes()
+        options = [asking.flag for asking in options_of(*classes).values() if not asking.is_argument]
+        assert len(options) <= 40, (name, options)
+
+
+@pytest.mark.parametrize("name", ["inject", "protect"])
+def test_functions_of_python_are_named_where_somebody_looks_for_a_command(name):
+    overview = " ".join(in_process("--help").stdout.split())
+    assert f"unsilent.{name}" in overview.partition("In Python:")[2]
+    done = in_process(name, "model.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"unsilent: error: {name} is a function of Python, not a command: unsilent.{name}(model"
+    )
+    assert "unsilent.inject" not in in_process("checkpoint").stdout
+
+
+def test_each_function_that_help_names_is_there():
+    assert all(callable(getattr(unsilent, name)) for name in PYTHON_FUNCTIONS)

@@ -23,6 +23,7 @@ from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.store import open_store
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.placement import Level, Reduction, System, rank_placements
+from unsilent.render.figure_file import write_figure
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.studies.campaign_kinds import KINDS, kind_of_store
@@ -121,6 +122,18 @@ def test_a_result_is_shown_in_every_way(made, name):
     assert len(repr(result).splitlines()) <= 8
     with pytest.raises(UsageError, match="cannot write"):
         result.write_html("no/such.html")
+
+
+def test_every_figure_of_a_result_is_drawn_by_its_name(made, name, tmp_path):
+    pytest.importorskip("matplotlib")
+    report = made(name).report()
+    for figure in report.plots:
+        assert made(name).figure(figure).axes
+        write_figure(
+            report, figure, tmp_path / "x.svg"
+        )  # with a layout that fits: what does not warns, which is an error
+    with pytest.raises(UsageError, match="unknown figure|has no figures"):
+        made(name).figure("no such")
 
 
 @pytest.mark.parametrize("name", STORED, indirect=True)

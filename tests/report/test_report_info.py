@@ -21,6 +21,7 @@ from unsilent.studies.pvf.report import (
     split_rows,
 )
 from unsilent.studies.pvf.words import headline as sentence
+from unsilent.studies.pvf.words import next_commands
 
 
 def wilson(hits, trials, z):
@@ -242,3 +243,24 @@ def test_faults_in_a_run_are_not_called_parameters(result, row, at, where):
         assert "PVF" not in text
         assert "arameter vulnerability" not in text
         assert "P(incorrect)" in text
+
+
+def test_next_commands_are_those_that_fit(result, row):
+    """What can be run with a store: not where trials were not kept, and a plan only of single flips of parameters."""
+
+    def of(**more):
+        return dict(next_commands(result([row("a")], **more)))
+
+    precise = "run trials until each row is precise"
+    protect = "choose which parameters to protect"
+    assert of() == {
+        precise: "unsilent pvf dlrm --seed 7 --flips 1,4,16 --rel 20%",
+        protect: "unsilent plan pvf.sqlite --budget 20%",
+        "write the main table for a paper": "unsilent report pvf.sqlite --table -o table.tex",
+    }
+    assert of(store="") == of(command="unsilent.pvf(workload)") == {}
+    assert precise not in of(command="unsilent pvf dlrm --ci 1%")
+    assert protect not in of(at="op:*")
+    assert protect not in of(fault="random")
+    assert of(trials_done=5)["finish the campaign"].endswith("--trials 500 --store pvf.sqlite")
+    assert "'a b.sqlite'" in of(store="a b.sqlite")[protect]

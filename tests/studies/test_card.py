@@ -133,7 +133,7 @@ def test_it_says_all_that_was_asked_and_found(made):
     with PvfStore(path) as store:
         result, description = analyse(store, PvfEstimator()), store.baseline
     told = card_json(card)
-    assert (told["schema"], told["version"]) == (SCHEMA, 1)
+    assert (told["schema"], told["version"]) == (SCHEMA, 2)
     assert told["fingerprint"] == dict(description.fingerprint)
     assert {"weights", "inputs", "golden", "code"} <= set(told["fingerprint"])
     assert told["spec"]["flips"] == [1, 8]
@@ -201,7 +201,7 @@ def test_any_change_is_noticed(made, tmp_path):
     assert "checksum" in refused(tmp_path / "c.json", json.dumps(told))
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", 1.0, True, None, [1], 10**40])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", 2.0, True, None, [1], 10**40])
 def test_unknown_versions_are_refused_with_those_known(made, tmp_path, version):
     said = refused(tmp_path / "c.json", signed({**json.loads(made[2]), "version": version}))
     assert f"expected one of: {', '.join(map(str, KNOWN))}" in said

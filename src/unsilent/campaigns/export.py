@@ -130,10 +130,10 @@ def _csv(store: AnyStore, file: IO[str]) -> None:
         if writer is None:
             writer = csv.DictWriter(file, list(values))
             writer.writeheader()
-        writer.writerow({key: _for_spreadsheets(value) for key, value in values.items()})
+        writer.writerow({key: for_spreadsheets(value) for key, value in values.items()})
 
 
-def _for_spreadsheets(value: Any) -> Any:
+def for_spreadsheets(value: Any) -> Any:
     """A text that a spreadsheet would take for a formula gets an apostrophe before it; numbers are left as they are."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 

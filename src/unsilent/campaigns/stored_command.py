@@ -27,7 +27,7 @@ def stored_options(store: AnyStore, cls: type[T]) -> T:
     try:
         if not words:
             return Asked.from_call([cls], _call_arguments(command))[cls]
-        return Asked([cls], dict(_given(words, options_of(cls))))[cls]
+        return Asked([cls], dict(given_options(words, options_of(cls))))[cls]
     except UsageError as error:
         raise StoreError(f"{store.path} names a command that cannot be used ({error}); restore a copy") from None
 
@@ -65,7 +65,7 @@ def _command_words(command: str) -> list[str]:
     return words if words[:1] == ["unsilent"] else []
 
 
-def _given(words: list[str], options: Mapping[str, OptionField]) -> Iterator[tuple[str, Any]]:
+def given_options(words: list[str], options: Mapping[str, OptionField]) -> Iterator[tuple[str, Any]]:
     """The options among the words, by field, as texts."""
     texts: dict[str, list[str]] = {}
     for word, value in pairwise([*words, ""]):

@@ -10,6 +10,7 @@ from typing import Any
 
 from unsilent.cli.paths import default_report_path
 from unsilent.errors import UsageError
+from unsilent.options import Asked
 
 
 def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
@@ -54,6 +55,24 @@ def write_card(store: Path, question: Mapping[str, Any], card: Path, page: Path)
         made = make_card(opened, PvfEstimator(**question))
     write_file(card_text(made).encode(), card, "the card")
     write_report(report(made), page)
+
+
+def take_card(asked: Asked, path: Path) -> None:
+    """Take the options of a card's command that were not given, with the files it needs found by content.
+
+    Raises ``UsageError`` for other verbs than ``unsilent pvf``, which alone has ``--find``, and for files that are not found.
+    """
+    from unsilent.studies.pvf.card import read_card
+    from unsilent.studies.pvf.card_files import card_options
+
+    if "find" not in asked.options:
+        raise UsageError(f"{path} is a card of unsilent pvf; give it to unsilent pvf --config {path} --find DIR")
+    folder = asked.value("find")
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--find is {str(folder)!r}; expected a folder")
+    for name, text in card_options(read_card(path), str(path), folder, asked.given_values).items():
+        if name not in asked.given_values:
+            asked.given_values[name] = asked.options[name].parse_value(text, asked.options[name].flag)
 
 
 def show_card(path: Path, as_json: bool, plain: bool) -> None:

@@ -162,6 +162,11 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 def _explained(message: str, command: str) -> str:
     """What a command cannot understand, and where to find what it does."""
+    from unsilent.cli.table import PYTHON_FUNCTIONS
+
+    for name, text in PYTHON_FUNCTIONS.items():
+        if message.startswith(f"No such command '{name}'"):
+            message = f"{name} is a function of Python, not a command: {text}"
     if command == "unsilent run" and message.startswith("No such option"):
         message = f"{message.rstrip('.')}; arguments of the script go after the script"
     if command == "unsilent report" and message.startswith("Got unexpected extra argument"):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from unsilent.cli.campaign import CampaignVerb
-from unsilent.command import DisplayOptions, ProgressOptions
+from unsilent.command import ConfigOptions, DisplayOptions, ProgressOptions
+from unsilent.errors import UsageError
 from unsilent.options import OUTPUT_PANEL, Asked, Option
 from unsilent.outcomes.pvf_options import PvfReportOptions
 from unsilent.studies.pvf.kind import PVF
@@ -19,6 +20,7 @@ from unsilent.studies.pvf.spec import PvfBaseline
 if TYPE_CHECKING:
     from unsilent.campaigns.campaign_run import CampaignRun
     from unsilent.campaigns.executors import Executor
+    from unsilent.studies.pvf.card import PvfCard
     from unsilent.studies.pvf.records import Gate
 
 
@@ -29,6 +31,9 @@ class PvfCommandOptions:
     assertion: Annotated[tuple[str, ...], Option(
         "Exit with 1 if the upper limit of a target is above this bound, like "
         "'top_mlp<=0.01'.", OUTPUT_PANEL, "assert", is_repeatable=True)] = ()  # fmt: skip
+    find: Annotated[Path | None, Option(
+        "With --config CARD.json: the folder in which the files that the card's campaign needs are found by their content.",
+        OUTPUT_PANEL)] = None  # fmt: skip
 
 
 class PvfVerb(CampaignVerb):
@@ -40,6 +45,8 @@ class PvfVerb(CampaignVerb):
         from unsilent.studies.pvf.analysis import check_rate
 
         self.gates(asked)
+        if asked[PvfCommandOptions].find is not None and self.card(asked) is None:
+            raise UsageError("--find is only used with a card: --config CARD.json")
         rate = asked[PvfReportOptions].fit_per_bit
         if rate is not None:
             check_rate(rate, spec.is_transient)
@@ -50,9 +57,22 @@ class PvfVerb(CampaignVerb):
 
         return [Gate.parse(text) for text in asked[PvfCommandOptions].assertion]
 
+    def card(self, asked: Asked) -> tuple[PvfCard, Path] | None:
+        """The card whose campaign is run again, and its file."""
+        from unsilent.studies.pvf.card import is_card, read_card
+
+        path = asked[ConfigOptions].config
+        return None if path is None or not is_card(path) else (read_card(path), path)
+
     @contextmanager
     def make_executor(self, campaign: CampaignRun, observer: Any) -> Iterator[Executor]:
+        from unsilent.studies.pvf.card_files import comparison_text
+
         with super().make_executor(campaign, observer) as executor:
+            if shared := self.card(campaign.asked):
+                baseline = cast("PvfBaseline", executor.establish_baseline())
+                text = comparison_text(shared[0], str(shared[1]), campaign.spec, baseline)
+                print(f"unsilent: {text}", file=sys.stderr)
             for gate in self.gates(campaign.asked):
                 gate.check(campaign.spec, cast("PvfBaseline", executor.establish_baseline()))
             yield executor

@@ -26,7 +26,14 @@ class StoredReportOptions:
     store: Annotated[Path, Option(
         "A campaign store, a card, or events of a monitored training.", "", missing_error=NO_STORE)]  # fmt: skip
     output: Annotated[Path | None, Option(
-        "Path of the page or card to write.", OUTPUT_PANEL, default_text="next to the store", short_flag="o")] = None  # fmt: skip
+        "Path of the page, card, figure or table to write.", OUTPUT_PANEL, default_text="next to the store",
+        short_flag="o")] = None  # fmt: skip
+    figure: Annotated[str | None, Option(
+        "Write only this figure, for a paper: -o FILE.svg, FILE.pdf or FILE.png. An unknown name lists those there are.",
+        OUTPUT_PANEL, metavar="<name>")] = None  # fmt: skip
+    table: Annotated[bool, Option(
+        "Write only the main table, for a paper: -o FILE.tex, FILE.md, or FILE.csv with the columns for machines.",
+        OUTPUT_PANEL)] = False  # fmt: skip
     canonical: Annotated[
         bool,
         Option("With --json: leave out time, paths and versions, so that two reports can be compared.", OUTPUT_PANEL),
@@ -73,6 +80,9 @@ def report(asked: Asked) -> int:
     refuse_other_files(
         store, {"checkpoint": f"unsilent checkpoint inspect {store}", "injection": f"unsilent replay-injection {store}"}
     )
+    if options.figure is not None or options.table:
+        write_part(asked, options, sort)
+        return 0
     if sort == "card":
         if output is not None or canonical:
             raise UsageError(
@@ -81,8 +91,7 @@ def report(asked: Asked) -> int:
         show_card(store, display.as_json, display.plain)
         return 0
     if sort == "events":
-        named = store / "events.jsonl" if store.is_dir() else store
-        page = writable_page(report_path(named, output), output)
+        page = writable_page(report_path(store / "events.jsonl" if store.is_dir() else store, output), output)
         show_report(report_of_events(store), page, display.as_json, display.plain, canonical=canonical)
         return 0
     card = card_paths(store, output) if asked[CardOptions].card else None
@@ -93,10 +102,36 @@ def report(asked: Asked) -> int:
     return 0
 
 
+def write_part(asked: Asked, options: StoredReportOptions, sort: str) -> None:
+    """Write a figure or the table, and name the file."""
+    from unsilent.render.figure_file import write_figure
+    from unsilent.render.table_file import write_table
+
+    option, endings = ("--table", ".tex .md .csv") if options.figure is None else ("--figure", ".svg .pdf .png")
+    others = [name for name in ("as_json", "plain", "canonical", "card") if name in asked.options]
+    asked.refuse_given([*others, *(["table"] if options.figure else [])], f"{option} writes that file alone")
+    if options.output is None:
+        first, second, third = (f"FILE{ending}" for ending in endings.split())
+        raise UsageError(f"{option} needs the file to write; give -o {first}, {second} or {third}")
+    readers = {"card": report_of_card, "events": report_of_events}
+    shown = readers[sort](options.store) if sort in readers else report_of_store(options.store, asked, canonical=False)
+    if options.figure is None:
+        print(f"Table: {write_table(shown, options.output)}")
+    else:
+        print(f"Figure: {write_figure(shown, options.figure, options.output)}")
+
+
 def check_canonical(canonical: bool, display: DisplayOptions) -> None:
     """Raise ``UsageError`` for ``--canonical`` without ``--json``."""
     if canonical and not display.as_json:
         raise UsageError("--canonical is only used with --json: leave out --canonical")
+
+
+def report_of_card(path: Path) -> Report:
+    """A card that somebody shared."""
+    from unsilent.studies.pvf import card
+
+    return card.report(card.read_card(path))
 
 
 def report_of_events(path: Path) -> Report:

@@ -18,7 +18,7 @@ def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[
     asked.script = tuple(script)
     config = asked[ConfigOptions].config if "config" in asked.options else None
     if config is not None:
-        asked.read_toml(config)
+        read_config(asked, config)
     if not command.has_report:
         return int(_run(command, asked) or 0)
     page, display = asked[PageOptions].output, asked[DisplayOptions]
@@ -34,6 +34,17 @@ def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[
         report = replace(report, repeat_command=asked.command_line(command.name, *command.option_classes))
     show_report(report, page, display.as_json, display.plain)
     return int(getattr(result, "exit_code", 0))
+
+
+def read_config(asked: Asked, path: Path) -> None:
+    """Take the options of a TOML file or of a card; raises ``UsageError``."""
+    from unsilent.cli.card import take_card
+    from unsilent.studies.pvf.card import is_card
+
+    if is_card(path):
+        take_card(asked, path)
+    else:
+        asked.read_toml(path)
 
 
 def _run(command: Command, asked: Asked) -> Any:

@@ -59,6 +59,12 @@ COMMANDS = {
     "detectors": "unsilent.cli.listing:DETECTORS",
 }  # fmt: skip
 """Those of this package."""
+PYTHON_FUNCTIONS = {
+    "inject": "unsilent.inject(model, 'param:layer1.*', bit=30) injects one fault into a model, and undoes it.",
+    "protect": "unsilent.protect(model, clean_batches) notices corrupted answers of a model, and repairs them.",
+    "read_result": "unsilent.read_result('STORE.sqlite') reads a stored result: tables, figures, trials for pandas.",
+}
+"""Functions that are no commands, and that people look for among them."""
 
 
 def find_command_name(words: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from unsilent.cli.running import run_command
-from unsilent.cli.table import summaries
+from unsilent.cli.table import PYTHON_FUNCTIONS, summaries
 from unsilent.command import GROUPS, Command
 from unsilent.options import PANELS, OptionField, options_of
 
@@ -109,6 +109,8 @@ class Overview(TyperGroup):
         for name, command in self.commands.items():
             groups[str(getattr(command, "rich_help_panel", ""))].append((name, command.short_help or ""))
         width = max((len(name) for rows in groups.values() for name, _ in rows), default=0)
+        if "pvf" in self.commands:  # all commands, not those that begin with one word
+            groups["In Python"] = list(PYTHON_FUNCTIONS.items())
         for group, rows in groups.items():
             if rows:
                 _write_section(formatter, group, [(name.ljust(width), text) for name, text in rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def report_html(report: Report) -> str:
 
 def figures_by_place(report: Report) -> dict[str, Figure]:
     """All figures by the names of their places."""
-    return {plot.name: plot.figure for section in report.sections for plot in _plots(section.parts)}
+    return {name: plot.figure for name, plot in report.plots.items()}
 
 
 def template_values(report: Report) -> dict[str, Any]:
@@ -51,17 +51,10 @@ def template_values(report: Report) -> dict[str, Any]:
         ],
         "notes": [capitalised(escape_unprintable(line)) for line in report.notes],
         "facts": [(escape_unprintable(term), escape_unprintable(text)) for term, text in report.facts],
+        "next": [(escape_unprintable(what), escape_unprintable(command)) for what, command in report.next_commands],
         "again": escape_unprintable(report.repeat_command),
         "method": [escape_unprintable(line) for line in report.method.split("\n") if line],
     }
-
-
-def _plots(parts: tuple[Part, ...]) -> Iterator[Plot]:
-    for part in parts:
-        if isinstance(part, Plot):
-            yield part
-        elif isinstance(part, SideBySide):
-            yield from _plots(part.parts)
 
 
 def _on_page(part: Part) -> bool:

@@ -57,9 +57,14 @@ def report_as_preformatted_html(report: Report) -> str:
 
 
 def _columns(table: Table, console: Console) -> None:
-    names = [n for c in table.columns if not c.priority for n in (LIMITS if c.kind == "estimate" else [c.name])]
+    names = machine_names(table)
     lines = [[_plain(result.get(name)) for name in names] for result in (row_object(table, row) for row in table.rows)]
     print_columns(console, names, lines)
+
+
+def machine_names(table: Table) -> list[str]:
+    """The columns for machines of a table of estimates, an interval spread out."""
+    return [n for c in table.columns if not c.priority for n in (LIMITS if c.kind == "estimate" else [c.name])]
 
 
 def _plain(value: object) -> str:

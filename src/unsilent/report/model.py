@@ -203,6 +203,7 @@ class Report:
         facts: How it was made, term and text.
         notes: How to read the tables, without full stops.
         repeat_command: The command that makes it again, to be copied.
+        next_commands: What can be done with the result, in a few words, and the command that does it.
         method: How it was made, in sentences, a line each paragraph.
         further_json: Further fields of the JSON object, of any depth; ``results`` there replace those of
             ``estimates``.
@@ -219,5 +220,13 @@ class Report:
     facts: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     repeat_command: str = ""
+    next_commands: tuple[tuple[str, str], ...] = ()
     method: str = ""
     further_json: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def plots(self) -> dict[str, Plot]:
+        """All its figures by name, in their order."""
+        parts = [part for section in self.sections for part in section.parts]
+        flat = [inner for part in parts for inner in (part.parts if isinstance(part, SideBySide) else (part,))]
+        return {part.name: part for part in flat if isinstance(part, Plot)}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unsilent.report.model import Report
 from unsilent.report.text import escape_unprintable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 MOST_NUMBERS = 6
 """That the text of a result has besides its headline."""
@@ -39,6 +42,22 @@ class Shown(ABC):
         from unsilent.render.report_page import write_report
 
         return write_report(self.report(**options), path)
+
+    def figure(self, name: str, **options: Any) -> MatplotlibFigure:
+        """A figure of the report as one of matplotlib, to be changed and saved; needs the extra ``figures``.
+
+        ``unsilent report STORE --figure NAME -o FILE.pdf`` writes the same to a file with embedded fonts.
+
+        Args:
+            name: Of the figure; the error for an unknown name lists those there are.
+            options: Those of ``report()``.
+
+        Raises:
+            UsageError: the report has no figure of this name, or matplotlib is missing.
+        """
+        from unsilent.render.figure_file import draw_figure
+
+        return draw_figure(self.report(**options), name)
 
     def _repr_html_(self) -> str:
         from unsilent.render.report_terminal import report_as_preformatted_html

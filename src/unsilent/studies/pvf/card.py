@@ -41,7 +41,7 @@ from unsilent.studies.pvf.spec import PvfSpec
 from unsilent.studies.pvf.words import accuracy_text, info_text
 
 SCHEMA = "unsilent-pvf-card"
-VERSION = 1
+VERSION = 2
 KNOWN = (VERSION,)
 """Versions that can be read."""
 MEASURES = ("PVF", "P(incorrect)")
@@ -88,6 +88,8 @@ class PvfCard:
     info: Mapping[str, Any]
     fingerprint: Mapping[str, str]
     """Hashes of weights, inputs, golden outputs and code, and the kind of machine: what the campaign's hash covers."""
+    files: Mapping[str, str]
+    """SHA-256 of the files that were named, by option."""
     versions: Mapping[str, str]
     device: str
     dtype: str
@@ -117,6 +119,7 @@ def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:
         "trials": result.trials_done,
         "info": result.info,
         "fingerprint": description.fingerprint,
+        "files": description.files,
         "rows": [{name: getattr(row, name) for name in names} for row in result.rows if row.level in LEVELS],
         "notes": [*result.notes, *result.imprecise_rows],
     }
@@ -388,6 +391,7 @@ def facts(card: PvfCard) -> Iterator[tuple[str, str]]:
     asked = {"options": options, "data": spec.data, "weights": spec.weights, "faults": spec.faults}
     yield from ((name, value) for name, value in asked.items() if value)
     yield from ((f"fingerprint of {key}", card.fingerprint[key]) for key in HASHES if key in card.fingerprint)
+    yield from ((f"SHA-256 of {name}", digest) for name, digest in card.files.items())
     yield "device", f"{card.device}, {card.dtype}, {count_text(card.threads, 'thread')}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in card.versions.items())
     accuracy = accuracy_text(card.info)

@@ -103,6 +103,7 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
         sections=tuple(_sections(result, fit_per_bit, fits)),
         facts=tuple(words.facts(result)),
         notes=tuple(words.notes(result, fit_per_bit, fits)),
+        next_commands=tuple(words.next_commands(result)),
         method="\n".join(words.method(result)),
         further_json=_data(result, fit_per_bit, fits),
     )

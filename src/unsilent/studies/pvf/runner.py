@@ -45,6 +45,7 @@ from unsilent.sites.targets import (
     make_targets,
     with_index_buffers,
 )
+from unsilent.studies.pvf.file_hashes import file_hashes
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow, TargetInfo, TensorInfo
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.model_fitting import Progress, no_progress
@@ -161,6 +162,7 @@ class TrialRunner:
         return PvfBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
+            files=file_hashes(self.spec),
             targets=tuple(
                 TargetInfo(
                     name=t.name,

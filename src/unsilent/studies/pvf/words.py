@@ -8,9 +8,11 @@ far too often: the pair is chosen after looking.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.stored_command import without_options
 from unsilent.report.estimates import has_any_interval, has_list_bounds, is_exact, limits_text
 from unsilent.report.text import (
     count_text,
@@ -33,6 +35,7 @@ from unsilent.studies.pvf.records import (
     samples_text,
     vulnerability_key,
 )
+from unsilent.studies.pvf.spec import PvfBudget
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.report import PvfCurves
@@ -282,6 +285,20 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     if value:
         yield f"fault-free {name}", value, ""
     yield "time", duration_text(result.seconds), ""
+
+
+def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
+    """What can be done with the result, and the command: nothing where its trials were not kept."""
+    store, spec = shlex.quote(result.store), result.spec
+    if not result.store or not result.command.startswith("unsilent "):
+        return
+    if result.trials_done < result.trials_planned:
+        yield "finish the campaign", f"{result.command} --store {store}"
+    elif not {"--ci", "--rel", "--exhaustive", "--faults"} & set(shlex.split(result.command)):
+        yield "run trials until each row is precise", f"{without_options(result.command, PvfBudget)} --rel 20%"
+    if result.at == ALL_PARAMETERS and result.fault == "bitflip" and 1 in spec["flips"] and result.trials_done:
+        yield "choose which parameters to protect", f"unsilent plan {store} --budget 20%"
+    yield "write the main table for a paper", f"unsilent report {store} --table -o table.tex"
 
 
 def common_facts(result: PvfResult) -> Iterator[tuple[str, str]]:

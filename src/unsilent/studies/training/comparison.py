@@ -9,7 +9,7 @@ from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.report.dots import Dots, hover_text, shares_figure
 from unsilent.report.estimates import Estimate, machine_table, rows_across
-from unsilent.report.model import Column, Plot, Report, Section, Table, TextBlock
+from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.text import count_text, listed
 from unsilent.report.theme import SERIES_COLOURS, Figure
 from unsilent.statistics.comparing import Counts, joint_differences
@@ -81,7 +81,6 @@ def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: Tr
     different = {c.name for c in output if c.difference.low > 0 or c.difference.high < 0}
     columns = (Column.text("outcome"), Column.share("A"), Column.share("B"), Column.points("B - A"))
     rows = Table.of(rows_across(found, "of"), columns, is_emphasised=lambda row: row["outcome"] in different)
-    marks = tuple(zip(((SERIES_COLOURS[0], "●"), (SERIES_COLOURS[1], "■")), ("A", "B"), strict=True))
     plot = Plot("shares", "Shares of outcomes in A and B", _figure(found))
     return Report(
         schema="unsilent/training-comparison/2",
@@ -90,7 +89,7 @@ def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: Tr
         headline=ALL_EQUAL if one.campaign == other.campaign and _all_equal(output) else _headline(output),
         estimates=machine_table(found, ("outcome", "of", "")),
         findings=(f"A: {output[0].first}", f"B: {output[0].second}"),
-        sections=(Section("Outcomes", "Shares of trials with confidence limits.", (TextBlock(marks), plot, rows)),),
+        sections=(Section("Outcomes", "Shares of trials with confidence limits.", (plot, rows)),),
         facts=tuple(
             (f"{name}, {term}", text) for name, result in (("A", one), ("B", other)) for term, text in _facts(result)
         ),
@@ -129,7 +128,7 @@ def _figure(found: Sequence[Estimate]) -> Figure:
         rows = [
             (i + 0.3 * (number - 0.5), one.interval, hover_text(one.interval, *one.names)) for i, one in enumerate(own)
         ]
-        series.append(Dots("", SERIES_COLOURS[number], symbol, rows))
+        series.append(Dots(name, SERIES_COLOURS[number], symbol, rows))
     return shares_figure(series, [str(one.keys["outcome"]) for one in own], "share of trials")
 
 

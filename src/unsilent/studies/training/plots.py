@@ -72,7 +72,7 @@ def _group_figure(groups: Sequence[TrialGroup], bottom: float) -> Figure:
         for i, g in enumerate(groups):
             word, share, colour, symbol = _shares(g)[number]
             rows.append((i + 0.24 * (number - 1), share, hover_text(share, g.name, word)))
-        series.append(Dots("", colour, symbol, rows))
+        series.append(Dots(word, colour, symbol, rows))
     return shares_figure(series, [group.name for group in groups], "share of trials", bottom)
 
 

@@ -26,10 +26,7 @@ from unsilent.report.model import (
 from unsilent.report.text import count_text, escape_unprintable, estimate_text, short
 from unsilent.studies.training.necessary_conditions import MOST, conditions_figure, points_to_plot
 from unsilent.studies.training.plots import (
-    DIFFERENT,
     GOLDEN,
-    HARM,
-    LATENT,
     ROWS,
     classes_figure,
     curve_figures,
@@ -279,7 +276,6 @@ def _classes_table(result: TrainingResult) -> Table:
 
 def _harm(result: TrainingResult) -> Section:
     """Figures of groups for the page, tables for terminals."""
-    marks = (((DIFFERENT, "■"), "different"), ((HARM, "●"), "harmful"), ((LATENT, "◆"), "latent"))
     plots: list[Part] = []
     for i, (kind, figure) in enumerate(group_figures(result).items()):
         plots += [Heading(f"by {kind}"), Plot(f"group-{i}", f"Harmful share by {kind}", figure)]
@@ -290,8 +286,7 @@ def _harm(result: TrainingResult) -> Section:
         + (f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
     tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
-    legend = [TextBlock(marks)] if plots else []
-    return Section("Where faults do harm", lead, (*legend, *plots, *tables))
+    return Section("Where faults do harm", lead, (*plots, *tables))
 
 
 def _groups_table(kind: str, groups: list[TrialGroup]) -> Table:

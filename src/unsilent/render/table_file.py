@@ -1,0 +1,108 @@
+"""The main table of a report as a file for a paper: LaTeX, Markdown, or CSV with the columns for machines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from unsilent.campaigns.export import for_spreadsheets
+from unsilent.errors import UsageError
+from unsilent.render.cells import filled_columns, header_text, texts
+from unsilent.render.pages import write_file
+from unsilent.render.report_json import row_object
+from unsilent.render.report_terminal import machine_names
+from unsilent.report.model import Report, Table
+from unsilent.report.text import escape_unprintable
+
+_LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "–": "--", "—": "---", "…": r"\dots{}", "\xa0": "~", "·": r"$\cdot$",
+    "−": "$-$", "×": r"$\times$", "±": r"$\pm$", "≤": r"$\leq$", "≥": r"$\geq$", "∞": r"$\infty$", "→": r"$\rightarrow$",
+}  # fmt: skip
+_RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+def write_table(report: Report, path: str | os.PathLike[str]) -> Path:
+    """Write the main table of a report and return the path.
+
+    Raises ``UsageError`` for another ending than .tex, .md or .csv, a report without tables, a file that cannot be written.
+    """
+    formats = {".tex": _latex, ".md": _markdown, ".csv": _csv}
+    ending = Path(path).suffix.lower()
+    if ending not in formats:
+        raise UsageError(f"the table is to be written to {path}; expected a name that ends in .tex, .md or .csv")
+    return write_file(formats[ending](report).encode(), path, "the table")
+
+
+def latex_text(text: str) -> str:
+    """The text in LaTeX, whatever is in it."""
+    signs = "".join(_LATEX.get(sign, sign) for sign in text)
+    return re.sub("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda found: f"$^{{{found[0].translate(_RAISED)}}}$", signs)
+
+
+def markdown_text(text: str) -> str:
+    """The text in a cell of Markdown, whatever is in it."""
+    marked = re.sub(r"([\\|*_`])|\]\(", lambda found: f"\\{found[0]}" if found[1] else "]\\(", text)
+    return re.sub(r"&(?=#?\w+;)", "&amp;", marked).replace("<", "&lt;")
+
+
+def _main_table(report: Report) -> Table:
+    """The first one whose columns have names."""
+    tables = [part for section in report.sections for part in section.parts if isinstance(part, Table)]
+    for table in tables:
+        if any(column.name for column in table.columns):
+            return table
+    raise UsageError("this report has no tables for a paper; give -o FILE.csv for its estimates")
+
+
+def _lines(table: Table, escape: Callable[[str], str], bold: str) -> tuple[list[str], list[bool], list[list[str]]]:
+    """Heads, which columns are read from the left, and cells: those columns in which there is something."""
+    every = [texts(table.columns, row) for row in table.rows]
+    filled = filled_columns(table.columns, [["" if text == "–" else text for text in line] for line in every])
+    columns = [table.columns[number] for number in filled]
+    rows = []
+    for row, line in zip(table.rows, every, strict=True):
+        form = bold if row.emphasised else "{}"
+        rows.append([form.format(escape(line[number])) for number in filled])
+    left = [bool(column.left_aligned) or not number for number, column in enumerate(columns)]
+    return [escape(header_text(column)) for column in columns], left, rows
+
+
+def _latex(report: Report) -> str:
+    heads, left, rows = _lines(_main_table(report), latex_text, r"\textbf{{{}}}")
+    title = escape_unprintable(report.title)
+    # A line that begins with a bracket would be the argument of the line break before it.
+    lines = [f"{'{}' * line[0].startswith(('[', '*'))}{' & '.join(line)} \\\\" for line in rows]
+    return "\n".join([
+        f"% {title}", r"% Needs \usepackage{booktabs}.",
+        rf"\begin{{tabular}}{{{''.join('l' if is_left else 'r' for is_left in left)}}}",
+        r"\toprule", rf"{' & '.join(heads)} \\", r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", "",
+    ])  # fmt: skip
+
+
+def _markdown(report: Report) -> str:
+    heads, left, rows = _lines(_main_table(report), markdown_text, "**{}**")
+    rule = "|".join(":---" if is_left else "---:" for is_left in left)
+    return "\n".join([_row(heads), f"|{rule}|", *map(_row, rows), ""])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _csv(report: Report) -> str:
+    names, content = machine_names(report.estimates), io.StringIO()
+    writer = csv.DictWriter(content, names, extrasaction="ignore")
+    writer.writeheader()
+    for row in report.estimates.rows:
+        values = {
+            name: escape_unprintable(v) if isinstance(v, str) else v
+            for name, v in row_object(report.estimates, row).items()
+        }
+        writer.writerow({name: for_spreadsheets(value) for name, value in values.items()})
+    return content.getvalue()

@@ -1,0 +1,101 @@
+"""The campaign of a card again: the files that it was made from, found by their content, and the options of its command.
+
+A card may come from anyone. It chooses no file but by its content, imports no module, and says nothing of where results go.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, cast
+
+from unsilent.campaigns.spec import Baseline, differences
+from unsilent.campaigns.stored_command import given_options
+from unsilent.errors import UsageError
+from unsilent.options import options_of
+from unsilent.outcomes.pvf_options import PvfAnalysisOptions
+from unsilent.studies.pvf.card import PvfCard
+from unsilent.studies.pvf.file_hashes import content_hash, files_in, named_files
+from unsilent.studies.pvf.spec import PvfBaseline, PvfBudget, PvfSpec
+from unsilent.workloads.zoo import ZOO
+
+CLASSES = (PvfSpec, PvfBudget, PvfAnalysisOptions)
+"""Options that a card gives."""
+
+
+def find_contents(folder: Path, wanted: str, known: Path, is_folder: bool = False) -> Path | None:
+    """The file or folder inside a folder with this hash; those of the known name first, then those with its ending."""
+    inside = [path for path in folder.rglob("*") if path.is_dir()] if is_folder else list(files_in(folder))
+    alike = sorted(path for path in inside if path.suffix == known.suffix)
+    by_name = sorted(alike, key=lambda path: path.name != known.name)
+    return next((path for path in by_name if content_hash(path) == wanted), None)
+
+
+def card_options(card: PvfCard, name: str, folder: Path | None, given: Collection[str]) -> dict[str, Any]:
+    """Texts of the options of a card's command by field, with its files found in the folder; raises ``UsageError``.
+
+    Args:
+        card: What is run again.
+        name: Of the card, for errors.
+        folder: Where files are looked for; None: nowhere.
+        given: Fields that are known already, so that their files are not needed.
+    """
+    known = named_files(card.spec)
+    files = {option: path for option, path in known.items() if option not in given}
+    options = {option: text for option, text in _command_options(card, name).items() if option not in PvfSpec.FILES}
+    if card.spec.workload not in ZOO and "workload" not in {*known, *given}:
+        raise UsageError(
+            f"{name} names the workload {card.spec.workload}, which is neither built in nor a file; name it on the command line"
+        )
+    if files and folder is None:
+        raise UsageError(f"the campaign of {name} needs files; give the folder that has them: --find DIR")
+    options["workload"] = card.spec.workload
+    for option, path in files.items():
+        if folder is not None:
+            found = _found(card, name, folder, option, path)
+            options[option] = _workload(card.spec.workload, found) if option == "workload" else str(found)
+    return options
+
+
+def _workload(named: str, found: Path) -> str:
+    """The workload of a card, with the file or folder that was found in the place of that in its name."""
+    place, _, function = named.rpartition(":")
+    if named.startswith("hf:"):
+        return f"hf:{found}"
+    return f"{found}:{function}" if place.endswith(".py") else str(found)
+
+
+def comparison_text(card: PvfCard, name: str, spec: PvfSpec, baseline: PvfBaseline) -> str:
+    """Whether a campaign is that of a card, and what differs."""
+    if baseline.campaign == card.campaign:
+        return f"the campaign is that of {name}: the same faults are injected"
+    keys = sorted(key for key, _ in differences((card.spec, cast(Baseline, card)), (spec, baseline)))
+    return f"this is not the campaign of {name}, as these differ: {', '.join(keys)}; compare estimates and intervals, not trials"
+
+
+def _command_options(card: PvfCard, name: str) -> dict[str, Any]:
+    try:
+        words = shlex.split(card.command)
+    except ValueError:
+        raise UsageError(f"the campaign of {name} cannot be run: its command cannot be read") from None
+    if words[:2] != ["unsilent", "pvf"]:
+        what = "a Python call" if card.command.startswith("unsilent.") else "no unsilent pvf"
+        raise UsageError(
+            f"the campaign of {name} cannot be run again: its command is {what}; ask its author for the workload"
+        )
+    return dict(given_options(words, options_of(*CLASSES)))
+
+
+def _found(card: PvfCard, name: str, folder: Path, option: str, path: Path) -> Path:
+    if option not in card.files:
+        raise UsageError(f"{name} has no hash of {path.name}, so it cannot be found; name the file on the command line")
+    is_folder = option == "workload" and card.spec.workload.startswith("hf:")
+    found = find_contents(folder, card.files[option], path, is_folder)
+    if found is None:
+        flag = options_of(PvfSpec)[option].flag
+        raise UsageError(
+            f"no file in {folder} has the content of {path.name} (SHA-256 {card.files[option][:16]}…) as in {name}; "
+            f"give {flag} to use another one"
+        )
+    return found
