@@ -34,6 +34,7 @@ from unsilent.options import (
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.sizes import parse_whole_number
+from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.precision import Precision
@@ -41,10 +42,14 @@ if TYPE_CHECKING:
 STRATA = ("none", "bits", "dtype")
 FROM_LIST = "list"
 """Stands for the fault model and the sampling law where faults are given, not drawn."""
+FROM_ACCELERATOR = "accelerator"
+"""Stands for both where the memories of an accelerator say what goes wrong how often."""
 DEFAULT_TRIALS, DEFAULT_MOST_TRIALS = 1000, 200_000
 """Trials per target and number of flips: of a campaign that is planned at once, and at most where a precision is asked."""
 DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "exhaustive", "samples", "flips", "fault", "at", "law")
 """Options that mean nothing where faults are given."""
+DESCRIBED_FAULT_OPTIONS = ("strata", "exhaustive", "samples", "flips", "fault", "at", "law", "faults")
+"""Options that mean nothing where an accelerator is described."""
 
 
 def read_samples(given: int | str) -> int:
@@ -67,11 +72,12 @@ class PvfSpec(StoredSpec):
     """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row.
 
     ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
-    faults are given. ``strata`` dtype: in each of its dtypes. ``samples``: how many each trial evaluates, 0 for all of all
+    faults are given, `FROM_ACCELERATOR` where memories are
+    described. ``strata`` dtype: in each of its dtypes. ``samples``: how many each trial evaluates, 0 for all of all
     batches, None where each trial says it (`TrialId.sample_count`).
     """
 
-    FILES: ClassVar[tuple[str, ...]] = ("data", "weights", "faults")
+    FILES: ClassVar[tuple[str, ...]] = ("data", "weights", "faults", "accelerator")
     RUNNER: ClassVar[str] = "unsilent.studies.pvf.runner:TrialRunner"
     workload: Annotated[str, Option(
         "A model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", WORKLOAD_PANEL,
@@ -118,11 +124,18 @@ class PvfSpec(StoredSpec):
     faults_as: Annotated[str | None, Option(
         "Format of --faults, if the file does not tell it: unsilent, sci-fi, "
         "pytorchalfi:…, hdf5-corrupter", FAULTS_PANEL)] = None  # fmt: skip
+    accelerator: Annotated[
+        str | None,
+        Option("Draw faults by the memories of this TOML file, and give their failure rates (FIT).", FAULTS_PANEL),
+    ] = None
 
     @property
     def is_transient(self) -> bool:
-        """Whether faults corrupt values of one evaluation (operations, inputs, caches) rather than parameters."""
-        return any(map(is_transient, self.at))
+        """Whether faults corrupt values of one evaluation (operations, inputs, caches), not parameters alone.
+
+        Of those of an accelerator's memories an inference call is the unit, so they count as such.
+        """
+        return self.accelerator is not None or any(map(is_transient, self.at))
 
     @property
     def is_enumerated(self) -> bool:
@@ -189,6 +202,8 @@ class PvfBaseline(JsonRecord):
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
     lookups: Mapping[str, list[int]] = field(default_factory=dict)
+    memory_parts: tuple[MemoryPart, ...] = ()
+    memories: tuple[MemoryFacts, ...] = ()
     trial_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
     """What a trial is expected to cost, whatever it evaluates, and further for each sample: counted, not measured."""
     sample_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
@@ -265,6 +280,8 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
         raise UsageError(
             f"--faults-as {spec.faults_as} is the format of a list of faults; give --faults FILE, or omit --faults-as"
         )
+    if spec.accelerator is not None:
+        asked.refuse_given(DESCRIBED_FAULT_OPTIONS, "--accelerator describes the faults and what they corrupt")
     if spec.exhaustive:
         asked.refuse_given(("trials", "ci", "rel"), "--exhaustive runs every possible fault")
     if adaptive:
@@ -279,6 +296,13 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
 
         at = (f"{kind_of_list(spec.faults, spec.faults_as)}:*",)
         return replace(spec, device=device, fault=FROM_LIST, law=FROM_LIST, flips=(None,), at=at)
+    if spec.accelerator is not None:
+        held = _held_sites(spec.accelerator)
+        if spec.per == "bit":
+            raise UsageError("--per bit splits flips by bit, but --accelerator draws whole events; use --per tensor")
+        return replace(
+            spec, device=device, fault=FROM_ACCELERATOR, law=FROM_ACCELERATOR, flips=(None,), at=held, samples=0
+        )
     model = fault_model(spec.fault)
     flips = _flips(asked.given_values.get("flips"), model.has_explicit_count, model.pattern.text)
     strata = asked.given_values.get("strata")
@@ -288,6 +312,18 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
     if strata not in STRATA:
         raise unknown_name_error("--strata", strata, STRATA)
     return replace(spec, device=device, fault=model.text, flips=flips, strata=strata)
+
+
+def _held_sites(accelerator: str) -> tuple[str, ...]:
+    """The addresses of all that the memories of an accelerator hold; raises ``UsageError`` where none is described."""
+    from unsilent.faults.hardware.description_file import load_accelerator
+
+    memories = load_accelerator(accelerator).description.memories
+    if not memories:
+        raise UsageError(
+            f"--accelerator {accelerator} describes no memories; add a table [memories.NAME] for each, or use --fault"
+        )
+    return tuple(dict.fromkeys(address for memory in memories.values() for address in memory.holds))
 
 
 def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:

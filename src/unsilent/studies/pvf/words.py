@@ -22,6 +22,7 @@ from unsilent.report.text import (
     lower_bound_text,
 )
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pvf_text
+from unsilent.studies.pvf.memory_records import MemoryFitRow
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
     PvfResult,
@@ -48,6 +49,8 @@ PLACES = {
 
 def headline(result: PvfResult) -> str:
     """The finding in one sentence."""
+    if result.memory_fit and result.trials_done:
+        return _failure_rate(result.memory_fit[-1])
     level = main_level(result)
     rows = at_level(result.rows, level)
     flips = headline_flips(rows)
@@ -72,6 +75,14 @@ def headline(result: PvfResult) -> str:
     if not has_any_interval(tried):
         return f"{start}; which {level} is highest depends on the faults of the list that were not tried."
     return f"{start}; the order of the {level}s is not established (joint intervals overlap): run more trials."
+
+
+def _failure_rate(model: MemoryFitRow) -> str:
+    silent, errors = (estimate_text(i.estimate, i.low, i.high, scale=1.0) for i in (model.silent, model.detectable))
+    return (
+        f"Events in the memories make a call silently incorrect at {silent.estimate} FIT{silent.limits_in_sentence}, and cause "
+        f"detectable errors at {errors.estimate} FIT{errors.limits_in_sentence}."
+    )
 
 
 def _subject(result: PvfResult, row: PvfRow) -> str:
