@@ -34,35 +34,31 @@ def memory_fit_rows(
                 kind: math.fsum(getattr(part, kind) for part in mine)
                 for kind in ("live_bits", "raw", "corrected", "detected", "altered")
             }
-            bits = total["live_bits"] if level == "pattern" else _bits_once(mine)
-            silent, errors = _rates(mine, total["altered"], stored, question)
+            patterns = {part.memory: part.pattern for part in mine}
+            bits = math.fsum(
+                part.live_bits for part in mine if part.pattern == patterns[part.memory]
+            )  # the same for each
+            silent, errors, incorrect = _rates(mine, total["altered"], stored, question)
             detectable = scaled(errors, 1.0, total["detected"])
             wrong = scaled(silent, calls[name], 0.0) if level == "memory" else None
-            result.append(
-                MemoryFitRow(
-                    level, name, bits, total["raw"], total["corrected"], total["detected"], silent, detectable, wrong
-                )
-            )
+            faults = (total["raw"], total["corrected"], total["detected"])
+            result.append(MemoryFitRow(level, name, bits, *faults, silent, detectable, incorrect, wrong))
     return tuple(result)
-
-
-def _bits_once(parts: Sequence[MemoryPart]) -> float:
-    """Live bits of several patterns, which fall on the same bits."""
-    return math.fsum({(p.memory, p.group, p.layer, p.component, p.live_bits): p.live_bits for p in parts}.values())
 
 
 def _rates(
     parts: Sequence[MemoryPart], altered: float, stored: StoredTrials, question: PvfEstimator
-) -> tuple[Interval, Interval]:
-    """FIT of incorrect calls, silent ones and those that end with an error."""
+) -> tuple[Interval, Interval, Interval]:
+    """FIT of incorrect calls: silent ones, those that end with an error, and both."""
     names = {part.target for part in parts if part.altered}
     targets = [target for target in stored.description.targets if target.name in names]
     if not targets:
         nothing = Interval(0.0, 0.0, 0.0, question.confidence, 0, "nothing comes through")
-        return nothing, nothing
+        return nothing, nothing, nothing
     trials = stored.sample(targets, None)
-    silent, errors = (question.estimate(one) for one in _by_kind(trials))
-    return scaled(silent, altered, 0.0), scaled(errors, altered, 0.0)
+    silent, errors = _by_kind(trials)
+    rates = [scaled(question.estimate(one), altered, 0.0) for one in (silent, errors, trials)]
+    return rates[0], rates[1], rates[2]
 
 
 def _by_kind(trials: StratifiedTrials) -> Iterator[StratifiedTrials]:

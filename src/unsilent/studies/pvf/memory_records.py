@@ -63,6 +63,7 @@ class MemoryFitRow:
         raw, corrected, detected: Of the events: all, those that a code corrects, those that it reports.
         silent: Incorrect calls without any error.
         detectable: Errors that a memory reports, and calls that end with an error or a number that is not finite.
+        incorrect: Incorrect calls, silent ones and those that end with an error; without what memories report.
         wrong_calls: Silently incorrect calls in 1e9 device hours; of memories alone.
     """
 
@@ -74,4 +75,5 @@ class MemoryFitRow:
     detected: float
     silent: Interval
     detectable: Interval
+    incorrect: Interval
     wrong_calls: Interval | None

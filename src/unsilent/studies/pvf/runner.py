@@ -359,10 +359,10 @@ class TrialRunner:
             return drawn.targets
         spec, plain = self.spec, fault_model(self.spec.fault)
         if spec.exhaustive and spec.law != "per-element":
-            raise UsageError(f"--exhaustive gives all elements equal weight, but --law is {spec.law}; omit --law")
+            raise UsageError(f"--trials all gives all elements equal weight, but --law is {spec.law}; omit --law")
         if spec.exhaustive and (plain.name != "bitflip" or spec.flips != (1,)):
             raise UsageError(
-                f"--exhaustive tries single bit flips, found --fault {plain.text} with flips "
+                f"--trials all tries single bit flips, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; use bitflip with one flip, or bitflip:bits=… for some bits only"
             )
         if spec.strata == "bits" and (plain.text != "bitflip" or spec.flips != (1,)):

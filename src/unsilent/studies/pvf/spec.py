@@ -9,7 +9,7 @@ The fingerprint of such a campaign is of weights, inputs, golden outputs, judge,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -46,20 +46,33 @@ FROM_ACCELERATOR = "accelerator"
 """Stands for both where the memories of an accelerator say what goes wrong how often."""
 DEFAULT_TRIALS, DEFAULT_MOST_TRIALS = 1000, 200_000
 """Trials per target and number of flips: of a campaign that is planned at once, and at most where a precision is asked."""
-DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "exhaustive", "samples", "flips", "fault", "at", "law")
+DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "samples", "flips", "fault", "at", "law")
 """Options that mean nothing where faults are given."""
-DESCRIBED_FAULT_OPTIONS = ("strata", "exhaustive", "samples", "flips", "fault", "at", "law", "faults")
+DESCRIBED_FAULT_OPTIONS = ("strata", "samples", "flips", "fault", "at", "law", "faults")
 """Options that mean nothing where an accelerator is described."""
 
 
-def read_samples(given: int | str) -> int:
-    """The value of ``--samples``: a number, or 0 for ``all``; raises ``UsageError``."""
-    if given == "all":
-        return 0
-    count = parse_whole_number(str(given)) if isinstance(given, int | str) and not isinstance(given, bool) else None
-    if count is not None:
-        return check_count("--samples", count, 1, MOST_TRIALS)
-    raise UsageError(f"--samples is {given!r}; expected a number of samples of 1 or more, or all")
+ALL = 0
+"""Stands for ``all`` where a number of trials or samples is asked."""
+
+
+def _number_or_all(option: str, noun: str, most: int) -> Callable[[int | str], int]:
+    """Reads the value of an option: a number, or `ALL`; raises ``UsageError``."""
+
+    def read(given: int | str) -> int:
+        if given == "all":
+            return ALL
+        count = parse_whole_number(str(given)) if isinstance(given, int | str) and not isinstance(given, bool) else None
+        if count is not None:
+            return check_count(option, count, 1, most)
+        raise UsageError(f"{option} is {given!r}; expected a number of {noun} of 1 or more, or all")
+
+    return read
+
+
+def _text_or_all(number: int) -> list[str]:
+    """The reverse."""
+    return ["all" if number == ALL else str(number)]
 
 
 def read_width(given: float | str) -> str:
@@ -72,9 +85,8 @@ class PvfSpec(StoredSpec):
     """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row.
 
     ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
-    faults are given, `FROM_ACCELERATOR` where memories are
-    described. ``strata`` dtype: in each of its dtypes. ``samples``: how many each trial evaluates, 0 for all of all
-    batches, None where each trial says it (`TrialId.sample_count`).
+    faults are given, `FROM_ACCELERATOR` where memories are described. ``strata`` dtype: in each of its dtypes. ``samples``: how
+    many each trial evaluates, 0 for all of all batches, None where each trial says it (`TrialId.sample_count`).
     """
 
     FILES: ClassVar[tuple[str, ...]] = ("data", "weights", "faults", "accelerator")
@@ -114,10 +126,10 @@ class PvfSpec(StoredSpec):
         default_text="none; bits for single flips with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
     samples: Annotated[int | None, Option(
         "Samples that each trial evaluates, drawn at random from one batch: a number, or all.", PRECISION_PANEL,
-        default_text="all; with --ci or --rel a pilot chooses for each target", parser=read_samples,
-        formatter=lambda samples: [str(samples or "all")])] = None  # fmt: skip
-    exhaustive: Annotated[bool, Option(
-        "Try every possible single bit flip; narrow it with --at or bits=.", PRECISION_PANEL)] = False  # fmt: skip
+        default_text="all; with --ci or --rel a pilot chooses for each target",
+        parser=_number_or_all("--samples", "samples", MOST_TRIALS),
+        formatter=_text_or_all)] = None  # fmt: skip
+    exhaustive: Annotated[bool, NOT_AN_OPTION] = False
     faults: Annotated[str | None, Option(
         "Try each fault of this file once: JSON lines of faults, or a list of SCI-FI, PyTorchALFI or hdf5_corrupter.",
         FAULTS_PANEL)] = None  # fmt: skip
@@ -241,8 +253,9 @@ class PvfBudget:
     """How many trials: a number, or until every row is precise."""
 
     trials: Annotated[int | None, Option(
-        "Trials per target and number of flips; with --ci or --rel the maximum, pilot included.", PRECISION_PANEL,
-        default_text="1000; 200000 with --ci or --rel")] = None  # fmt: skip
+        "Trials per target and number of flips; with --ci or --rel the maximum, pilot included. all: every possible single bit "
+        "flip, narrowed with --at or bits=.", PRECISION_PANEL, default_text="1000; 200000 with --ci or --rel",
+        parser=_number_or_all("--trials", "trials", MOST_TRIALS - 1), formatter=_text_or_all)] = None  # fmt: skip
     ci: Annotated[str | None, Option(
         "Run until every row's interval has this half-width, like 0.1%.", PRECISION_PANEL, parser=read_width)] = None  # fmt: skip
     rel: Annotated[str | None, Option(
@@ -261,7 +274,7 @@ class PvfBudget:
     def resolve(self) -> Budget:
         """The most trials there are to be; raises ``UsageError``."""
         most = DEFAULT_TRIALS if self.precision is None else DEFAULT_MOST_TRIALS
-        return Budget(most if self.trials is None else self.trials, self.shard)
+        return Budget(self.trials or most, self.shard)
 
 
 def make_pvf_spec(asked: Asked) -> PvfSpec:
@@ -273,7 +286,7 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
     from unsilent.faults import fault_model
 
     adaptive = asked[PvfBudget].precision is not None
-    spec = asked[PvfSpec]
+    spec = replace(asked[PvfSpec], exhaustive=asked[PvfBudget].trials == ALL)
     if spec.faults is not None:
         asked.refuse_given(DRAWN_FAULT_OPTIONS, "--faults lists the faults to try")
     elif spec.faults_as is not None:
@@ -283,7 +296,7 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
     if spec.accelerator is not None:
         asked.refuse_given(DESCRIBED_FAULT_OPTIONS, "--accelerator describes the faults and what they corrupt")
     if spec.exhaustive:
-        asked.refuse_given(("trials", "ci", "rel"), "--exhaustive runs every possible fault")
+        asked.refuse_given(("ci", "rel"), "--trials all runs every possible fault")
     if adaptive:
         asked.refuse_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
     check_count("--threads", spec.threads, 1, MOST_THREADS)
@@ -335,7 +348,7 @@ def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:
     if spec.is_enumerated or spec.is_transient:
         if spec.samples:
             what = (
-                "--exhaustive evaluates all samples"
+                "--trials all evaluates all samples"
                 if spec.exhaustive
                 else "a fault in a value of a run acts in all samples of one batch"
             )
