@@ -7,7 +7,8 @@ import pytest
 
 from unsilent.errors import UsageError
 from unsilent.faults import Fault, Region, fault_model
-from unsilent.faults.hardware.description_file import parse_accelerator
+from unsilent.faults.hardware import SHIPPED
+from unsilent.faults.hardware.description_file import load_accelerator, parse_accelerator
 from unsilent.faults.hardware.memories import SymbolCode, decoded, fitted, make_code, outcome_shares
 
 MEMORY = """
@@ -171,3 +172,21 @@ def test_every_way_that_a_memory_can_be_wrong(old, new, message):
         parse_accelerator(MEMORY.replace(old, new).encode(), "mine.toml")
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", SHIPPED[3:])
+def test_memories_of_devices_that_come_with_the_package(name):
+    """Sizes and bandwidths of device memory are from the vendor; nothing about failures is published, and nothing claims it."""
+    about = load_accelerator(name).description
+    assert (about.name, about.groups) == (name, {})
+    assert about.sources
+    hbm, on_chip = about.memories.values()
+    assert hbm.holds == ["param:*", "kv:*"]
+    assert on_chip.holds == ["op:*", "input:*"]
+    assert hbm.evidence_grade("size") == hbm.evidence_grade("bandwidth") == "read"
+    for memory in (hbm, on_chip):
+        assert memory.evidence_grade("fit_per_mbit") == "assumed"
+        assert {pattern.evidence_grade("share") for pattern in memory.patterns.values()} == {"assumed"}
+        region = [Region("param:w", "float32", (2**16,))]
+        altered = [outcome_shares(fault_model(p.model), region, memory.code) for p in memory.patterns.values()]
+        assert any(shares.keys() & {"missed", "miscorrected"} for shares in altered)  # there is something to measure

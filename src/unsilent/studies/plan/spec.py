@@ -41,7 +41,8 @@ class PlanOptions:
         "Protected memory: a share of the parameters like 5%, or a size like 64kB. Repeat for more.", MEMORY_PANEL,
         default_text=" ".join(DEFAULT_BUDGETS), unset_value=None, is_repeatable=True)] = DEFAULT_BUDGETS  # fmt: skip
     accelerator: Annotated[str | None, Option(
-        "Instead of budgets, the memories of this TOML file: the plans with the fewest failures for their latency and energy.",
+        "Instead of budgets, the memories of an accelerator (TOML file or name): the plans with the fewest failures for their "
+        "latency and energy.",
         MEMORY_PANEL, parser=str)] = None  # fmt: skip
     granularity: Annotated[str, Option(
         "What is protected as a whole: tensor, rows (a block of rows of a tensor, 8 or fewer for each tensor) or tensor-bits "

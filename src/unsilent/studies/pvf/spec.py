@@ -136,10 +136,9 @@ class PvfSpec(StoredSpec):
     faults_as: Annotated[str | None, Option(
         "Format of --faults, if the file does not tell it: unsilent, sci-fi, "
         "pytorchalfi:…, hdf5-corrupter", FAULTS_PANEL)] = None  # fmt: skip
-    accelerator: Annotated[
-        str | None,
-        Option("Draw faults by the memories of this TOML file, and give their failure rates (FIT).", FAULTS_PANEL),
-    ] = None
+    accelerator: Annotated[str | None, Option(
+        "Draw faults by the memories of an accelerator (TOML file or name, like tpu-v4), and give their failure rates (FIT).",
+        FAULTS_PANEL)] = None  # fmt: skip
 
     @property
     def is_transient(self) -> bool:
