@@ -125,6 +125,9 @@ def test_the_report_says_what_memories_do_not_hold(tmp_path):
     assert "No memory holds 1 inputs: input:0." in notes
     assert "size assumed, fit_per_mbit assumed, bandwidth assumed, reload assumed" in notes
     report = result.report()
+    first, second = report.estimates.rows[:2]
+    assert first.cells[:4] == ("memory", "dram", "silent FIT", result.memory_fit[0].silent)
+    assert second.cells[:4] == ("memory", "dram", "detectable FIT", result.memory_fit[0].detectable)
     assert "silently incorrect at" in report.headline
     (section,) = [section for section in report.sections if section.title == "Failure rate of memories"]
     assert [row.cells[:2] for row in section.parts[1].rows] == [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from unsilent.interval import Interval
+from unsilent.report.estimates import Estimate
 from unsilent.report.model import Section, Table, TableRow, TextCell, columns
 from unsilent.report.text import estimate_text, number_text
 from unsilent.sizes import human_bytes
@@ -20,6 +21,9 @@ FIT_LEAD = (
     "code corrects some. Silent calls per 10⁹ hours count every call that a fault meets until the content of the memory is "
     "written again. Limits come from the trials; rates of the description are taken as exact."
 )
+
+
+FIT_ESTIMATE_NAMES = ("level", "target", "measure", "")
 
 
 def memory_section(result: PvfResult) -> Section:
@@ -75,6 +79,13 @@ def _number(value: float) -> TextCell:
 def _cells(interval: Interval) -> tuple[TextCell, TextCell]:
     text = estimate_text(interval.estimate, interval.low, interval.high, scale=1.0)
     return TextCell(text.estimate, interval.estimate or 0.0), TextCell(text.limits, interval.high)
+
+
+def memory_estimates(result: PvfResult) -> Iterator[Estimate]:
+    """Silent and detectable FIT of each row, for machines."""
+    for row in result.memory_fit:
+        for measure, interval in (("silent FIT", row.silent), ("detectable FIT", row.detectable)):
+            yield Estimate({"level": row.level, "target": row.name, "measure": measure}, interval)
 
 
 def memory_data(result: PvfResult) -> Mapping[str, Any]:

@@ -56,7 +56,7 @@ from unsilent.report.theme import (
 )
 from unsilent.studies.pvf import words
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, check_rate, fit_rows, make_fit_row
-from unsilent.studies.pvf.memory_report import memory_data, memory_section
+from unsilent.studies.pvf.memory_report import FIT_ESTIMATE_NAMES, memory_data, memory_estimates, memory_section
 from unsilent.studies.pvf.records import (
     MOST_LAYERS_SHOWN,
     LookupRow,
@@ -96,7 +96,9 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
         report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
         title=f"{result.workload}: {meaning(result)}, {result.fault} at {result.at}",
         headline=headline(result),
-        estimates=machine_table(
+        estimates=machine_table(memory_estimates(result), FIT_ESTIMATE_NAMES)
+        if result.memory_fit
+        else machine_table(
             estimates(result, fit_per_bit if fits else None), (*MACHINE_NAMES, *(FIT_NAMES if fits else ()))
         ),
         numbers=tuple(words.key_numbers(result)),
