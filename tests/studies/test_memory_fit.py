@@ -217,6 +217,12 @@ def test_options_that_an_accelerator_replaces(tmp_path, more, message):
     assert message in str(raised.value)
 
 
+def test_a_pattern_that_does_not_fit_a_dtype_is_named(tmp_path):
+    path = description(tmp_path, sram=(SRAM, {"wide": ("burst:length=40", 1.0)}))
+    with pytest.raises(UsageError, match=r"pattern wide of memory sram \(burst:length=40\) cannot corrupt op:"):
+        unsilent.pvf(workload(), accelerator=path, trials=5)
+
+
 def test_an_accelerator_without_memories_is_refused():
     with pytest.raises(UsageError, match=r"describes no memories; add a table \[memories.NAME\]"):
         unsilent.pvf(workload(), accelerator="nvdla", trials=5)

@@ -157,6 +157,7 @@ def test_a_description_of_memories_alone():
             "use bitflip, burst or multibit",
         ),
         ('model = "bitflip"\n', 'model = "bitflop"\n', "unknown fault model"),
+        ('model = "bitflip"\n', 'model = "bitflip:rate=0.1"\n', "draws how much it corrupts, maybe nothing"),
         ("fit_per_mbit = 50.0", "fit_per_mbit = -1.0", "greater than or equal to 0"),
         (MEMORY[MEMORY.index("[memories") :], "", "nothing is described; give flip-flops"),
         (

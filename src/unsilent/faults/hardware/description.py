@@ -19,6 +19,7 @@ from unsilent.faults.hardware.memories import MOST_CODE_WORD, PROTECTIONS, Code,
 from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.models import fault_model
 from unsilent.faults.naming import kind_of
+from unsilent.faults.patterns import Rate
 from unsilent.sizes import parse_bytes
 
 GRADES: Mapping[str, str] = {
@@ -69,6 +70,13 @@ def _held(address: str) -> None:
     if kind_of(address) not in HELD_KINDS or not address.isprintable():
         raise UsageError(
             f"{address[:60]!r} is in no memory during inference; expected {', '.join(HELD_KINDS)}, like param:*"
+        )
+
+
+def _event(text: str) -> None:
+    if isinstance(fault_model(text).pattern, Rate):
+        raise UsageError(
+            f"{text!r} draws how much it corrupts, maybe nothing; give what one event corrupts, like burst:length=2"
         )
 
 
@@ -230,7 +238,7 @@ class ErrorPattern(DescriptionTable):
     """What one event does to the bits of a memory. ``share``: of all events of the memory."""
 
     facts: ClassVar[tuple[str, ...]] = ("share",)
-    model: Annotated[str, _refusing(fault_model)]
+    model: Annotated[str, _refusing(_event)]
     share: Annotated[float, Field(gt=0, le=1)]
 
 

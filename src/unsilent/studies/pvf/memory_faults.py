@@ -211,6 +211,7 @@ class MemoryFaults:
             bits = math.fsum(one.live_bits for one in held)
             for pattern, described in memory.patterns.items():
                 if (pattern, dtype) not in shares:
+                    _check_fits(name, pattern, described.model, held[0].region)
                     same = [one.region for key, ones in by_group.items() if key[3] == dtype for one in ones]
                     shares[pattern, dtype] = outcome_shares(fault_model(described.model), same, memory.code)
                 raw = memory.fit_per_bit * bits * described.share
@@ -237,3 +238,12 @@ class MemoryFaults:
             if outcome in ALTERED:
                 return step, (fault,)
         raise AssertionError("no fault came through a protection that lets some through")
+
+
+def _check_fits(memory: str, pattern: str, text: str, region: Region) -> None:
+    """Raise ``UsageError`` where events of a pattern cannot fall on a dtype."""
+    if not fitted(fault_model(text), region).capacity((region,)):
+        raise UsageError(
+            f"pattern {pattern} of memory {memory} ({text}) cannot corrupt {region.site}, which has the dtype {region.dtype}; "
+            "change the pattern, or what the memory holds"
+        )

@@ -51,11 +51,10 @@ def _rates(
 ) -> tuple[Interval, Interval, Interval]:
     """FIT of incorrect calls: silent ones, those that end with an error, and both."""
     names = {part.target for part in parts if part.altered}
-    targets = [target for target in stored.description.targets if target.name in names]
-    if not targets:
+    if not names:
         nothing = Interval(0.0, 0.0, 0.0, question.confidence, 0, "nothing comes through")
         return nothing, nothing, nothing
-    trials = stored.sample(targets, None)
+    trials = stored.sample([target for target in stored.description.targets if target.name in names], None)
     silent, errors = _by_kind(trials)
     rates = [scaled(question.estimate(one), altered, 0.0) for one in (silent, errors, trials)]
     return rates[0], rates[1], rates[2]

@@ -6,14 +6,15 @@ call; a call is one batch of the workload, and calls follow each other without a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Lt
 
 from unsilent.interval import Interval
 
-Rate = Annotated[float, Ge(0)]
+Rate = Annotated[float, Ge(0), Lt(math.inf)]
 
 
 @dataclass(frozen=True, slots=True)
