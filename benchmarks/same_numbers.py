@@ -20,7 +20,7 @@ from typing import Any
 CAMPAIGNS: dict[str, tuple[str, ...]] = {
     "pvf, parameters": ("pvf", "digits-cnn", "--trials", "150", "--flips", "1,8", "--jobs", "2"),
     "pvf, operations": ("pvf", "digits-cnn", "--at", "op:*", "--trials", "100"),
-    "pvf, exhaustive": ("pvf", "digits-cnn", "--at", "*.bias", "--fault", "bitflip:bits=28-31", "--exhaustive"),
+    "pvf, exhaustive": ("pvf", "digits-cnn", "--at", "*.bias", "--fault", "bitflip:bits=28-31", "--trials", "all"),
     "pvf, some samples": ("pvf", "chargpt", "--samples", "2", "--trials", "60"),
     "training": ("training", "train-resnet", "--trials", "24", "--horizon", "20", "--guard"),
     "noise": ("noise", "train-resnet", "--replicas", "3", "--variants", "control,algo+impl", "--steps", "60"),

@@ -318,7 +318,7 @@ def test_halves_of_one_list_are_paired_within_the_bounds_of_the_whole(net):
 REFUSED = {
     "--trials 5": "leave out --trials", "--ci 1%": "leave out --ci", "--rel 20%": "leave out --rel",
     "--flips 1": "leave out --flips", "--fault zero": "leave out --fault",
-    "--at head.*": "leave out --at", "--exhaustive": "leave out --exhaustive",
+    "--at head.*": "leave out --at", "--trials all": "leave out --trials",
     "--law per-tensor": "leave out --law", "--strata bits": "leave out --strata", "--samples 4": "leave out --samples",
     "--per bit": "--per is 'bit'; expected component, layer or tensor for a list of faults",
     "--faults-as sci-fi": "list.jsonl line 1: found the header",
@@ -378,7 +378,7 @@ def test_from_python(net):
             mine = [s for s in CORRUPTED if (s[0].removesuffix(".weight"), s[2]) == (layer, bit)]
             assert size == len(mine)
             assert cell == (pytest.approx(np.mean([[c >= 2 for c in ending(*s)] for s in mine])) if mine else None)
-    for more in ({"trials": 5}, {"ci": "1%"}, {"fault": "zero"}, {"flips": 1}, {"at": "head.*"}, {"exhaustive": True}):
+    for more in ({"trials": 5}, {"ci": "1%"}, {"fault": "zero"}, {"flips": 1}, {"at": "head.*"}):
         with pytest.raises(UsageError, match=f"leave out {next(iter(more))}"):
             unsilent.pvf(live(), faults="list.jsonl", **more)
 

@@ -1,6 +1,6 @@
 """Do the intervals cover, and are the estimates unbiased? Repeated campaigns against the truth of every single bit flip.
 
-A small trained model gives the truth (`--exhaustive`); 20,000 campaigns of each design are drawn from that table and go through
+A small trained model gives the truth (`--trials all`); 20,000 campaigns of each design are drawn from that table and go through
 the product's own planning and interval code. Run with ``make claims``; the figures are in docs/evidence/statistics.md.
 """
 
@@ -46,7 +46,7 @@ def stores(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("truth")
     workload = small_mlp.make()
-    unsilent.pvf(workload, exhaustive=True, store=folder / "all.sqlite")
+    unsilent.pvf(workload, trials="all", store=folder / "all.sqlite")
     unsilent.pvf(workload, ci="5%", store=folder / "adaptive.sqlite")
     return folder / "all.sqlite", folder / "adaptive.sqlite"
 

@@ -234,8 +234,8 @@ INFERENCE = [
 WRONG = {
     "pvf": [{"flips": 0}, {"flips": [1, 1]}, {"per": "no"}, {"law": "no"}, {"strata": "no"}, {"unit": "no"}, {"samples": 0},
             {"threads": 0}, {"ci": 3}, {"rel": "x"}, {"dtype": "no"}, {"faults": "no.json"},
-            {"faults_as": "alfi"}, {"exhaustive": True, "trials": 3}, {"ci": 0.1, "shard": "1/2"}, {"at": "no"},
-            {"fault": "no"}, {"fault": "bitflip:count=2", "flips": 3}, {"exhaustive": True, "law": "per-tensor"},
+            {"faults_as": "alfi"}, {"trials": "all", "ci": "1%"}, {"ci": 0.1, "shard": "1/2"}, {"at": "no"},
+            {"fault": "no"}, {"fault": "bitflip:count=2", "flips": 3}, {"trials": "all", "law": "per-tensor"},
             {"samples": 2, "unit": "batch"}, {"rel": "0.1%", "trials": 3}, {"workload": "tiny.py:no"}],
     "training": [{"phase": "no"}, {"layer": "no"}, {"per": "no"}, {"moment": "no"}, {"steps": 0}, {"horizon": 0}, {"init": -1},
                  {"replicas": 2}, {"noise": "control"}, {"noise": "init"}, {"threshold": {"no": 1}}, {"margin": 2}, {"seed": -1},
@@ -250,7 +250,7 @@ WRONG = {
     "checkpoint_study": [{"strategy": "no"}, {"ranks": 0}, {"section": "no"}, {"flips": 0}, {"law": "no"}, {"steps": 0},
                          {"loaded_by": "no"}, {"replicas": 2}, {"fault": "no"}],
     "plan": [{"budget": "x"}, {"budget": "1B"}, {"granularity": "no"}, {"unit": "no"}, {"confidence": 2}, {"fit_per_bit": -1},
-             {"blocks": "no.toml"}, {"truth": "no.sqlite"}, {"validation_trials": 0}, {"store": "no.sqlite"},
+             {"accelerator": "no.toml"}, {"truth": "no.sqlite"}, {"validation_trials": 0}, {"store": "no.sqlite"},
              {"validate": True, "validation_trials": 0}, {"validation_seed": 3}, {"validation_store": "x.sqlite"},
              {"validate": True, "data": "no"}],
     "load": [{"ref": "no"}, {"ref": "tiny.py:make", "options": {"no": "1"}}, {"ref": "tiny.py:make", "data": "x"},
@@ -289,10 +289,10 @@ def test_errors_of_calls_name_arguments(made, function, monkeypatch):
 def test_errors_of_a_call_keep_what_they_say(tiny):
     for wrong, said in (
         ({"trials": 0}, "trials= is 0; expected 1 or more"),
-        ({"trials": "x"}, "trials= is 'x'; expected a whole number"),
+        ({"trials": "x"}, "trials= is 'x'; expected a number of trials of 1 or more, or all"),
         ({"unit": "no"}, "unknown unit='no'. Known: batch, sample."),
         ({"shard": "5/9", "trials": 2}, "shard=5/9 has no trials, because trials= is 2; use fewer parts"),
-        ({"trials": 5, "exhaustive": True}, "exhaustive= runs every possible fault: leave out trials="),
+        ({"trials": "all", "ci": "1%"}, "trials= all runs every possible fault: leave out ci="),
     ):
         with pytest.raises(UsageError) as raised:
             unsilent.pvf("tiny.py:make", **wrong)

@@ -68,7 +68,7 @@ COMMANDS = {
         ),
     ),
     "precise": ("tiny.py:make", "--ci", "6%", "--confidence", 0.9),
-    "exhaustive": ("tiny.py:make", "--exhaustive", "--at", "last.bias"),
+    "exhaustive": ("tiny.py:make", "--trials", "all", "--at", "last.bias"),
     "list": ("tiny.py:make", "--faults", "faults.jsonl", "--per", "layer"),
     "values of a run": ("tiny.py:make", "--trials", 20, "--at", "op:*"),
 }

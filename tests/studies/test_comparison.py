@@ -425,8 +425,8 @@ def test_precise_campaigns_are_compared_by_the_trials_that_count(tmp_path):
 
 def test_exhaustive_campaigns_give_exact_differences(tmp_path):
     small = make()
-    a = stored(tmp_path / "a.sqlite", small, exhaustive=True, trials=None, flips=None, at="2.bias")
-    b = stored(tmp_path / "b.sqlite", make(seed=1), exhaustive=True, trials=None, flips=None, at="2.bias")
+    a = stored(tmp_path / "a.sqlite", small, trials="all", flips=None, at="2.bias")
+    b = stored(tmp_path / "b.sqlite", make(seed=1), trials="all", flips=None, at="2.bias")
     for r in together(a, b).rows:
         assert r.difference.low == r.difference.estimate == r.difference.high
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 def test_all_flips_are_the_truth(workload, truth, sizes, tmp_path):  # noqa: F811
     from oracles.pvf_oracle import pvf_by_module
 
-    result = unsilent.pvf(workload, exhaustive=True, store=tmp_path / "all.sqlite")
+    result = unsilent.pvf(workload, trials="all", store=tmp_path / "all.sqlite")
     for name, value in pvf_by_module(truth).items():
         got = row(result, name)
         assert got.estimate == got.low == got.high == pytest.approx(value, abs=1e-12)
@@ -42,7 +42,7 @@ def test_all_flips_are_the_truth(workload, truth, sizes, tmp_path):  # noqa: F81
 def test_part_of_all_flips_is_a_sample_of_them(workload, truth, tmp_path):  # noqa: F811
     """What was killed on its way has seen all parts alike."""
     path = tmp_path / "part.sqlite"
-    whole = unsilent.pvf(workload, exhaustive=True, store=path)
+    whole = unsilent.pvf(workload, trials="all", store=path)
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM trial WHERE k >= 300")
     with PvfStore(path) as store:
@@ -66,7 +66,7 @@ def test_part_of_all_flips_is_a_sample_of_them(workload, truth, tmp_path):  # no
 )
 def test_what_cannot_be_exhausted_is_refused(workload, more, words):  # noqa: F811
     with pytest.raises(UsageError, match=words):
-        unsilent.pvf(workload, exhaustive=True, **more)
+        unsilent.pvf(workload, trials="all", **more)
 
 
 def test_every_row_becomes_as_precise_as_asked(workload, truth, sizes, tmp_path):  # noqa: F811
@@ -187,7 +187,7 @@ def test_some_samples_a_trial_ask_the_same_question(workload, truth, samples):  
     ("more", "message"),
     [
         ({"at": "op:*"}, "acts in all samples of one batch"),
-        ({"exhaustive": True, "trials": None}, "exhaustive= evaluates all samples"),
+        ({"trials": "all"}, "trials= all evaluates all samples"),
         ({"samples": 0.5}, "expected a number of samples of 1 or more, or all"),
         ({"unit": "batch"}, "unit= batch judges whole batches"),
         ({"samples": 8}, "the largest batch has 7; give at most 7, or all .14 samples in 2 batches"),
@@ -229,12 +229,13 @@ def test_every_sample_of_unequal_batches_is_as_likely(tmp_path):
 @pytest.mark.claim
 def test_any_shard_of_all_faults_is_a_fair_sample_of_them(workload, tiny):  # noqa: F811
     """A part that saw some bits alone would miss the truth by far."""
-    whole = unsilent.pvf(workload, exhaustive=True)
+    whole = unsilent.pvf(workload, trials="all")
     for part in ("1/4", "2/4", "3/4", "4/4"):
         words = [
             "pvf",
             f"{tiny}:make",
-            "--exhaustive",
+            "--trials",
+            "all",
             "--shard",
             part,
             "--store",

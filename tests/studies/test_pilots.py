@@ -130,7 +130,7 @@ class Stored(StoredTrials):
 
 
 def rounds(stored, rel=0.1, rows=()):
-    planner, found = PrecisionPlanner(Precision(0.0002, rel), PvfEstimator(unit="sample"), 10**6, rows), []
+    planner, found = PrecisionPlanner(Precision(0.0002, rel, rows), PvfEstimator(unit="sample"), 10**6), []
     while decided := planner.round_after(stored):
         found.append(decided)
         stored.plans |= {plan.cell: plan for plan in decided}
@@ -189,7 +189,7 @@ def test_trials_go_where_the_chosen_rows_need_them():
 
 
 def test_a_name_that_no_row_has_is_refused_before_any_trial():
-    with pytest.raises(UsageError, match=r"--for 'c' names no row; the rows are model, a, b"):
+    with pytest.raises(UsageError, match=r"--ci or --rel is for 'c', which is no row; the rows are model, a, b"):
         rounds(Stored(1, (1.0, 1.0)), rows=("model", "c"))
 
 

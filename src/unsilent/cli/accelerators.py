@@ -1,4 +1,4 @@
-"""``unsilent faults --accelerator``: the weighted fault models that follow from a description, and its failure rate."""
+"""``unsilent faults --accelerator``: the weighted fault models that follow from a description, and its memories."""
 
 from __future__ import annotations
 
@@ -29,13 +29,19 @@ def show_accelerator(name_or_file: str, as_json: bool, plain: bool) -> int:
         return 0
     about = result.description
     sources = [*(f"  source: {source}" for source in about.sources), *([f"  {about.remark}"] if about.remark else [])]
+    show_lines(f"{about.name}: {about.description}", *sources, plain=plain)
+    if about.groups:
+        _flip_flops(result, plain)
+    if about.memories:
+        _memories(result, plain)
+    return 0
+
+
+def _flip_flops(result: Accelerator, plain: bool) -> None:
+    """The groups of flip-flops, their fault models and their failure rate."""
+    about = result.description
     facts = (("array", about.array), ("dtypes", about.dtypes), ("flip-flops", about))
-    show_lines(
-        f"{about.name}: {about.description}",
-        *sources,
-        *(f"{title}: {_facts(table)}" for title, table in facts),
-        plain=plain,
-    )
+    show_lines(*(f"{title}: {_facts(table)}" for title, table in facts if table is not None), plain=plain)
     _groups(result, plain)
     show_table(
         [(r.group, r.name, r.operand, r.pattern, r.values, r.reach, r.held, f"{r.weight:.4f}") for r in result.table()],
@@ -54,7 +60,37 @@ def show_accelerator(name_or_file: str, as_json: bool, plain: bool) -> int:
         else f"FIT: not available, because {result.why_no_fit_rate}.",
         plain=plain,
     )
-    return 0
+
+
+def _memories(result: Accelerator, plain: bool) -> None:
+    """The memories, and what their protection makes of each error pattern in float32."""
+    from unsilent.faults import Region, fault_model
+    from unsilent.faults.hardware.memories import OUTCOMES, outcome_shares
+
+    memories = result.description.memories
+    show_table(
+        [
+            (name, memory.size, f"{memory.fit_per_mbit:g}", memory.bandwidth,
+             "one use" if memory.reload is None else f"{memory.reload:g} s",
+             "none" if memory.code is None else f"{memory.protection}, {memory.code_word} bits",
+             " ".join(memory.holds), memory.evidence_summary, memory.remark)
+            for name, memory in memories.items()
+        ],
+        ("memory", "size", "FIT per Mbit", "bandwidth", "faults stay", "protection", "holds", "evidence", "remark"),
+        ("remark", "evidence", "bandwidth"),
+        plain=plain,
+    )  # fmt: skip
+    show_lines("", plain=plain)
+    tensor = [Region("param:any", "float32", (2**16,))]
+    rows = []
+    for name, memory in memories.items():
+        for pattern, described in memory.patterns.items():
+            shares = outcome_shares(fault_model(described.model), tensor, memory.code)
+            outcomes = (f"{100 * shares.get(outcome, 0):.3g}" for outcome in OUTCOMES)
+            rows.append((name, pattern, described.model, f"{described.share:g}", *outcomes, described.evidence_summary))
+    heads = ("memory", "pattern", "fault model", "share", *(f"{outcome} %" for outcome in OUTCOMES), "evidence")
+    show_table(rows, heads, ("evidence",), plain=plain)
+    show_lines("", "Outcomes are those of 4,096 drawn events in a tensor of float32.", plain=plain)
 
 
 def _groups(result: Accelerator, plain: bool) -> None:

@@ -67,7 +67,11 @@ class FaultListOptions:
 
     accelerator: Annotated[
         str | None,
-        Option("Show the fault models of this accelerator: nvdla, systolic, tensor-core or FILE.toml.", FAULTS_PANEL),
+        Option(
+            "Show the fault models and memories of this accelerator: nvdla, systolic, tensor-core, tpu-v4, h100-pcie, "
+            "inferentia2 or FILE.toml.",
+            FAULTS_PANEL,
+        ),
     ] = None
 
 

@@ -55,7 +55,7 @@ def check_output(output: Path | None, options: PlanOptions) -> None:
         return
     if output.suffix not in ENDINGS:
         raise UsageError(f"--output is {str(output)!r}; expected a name that ends in {' or '.join(ENDINGS)}")
-    inputs = [path for path in (options.store, options.truth, options.blocks) if path is not None]
+    inputs = [path for path in (options.store, options.truth, options.accelerator) if path is not None]
     if os.path.realpath(output) in map(os.path.realpath, inputs):
         raise UsageError(f"the list would overwrite {output}; give another --output")
     if not output.parent.is_dir() or output.is_dir():

@@ -250,17 +250,18 @@ class CachedEngine(PlainEngine):
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
     ) -> Iterator[TrialOutcome]:
-        """As `PlainEngine.trials`; trials go through the tape together if they have ``samples``, or no faults in parameters."""
+        """As `PlainEngine.trials`; those with ``samples``, or without faults in parameters, go through the tape together."""
         if samples is not None and self._sampled:
             yield from self._sampled_trials(many, samples)
             return
-        if not all(is_transient(f.site) for faults in many for f in faults):
+        transient = [bool(faults) and all(is_transient(f.site) for f in faults) for faults in many]
+        if not any(transient):
             yield from super().trials(many, samples)
             return
         self._refresh()
-        if any(many):
-            self.prepare_for_transient_faults()
-        ready = self._packed(many) if len(many) > 1 else {}
+        self.prepare_for_transient_faults()
+        together = [faults if able else () for faults, able in zip(many, transient, strict=True)]
+        ready = self._packed(together) if sum(transient) > 1 else {}
         for i, faults in enumerate(many):
             if self._refresh():  # whoever is given the outcomes may write into the model
                 ready = {}

@@ -29,7 +29,7 @@ from unsilent.faults.receipts import AppliedFault
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, classify, same_outcome_for_all, sample_count
 from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_nonfinite
-from unsilent.sites import OperationInjector, Parameters, Receipt, Survey, TransientInjection
+from unsilent.sites import Parameters, Receipt, Survey, TransientInjection
 from unsilent.sites.addresses import component_hint
 from unsilent.sites.content_hash import ContentHash, content_hashes
 from unsilent.sites.memory import content_of
@@ -119,7 +119,7 @@ class PlainEngine:
                 "build it outside of this mode"
             )
         self.parameters = Parameters(self.model)
-        self.survey = Survey(self.model, self.batches, self._watch)
+        self.survey = Survey(self.model, self.batches, self.watched_output)
         self.seeded = False
         self.weights_hash = self.parameters.hash()
         self.inputs_hash = _hash(self.batches)
@@ -348,15 +348,16 @@ class PlainEngine:
         except UsageError as error:
             raise component_hint(error, addresses, self.workload.components) from None
 
-    def _watch(self, batch: int, operations: OperationInjector) -> None:
-        """One fault-free evaluation under a watching mode, which must not change a bit."""
-        with operations:
+    def watched_output(self, batch: int, mode: AbstractContextManager[Any]) -> Any:
+        """The output of one fault-free evaluation under a watching mode, which must not change a bit."""
+        with mode:
             output = self._run(self.batches[batch])
         if not same_outputs(self.golden[batch], output):
             raise UsageError(
                 f"batch {batch}: observing operations changes the bits of the output, so operations cannot be corrupted; "
                 "run the model without compiling or tracing it"
             )
+        return output
 
     def check_intact(self, by_copies: bool = False) -> None:
         """Proof that everything is as it was at the start: weights, inputs, golden outputs, and what a fault-free run gives.

@@ -57,7 +57,8 @@ class Shown(ABC):
         """
         from unsilent.render.figure_file import draw_figure
 
-        return draw_figure(self.report(**options), name)
+        drawn: MatplotlibFigure = draw_figure(self.report(**options), name)
+        return drawn
 
     def _repr_html_(self) -> str:
         from unsilent.render.report_terminal import report_as_preformatted_html

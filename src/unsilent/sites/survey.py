@@ -42,7 +42,7 @@ class Survey:
     """
 
     def __init__(
-        self, model: nn.Module, batches: Sequence[Any], evaluate: Callable[[int, OperationInjector], None]
+        self, model: nn.Module, batches: Sequence[Any], evaluate: Callable[[int, OperationInjector], Any]
     ) -> None:
         self._model = model
         self._batches = batches

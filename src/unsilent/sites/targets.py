@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -34,6 +34,7 @@ class Target:
 
     ``share``: probability that one fault drawn over the whole selection falls here (sums to 1 over all targets).
     ``bits``: those that are corrupted, None for all. ``group``: what is reported, where it was split into strata.
+    ``weights``: mass of each region, where it is not that of the sampling law.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Target:
     share: float
     bits: tuple[int, ...] | None = None
     group: str = ""
+    weights: tuple[float, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -64,25 +66,29 @@ class RegionsByBatch:
     """The regions of a target by the batch they act in; parameters act in all of them (``step`` None).
 
     Drawing the batch by its mass and then a slot within it is the sampling law over all regions for one flip, and keeps
-    several flips in one evaluation.
+    several flips in one evaluation. Where regions have weights, each is drawn by its own.
     """
 
     def __init__(self, target: Target, law: str) -> None:
-        mapping: dict[int | None, list[Region]] = {}
-        for region in target.regions:
-            mapping.setdefault(region.step, []).append(region)
-        self.steps = tuple(mapping)
+        mapping: dict[Hashable, list[Region]] = {}
+        for number, region in enumerate(target.regions):
+            mapping.setdefault(number if target.weights else region.step, []).append(region)
+        self.steps = tuple(regions[0].step for regions in mapping.values())
         self.populations = tuple(Population(regions) for regions in mapping.values())
         mass = [
             sum(r.eligible_count for r in regions) if law == "per-element" else len(regions)
             for regions in mapping.values()
         ]
+        self._weighted_ends = np.cumsum(target.weights)
         self._ends = np.cumsum(np.array(mass, np.int64))
 
     def draw_batch(self, rng: np.random.Generator) -> tuple[int | None, Population]:
         """A batch and what can be corrupted in it; draws nothing where there is one."""
         chosen = 0
-        if len(self.steps) > 1:
+        if self._weighted_ends.size > 1:
+            place = rng.random() * self._weighted_ends[-1]
+            chosen = min(int(np.searchsorted(self._weighted_ends, place, side="right")), len(self.steps) - 1)
+        elif len(self.steps) > 1:
             chosen = int(np.searchsorted(self._ends, rng.integers(self._ends[-1]), side="right"))
         return self.steps[chosen], self.populations[chosen]
 

@@ -6,7 +6,8 @@ often a fault that is used begins there. With the probability that such a fault 
     FIT = raw * sum over groups of share * activeness * unmasked
 
 (FIdelity, MICRO 2020; ``raw``: the FIT of all flip-flops together, one FIT being a failure in 1e9 hours). Which
-outputs a group reaches follows from the array (`presets.presets_for_array`). Every fact has a grade: `GRADES`.
+outputs a group reaches follows from the array (`presets.presets_for_array`). Every fact has a grade: `GRADES`. Memories of
+the description are the business of `unsilent.faults.hardware.memories`.
 
 Invariants: shares and ``other`` add up to 1; weights of the entries add up to 1; an unmasked probability is never made up, so
 where one is missing there is no FIT.
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.errors import UsageError
 from unsilent.faults.hardware.description import AcceleratorDescription, FlipFlopGroup
 from unsilent.faults.hardware.presets import ArraySizes, Preset, presets_for_array
 from unsilent.faults.unresolved_fault import FASTEST, UnresolvedFault
@@ -81,7 +83,11 @@ class Accelerator:
 
     @cached_property
     def weighted_presets(self) -> tuple[WeightedPreset, ...]:
-        """All weighted fault models, in the order of the description."""
+        """All weighted fault models, in the order of the description; raises ``UsageError`` where it has no flip-flops."""
+        if self.description.array is None:
+            raise UsageError(
+                f"the accelerator {self.description.name!r} describes no flip-flops; add array, dtypes, groups and other"
+            )
         whole = sum(g.share * g.activeness for g in self.description.groups.values())
         result = []
         for name, group in self.description.groups.items():
@@ -111,15 +117,17 @@ class Accelerator:
 
     @property
     def why_no_fit_rate(self) -> str:
-        """Why there is no FIT; empty where there is."""
+        """Why there is no FIT of flip-flops; empty where there is."""
+        if not self.description.groups:
+            return "no flip-flops are described"
         if self.description.raw_fit is None:
             return "raw_fit is not known"
         missing = [name for name, group in self.description.groups.items() if group.unmasked is None]
         return f"the probability that a fault in {', '.join(missing)} is not masked is unknown" if missing else ""
 
     def table(self) -> tuple[AcceleratorRow, ...]:
-        """One row per entry."""
-        return tuple(self._row(entry) for entry in self.weighted_presets)
+        """One row per entry; none where no flip-flops are described."""
+        return tuple(self._row(entry) for entry in self.weighted_presets) if self.description.groups else ()
 
     def _row(self, entry: WeightedPreset) -> AcceleratorRow:
         group, preset = self.description.groups[entry.group], entry.preset
@@ -153,6 +161,7 @@ class Accelerator:
     @cached_property
     def _family(self) -> tuple[Preset, ...]:
         array = self.description.array
+        assert array is not None
         return presets_for_array(
             ArraySizes(
                 array.outputs, array.reduction, array.hold_cycles("weight_hold"), array.hold_cycles("input_hold"),

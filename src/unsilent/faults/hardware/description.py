@@ -1,7 +1,8 @@
 """What a description of an accelerator may say: the tables of its TOML file, checked.
 
 Every table of facts has a key ``evidence``: one grade for all its facts, or a table with one grade for each. No number about
-hardware has a default; what is left out is not known, or not there (no tail, nothing passed on, no tile).
+hardware has a default; what is left out is not known, or not there (no tail, nothing passed on, no tile). A file describes
+flip-flops (``array``, ``dtypes``, ``groups``, ``other``), memories, or both.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults.blocks import parse_tile as read_tile
 from unsilent.faults.codecs import codec
+from unsilent.faults.hardware.memories import MOST_CODE_WORD, PROTECTIONS, Code, flips_bits, make_code
 from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.models import fault_model
+from unsilent.faults.naming import kind_of
+from unsilent.faults.patterns import Rate
+from unsilent.sizes import parse_bytes
 
 GRADES: Mapping[str, str] = {
     "read": "read in a named source",
@@ -27,6 +32,8 @@ GRADES: Mapping[str, str] = {
 Kind = Literal["input", "weight", "input register", "weight register", "output", "local control", "global control"]
 Stage = Literal["input", "weight", "accumulator", "output"]
 
+HELD_KINDS = ("param", "op", "input", "kv")
+"""Kinds of sites that a memory can hold during inference."""
 ADD_UP = 1e-6  # how far shares may be from 1
 _LARGEST = 10**9
 
@@ -47,6 +54,30 @@ def _refusing(check: Any) -> AfterValidator:
 def _float_dtype(name: str) -> None:
     if codec(name).kind != "float":
         raise UsageError(f"{name!r} needs a scale, which a description does not have; expected a floating-point dtype")
+
+
+def _bytes(text: str) -> None:
+    if parse_bytes(text) < 1:
+        raise UsageError(f"{text!r} is no number of bytes of 1 or more")
+
+
+def _protection(name: str) -> None:
+    if name not in PROTECTIONS:
+        raise unknown_name_error("protection", name[:60], PROTECTIONS)
+
+
+def _held(address: str) -> None:
+    if kind_of(address) not in HELD_KINDS or not address.isprintable():
+        raise UsageError(
+            f"{address[:60]!r} is in no memory during inference; expected {', '.join(HELD_KINDS)}, like param:*"
+        )
+
+
+def _event(text: str) -> None:
+    if isinstance(fault_model(text).pattern, Rate):
+        raise UsageError(
+            f"{text!r} draws how much it corrupts, maybe nothing; give what one event corrupts, like burst:length=2"
+        )
 
 
 def _one_line(text: str) -> None:
@@ -203,22 +234,115 @@ class FlipFlopGroup(DescriptionTable):
         return self
 
 
+class ErrorPattern(DescriptionTable):
+    """What one event does to the bits of a memory. ``share``: of all events of the memory."""
+
+    facts: ClassVar[tuple[str, ...]] = ("share",)
+    model: Annotated[str, _refusing(_event)]
+    share: Annotated[float, Field(gt=0, le=1)]
+
+
+class Memory(DescriptionTable):
+    """A memory, and what it holds.
+
+    Attributes:
+        size: Bytes, as text.
+        fit_per_mbit: Events in 1e9 hours and 2**20 bits of data, of all patterns together, before any protection.
+        bandwidth: Bytes that it moves in a second, as text.
+        reload: Seconds after which its content is written again (reload or scrub); None: what it holds is loaded for one use.
+        protection, code_word: The code, and the bits of data of one of its words.
+        holds: Sites, as ``--at`` writes them.
+        latency, energy: Of an access, and of a byte, in any unit.
+    """
+
+    facts: ClassVar[tuple[str, ...]] = (
+        "size", "fit_per_mbit", "bandwidth", "reload", "protection", "code_word", "latency", "energy",
+    )  # fmt: skip
+    size: Annotated[str, _refusing(_bytes)]
+    fit_per_mbit: Annotated[float, Field(ge=0, le=1e12)]
+    bandwidth: Annotated[str, _refusing(_bytes)]
+    reload: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    protection: Annotated[str, _refusing(_protection)] | None = None
+    code_word: Annotated[int, Field(ge=8, le=MOST_CODE_WORD)] | None = None
+    holds: Annotated[list[Annotated[str, _refusing(_held)]], Field(max_length=100)]
+    patterns: Annotated[dict[Name, ErrorPattern], Field(min_length=1, max_length=20)]
+    latency: Annotated[float, Field(ge=0)] | None = None
+    energy: Annotated[float, Field(ge=0)] | None = None
+    remark: Text = ""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Memory:
+        whole = sum(pattern.share for pattern in self.patterns.values())
+        if abs(whole - 1) > ADD_UP:
+            raise ValueError(f"the shares of its patterns add up to {whole:.8g}; expected 1")
+        if (self.protection in (None, "none")) != (self.code_word is None):
+            raise ValueError(
+                f"protection is {self.protection or 'none'!r} and code_word is {self.code_word}; "
+                "give both, or neither for a memory without protection"
+            )
+        for name, pattern in self.patterns.items() if self.code_word else ():
+            if not flips_bits(fault_model(pattern.model)):
+                raise ValueError(
+                    f"pattern {name} is {pattern.model!r}, but what a code does depends on which bits flip; "
+                    "use bitflip, burst or multibit in a memory with protection"
+                )
+        try:
+            _ = self.code
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it holds."""
+        return parse_bytes(self.size)
+
+    @property
+    def bytes_per_second(self) -> int:
+        """Its bandwidth."""
+        return parse_bytes(self.bandwidth)
+
+    @property
+    def fit_per_bit(self) -> float:
+        """Events in 1e9 hours of one bit of data."""
+        return self.fit_per_mbit / 2**20
+
+    @property
+    def code(self) -> Code | None:
+        """The code that protects it; None without protection."""
+        return None if self.code_word is None else make_code(str(self.protection), self.code_word)
+
+
 class AcceleratorDescription(DescriptionTable):
-    """A whole file."""
+    """A whole file. ``groups`` is empty where no flip-flops are described; then there is no array either."""
 
     facts: ClassVar[tuple[str, ...]] = ("raw_fit", "other")
     name: Name
     description: Text
     sources: Annotated[list[Text], Field(max_length=100)]
     raw_fit: Annotated[float, Field(gt=0)] | None = None
-    other: Share
-    array: MultiplierArray
-    dtypes: StageDtypes
-    groups: Annotated[dict[Name, FlipFlopGroup], Field(min_length=1, max_length=100)]
+    other: Share | None = None
+    array: MultiplierArray | None = None
+    dtypes: StageDtypes | None = None
+    groups: Annotated[dict[Name, FlipFlopGroup], Field(max_length=100)] = {}
+    memories: Annotated[dict[Name, Memory], Field(max_length=32)] = {}
     remark: Text = ""
 
     @model_validator(mode="after")
     def _adds_up(self) -> AcceleratorDescription:
+        described = {name: bool(getattr(self, name)) for name in ("array", "dtypes", "groups")}
+        described["other"] = self.other is not None
+        if not any(described.values()):
+            if not self.memories:
+                raise ValueError(
+                    "nothing is described; give flip-flops (array, dtypes, groups, other), memories, or both"
+                )
+            return self
+        if not all(described.values()) or self.other is None:
+            missing = next(name for name in described if not described[name])
+            raise ValueError(
+                f"{missing} is missing; give array, dtypes, groups and other to describe flip-flops, or none of them"
+            )
         whole = sum(g.share for g in self.groups.values()) + self.other
         if abs(whole - 1) > ADD_UP:
             raise ValueError(f"the shares of all groups plus other add up to {whole:.8g}; expected 1")

@@ -36,11 +36,13 @@ class PlannedItem:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBudget:
-    """One budget, or the blocks of a file. Failure rates are shares of single faults that make an output incorrect.
+    """One budget, or one limit of the latency or energy of an accelerator's memories.
+
+    Failure rates are shares of single faults that make an output incorrect.
 
     Attributes:
         name: As it was given.
-        capacity: Bytes of protected memory; None for blocks of a file.
+        capacity: Bytes of protected memory; None for memories of an accelerator.
         used: Bytes in each block, by its name.
         optimal: Whether the solver proved that no other assignment is better, by the selecting half of the trials.
         predicted: Failure rate that remains, from the other half; its limits hold for all budgets together.

@@ -11,10 +11,9 @@ from unsilent.interval import Interval
 from unsilent.report.curves import line_series
 from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text
 from unsilent.report.estimates import Estimate, machine_table
-from unsilent.report.model import Column, Getter, Plot, Report, Section, Table, TableRow, TextCell
+from unsilent.report.model import Column, Getter, Plot, Report, Section, Table, TextCell
 from unsilent.report.text import (
     count_text,
-    escape_unprintable,
     number_text,
     percent_text,
     share_with_limits_text,
@@ -29,6 +28,11 @@ _ASIDE = 1.035
 """Factor between the places of the marks of one budget, so that they do not cover each other."""
 MOST_ITEMS = 20
 """Parts of the parameters that a terminal lists."""
+MEMORIES_LEAD = (
+    "Plans that no other one beats: none leaves fewer failures, by the half of the trials that selects, at no more latency and "
+    "no more energy. What remains is relative to the memory whose bits fail most often, and what a memory corrects or reports "
+    "does not remain. Every event is taken to be as harmful as a flipped bit."
+)
 METHOD = (
     "The remaining failure rate is the probability that one fault, drawn over all parameters by the law of the campaign, "
     "makes an output incorrect although the faults in protected memory are corrected. Trials with even numbers select what is "
@@ -60,9 +64,7 @@ def report(result: PlanResult) -> Report:
 
 def _budget_text(budget: PlannedBudget, result: PlanResult) -> str:
     if budget.capacity is None:
-        return (
-            f"Assigning the parameters of {result.workload} to the memory blocks of {escape_unprintable(budget.name)}"
-        )
+        return f"Assigning the parameters of {result.workload} to the memories with {budget.name}"
     return f"Protecting {_with_share(budget, result)} of the parameters of {result.workload}"
 
 
@@ -159,7 +161,7 @@ def _sections(result: PlanResult) -> Iterator[Section]:
             (_validation_table(result),),
         )
     if has_blocks:
-        yield Section("Blocks", "Bytes in each block of memory, latency and energy.", (_blocks_table(result),))
+        yield Section("Memories", MEMORIES_LEAD, (_memories_table(result),))
     yield Section(
         "What is protected",
         f"Parts of the parameters ({result.granularity}), those that contribute most to the failure rate without protection "
@@ -192,14 +194,19 @@ def _validation_table(result: PlanResult) -> Table:
     return Table.of([b for b in result.budgets if b.difference], columns)
 
 
-def _blocks_table(result: PlanResult) -> Table:
-    columns = (Column("block"), Column.count("bytes"), Column.percent("share"))
-    rows = []
-    for budget in result.budgets:
-        rows += [TableRow((name, round(n), n / result.bytes)) for name, n in budget.used.items()]
-        rows.append(TableRow(("mean latency", _number_cell(budget.latency), None)))
-        rows.append(TableRow(("energy of all bytes", _number_cell(budget.energy), None)))
-    return Table(columns, tuple(rows))
+def _memories_table(result: PlanResult) -> Table:
+    """The Pareto set: what each plan takes and leaves."""
+    columns = (
+        Column("budget", of=lambda b: b.name), Column.share("remains", lambda b: b.predicted),
+        *([] if result.raw_fit is None else [Column("FIT", "estimate", scale=result.raw_fit, of=lambda b: b.predicted)]),
+        Column("mean latency", of=lambda b: _number_cell(b.latency)), Column("energy", of=lambda b: _number_cell(b.energy)),
+        *(Column(f"bytes in {name}", "number", digits=",.0f", of=_used(name)) for name in result.budgets[0].used),
+    )  # fmt: skip
+    return Table.of(result.budgets, columns)
+
+
+def _used(memory: str) -> Getter:
+    return lambda budget: budget.used[memory]
 
 
 def _number_cell(value: float | None) -> TextCell:

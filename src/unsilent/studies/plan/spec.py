@@ -40,9 +40,10 @@ class PlanOptions:
     budget: Annotated[tuple[str, ...], Option(
         "Protected memory: a share of the parameters like 5%, or a size like 64kB. Repeat for more.", MEMORY_PANEL,
         default_text=" ".join(DEFAULT_BUDGETS), unset_value=None, is_repeatable=True)] = DEFAULT_BUDGETS  # fmt: skip
-    blocks: Annotated[Path | None, Option(
-        "Instead of budgets, a TOML file of memory blocks with capacity, residual fault rate, latency and energy.",
-        MEMORY_PANEL)] = None  # fmt: skip
+    accelerator: Annotated[str | None, Option(
+        "Instead of budgets, the memories of an accelerator (TOML file or name): the plans with the fewest failures for their "
+        "latency and energy.",
+        MEMORY_PANEL, parser=str)] = None  # fmt: skip
     granularity: Annotated[str, Option(
         "What is protected as a whole: tensor, rows (a block of rows of a tensor, 8 or fewer for each tensor) or tensor-bits "
         "(one class of bits of a tensor).",
@@ -97,11 +98,6 @@ class PlanOptions:
             raise UsageError(
                 f"{given[0]} is only used with --validate; add --validate, or leave out {', '.join(given)}"
             )
-
-    @property
-    def joint_confidence(self) -> float:
-        """Confidence of the limits of each budget with which those of all budgets hold together (Bonferroni)."""
-        return 1 - (1 - self.confidence) / (len(self.budget) if self.blocks is None else 1)
 
 
 @dataclass(frozen=True)

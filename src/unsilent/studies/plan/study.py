@@ -35,8 +35,8 @@ from unsilent.studies.plan.assignment import (
     optimal_assignment,
     protected_memory,
 )
-from unsilent.studies.plan.blocks_file import parse_capacity, read_memory
 from unsilent.studies.plan.items import ItemTrials, ParameterItems
+from unsilent.studies.plan.memories import accelerator_memory, pareto_memories, parse_capacity
 from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlannedItem, PlanResult
 from unsilent.studies.plan.spec import DEFAULT_BUDGETS, PlanOptions
 from unsilent.studies.plan.stored_items import read_items
@@ -58,7 +58,7 @@ def plan(
     store: str | Path,
     *,
     budget: str | Sequence[str] = DEFAULT_BUDGETS,
-    blocks: str | Path | None = None,
+    accelerator: str | Path | None = None,
     granularity: str = "tensor",
     unit: str = "sample",
     confidence: float = 0.95,
@@ -82,7 +82,7 @@ def plan(
     Args:
         store: Store of a campaign of ``unsilent pvf``, best with ``--per tensor --strata bits``.
         budget: Protected memory, as shares of the parameters (``"5%"``) or sizes (``"64kB"``).
-        blocks: A TOML file of memory blocks, instead of budgets.
+        accelerator: The memories of an accelerator, by its TOML file or name, instead of budgets.
         granularity: What is protected as a whole: ``tensor``, ``rows`` (a block of rows of a tensor), or ``tensor-bits`` (one
             class of bits of a tensor).
         unit: What one incorrect output is counted on, ``sample`` or ``batch``.
@@ -110,20 +110,32 @@ def make_plan(
     """`plan` with its options in one record; ``command`` is the command line that asks for the same again."""
     with PvfStore(options.store) as store:
         store.check_has_trials()
-        fit_per_bit = _fit_per_bit(options, store)
         items = read_items(store, options.granularity, options.unit)
         sizes, rates = items.sizes, items.selection_rates()
-        memories = _memories(options, items)
+        memories, worst = _memories(options, items, rates)
+        fit_per_bit = _fit_per_bit(options, store, worst)
         true_rates = items.pooled_rates() if options.truth is None else _true_rates(options, items)
         second = run_validation(store, items.items, options, live, observer) if options.validate else None
+        joint = 1 - (1 - options.confidence) / len(
+            memories
+        )  # with which limits of all budgets hold together (Bonferroni)
         choices = {name: optimal_assignment(rates, sizes, memory) for name, memory in memories.items()}
         budgets = [
-            _planned(name, memory, choices[name], items, true_rates, None if second is None else second.trials, options)
+            _planned(
+                name,
+                memory,
+                choices[name],
+                items,
+                true_rates,
+                None if second is None else second.trials,
+                options,
+                joint,
+            )
             for name, memory in memories.items()
         ]
         if second:
             remaining = [memory.residuals(choices[name].choice) for name, memory in memories.items()]
-            budgets = _with_differences(budgets, remaining, items, second.trials, options)
+            budgets = _with_differences(budgets, remaining, items, second.trials, options, joint)
         used = {name: [m.blocks[b].name for b in choices[name].choice.tolist()] for name, m in memories.items()}
         return PlanResult(
             workload=store.spec.workload, store=str(options.store), fault=store.spec.fault, law=store.spec.law,
@@ -137,10 +149,13 @@ def make_plan(
         )  # fmt: skip
 
 
-def _fit_per_bit(options: PlanOptions, store: PvfStore) -> float | None:
-    """The fault rate of a bit that was asked for, or else that of the campaign's command where it applies."""
+def _fit_per_bit(options: PlanOptions, store: PvfStore, described: float | None) -> float | None:
+    """The fault rate of a bit: described, asked for, or that of the campaign's command; None where none applies."""
     asked, spec = options.fit_per_bit, store.spec
-    rate = stored_options(store, PvfReportOptions).fit_per_bit if asked is None else check_rate(asked)
+    if described is not None:
+        rate: float | None = described
+    else:
+        rate = stored_options(store, PvfReportOptions).fit_per_bit if asked is None else check_rate(asked)
     bits = Counter[int]()
     for tensor in store.baseline.tensors:
         bits[tensor.width] += tensor.elements * tensor.width
@@ -154,13 +169,18 @@ def _fit_per_bit(options: PlanOptions, store: PvfStore) -> float | None:
     return None
 
 
-def _memories(options: PlanOptions, items: ParameterItems) -> dict[str, Memory]:
-    """The memory of each budget, by the name of the budget; raises ``UsageError`` where no item fits into one."""
+def _memories(options: PlanOptions, items: ParameterItems, rates: Floats) -> tuple[dict[str, Memory], float | None]:
+    """The memory of each budget, by the name of the budget, and the highest rate of a bit that an accelerator has.
+
+    Raises ``UsageError`` where no item fits into one.
+    """
     total = int(items.sizes.sum())
-    if options.blocks is not None:
-        if options.budget != DEFAULT_BUDGETS:
-            raise UsageError("--budget and --blocks both say how much memory is protected; give only one")
-        return {options.blocks.name: read_memory(options.blocks, total)}
+    if options.accelerator is not None:
+        given = {"--budget": options.budget != DEFAULT_BUDGETS, "--fit-per-bit": options.fit_per_bit is not None}
+        for name in (name for name, is_given in given.items() if is_given):
+            raise UsageError(f"{name} and --accelerator both describe the memory; leave out {name}")
+        memory, worst = accelerator_memory(options.accelerator, total)
+        return pareto_memories(memory, rates, items.sizes), worst
     result = {}
     smallest = min(items.items, key=lambda item: item.size)
     for text in options.budget:
@@ -173,7 +193,7 @@ def _memories(options: PlanOptions, items: ParameterItems) -> dict[str, Memory]:
                 f"({smallest.name}) takes {human_bytes(-(-smallest.size // 8))}; give a larger --budget{finer}"
             )
         result[text] = protected_memory(bits)
-    return result
+    return result, None
 
 
 def _true_rates(options: PlanOptions, items: ParameterItems) -> Floats:
@@ -198,13 +218,14 @@ def _planned(
     true_rates: Floats,
     second: ItemTrials | None,
     options: PlanOptions,
+    joint: float,
 ) -> PlannedBudget:
     """The plan of one budget, as far as it is known without comparing it with the second campaign."""
     sizes, remaining = items.sizes, memory.residuals(assignment.choice)
     orders = {name: weights for name, weights in _baselines(memory, sizes).items() if weights is not None}
     oracle = memory.residuals(optimal_assignment(true_rates, sizes, memory).choice)
     used = np.bincount(assignment.choice, sizes, len(memory.blocks)) / 8
-    is_budget, confidence = options.blocks is None, options.joint_confidence
+    is_budget, confidence = options.accelerator is None, joint
     plan_by_truth = float(true_rates @ remaining)
     trials = second or items.prediction
     return PlannedBudget(
@@ -241,13 +262,14 @@ def _with_differences(
     items: ParameterItems,
     second: ItemTrials,
     options: PlanOptions,
+    joint: float,
 ) -> list[PlannedBudget]:
     """The budgets with prediction minus second campaign, and whether a difference is shown."""
 
     def gap(weights: Floats, confidence: float) -> Interval:
         return difference(items.prediction.rate(weights, confidence), second.rate(weights, confidence))
 
-    gaps = [gap(weights, options.joint_confidence) for weights in remaining]
+    gaps = [gap(weights, joint) for weights in remaining]
     tested, differing = dict(enumerate(gaps)), set[int]()
     while fresh := {n for n, g in tested.items() if g.low > 0 or g.high < 0}:  # Holm's steps
         differing |= fresh

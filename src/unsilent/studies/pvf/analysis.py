@@ -33,6 +33,7 @@ from unsilent.report.text import EstimateText, escape_unprintable, estimate_text
 from unsilent.statistics import Stratum, stratified
 from unsilent.statistics.interim import confidence_at
 from unsilent.studies.pvf.kind import PVF, PvfStore
+from unsilent.studies.pvf.memory_fit import memory_fit_rows
 from unsilent.studies.pvf.records import LookupRow, PvfResult, PvfRow, at_level, main_level
 from unsilent.studies.pvf.row_scopes import (
     RowScope,
@@ -106,6 +107,8 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
         if spec.faults is not None  # such trials are not uniform over rows
         else lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
         notes=(*description.notes, *_notes(rows, spec.is_transient)),
+        memory_fit=memory_fit_rows(description.memory_parts, description.memories, stored, question),
+        memories=description.memories,
     )
 
 

@@ -21,6 +21,7 @@ from unsilent.campaigns.stored_values import (
     parse_record,
 )
 from unsilent.errors import UsageError
+from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.naming import parse_site
 from unsilent.lazy_module import LazyFunction
 from unsilent.outcomes.base import Outcome
@@ -154,7 +155,7 @@ PVF = Kind(
     analyse=LazyFunction("unsilent.studies.pvf.analysis:analyse", ESTIMATOR),
     report=LazyFunction("unsilent.studies.pvf.report:report_of_memory"),
     compare=LazyFunction("unsilent.studies.pvf.comparison_report:compare_stores"),
-    builtin_values={"workload": ZOO},
+    builtin_values={"workload": ZOO, "accelerator": SHIPPED},
     replay=LazyFunction("unsilent.studies.pvf.replay:replay_pvf_trial"),
     replay_choices=("trace", "batch", "log"),
     count_planned_trials=planned_trials,

@@ -55,18 +55,29 @@ _FARTHEST = 40
 
 @dataclass(frozen=True)
 class Precision:
-    """The half-width asked of every reported row: ``max(relative * estimate, absolute)``."""
+    """The half-width asked of reported rows: ``max(relative * estimate, absolute)``.
+
+    ``rows``: globs of the names of rows that it is asked of; none: all rows.
+    """
 
     absolute: float
     relative: float = 0.0
+    rows: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, ci: str | None, rel: str | None) -> Precision | None:
-        """From the texts of ``--ci`` and ``--rel`` (``0.1%``, ``0.001``); None where neither is given."""
+        """From the texts of ``--ci`` and ``--rel`` (``0.1%``, ``0.001``, ``model=0.1%``); None where neither is given."""
         if ci is None and rel is None:
             return None
-        absolute = LEAST_HALF_WIDTH if ci is None else parse_share("--ci", ci, "0.1% or 0.001")
-        return cls(absolute, 0.0 if rel is None else parse_share("--rel", rel, "20% or 0.2"))
+        parts = {"--ci": (ci or "").rpartition("="), "--rel": (rel or "").rpartition("=")}
+        if ci is not None and rel is not None and parts["--ci"][0] != parts["--rel"][0]:
+            raise UsageError(f"--ci {ci} and --rel {rel} are for different rows; name the same rows in both")
+        names, _, width = parts["--ci"]
+        absolute = LEAST_HALF_WIDTH if ci is None else parse_share("--ci", width, "0.1%, 0.001 or model=0.1%")
+        if rel is None:
+            return cls(absolute, rows=_globs(names))
+        names, _, width = parts["--rel"]
+        return cls(absolute, parse_share("--rel", width, "20%, 0.2 or model=20%"), _globs(names))
 
     def target_half_width(self, estimate: float) -> float:
         """The half-width that is enough for this estimate."""
@@ -78,9 +89,14 @@ class Precision:
 
     def __str__(self) -> str:
         floor = f"±{100 * self.absolute:.4g} points"
-        return (
+        width = (
             f"±{100 * self.relative:.4g} % of the estimate or {floor}, whichever is wider" if self.relative else floor
         )
+        return f"{width}, for {', '.join(self.rows)}" if self.rows else width
+
+
+def _globs(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
 @dataclass
@@ -89,15 +105,12 @@ class PrecisionPlanner:
 
     Attributes:
         most_trials: Trials that a target may have at a number of flips, its pilot included.
-        rows: Globs of the names of rows that have to be precise; none: all rows. Targets in no such row get as many trials as
-            their pilot had.
         imprecise_rows: Rows that stay wider than asked because of ``most_trials``, as sentences.
     """
 
     precision: Precision
     question: PvfEstimator
     most_trials: int
-    rows: tuple[str, ...] = ()
     imprecise_rows: tuple[str, ...] = ()
     _stored: StoredTrials | None = None
     """What the store held when the last round was decided: a planner is for one store."""
@@ -133,7 +146,6 @@ class PrecisionPlanner:
         """The next round after these trials."""
         question = self.question.with_default_unit(stored.spec.is_transient)
         asked = f"{self.precision} at {question.confidence:g} per {question.unit}"
-        asked += f" for {', '.join(self.rows)}" if self.rows else ""
         groups = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
         if not stored.plans:
             return self._pilots(stored, asked)
@@ -156,11 +168,11 @@ class PrecisionPlanner:
 
     def _chosen(self, groups: Sequence[RowScope]) -> list[RowScope]:
         """The rows that have to be precise; raises ``UsageError`` where there is none of a name."""
-        names = list(dict.fromkeys(group.name for group in groups))
-        for glob in self.rows:
+        names, globs = list(dict.fromkeys(group.name for group in groups)), self.precision.rows
+        for glob in globs:
             if not fnmatch.filter(names, glob):
-                raise UsageError(f"--for {glob!r} names no row; the rows are {listed(names, 8)}")
-        return [g for g in groups if not self.rows or any(fnmatch.fnmatchcase(g.name, glob) for glob in self.rows)]
+                raise UsageError(f"--ci or --rel is for {glob!r}, which is no row; the rows are {listed(names, 8)}")
+        return [g for g in groups if not globs or any(fnmatch.fnmatchcase(g.name, glob) for glob in globs)]
 
     def _pilots(self, stored: StoredTrials, asked: str) -> list[CellPlan]:
         strata: dict[str, list[str]] = {}
@@ -209,7 +221,10 @@ class PrecisionPlanner:
     def _sizes(
         self, view: PilotView, plans: Sequence[CellPlan], groups: Sequence[RowScope], is_rough: bool
     ) -> dict[Cell, int]:
-        """Trials of look 0 by stratum and number of flips, enough for each row; ``is_rough``: see `allocate`."""
+        """Trials of look 0 by stratum and number of flips, enough for each row; ``is_rough``: see `allocate`.
+
+        Strata of none of these rows get as many as their pilot had.
+        """
         of_target = {name: plan.samples for plan in plans for name in plan.pilot_trials}
         needed = {(target.name, group.flips) for group in groups for target in group.targets}
         sizes = {

@@ -17,6 +17,7 @@ from unsilent.errors import UsageError, unknown_name_error
 from unsilent.report.estimates import has_few_trials
 from unsilent.report.heat import HeatMap
 from unsilent.report.text import listed, upper_bound_text
+from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryFitRow
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec
 
 
@@ -148,6 +149,9 @@ class PvfResult(CampaignResult):
     """Trials that CUDA graphs evaluated."""
     transient: bool = False
     """Whether values of one evaluation were corrupted (operations, inputs, caches) rather than parameters."""
+    memory_fit: tuple[MemoryFitRow, ...] = ()
+    """Failure rates of the memories of an accelerator, by memory, pattern, component, layer and of the model."""
+    memories: tuple[MemoryFacts, ...] = ()
 
     @property
     def measure(self) -> str:

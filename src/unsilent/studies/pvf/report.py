@@ -56,6 +56,7 @@ from unsilent.report.theme import (
 )
 from unsilent.studies.pvf import words
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, check_rate, fit_rows, make_fit_row
+from unsilent.studies.pvf.memory_report import FIT_ESTIMATE_NAMES, memory_data, memory_estimates, memory_section
 from unsilent.studies.pvf.records import (
     MOST_LAYERS_SHOWN,
     LookupRow,
@@ -95,7 +96,9 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
         report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
         title=f"{result.workload}: {meaning(result)}, {result.fault} at {result.at}",
         headline=" ".join(filter(None, (words.fit_headline(fits), headline(result)))),
-        estimates=machine_table(
+        estimates=machine_table(memory_estimates(result), FIT_ESTIMATE_NAMES)
+        if result.memory_fit
+        else machine_table(
             estimates(result, fit_per_bit if fits else None), (*MACHINE_NAMES, *(FIT_NAMES if fits else ()))
         ),
         numbers=tuple(words.key_numbers(result)),
@@ -138,6 +141,8 @@ def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
             for f in fits
         ]
         by_name["fit_per_bit"] = fit_per_bit
+    if result.memory_fit:
+        by_name |= memory_data(result)
     return by_name
 
 
@@ -257,6 +262,8 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
         lead = words.OUTCOME_MEANINGS.format(measure)
         lead += f" The {BARS} most vulnerable rows are drawn; {left} more are in the table of all rows." if left else ""
         yield Section("How trials ended", lead, tuple(parts))
+    if result.memory_fit:
+        yield memory_section(result)
     if not result.transient:
         yield _fit_section(fit_per_bit, fits)
     if result.lookups:

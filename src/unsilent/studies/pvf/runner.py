@@ -27,6 +27,7 @@ from unsilent.engine.trial_work import WorkCounter
 from unsilent.errors import InjectionError, UsageError, unknown_name_error
 from unsilent.fault_trace import FaultTrace
 from unsilent.faults import Fault, FaultModel, Region, fault_model
+from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.naming import parse_site
 from unsilent.faults.receipts import Receipt
 from unsilent.faults.sampling import shuffled_index
@@ -46,6 +47,7 @@ from unsilent.sites.targets import (
     with_index_buffers,
 )
 from unsilent.studies.pvf.file_hashes import file_hashes
+from unsilent.studies.pvf.memory_faults import MemoryFaults
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow, TargetInfo, TensorInfo
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.model_fitting import Progress, no_progress
@@ -116,11 +118,18 @@ class TrialRunner:
             self.given = ListedFaults(
                 spec.faults, spec.faults_as, spec.per, self.engine, self.components, MOST_ELEMENTS
             )
-        self.regions = self.engine.select_regions(spec.at) if self.given is None else self.given.regions
+        self.memories = None
+        if spec.accelerator is not None:
+            self._accelerator = load_accelerator(spec.accelerator)
+            self.memories = MemoryFaults(self._accelerator, self.engine, self.components, spec.per)
+        drawn = self.given or self.memories
+        self.regions = self.engine.select_regions(spec.at) if drawn is None else drawn.regions
         self._work = WorkCounter()
         self._lookups = {} if spec.is_transient else self._count_lookups()
         self.targets = {t.name: t for t in self._make_targets()}
-        self._evaluations = {name: RegionsByBatch(target, spec.law) for name, target in self.targets.items()}
+        self._evaluations = {}
+        if self.memories is None:
+            self._evaluations = {name: RegionsByBatch(target, spec.law) for name, target in self.targets.items()}
         self.unverified_row_count = 0
         self._proofs, self._proven_at = 0, time.monotonic()
         self._check_capacity()
@@ -133,6 +142,7 @@ class TrialRunner:
         engine = self.engine
         notes = [*engine.notes, *take_notes(self.workload.name)]
         notes += [self.given.note] if self.given and self.given.note else []
+        notes += self.memories.notes() if self.memories else []
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
         outside = [] if self.spec.is_transient else unregistered(engine.model)
@@ -188,6 +198,8 @@ class TrialRunner:
             versions=versions(),
             notes=tuple(notes),
             lookups=self._lookups,
+            memory_parts=self.memories.parts if self.memories else (),
+            memories=self.memories.facts if self.memories else (),
             trial_seconds=self._work.trial_seconds(device, len(engine.batches)),
             sample_seconds=self._work.sample_seconds(device, sum(engine.samples)),
         )
@@ -219,6 +231,8 @@ class TrialRunner:
         if self.spec.exhaustive:
             return DrawnTrial(*self._nth(target, trial))
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
+        if self.memories is not None:
+            return DrawnTrial(*self.memories.draw(target.name, rng))
         step, population = self._evaluations[target.name].draw_batch(rng)
         faults = self._model(target.bits, trial.flips).draw(population, rng, self.spec.law)
         count = trial.sample_count or self.spec.samples or 0
@@ -343,14 +357,14 @@ class TrialRunner:
         return goldens > PROOF_GOLDENS and time.monotonic() - self._proven_at > 1.0
 
     def _make_targets(self) -> tuple[Target, ...]:
-        if self.given is not None:
-            return self.given.targets
+        if (drawn := self.given or self.memories) is not None:
+            return drawn.targets
         spec, plain = self.spec, fault_model(self.spec.fault)
         if spec.exhaustive and spec.law != "per-element":
-            raise UsageError(f"--exhaustive gives all elements equal weight, but --law is {spec.law}; omit --law")
+            raise UsageError(f"--trials all gives all elements equal weight, but --law is {spec.law}; omit --law")
         if spec.exhaustive and (plain.name != "bitflip" or spec.flips != (1,)):
             raise UsageError(
-                f"--exhaustive tries single bit flips, found --fault {plain.text} with flips "
+                f"--trials all tries single bit flips, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; use bitflip with one flip, or bitflip:bits=… for some bits only"
             )
         if spec.strata == "bits" and (plain.text != "bitflip" or spec.flips != (1,)):
@@ -395,7 +409,7 @@ class TrialRunner:
         return model if flips is None else model.with_count(flips)
 
     def _check_capacity(self) -> None:
-        if self.given is not None:
+        if self.given is not None or self.memories is not None:
             return
         for flips in self.spec.flips:
             if flips is None or not any(self._capacity(t, flips) for t in self.targets.values()):
@@ -427,6 +441,9 @@ class TrialRunner:
         result["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge)
         if self.given is not None:
             result["faults"] = self.given.digest
+        if self.memories is not None:  # a file, whose content may change
+            described = self._accelerator.description.model_dump_json(include={"memories"})
+            result["accelerator"] = xxhash.xxh3_128_hexdigest(described.encode())
         result["components"] = xxhash.xxh3_64_hexdigest(
             sorted_json_text({k: list(v) for k, v in self.components.items()}).encode()
         )

@@ -9,7 +9,7 @@ The fingerprint of such a campaign is of weights, inputs, golden outputs, judge,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -34,6 +34,7 @@ from unsilent.options import (
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.sizes import parse_whole_number
+from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.precision import Precision
@@ -41,20 +42,37 @@ if TYPE_CHECKING:
 STRATA = ("none", "bits", "dtype")
 FROM_LIST = "list"
 """Stands for the fault model and the sampling law where faults are given, not drawn."""
+FROM_ACCELERATOR = "accelerator"
+"""Stands for both where the memories of an accelerator say what goes wrong how often."""
 DEFAULT_TRIALS, DEFAULT_MOST_TRIALS = 1000, 200_000
 """Trials per target and number of flips: of a campaign that is planned at once, and at most where a precision is asked."""
-DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "for", "strata", "exhaustive", "samples", "flips", "fault", "at", "law")
+DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "samples", "flips", "fault", "at", "law")
 """Options that mean nothing where faults are given."""
+DESCRIBED_FAULT_OPTIONS = ("strata", "samples", "flips", "fault", "at", "law", "faults")
+"""Options that mean nothing where an accelerator is described."""
 
 
-def read_samples(given: int | str) -> int:
-    """The value of ``--samples``: a number, or 0 for ``all``; raises ``UsageError``."""
-    if given == "all":
-        return 0
-    count = parse_whole_number(str(given)) if isinstance(given, int | str) and not isinstance(given, bool) else None
-    if count is not None:
-        return check_count("--samples", count, 1, MOST_TRIALS)
-    raise UsageError(f"--samples is {given!r}; expected a number of samples of 1 or more, or all")
+ALL = 0
+"""Stands for ``all`` where a number of trials or samples is asked."""
+
+
+def _number_or_all(option: str, noun: str, most: int) -> Callable[[int | str], int]:
+    """Reads the value of an option: a number, or `ALL`; raises ``UsageError``."""
+
+    def read(given: int | str) -> int:
+        if given == "all":
+            return ALL
+        count = parse_whole_number(str(given)) if isinstance(given, int | str) and not isinstance(given, bool) else None
+        if count is not None:
+            return check_count(option, count, 1, most)
+        raise UsageError(f"{option} is {given!r}; expected a number of {noun} of 1 or more, or all")
+
+    return read
+
+
+def _text_or_all(number: int) -> list[str]:
+    """The reverse."""
+    return ["all" if number == ALL else str(number)]
 
 
 def read_width(given: float | str) -> str:
@@ -67,11 +85,11 @@ class PvfSpec(StoredSpec):
     """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row.
 
     ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
-    faults are given. ``strata`` dtype: in each of its dtypes. ``samples``: how many each trial evaluates, 0 for all of all
-    batches, None where each trial says it (`TrialId.sample_count`).
+    faults are given, `FROM_ACCELERATOR` where memories are described. ``strata`` dtype: in each of its dtypes. ``samples``: how
+    many each trial evaluates, 0 for all of all batches, None where each trial says it (`TrialId.sample_count`).
     """
 
-    FILES: ClassVar[tuple[str, ...]] = ("data", "weights", "faults")
+    FILES: ClassVar[tuple[str, ...]] = ("data", "weights", "faults", "accelerator")
     RUNNER: ClassVar[str] = "unsilent.studies.pvf.runner:TrialRunner"
     workload: Annotated[str, Option(
         "A model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", WORKLOAD_PANEL,
@@ -108,21 +126,27 @@ class PvfSpec(StoredSpec):
         default_text="none; bits for single flips with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
     samples: Annotated[int | None, Option(
         "Samples that each trial evaluates, drawn at random from one batch: a number, or all.", PRECISION_PANEL,
-        default_text="all; with --ci or --rel a pilot chooses for each target", parser=read_samples,
-        formatter=lambda samples: [str(samples or "all")])] = None  # fmt: skip
-    exhaustive: Annotated[bool, Option(
-        "Try every possible single bit flip; narrow it with --at or bits=.", PRECISION_PANEL)] = False  # fmt: skip
+        default_text="all; with --ci or --rel a pilot chooses for each target",
+        parser=_number_or_all("--samples", "samples", MOST_TRIALS),
+        formatter=_text_or_all)] = None  # fmt: skip
+    exhaustive: Annotated[bool, NOT_AN_OPTION] = False
     faults: Annotated[str | None, Option(
         "Try each fault of this file once: JSON lines of faults, or a list of SCI-FI, PyTorchALFI or hdf5_corrupter.",
         FAULTS_PANEL)] = None  # fmt: skip
     faults_as: Annotated[str | None, Option(
         "Format of --faults, if the file does not tell it: unsilent, sci-fi, "
         "pytorchalfi:…, hdf5-corrupter", FAULTS_PANEL)] = None  # fmt: skip
+    accelerator: Annotated[str | None, Option(
+        "Draw faults by the memories of an accelerator (TOML file or name, like tpu-v4), and give their failure rates (FIT).",
+        FAULTS_PANEL)] = None  # fmt: skip
 
     @property
     def is_transient(self) -> bool:
-        """Whether faults corrupt values of one evaluation (operations, inputs, caches) rather than parameters."""
-        return any(map(is_transient, self.at))
+        """Whether faults corrupt values of one evaluation (operations, inputs, caches), not parameters alone.
+
+        Of those of an accelerator's memories an inference call is the unit, so they count as such.
+        """
+        return self.accelerator is not None or any(map(is_transient, self.at))
 
     @property
     def is_enumerated(self) -> bool:
@@ -189,6 +213,8 @@ class PvfBaseline(JsonRecord):
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
     lookups: Mapping[str, list[int]] = field(default_factory=dict)
+    memory_parts: tuple[MemoryPart, ...] = ()
+    memories: tuple[MemoryFacts, ...] = ()
     trial_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
     """What a trial is expected to cost, whatever it evaluates, and further for each sample: counted, not measured."""
     sample_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
@@ -228,17 +254,17 @@ class PvfBudget:
     """How many trials: a number, or until every row is precise."""
 
     trials: Annotated[int | None, Option(
-        "Trials per target and number of flips; with --ci or --rel the maximum, pilot included.", PRECISION_PANEL,
-        default_text="1000; 200000 with --ci or --rel")] = None  # fmt: skip
+        "Trials per target and number of flips; with --ci or --rel the maximum, pilot included. all: every possible single bit "
+        "flip, narrowed with --at or bits=.", PRECISION_PANEL, default_text="1000; 200000 with --ci or --rel",
+        parser=_number_or_all("--trials", "trials", MOST_TRIALS - 1), formatter=_text_or_all)] = None  # fmt: skip
     ci: Annotated[str | None, Option(
-        "Run until every row's interval has this half-width, like 0.1%.", PRECISION_PANEL, parser=read_width)] = None  # fmt: skip
+        "Run until every row's interval has this half-width, like 0.1%; model=0.1%: rows of this name or glob alone.",
+        PRECISION_PANEL, parser=read_width)] = None  # fmt: skip
     rel: Annotated[str | None, Option(
-        "Run until the half-width is this share of the estimate, like 20%, or that of --ci (default 0.02%).",
+        "Run until the half-width is this share of the estimate, like 20%, or that of --ci (default 0.02%); model=20%: "
+        "rows of this name or glob alone.",
         PRECISION_PANEL,
         parser=read_width)] = None  # fmt: skip
-    for_rows: Annotated[tuple[str, ...], Option(
-        "Rows that --ci and --rel are for: names such as model, or globs. Repeat for more.", PRECISION_PANEL, name="for",
-        default_text="all rows", is_repeatable=True)] = ()  # fmt: skip
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     @property
@@ -251,7 +277,7 @@ class PvfBudget:
     def resolve(self) -> Budget:
         """The most trials there are to be; raises ``UsageError``."""
         most = DEFAULT_TRIALS if self.precision is None else DEFAULT_MOST_TRIALS
-        return Budget(most if self.trials is None else self.trials, self.shard)
+        return Budget(self.trials or most, self.shard)
 
 
 def make_pvf_spec(asked: Asked) -> PvfSpec:
@@ -263,19 +289,17 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
     from unsilent.faults import fault_model
 
     adaptive = asked[PvfBudget].precision is not None
-    spec = asked[PvfSpec]
+    spec = replace(asked[PvfSpec], exhaustive=asked[PvfBudget].trials == ALL)
     if spec.faults is not None:
         asked.refuse_given(DRAWN_FAULT_OPTIONS, "--faults lists the faults to try")
     elif spec.faults_as is not None:
         raise UsageError(
             f"--faults-as {spec.faults_as} is the format of a list of faults; give --faults FILE, or omit --faults-as"
         )
+    if spec.accelerator is not None:
+        asked.refuse_given(DESCRIBED_FAULT_OPTIONS, "--accelerator describes the faults and what they corrupt")
     if spec.exhaustive:
-        asked.refuse_given(("trials", "ci", "rel", "for"), "--exhaustive runs every possible fault")
-    if asked[PvfBudget].for_rows and not adaptive:
-        raise UsageError(
-            "--for names the rows that --ci and --rel are for, but neither is given; add one, such as --rel 20%"
-        )
+        asked.refuse_given(("ci", "rel"), "--trials all runs every possible fault")
     if adaptive:
         asked.refuse_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
     check_count("--threads", spec.threads, 1, MOST_THREADS)
@@ -288,6 +312,13 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
 
         at = (f"{kind_of_list(spec.faults, spec.faults_as)}:*",)
         return replace(spec, device=device, fault=FROM_LIST, law=FROM_LIST, flips=(None,), at=at)
+    if spec.accelerator is not None:
+        held = _held_sites(spec.accelerator)
+        if spec.per == "bit":
+            raise UsageError("--per bit splits flips by bit, but --accelerator draws whole events; use --per tensor")
+        return replace(
+            spec, device=device, fault=FROM_ACCELERATOR, law=FROM_ACCELERATOR, flips=(None,), at=held, samples=0
+        )
     model = fault_model(spec.fault)
     flips = _flips(asked.given_values.get("flips"), model.has_explicit_count, model.pattern.text)
     strata = asked.given_values.get("strata")
@@ -299,6 +330,18 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
     return replace(spec, device=device, fault=model.text, flips=flips, strata=strata)
 
 
+def _held_sites(accelerator: str) -> tuple[str, ...]:
+    """The addresses of all that the memories of an accelerator hold; raises ``UsageError`` where none is described."""
+    from unsilent.faults.hardware.description_file import load_accelerator
+
+    memories = load_accelerator(accelerator).description.memories
+    if not memories:
+        raise UsageError(
+            f"--accelerator {accelerator} describes no memories; add a table [memories.NAME] for each, or use --fault"
+        )
+    return tuple(dict.fromkeys(address for memory in memories.values() for address in memory.holds))
+
+
 def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:
     """Samples of every trial, None where a pilot chooses them; raises ``UsageError`` where a trial has no choice."""
     if spec.samples and unit == "batch":
@@ -308,7 +351,7 @@ def _samples(spec: PvfSpec, unit: str, adaptive: bool) -> int | None:
     if spec.is_enumerated or spec.is_transient:
         if spec.samples:
             what = (
-                "--exhaustive evaluates all samples"
+                "--trials all evaluates all samples"
                 if spec.exhaustive
                 else "a fault in a value of a run acts in all samples of one batch"
             )

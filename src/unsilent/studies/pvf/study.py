@@ -52,11 +52,7 @@ def run_pvf(run: CampaignRun) -> PvfResult:
     """Run (or resume) a campaign, where a precision is asked for until all rows have it, and read its store."""
     question, precision = run.asked[PvfEstimator], run.asked[PvfBudget].precision
     budget = run.kind.resolve_budget(run.asked)
-    planner = (
-        None
-        if precision is None
-        else PrecisionPlanner(precision, question, budget.trials, run.asked[PvfBudget].for_rows)
-    )
+    planner = None if precision is None else PrecisionPlanner(precision, question, budget.trials)
     with run.open_executor() as (executor, observer):
         if run.spec.is_enumerated:
             estimate_duration(run.spec, budget, executor, run.store, observer or Silent())
@@ -81,7 +77,7 @@ def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: 
     if total > MOST_PLANNED:
         plain = total * baseline.golden_seconds
         raise UsageError(
-            f"--exhaustive would run {total:,} trials (at most about {rough_duration_text(plain)} of CPU time), "
+            f"--trials all would run {total:,} trials (at most about {rough_duration_text(plain)} of CPU time), "
             f"but at most {MOST_PLANNED:,} are allowed; "
             "narrow it with --at or --fault bitflip:bits=30, or sample with --rel 20%"
         )

@@ -24,6 +24,7 @@ from unsilent.report.text import (
     lower_bound_text,
 )
 from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pvf_text
+from unsilent.studies.pvf.memory_records import MemoryFitRow
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
     PvfResult,
@@ -51,6 +52,8 @@ PLACES = {
 
 def headline(result: PvfResult) -> str:
     """The finding in one sentence."""
+    if result.memory_fit and result.trials_done:
+        return _failure_rate(result.memory_fit[-1])
     level = main_level(result)
     rows = at_level(result.rows, level)
     flips = headline_flips(rows)
@@ -91,6 +94,14 @@ def fit_headline(fits: Sequence[FitRow]) -> str:
     return (
         f"`{escape_unprintable(top.row.target)}` {most}, {top.text.estimate}{top.text.limits_in_sentence} failures per 10⁹ hours"
         f"{whole}."
+    )
+
+
+def _failure_rate(model: MemoryFitRow) -> str:
+    silent, errors = (estimate_text(i.estimate, i.low, i.high, scale=1.0) for i in (model.silent, model.detectable))
+    return (
+        f"Events in the memories make a call silently incorrect at {silent.estimate} FIT{silent.limits_in_sentence}, and cause "
+        f"detectable errors at {errors.estimate} FIT{errors.limits_in_sentence}."
     )
 
 

@@ -1,0 +1,195 @@
+"""What a memory makes of an event that flips bits in it: codes that protect it, computed word by word.
+
+A code decodes the flips of each of its words: ``corrected`` if none is left, ``detected`` if the memory reports an error,
+``missed`` if flips are left and nothing is reported, ``miscorrected`` if the code flipped another bit besides.
+
+    parity    one check bit: an odd number of flips is detected, an even one is missed
+    sec-ded   Hsiao's code of odd columns: one flip is corrected, two are detected, three or more may be miscorrected
+    on-die    a Hamming code inside the memory device, which reports nothing: two flips often become three
+    chipkill  a Reed-Solomon code over symbols of 8 bits (one chip each): a wrong symbol is corrected, two are detected
+
+Assumed: bit b of element e of a tensor is bit e x width + b of a row of words that begins with the tensor, and check bits do not
+fail themselves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+from operator import xor
+from typing import Protocol
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.faults.bitwise import Burst, Flip, MultiBit
+from unsilent.faults.models import FaultModel
+from unsilent.faults.patterns import Strided
+from unsilent.faults.population import Region
+from unsilent.faults.record import Fault
+
+PROTECTIONS = ("none", "parity", "sec-ded", "on-die", "chipkill")
+OUTCOMES = ("corrected", "detected", "missed", "miscorrected")
+ALTERED = ("missed", "miscorrected")
+"""Outcomes in which the memory returns other bits than were written, and reports nothing."""
+MOST_CODE_WORD = 4096
+SYMBOL, FIELD = 8, 255
+"""Bits of a symbol, and symbols of the longest word of a Reed-Solomon code over them."""
+DRAWS = 4096
+"""Faults from which shares of outcomes are computed."""
+Flips = frozenset[int]
+
+
+class Code(Protocol):
+    """Decodes words of ``word`` bits of data."""
+
+    @property
+    def word(self) -> int: ...
+    def decode(self, flips: Flips) -> Flips | None:
+        """The bits of data that are wrong after decoding a word with these flips; None where an error is reported."""
+
+
+@dataclass(frozen=True)
+class BinaryCode:
+    """A linear code: the syndrome is the exclusive or of the columns of the flipped bits.
+
+    Attributes:
+        columns: Of the bits of data.
+        corrects: Whether the bit whose column is the syndrome is flipped back.
+        reports: Whether a syndrome of no single bit is reported.
+    """
+
+    columns: tuple[int, ...]
+    corrects: bool = True
+    reports: bool = True
+
+    @property
+    def word(self) -> int:
+        return len(self.columns)
+
+    def decode(self, flips: Flips) -> Flips | None:
+        syndrome = reduce(xor, (self.columns[bit] for bit in flips), 0)
+        if syndrome == 0:
+            return flips
+        if self.corrects and syndrome.bit_count() == 1:  # taken for an error in a check bit
+            return flips
+        bit = _places(self.columns).get(syndrome) if self.corrects else None
+        if bit is not None:
+            return flips ^ {bit}
+        return None if self.reports else flips
+
+
+@lru_cache(maxsize=64)
+def _places(columns: tuple[int, ...]) -> Mapping[int, int]:
+    return {column: bit for bit, column in enumerate(columns)}
+
+
+@dataclass(frozen=True)
+class SymbolCode:
+    """A Reed-Solomon code with three check symbols, over ``word`` bits of data."""
+
+    word: int
+
+    def decode(self, flips: Flips) -> Flips | None:
+        errors: dict[int, int] = defaultdict(int)
+        for bit in flips:
+            errors[bit // SYMBOL] |= 1 << bit % SYMBOL
+        powers, logarithms = _field()
+        syndromes = [
+            reduce(xor, (powers[(logarithms[e] + place * power) % FIELD] for place, e in errors.items()), 0)
+            for power in range(3)
+        ]
+        if not any(syndromes):
+            return flips
+        if all(syndromes):
+            first, second, third = (logarithms[s] for s in syndromes)
+            place = (second - first) % FIELD
+            if (third - second) % FIELD == place and place < self.word // SYMBOL + 3:
+                wrong = syndromes[0] if place < self.word // SYMBOL else 0  # else a check symbol
+                return flips ^ frozenset(place * SYMBOL + bit for bit in range(SYMBOL) if wrong >> bit & 1)
+        return None
+
+
+@lru_cache(maxsize=1)
+def _field() -> tuple[Sequence[int], Mapping[int, int]]:
+    """Powers of a generator of the field of 256 elements, and their logarithms."""
+    powers = [1]
+    while len(powers) < FIELD:
+        double = powers[-1] << 1
+        powers.append(double ^ 0x11D if double > FIELD else double)
+    return powers, {power: exponent for exponent, power in enumerate(powers)}
+
+
+@lru_cache(maxsize=64)
+def make_code(protection: str, word: int) -> Code:
+    """The code of this name; raises ``UsageError`` for words that it does not have."""
+    if protection == "chipkill":
+        most = (FIELD - 3) * SYMBOL
+        if word % SYMBOL or word > most:
+            raise UsageError(f"code_word is {word}; chipkill needs a multiple of {SYMBOL} bits, at most {most}")
+        return SymbolCode(word)
+    if protection == "parity":
+        return BinaryCode((1,) * word, corrects=False)
+    odd = protection == "sec-ded"
+    columns = (n for n in range(3, 2**14) if n.bit_count() > 1 and (not odd or n.bit_count() % 2))
+    chosen = sorted((next(columns) for _ in range(word)), key=int.bit_count)
+    return BinaryCode(tuple(chosen), reports=odd)
+
+
+def flips_bits(model: FaultModel) -> bool:
+    """Whether the faults of a model flip bits, whatever these are."""
+    return isinstance(model.value, Flip | Burst | MultiBit)
+
+
+def fitted(model: FaultModel, region: Region) -> FaultModel:
+    """The model, with as many elements of its run as a region has; an event is cut at the end of a tensor."""
+    pattern, size = model.pattern, region.eligible_count
+    if isinstance(pattern, Strided) and pattern.span > size:
+        return model.with_count(max(1, (size - 1) // pattern.stride + 1))
+    return model
+
+
+def decoded(fault: Fault, code: Code | None) -> tuple[str, Fault]:
+    """The outcome of a fault in a memory with this code, and the fault that is left in what the memory returns.
+
+    A miscorrection outside of the tensor is left out.
+    """
+    if code is None:
+        return "missed", fault
+    width = fault.codec.bits
+    words: dict[int, set[int]] = defaultdict(set)
+    for element, mask in zip(fault.elements.tolist(), fault.operands.tolist(), strict=True):
+        for bit in range(width):
+            if mask >> bit & 1:
+                word, place = divmod(element * width + bit, code.word)
+                words[word].add(place)
+    left: dict[int, int] = defaultdict(int)
+    wrong = False
+    for word, flips in words.items():
+        remaining = code.decode(frozenset(flips))
+        if remaining is None:
+            return "detected", fault
+        wrong |= not remaining <= flips
+        for place in remaining:
+            element, bit = divmod(word * code.word + place, width)
+            if element < np.prod(fault.shape):
+                left[element] |= 1 << bit
+    if not left:
+        return "corrected", fault
+    elements = np.array(sorted(left), np.int64)
+    masks = np.array([left[e] for e in elements.tolist()], fault.codec.word_dtype)
+    return "miscorrected" if wrong else "missed", replace(fault, elements=elements, operands=masks)
+
+
+def outcome_shares(model: FaultModel, regions: Sequence[Region], code: Code | None) -> dict[str, float]:
+    """Share of the faults of a model by outcome, from `DRAWS` faults that are the same each time."""
+    if code is None:
+        return {"missed": 1.0}
+    rng, counts = np.random.default_rng(0), Counter[str]()
+    sizes = np.array([region.eligible_count for region in regions], np.float64)
+    for number in rng.choice(len(regions), DRAWS, p=sizes / sizes.sum()).tolist():
+        (fault,) = fitted(model, regions[number]).draw((regions[number],), rng)
+        counts[decoded(fault, code)[0]] += 1
+    return {name: counts[name] / DRAWS for name in OUTCOMES if counts[name]}

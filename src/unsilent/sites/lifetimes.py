@@ -1,0 +1,176 @@
+"""How long each value of an evaluation is needed: from the operation that writes it to the last one that reads it.
+
+A value is one state of one storage: an operation that writes into a storage ends the value that was there. Views are the same
+value; an operation that gives one, or memory that nothing wrote yet, moves no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from unsilent.faults import Region
+from unsilent.faults.naming import OPERANDS, SiteName
+from unsilent.nested import tensors_in
+from unsilent.sites.caches import KvCacheObserver, kv_cache_entries
+from unsilent.sites.calls import OperationNamer
+from unsilent.sites.corrupting import corruptible, has_plain_memory
+from unsilent.sites.dispatch_mode import DispatchMode
+from unsilent.sites.memory import dtype_name
+from unsilent.sites.operands import gives_uninitialised, is_view, operand_number, operands_of, written_by
+
+
+class Read(NamedTuple):
+    """One reading of a value, or of a part of it, by the operation of that number.
+
+    ``operand``: where a fault would corrupt what this operation alone reads; None where there is no such site.
+    """
+
+    operation: int
+    elements: int
+    operand: Region | None
+
+
+@dataclass(eq=False)
+class StoredValue:
+    """A value: its site, the operation that wrote it (-1: it was there before), and who reads it, in order."""
+
+    site: str
+    written: int
+    elements: int
+    reads: list[Read] = field(default_factory=list)
+    is_cached: bool = False
+
+
+class Window(NamedTuple):
+    """A time in which a fault would reach the same readers: from the end of one operation to that of another.
+
+    ``operand``: what such a fault corrupts, where it is not the value for all its readers. ``part``: of the value's elements.
+    """
+
+    begin: int
+    end: int
+    operand: Region | None = None
+    part: float = 1.0
+
+
+def windows(value: StoredValue) -> Iterator[Window]:
+    """The times in which a value is needed; a fault after some of its reads reaches the later ones only.
+
+    Where several reads of the whole value are left, a fault is taken to reach all of its readers.
+    """
+    if not value.reads:
+        return
+    first = value.reads[0].operation
+    yield Window(value.written, first)
+    later = [read for read in value.reads if read.operation > first]
+    if any(read.elements < value.elements for read in later):  # each its own part
+        for read in later:
+            part = 1.0 if read.operand is not None else min(1.0, read.elements / value.elements)
+            yield Window(first, read.operation, read.operand, part)
+        return
+    ends = [first, *(read.operation for read in later)]
+    for read, (begin, end) in zip(later, pairwise(ends), strict=True):
+        if end > begin:
+            yield Window(begin, end, read.operand if end == ends[-1] else None)
+
+
+class LifetimeObserver(DispatchMode):
+    """Active around one evaluation of one batch: which values there are, and how many bytes each operation moves.
+
+    Args:
+        model: Whose modules give the names.
+        held: Sites and tensors of parameters and inputs.
+        step: Number of the batch.
+
+    Attributes:
+        moved: By operation, the values that it reads or writes, with bytes.
+        values: By site and occurrence; a parameter or operation that runs once has no occurrence.
+    """
+
+    def __init__(self, model: nn.Module, held: Iterable[tuple[str, Tensor]], step: int) -> None:
+        self._calls = OperationNamer(model)
+        super().__init__(self._calls)
+        self._caches = KvCacheObserver(model, self._cache)
+        self._step = step
+        self._now: dict[int, StoredValue] = {}
+        self.moved: list[list[tuple[StoredValue, int]]] = []
+        self.values: dict[tuple[str, int | None], StoredValue] = {}
+        for site, tensor in held:
+            if has_plain_memory(tensor):
+                value = self._now.setdefault(_storage(tensor), StoredValue(site, -1, tensor.numel()))
+                self.values[site, None] = value
+
+    def _around(self, stack: ExitStack) -> None:
+        super()._around(stack)
+        stack.enter_context(self._caches)
+
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = self._calls.next_name(func)
+        result = func(*args, **kwargs)
+        if not (gives_uninitialised(func) or is_view(func, args, kwargs, result)):
+            self._moved(name, func, args, kwargs, result)
+        return result
+
+    def _moved(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        number, moved = len(self.moved), list[tuple[StoredValue, int]]()
+        operands = operands_of(args, kwargs)
+        roles = {operand_number(func, operand): operand for operand in reversed(OPERANDS[1:])}
+        for place, tensor in enumerate(operands):
+            value = self._now.get(_storage(tensor)) if has_plain_memory(tensor) else None
+            if value is not None:
+                operand = self._operand(name, roles.get(place), tensor)
+                value.reads.append(Read(number, tensor.numel(), operand))
+                moved.append((value, tensor.nbytes))
+        inputs = {_storage(tensor) for tensor in operands if has_plain_memory(tensor)}
+        rewritten = {_storage(tensor) for tensor in written_by(func, args, kwargs) if has_plain_memory(tensor)}
+        for place, tensor in enumerate(tensors_in(result)):
+            if not has_plain_memory(tensor) or (storage := _storage(tensor)) in inputs - rewritten:
+                continue
+            site = SiteName("op", name, "fwd", f"out.{place}" if place else "out").text
+            value = self._now[storage] = StoredValue(site, number, tensor.numel())
+            self.values[site, None] = value
+            moved.append((value, tensor.nbytes))
+        self.moved.append(moved)
+
+    def _operand(self, name: str, operand: str | None, tensor: Tensor) -> Region | None:
+        if operand is None or not corruptible(tensor) or torch._debug_has_internal_overlap(tensor):
+            return None
+        site = SiteName("op", name, "fwd", operand).text
+        return Region(site, dtype_name(tensor.dtype), tuple(tensor.shape), None, self._step)
+
+    def _cache(self, number: int, cache: Any) -> None:
+        for name, tensor in kv_cache_entries(cache).items():
+            value = self._now.get(_storage(tensor))
+            if value is not None:
+                value.is_cached = True
+                self.values[f"kv:{name}", number] = value
+
+    def finish(self, output: Any) -> None:
+        """Let the values that an output consists of be needed to the end."""
+        for tensor in tensors_in(output):
+            value = self._now.get(_storage(tensor)) if has_plain_memory(tensor) else None
+            if value is not None:
+                value.reads.append(Read(len(self.moved) - 1, tensor.numel(), None))
+
+    def ends(self, seconds_per_byte: Callable[[StoredValue], float]) -> NDArray[np.float64]:
+        """When each operation ends, if it takes the time to move its data; [0] is the begin, float64[operations + 1]."""
+        durations = [sum(seconds_per_byte(value) * size for value, size in moved) for moved in self.moved]
+        return np.concatenate([[0.0], np.cumsum(durations)])
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def seconds(ends: Sequence[float] | NDArray[np.float64], window: Window) -> float:
+    """How long a window is."""
+    return float(ends[window.end + 1] - ends[window.begin + 1])

@@ -1,0 +1,110 @@
+"""What a plan assigns parameters to: budgets, and the memories of an accelerator."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.faults import Region, fault_model
+from unsilent.faults.hardware.description import Memory as DescribedMemory
+from unsilent.faults.hardware.description_file import load_accelerator
+from unsilent.faults.hardware.memories import ALTERED, outcome_shares
+from unsilent.sizes import parse_bytes
+from unsilent.studies.plan.assignment import Block, Floats, Ints, Memory, optimal_assignment
+
+_PERCENT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
+LIMITS = 4
+"""Limits of latency, and of energy, that plans are made for, between the least and what the most reliable plan takes."""
+LARGE = Region("param:any", "float32", (2**16,))
+
+
+def parse_capacity(text: str, total: int, name: str) -> int:
+    """Bits of a capacity: a share of ``total`` bits (``5%``) or a size (``64kB``); errors call it ``name``."""
+    match = _PERCENT.fullmatch(text)
+    if match:
+        share = float(match[1]) / 100
+        if not 0 < share <= 1:
+            raise UsageError(f"{name} is {text!r}; expected a share above 0% and up to 100%, like 5%")
+        return math.floor(share * total + 1e-6)
+    try:
+        size = parse_bytes(text)
+    except UsageError:
+        size = 0
+    if size < 1:
+        raise UsageError(f"{name} is {text!r}; expected a share of the parameters like 5%, or a size like 64kB")
+    return min(8 * size, total)
+
+
+def accelerator_memory(accelerator: str, total: int) -> tuple[Memory, float]:
+    """The memories of an accelerator as blocks, and the most events that a bit of them has in 1e9 hours.
+
+    ``total``: bits of all parameters. The share of faults that remain in a block is relative to that rate. Raises
+    ``UsageError`` where no memory is described.
+    """
+    described = load_accelerator(accelerator).description.memories
+    if not described:
+        raise UsageError(f"--accelerator {accelerator} describes no memories; add a table [memories.NAME] for each")
+    worst = max(memory.fit_per_bit for memory in described.values())
+    if worst == 0:
+        raise UsageError(f"--accelerator {accelerator} has no memory with fit_per_mbit above 0, so nothing can fail")
+    return Memory(
+        tuple(
+            Block(
+                name,
+                min(8 * memory.size_bytes, total),
+                _altered(memory) / worst,
+                memory.latency or 0.0,
+                memory.energy or 0.0,
+            )
+            for name, memory in described.items()
+        )
+    ), worst
+
+
+def _altered(memory: DescribedMemory) -> float:
+    """Events of a bit that its protection neither corrects nor reports, in 1e9 hours."""
+    shares = [
+        pattern.share * outcome_shares(fault_model(pattern.model), [LARGE], memory.code).get(outcome, 0.0)
+        for pattern in memory.patterns.values()
+        for outcome in ALTERED
+    ]
+    return memory.fit_per_bit * math.fsum(shares)
+
+
+def pareto_memories(memory: Memory, rates: Floats, sizes: Ints) -> dict[str, Memory]:
+    """The memory with no limit, and with limits of latency and energy, by name: those whose best plans no other one beats.
+
+    The plan with the fewest failures comes first. A plan is beaten by one that leaves no more failures and takes neither more
+    latency nor more energy. Raises ``UsageError`` where the parameters do not fit.
+    """
+    free = optimal_assignment(rates, sizes, memory).choice
+    plans = {"no limit": (memory, free)}
+    for name, limited in _limited(memory, free, sizes):
+        try:
+            plans[name] = limited, optimal_assignment(rates, sizes, limited).choice
+        except UsageError:  # the parameters do not fit within this limit
+            continue
+    costs = {
+        name: (float(rates @ memory.residuals(choice)), memory.latency(choice, sizes), memory.energy(choice, sizes))
+        for name, (_, choice) in plans.items()
+    }
+    kept = {
+        cost: name for name, cost in reversed(costs.items())
+        if not any(other != cost and all(np.less_equal(other, cost)) for other in costs.values())
+    }  # fmt: skip
+    return {name: plans[name][0] for _, name in sorted(kept.items())}
+
+
+def _limited(memory: Memory, free: Ints, sizes: Ints) -> Iterator[tuple[str, Memory]]:
+    """The memory with limits between the least possible and what a plan without limits takes."""
+    least = min(block.latency for block in memory.blocks)
+    for limit in np.linspace(least, memory.latency(free, sizes), LIMITS + 1)[:-1].tolist():
+        yield f"latency <= {limit:.4g}", replace(memory, max_latency=limit)
+    least = min(block.energy for block in memory.blocks) * float(sizes.sum()) / 8
+    for limit in np.linspace(least, memory.energy(free, sizes), LIMITS + 1)[:-1].tolist():
+        yield f"energy <= {limit:.4g}", replace(memory, max_energy=limit)

@@ -1,0 +1,249 @@
+"""Draws faults by the memories of an accelerator: strata are what is reported x memory x error pattern.
+
+Every event falls on a bit and a time uniformly. In what is reloaded (parameters with ``reload``) a fault stays, so that each
+evaluation meets it; anything else is corrupted in one evaluation, if it is still needed then. What the memory's code makes of an
+event is computed for each fault; a trial is a fault that comes through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.engine.plain import PlainEngine
+from unsilent.errors import UsageError
+from unsilent.faults import Fault, Region, fault_model
+from unsilent.faults.hardware.accelerator import Accelerator
+from unsilent.faults.hardware.description import Memory
+from unsilent.faults.hardware.memories import ALTERED, DRAWS, decoded, fitted, outcome_shares
+from unsilent.faults.naming import SiteName, is_transient, kind_of, parse_site
+from unsilent.printable import escape_unprintable
+from unsilent.report.text import listed
+from unsilent.sites.inputs import named_inputs
+from unsilent.sites.lifetimes import LifetimeObserver, StoredValue, Window, seconds, windows
+from unsilent.sites.targets import RegionsByBatch, Target, component_of
+from unsilent.sizes import human_bytes
+from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
+
+MOST_REDRAWS = 100_000
+KINDS_IN_WORDS = {"param": "parameters", "op": "outputs of operations", "input": "inputs", "kv": "cache entries"}
+ALL_SITES = ("param:*", "op:*", "input:*", "kv:*")
+
+
+class HeldRegion(NamedTuple):
+    """What a memory holds: a region, its site, and bits x share of the time in which a fault there has an effect."""
+
+    region: Region
+    site: SiteName
+    live_bits: float
+
+
+class MemoryFaults:
+    """The targets of a campaign, and the faults of its trials.
+
+    Attributes:
+        targets: With a fault that comes through its memory's protection.
+        parts: All faults, of each pattern, in each reported part of each memory.
+        facts: Of each memory.
+        regions: All that is corrupted.
+
+    Raises:
+        UsageError: no memory holds anything of the workload, or protection lets nothing through.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, engine: PlainEngine, components: Mapping[str, Sequence[str]], per: str
+    ) -> None:
+        self._memories, self._engine = accelerator.description.memories, engine
+        held, unmatched = dict[str, tuple[Region, ...]](), dict[str, list[str]]()
+        for name, memory in self._memories.items():
+            held[name], unmatched[name] = self._regions_at(memory.holds)
+        self._sites_without_memory = {region.site for region in self._regions_at(ALL_SITES)[0]} - {
+            region.site for regions in held.values() for region in regions
+        }
+        self._observe(held)
+        self._pattern_of: dict[str, tuple[Memory, str]] = {}
+        parts, targets = list[MemoryPart](), list[Target]()
+        self.facts = tuple(self._facts(name, held[name], unmatched[name]) for name in self._memories)
+        for name, memory in self._memories.items():
+            for part, target in self._strata(name, memory, self._live(name, held[name]), components, per):
+                parts.append(part)
+                if part.altered:
+                    targets.append(target)
+        if not parts:
+            raise UsageError("no memory of --accelerator holds anything of this workload; correct holds")
+        if not targets:
+            detected = sum(part.detected for part in parts)
+            raise UsageError(
+                "every fault is corrected or detected by the memories of --accelerator, so there is nothing to measure: "
+                f"0 FIT are silent, {detected:.3g} FIT are detected"
+            )
+        whole = math.fsum(part.altered for part in parts)
+        by_target = {part.target: part.altered / whole for part in parts}
+        self.parts = tuple(parts)
+        self.targets = tuple(replace(target, share=by_target[target.name]) for target in targets)
+        self.regions = tuple(dict.fromkeys(region for target in self.targets for region in target.regions))
+        self._by_region = {target.name: RegionsByBatch(target, "per-element") for target in self.targets}
+
+    def notes(self) -> Iterator[str]:
+        """What a reader must know of the rates: what they are of, and what was assumed."""
+        yield (
+            "FIT are events in 1e9 device hours that make an inference call (a batch) incorrect. They are those of what the "
+            "memories hold, while it is needed; events in other content of the memories are in no rate."
+        )
+        for facts in self.facts:
+            if facts.unmatched:
+                yield (
+                    f"Memory {facts.name} holds nothing{' else' if facts.held else ''} of this workload: there is nothing at "
+                    f"{listed(facts.unmatched)}."
+                )
+            if facts.held > facts.size:
+                yield (
+                    f"Memory {facts.name} has {human_bytes(facts.size)}, but what it is said to hold takes "
+                    f"{human_bytes(facts.held)}."
+                )
+            yield f"Numbers of memory {facts.name}: {facts.evidence}."
+        for kind, noun in KINDS_IN_WORDS.items():
+            sites = sorted(site for site in self._sites_without_memory if kind_of(site) == kind)
+            if sites:
+                yield f"No memory holds {len(sites):,} {noun}: {listed(sites, 4)}."
+        yield (
+            "Assumed: calls follow each other without a pause; an operation takes as long as its memories need to move what it "
+            "reads and writes, one after the other; tensors begin at a code word; check bits do not fail; what a code makes of a "
+            f"pattern is that of {DRAWS:,} drawn events."
+        )
+
+    # -- what a memory holds --------------------------------------------------------------------------------------
+
+    def _regions_at(self, addresses: Sequence[str]) -> tuple[tuple[Region, ...], list[str]]:
+        """The regions that these addresses select, each once, and the addresses at which this workload has nothing."""
+        found: dict[tuple[str, int | None, int | None], Region] = {}
+        unmatched = []
+        for address in addresses:
+            try:
+                for region in self._engine.select_regions((address,)):
+                    found.setdefault((region.site, region.step, region.occurrence), region)
+            except UsageError:
+                unmatched.append(address)
+        return tuple(found.values()), unmatched
+
+    def _observe(self, held: Mapping[str, Sequence[Region]]) -> None:
+        """Watch each batch once: what is live when, if an operation takes the time to move its data."""
+        engine = self._engine
+        per_byte: dict[str, float] = {}
+        for name, regions in held.items():
+            for site in {region.site for region in regions}:
+                per_byte[site] = per_byte.get(site, 0.0) + 1 / self._memories[name].bytes_per_second
+        parameters = [(f"param:{name}", site.memory.tensor) for name, site in engine.parameters.sites.items()]
+        self._observers, self._ends = list[LifetimeObserver](), list[NDArray[np.float64]]()
+        for step, batch in enumerate(engine.batches):
+            inputs = [(f"input:{name}", tensor) for name, tensor in named_inputs(batch)]
+            observer = LifetimeObserver(engine.model, [*parameters, *inputs], step)
+            observer.finish(engine.watched_output(step, observer))
+            self._observers.append(observer)
+            self._ends.append(observer.ends(lambda value: per_byte.get(value.site, 0.0)))
+        self.call_seconds = math.fsum(float(ends[-1]) for ends in self._ends) / len(self._ends)
+
+    def _live(self, name: str, regions: Sequence[Region]) -> Iterator[HeldRegion]:
+        """The parts of regions that a fault can reach, by the times in which it reaches the same readers."""
+        memory, total = self._memories[name], self.call_seconds * len(self._ends)
+        caches = any(kind_of(address) == "kv" for other in self._memories.values() for address in other.holds)
+        for region in regions:
+            site = parse_site(region.site)
+            bits = region.eligible_bit_count
+            if not is_transient(region.site):
+                if memory.reload is not None:
+                    yield HeldRegion(region, site, bits)
+                    continue
+                for step, observer in enumerate(self._observers):
+                    time = self._reading_time(observer.values.get((region.site, None)), step)
+                    if time:
+                        yield HeldRegion(replace(region, step=step), site, bits * time / total)
+                continue
+            step = region.step or 0
+            value = self._observers[step].values.get((region.site, region.occurrence))
+            if value is None or not value.reads or (value.is_cached and site.kind == "op" and caches):
+                continue  # nothing reads it, or the cache holds it
+            for window in [Window(value.written, value.reads[-1].operation)] if site.kind == "kv" else windows(value):
+                share = seconds(self._ends[step], window) / total
+                if share:
+                    there = window.operand if window.operand is not None and region.elements is None else region
+                    yield HeldRegion(there, site, there.eligible_bit_count * window.part * share)
+
+    def _reading_time(self, value: StoredValue | None, step: int) -> float:
+        """Seconds of one evaluation in which operations read a value."""
+        ends = self._ends[step]
+        numbers = {read.operation for read in value.reads} if value is not None else ()
+        return math.fsum(float(ends[n + 1] - ends[n]) for n in numbers)
+
+    def _facts(self, name: str, regions: Sequence[Region], unmatched: Sequence[str]) -> MemoryFacts:
+        memory = self._memories[name]
+        by_step: dict[int | None, int] = {}
+        for region in regions:
+            by_step[region.step] = by_step.get(region.step, 0) + region.eligible_bit_count // 8
+        calls = 1.0 if memory.reload is None else max(1.0, memory.reload / 2 / max(self.call_seconds, 1e-300))
+        facts = [f"{fact} {memory.evidence_grade(fact)}" for fact in memory.facts if getattr(memory, fact) is not None]
+        facts += [f"share of {pattern} {one.evidence_grade('share')}" for pattern, one in memory.patterns.items()]
+        return MemoryFacts(
+            name, memory.size_bytes, max(by_step.values(), default=0), calls, ", ".join(facts),
+            tuple(map(escape_unprintable, unmatched)),
+        )  # fmt: skip
+
+    # -- strata and faults ----------------------------------------------------------------------------------------
+
+    def _strata(
+        self, name: str, memory: Memory, live: Iterator[HeldRegion], components: Mapping[str, Sequence[str]], per: str
+    ) -> Iterator[tuple[MemoryPart, Target]]:
+        """One for each reported target, dtype and pattern; shares are filled in later."""
+        by_group: dict[tuple[str, str, str, str], list[HeldRegion]] = {}
+        for one in live:
+            component = component_of(one.site, components)
+            layer = one.site.layer if per != "component" else ""
+            group = {"component": component, "layer": layer, "tensor": one.site.label}[per]
+            by_group.setdefault((group, component, layer, one.region.dtype), []).append(one)
+        shares: dict[tuple[str, str], dict[str, float]] = {}
+        for (group, component, layer, dtype), held in by_group.items():
+            bits = math.fsum(one.live_bits for one in held)
+            for pattern, described in memory.patterns.items():
+                if (pattern, dtype) not in shares:
+                    _check_fits(name, pattern, described.model, held[0].region)
+                    same = [one.region for key, ones in by_group.items() if key[3] == dtype for one in ones]
+                    shares[pattern, dtype] = outcome_shares(fault_model(described.model), same, memory.code)
+                raw = memory.fit_per_bit * bits * described.share
+                split = {outcome: raw * share for outcome, share in shares[pattern, dtype].items()}
+                stratum = "/".join((name, pattern, group, *([dtype] if dtype != "float32" else [])))
+                altered = math.fsum(split.get(outcome, 0.0) for outcome in ALTERED)
+                yield (
+                    MemoryPart(stratum, name, pattern, group, component, layer, bits, raw,
+                               split.get("corrected", 0.0), split.get("detected", 0.0), altered),
+                    Target(stratum, per, component, layer, tuple(one.region for one in held), 0.0, None, group,
+                           tuple(one.live_bits for one in held)),
+                )  # fmt: skip
+                self._pattern_of[stratum] = memory, described.model
+
+    def draw(self, target: str, rng: np.random.Generator) -> tuple[int | None, tuple[Fault, ...]]:
+        """The batch (None: all of them) and the faults of a trial: of events, the first that comes through the protection."""
+        memory, text = self._pattern_of[target]
+        for _ in range(MOST_REDRAWS):
+            step, population = self._by_region[target].draw_batch(rng)
+            faults = fitted(fault_model(text), population.regions[0]).draw(population, rng)
+            if memory.code is None:
+                return step, faults
+            outcome, fault = decoded(faults[0], memory.code)
+            if outcome in ALTERED:
+                return step, (fault,)
+        raise AssertionError("no fault came through a protection that lets some through")
+
+
+def _check_fits(memory: str, pattern: str, text: str, region: Region) -> None:
+    """Raise ``UsageError`` where events of a pattern cannot fall on a dtype."""
+    if not fitted(fault_model(text), region).capacity((region,)):
+        raise UsageError(
+            f"pattern {pattern} of memory {memory} ({text}) cannot corrupt {region.site}, which has the dtype {region.dtype}; "
+            "change the pattern, or what the memory holds"
+        )

@@ -1,0 +1,80 @@
+"""Records of faults in the memories of an accelerator: what a worker finds out of them, and failure rates.
+
+FIT are failures in 1e9 device hours. A failure is an event in a memory that makes an inference call incorrect, judged on one
+call; a call is one batch of the workload, and calls follow each other without a pause.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Lt
+
+from unsilent.interval import Interval
+
+Rate = Annotated[float, Ge(0), Lt(math.inf)]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """What events of one pattern in one reported part of a memory's content come to, in FIT before the model masks any.
+
+    Attributes:
+        target: Of the trials; there are none where nothing comes through the protection.
+        group, component, layer: As of the target.
+        live_bits: Bits x share of the time in which a fault in them is read.
+        raw: Events; the sum of ``corrected``, ``detected`` and ``altered`` (the memory returns other bits and reports nothing).
+    """
+
+    target: str
+    memory: str
+    pattern: str
+    group: str
+    component: str
+    layer: str
+    live_bits: Rate
+    raw: Rate
+    corrected: Rate
+    detected: Rate
+    altered: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """A memory: its size and what of it the workload takes (largest batch) in bytes, and calls that a fault in it meets.
+
+    ``evidence``: grade of each number of its description. ``unmatched``: addresses at which the workload has nothing.
+    """
+
+    name: str
+    size: int
+    held: int
+    calls_per_fault: Rate
+    evidence: str
+    unmatched: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFitRow:
+    """FIT of a memory, a pattern of it, a component, a layer or the model.
+
+    Attributes:
+        raw, corrected, detected: Of the events: all, those that a code corrects, those that it reports.
+        silent: Incorrect calls without any error.
+        detectable: Errors that a memory reports, and calls that end with an error or a number that is not finite.
+        incorrect: Incorrect calls, silent ones and those that end with an error; without what memories report.
+        wrong_calls: Silently incorrect calls in 1e9 device hours; of memories alone.
+    """
+
+    level: str
+    name: str
+    live_bits: float
+    raw: float
+    corrected: float
+    detected: float
+    silent: Interval
+    detectable: Interval
+    incorrect: Interval
+    wrong_calls: Interval | None

@@ -1,0 +1,96 @@
+"""The section of a report on failure rates of the memories of an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from unsilent.interval import Interval
+from unsilent.report.estimates import Estimate
+from unsilent.report.model import Section, Table, TableRow, TextCell, columns
+from unsilent.report.text import estimate_text, number_text
+from unsilent.sizes import human_bytes
+from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryFitRow
+from unsilent.studies.pvf.records import MOST_LAYERS_SHOWN, PvfResult
+
+FIT_LEAD = (
+    "Failures in 10⁹ device hours (FIT) of what the memories hold. A failure is an event in a memory that makes an inference "
+    "call incorrect, judged on one call. Silent: a call is incorrect and nothing reports it. Detectable: the memory reports "
+    "an error, or the call ends with an error or a number that is not finite. Raw FIT are events in bits that are needed; a "
+    "code corrects some. Silent calls per 10⁹ hours count every call that a fault meets until the content of the memory is "
+    "written again. Limits come from the trials; rates of the description are taken as exact."
+)
+
+
+FIT_ESTIMATE_NAMES = ("level", "target", "measure", "")
+
+
+def memory_section(result: PvfResult) -> Section:
+    """Memories, their failure rates and those of what they hold."""
+    sizes = Table(
+        columns("memory", "size", "held", "calls per fault", "nothing at", left=("nothing at",)),
+        tuple(_size_row(facts) for facts in result.memories),
+        "Memories",
+    )
+    parts = [row for row in result.memory_fit if row.level in ("memory", "pattern", "component", "model")]
+    layers = sorted((row for row in result.memory_fit if row.level == "layer"), key=lambda row: -row.silent.high)
+    tables = [_table(parts, "Failures in 1e9 device hours (FIT)")]
+    if layers:
+        tables.append(_table(layers, "FIT of layers", MOST_LAYERS_SHOWN))
+    return Section("Failure rate of memories", FIT_LEAD, (sizes, *tables))
+
+
+def _size_row(facts: MemoryFacts) -> TableRow:
+    calls = TextCell(number_text(facts.calls_per_fault), facts.calls_per_fault)
+    return TableRow((facts.name, human_bytes(facts.size), human_bytes(facts.held), calls, " ".join(facts.unmatched)))
+
+
+def _table(rows: Sequence[MemoryFitRow], title: str, most: int | None = None) -> Table:
+    heads = (
+        "level",
+        "of",
+        "raw FIT",
+        "corrected",
+        "silent FIT",
+        "interval",
+        "detectable FIT",
+        "interval ",
+        "silent calls",
+        "n",
+    )
+    shown = columns(*heads, left=("level", "of"), priority={"corrected": 2, "silent calls": 3, "n": 1, "interval ": 1})
+    return Table(shown, tuple(map(_row, rows)), title, terminal_rows=len(rows) if most is None else most, sortable=True)
+
+
+def _row(row: MemoryFitRow) -> TableRow:
+    calls = ("", "") if row.wrong_calls is None else _cells(row.wrong_calls)
+    return TableRow(
+        (row.level, row.name, _number(row.raw), _number(row.corrected), *_cells(row.silent), *_cells(row.detectable), calls[0],
+         row.silent.n),
+        row.level == "model",
+    )  # fmt: skip
+
+
+def _number(value: float) -> TextCell:
+    return TextCell(number_text(value), value)
+
+
+def _cells(interval: Interval) -> tuple[TextCell, TextCell]:
+    text = estimate_text(interval.estimate, interval.low, interval.high, scale=1.0)
+    return TextCell(text.estimate, interval.estimate or 0.0), TextCell(text.limits, interval.high)
+
+
+def memory_estimates(result: PvfResult) -> Iterator[Estimate]:
+    """Silent and detectable FIT of each row, for machines."""
+    for row in result.memory_fit:
+        for measure, interval in (("silent FIT", row.silent), ("detectable FIT", row.detectable)):
+            yield Estimate({"level": row.level, "target": row.name, "measure": measure}, interval)
+
+
+def memory_data(result: PvfResult) -> Mapping[str, Any]:
+    """The same for the JSON object."""
+    return {
+        "memories": [asdict(facts) for facts in result.memories],
+        "memory_fit": [asdict(r) for r in result.memory_fit],
+    }
