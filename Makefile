@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test test-slow test-all coverage lint reference docs bench claims clean
+.PHONY: demo test test-slow test-all coverage lint reference docs gallery bench claims clean
 
 .venv/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Unsilent needs Python 3.11 or newer, this is " + sys.version)'
@@ -53,12 +53,12 @@ lint: .venv/test
 reference: .venv/core
 	$(BIN)/python tools/reference_pages.py docs
 
-# Runs the campaigns of the gallery and draws its figures, where what draws them has changed: minutes.
-docs/gallery.md: tools/gallery_page.py src/unsilent/render/figure_file.py src/unsilent/render/figure_traces.py | .venv/docs
+# Runs the campaigns of the gallery and draws its figures: minutes.
+gallery: .venv/docs
 	$(BIN)/python tools/gallery_page.py docs
 
 # The site, in build/site; a dead link or any other warning is an error.
-docs: .venv/docs docs/gallery.md
+docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -d build/site
 
 claims: .venv/test

@@ -1,6 +1,6 @@
 """Draws the figures of the gallery, docs/gallery.md, and writes the page: small campaigns, and figures of their stores.
 
-``make docs`` runs it. The commands are those that the page shows.
+``make gallery`` runs it. The commands are those that the page shows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ HEAD = """# Gallery
 
 Figures as `unsilent report STORE --figure NAME` writes them, in the width of a column or of a page of a paper.
 [Make a figure for a paper](howto/paper-figure.md) says how to make them of a store of your own. The campaigns here are small;
-`make docs` runs them and draws this page.
+`make gallery` runs them and draws this page.
 """
 
 
