@@ -73,6 +73,8 @@ def test_rates_where_every_event_that_is_read_is_a_failure(tmp_path):
     assert sram.live_bits == pytest.approx(read)
     assert sram.raw == pytest.approx(4 * read)
     assert failures(sram) == pytest.approx(sram.raw)
+    # While the product runs, x and y are there; then y and what it is joined to make the output, which is as large as both.
+    assert [facts.held for facts in result.memories] == [w, y + 2 * w]
     model = rates(result, "model", "model")
     assert model.raw == pytest.approx(dram.raw + sram.raw)
     assert model.silent.low <= model.silent.estimate <= model.silent.high

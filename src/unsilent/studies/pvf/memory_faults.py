@@ -183,16 +183,27 @@ class MemoryFaults:
 
     def _facts(self, name: str, regions: Sequence[Region], unmatched: Sequence[str]) -> MemoryFacts:
         memory = self._memories[name]
-        by_step: dict[int | None, int] = {}
-        for region in regions:
-            by_step[region.step] = by_step.get(region.step, 0) + region.eligible_bit_count // 8
         calls = 1.0 if memory.reload is None else max(1.0, memory.reload / 2 / max(self.call_seconds, 1e-300))
         facts = [f"{fact} {memory.evidence_grade(fact)}" for fact in memory.facts if getattr(memory, fact) is not None]
         facts += [f"share of {pattern} {one.evidence_grade('share')}" for pattern, one in memory.patterns.items()]
         return MemoryFacts(
-            name, memory.size_bytes, max(by_step.values(), default=0), calls, ", ".join(facts),
+            name, memory.size_bytes, self._most_bytes(regions), calls, ", ".join(facts),
             tuple(map(escape_unprintable, unmatched)),
         )  # fmt: skip
+
+    def _most_bytes(self, regions: Sequence[Region]) -> int:
+        """The most bytes that are needed at a time."""
+        there = sum(region.eligible_bit_count // 8 for region in regions if not is_transient(region.site))
+        most = 0
+        for step, observer in enumerate(self._observers):
+            changes = np.zeros(len(observer.moved) + 1, np.int64)
+            for region in regions:
+                value = observer.values.get((region.site, region.occurrence)) if region.step == step else None
+                if value is not None and value.reads:
+                    changes[max(value.written, 0)] += region.eligible_bit_count // 8
+                    changes[value.reads[-1].operation + 1] -= region.eligible_bit_count // 8
+            most = max(most, int(changes.cumsum().max()))
+        return there + most
 
     # -- strata and faults ----------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """A memory: its size and what of it the workload takes (largest batch) in bytes, and calls that a fault in it meets.
+    """A memory: its size and the most that it holds of the workload at a time in bytes, and calls that a fault in it meets.
 
     ``evidence``: grade of each number of its description. ``unmatched``: addresses at which the workload has nothing.
     """

@@ -29,7 +29,7 @@ FIT_ESTIMATE_NAMES = ("level", "target", "measure", "")
 def memory_section(result: PvfResult) -> Section:
     """Memories, their failure rates and those of what they hold."""
     sizes = Table(
-        columns("memory", "size", "held", "calls per fault", "nothing at", left=("nothing at",)),
+        columns("memory", "size", "most held", "calls per fault", "nothing at", left=("nothing at",)),
         tuple(_size_row(facts) for facts in result.memories),
         "Memories",
     )
