@@ -33,6 +33,7 @@ VERBS = {
     "studies/nondeterminism": ("explain",),
     "studies/plan": ("plan", "pvf"),
     "studies/pvf/replay.py": ("replay",),
+    "studies/pvf/words.py": ("pvf", "report", "plan"),
     "studies/pvf": ("pvf", "report"),
     "studies/training": ("training", "checkpoint study", "coverage"),
 }

@@ -667,7 +667,7 @@ def test_help_of_a_function_says_what_it_takes_returns_and_raises(name):
     ("name", "hints"),
     [
         ("pvf", {"ci": float | str | None, "flips": int | str | Sequence[int] | None, "data": str | Path | None,
-                 "at": str | Sequence[str], "trials": int | None, "store": str | Path | None}),
+                 "at": str | Sequence[str], "trials": int | str | None, "store": str | Path | None}),
         ("training", {"threshold": Mapping[str, float] | Sequence[str], "floor": str | Path | None, "workload": str,
                       "phase": str | Sequence[str], "guard": bool}),
     ],

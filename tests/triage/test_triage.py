@@ -210,7 +210,7 @@ def test_it_runs_them_and_writes_a_page(tmp_path):
 
 def test_nothing_found_claims_what_was_looked_for_and_no_more(tmp_path):
     made.folder(tmp_path, 2)
-    done = in_process("triage", tmp_path, "--run", "--plain")
+    done = in_process("triage", tmp_path, "--order", "runbook", "--run", "--plain")
     assert done.returncode == 0, done.stderr
     assert "Nothing that was looked for was found, in 7 queries" in done.stdout
     assert "healthy" not in done.stdout

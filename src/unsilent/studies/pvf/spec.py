@@ -62,8 +62,8 @@ def _number_or_all(option: str, noun: str, most: int) -> Callable[[int | str], i
     def read(given: int | str) -> int:
         if given == "all":
             return ALL
-        count = parse_whole_number(str(given)) if isinstance(given, int | str) and not isinstance(given, bool) else None
-        if count is not None:
+        count = parse_whole_number(given) if isinstance(given, str) else given
+        if isinstance(count, int) and not isinstance(count, bool):
             return check_count(option, count, 1, most)
         raise UsageError(f"{option} is {given!r}; expected a number of {noun} of 1 or more, or all")
 
