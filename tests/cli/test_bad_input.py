@@ -80,7 +80,7 @@ PVF = ("pvf", "--quiet", "digits-cnn")
         ((*PVF, "--flips", "1,1"), "expected each number once"),
         ((*PVF, "--flips", "one"), "expected whole numbers"),
         ((*PVF, "--trials", "0"), "expected 1 or more"),
-        ((*PVF, "--trials", "-5"), "expected 1 or more"),
+        ((*PVF, "--trials", "-5"), "expected a number of trials of 1 or more, or all"),
         ((*PVF, "--trials", "many"), "--trials"),
         ((*PVF, "--jobs", "0"), "expected 1 or more"),
         ((*PVF, "--jobs", "2", "--executor", "serial"), "use --executor processes"),

@@ -107,7 +107,7 @@ def test_other_flips_are_refused_in_one_line(stores, monkeypatch, capsys):
         (("a.sqlite", "b.sqlite", "-o", "b.sqlite"), "would overwrite the store b.sqlite"),
         (("a.sqlite", "b.sqlite", "-o", "a.sqlite"), "would overwrite the store a.sqlite"),
         (("a.sqlite", "b.sqlite", "-o", "no/such.html"), "its folder does not exist"),
-        (("a.sqlite", "b.sqlite", "--fit-per-bit", "1"), "No such option: --fit-per-bit"),
+        (("a.sqlite", "b.sqlite", "--fit-per-bit", "-1"), "--fit-per-bit is -1.0; expected a rate of 0 or more"),
         (("a.sqlite", "b.sqlite", "--card"), "No such option: --card"),
         (("net.pt", "b.sqlite"), "net.pt is a checkpoint by its name; use unsilent checkpoint diff A B"),
         (

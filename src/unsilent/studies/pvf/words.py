@@ -305,7 +305,7 @@ def next_commands(result: PvfResult) -> Iterator[tuple[str, str]]:
         return
     if result.trials_done < result.trials_planned:
         yield "finish the campaign", f"{result.command} --store {store}"
-    elif not (spec["exhaustive"] or {"--ci", "--rel", "--faults"} & set(shlex.split(result.command))):
+    elif not (spec.get("exhaustive") or {"--ci", "--rel", "--faults"} & set(shlex.split(result.command))):
         yield "run trials until each row is precise", f"{without_options(result.command, PvfBudget)} --rel 20%"
     if result.at == ALL_PARAMETERS and result.fault == "bitflip" and 1 in spec["flips"] and result.trials_done:
         yield "choose which parameters to protect", f"unsilent plan {store} --budget 20%"
