@@ -73,6 +73,26 @@ def test_parts_of_a_value_are_needed_until_each_is_read():
     assert found.values[product, None].reads[1].elements == 4
 
 
+class Columns(nn.Module):
+    """Two parts of a value that are not contiguous, read one after the other, and one that is read many times over."""
+
+    def forward(self, x):
+        y = x * 2
+        first = y[:, :2] + 1
+        return first * y[:, 2:], y[:1].expand(3, 4) - 1
+
+
+def test_a_fault_in_a_strided_part_of_a_value_reaches_its_readers_alone():
+    """Operations: 0 mul, 1 add, 2 mul, 3 sub; what was read before is not corrupted any more."""
+    found = observed(Columns(), torch.randn(2, 4))
+    product = "op:(root)#mul.0/fwd/out"
+    assert spans(found, product) == [
+        (0, 1, None, 1.0), (1, 2, "op:(root)#mul.1/fwd/second", 1.0), (1, 3, "op:(root)#sub.0/fwd/first", 1.0),
+    ]  # fmt: skip
+    _, second, third = windows(found.values[product, None])
+    assert (second.operand.eligible_count, third.operand.eligible_count) == (4, 4)  # each element of memory once
+
+
 def test_an_operation_takes_the_time_to_move_what_it_reads_and_writes():
     found = observed(Residual(), torch.randn(3, 4))
     per_byte = {"param:inner.weight": 10.0}

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from unsilent.sites.corrupting import corruptible, has_plain_memory
 from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.operands import gives_uninitialised, is_view, operand_number, operands_of, written_by
+from unsilent.sites.survey import own_elements
 
 
 class Read(NamedTuple):
@@ -128,7 +128,8 @@ class LifetimeObserver(DispatchMode):
             value = self._now.get(_storage(tensor)) if has_plain_memory(tensor) else None
             if value is not None:
                 operand = self._operand(name, roles.get(place), tensor)
-                value.reads.append(Read(number, tensor.numel(), operand))
+                elements = tensor.numel() if operand is None else operand.eligible_count
+                value.reads.append(Read(number, elements, operand))
                 moved.append((value, tensor.nbytes))
         inputs = {_storage(tensor) for tensor in operands if has_plain_memory(tensor)}
         rewritten = {_storage(tensor) for tensor in written_by(func, args, kwargs) if has_plain_memory(tensor)}
@@ -142,10 +143,10 @@ class LifetimeObserver(DispatchMode):
         self.moved.append(moved)
 
     def _operand(self, name: str, operand: str | None, tensor: Tensor) -> Region | None:
-        if operand is None or not corruptible(tensor) or torch._debug_has_internal_overlap(tensor):
+        if operand is None or not corruptible(tensor):
             return None
         site = SiteName("op", name, "fwd", operand).text
-        return Region(site, dtype_name(tensor.dtype), tuple(tensor.shape), None, self._step)
+        return Region(site, dtype_name(tensor.dtype), tuple(tensor.shape), own_elements(tensor), self._step)
 
     def _cache(self, number: int, cache: Any) -> None:
         for name, tensor in kv_cache_entries(cache).items():

@@ -98,7 +98,7 @@ class Survey:
     def _add(self, site: SiteName, tensor: Tensor, step: int, occurrence: int | None) -> None:
         shape = tuple(tensor.shape)
         self._found[TransientKey(site, step, occurrence)] = Region(
-            site.text, dtype_name(tensor.dtype), shape, _own(tensor), step, occurrence
+            site.text, dtype_name(tensor.dtype), shape, own_elements(tensor), step, occurrence
         )
 
     def _matching(self, address: Address) -> list[SiteName]:
@@ -141,7 +141,7 @@ class Survey:
         return result
 
 
-def _own(tensor: Tensor) -> NDArray[np.int64] | None:
+def own_elements(tensor: Tensor) -> NDArray[np.int64] | None:
     """The elements with memory of their own (None: all), where a tensor overlaps itself."""
     with no_dispatch():  # asked in the middle of a run that is being watched
         return None if torch._debug_has_internal_overlap(tensor) == 0 else distinct_elements(tensor)
