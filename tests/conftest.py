@@ -300,7 +300,7 @@ def inline_campaigns() -> Iterator[None]:
     from unsilent.campaigns import code, executors
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.replicas import runner
-    from unsilent.workloads.user import user_module_name
+    from unsilent.user_code import user_module_name
 
     def here(spec: Any, *, observer: Any = None, worker_settings: Any = None, **rest: Any) -> InlineExecutor:
         return InlineExecutor(spec, None, observer, worker_settings)

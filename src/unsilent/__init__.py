@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from unsilent.checkpoints.verified_saving import verified_load, verified_save
     from unsilent.compare.comparing import compare_models
     from unsilent.faults import Fault, FaultModel, fault_model
+    from unsilent.faults.value_functions import value_model
     from unsilent.monitor.guard import Guard
     from unsilent.monitor.monitor import Monitor
     from unsilent.outcomes import judge, judge_by_decision
@@ -61,6 +62,7 @@ _LAZY = {
     "pvf": "unsilent.studies.pvf.study",
     "read_result": "unsilent.studies.stored_results",
     "training": "unsilent.studies.training.study",
+    "value_model": "unsilent.faults.value_functions",
     "verified_load": "unsilent.checkpoints.verified_saving",
     "verified_save": "unsilent.checkpoints.verified_saving",
 }
@@ -94,6 +96,7 @@ __all__ = [
     "pvf",
     "read_result",
     "training",
+    "value_model",
     "verified_load",
     "verified_save",
 ]

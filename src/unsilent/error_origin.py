@@ -72,13 +72,13 @@ def advise_on_arguments(error: TypeError, advice: str) -> None:
         setattr(error, _ADVICE, (advice,))
 
 
-def user_code_error(ref: str, error: BaseException) -> UserCodeError:
+def user_code_error(ref: str, error: BaseException, noun: str = "workload") -> UserCodeError:
     """The error of the user's code that ``ref`` names: ``ref: Kind: message (file, line)``, at the user's innermost line."""
     place = _place(error)
     text = (str(error).splitlines() or [""])[0]
     where = f" ({os.path.basename(place.filename)}, line {place.lineno})" if place else ""
     advice = "".join(f"; {note}" for note in getattr(error, _ADVICE, ()))
-    message = f"workload {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}{advice}"
+    message = f"{noun} {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}{advice}"
     return UserCodeError(message, _trace(error))
 
 

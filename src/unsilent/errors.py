@@ -6,6 +6,7 @@ UnsilentError            anything this package raises on purpose
 ├── Interrupted          a campaign was interrupted; the message says whether trials are stored (exit code 130)
 ├── InternalError        our own code raised what it must not; carries the traceback to be reported (exit code 1)
 ├── InjectionError       a fault could not be applied, hit another number of times than asked, or was not undone
+│   └── ValueModelError  the user's function that makes new words of old ones raises, or returns something else (exit code 2)
 ├── ProcessUnusable      after an exception the model cannot be restored, or a fault-free run raises: trials need another process
 └── StoreError           a campaign store is foreign, corrupt, locked, full, or holds another campaign (exit code 2)
 """
@@ -55,6 +56,10 @@ class InternalError(UnsilentError):
 
 class InjectionError(UnsilentError):
     """A fault did not land exactly as asked, or its undo did not restore the bits."""
+
+
+class ValueModelError(InjectionError, UsageError):
+    """The user's function that makes new words of old ones raises, returns something else, or is not there."""
 
 
 class ProcessUnusable(UnsilentError):

@@ -16,7 +16,7 @@ import unsilent
 from conftest import command, in_process, unsilent_cli
 from unsilent.cli.table import COMMANDS, PYTHON_FUNCTIONS, load_command
 from unsilent.options import options_of
-from unsilent.workloads.user import find_user_object
+from unsilent.user_code import find_user_object
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,8 @@ FAULTS = [
     "uniform:low=-2,high=9",
     "scale:factor=2",
     "copy:count=2",
+    "zero:whole=channel",
+    "bitflip:heads=1",
 ]
 
 

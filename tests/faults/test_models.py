@@ -10,7 +10,7 @@ import pytest
 from unsilent.errors import UsageError
 from unsilent.faults import FAULT_MODELS, FaultModel, Population, Region, fault_model
 
-PATTERN = ["count", "rate", "run", "stride", "block", "cycles", "tile"]
+PATTERN = ["count", "rate", "run", "stride", "block", "cycles", "tile", "whole", "heads"]
 BIAS = Region("bias", "int8", (8,))
 
 
@@ -200,7 +200,7 @@ def test_a_population_draws_the_same_as_its_regions():
 def test_factories_can_be_listed_and_called():
     for name, factory in FAULT_MODELS.items():
         assert inspect.getdoc(factory)
-        assert list(inspect.signature(factory).parameters)[-7:] == PATTERN
+        assert list(inspect.signature(factory).parameters)[-len(PATTERN) :] == PATTERN
         model = factory(count=3)
         assert isinstance(model, FaultModel)
         told = {"stuck": "at=1,", "uniform": "low=0.0,high=1.0,"}.get(name, "")

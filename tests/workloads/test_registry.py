@@ -193,7 +193,7 @@ def test_user_code_raises(here, ref, message, in_trace):
     assert str(caught.value) == message
     trace = caught.value.traceback_text
     assert in_trace in trace
-    assert "workloads/user.py" not in trace
+    assert "unsilent/user_code.py" not in trace
     assert "workloads/registry.py" not in trace
     assert "importlib" not in trace
 

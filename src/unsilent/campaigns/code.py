@@ -21,8 +21,8 @@ from typing import Any
 import xxhash
 
 from unsilent.lazy_numpy import np
+from unsilent.user_code import user_module_name
 from unsilent.version import __version__
-from unsilent.workloads.user import user_module_name
 
 _INSTALLED = tuple(
     str(Path(p).resolve())
@@ -30,18 +30,25 @@ _INSTALLED = tuple(
 )
 
 
-def code_fingerprint(workload: str, live: Any, judge: Any) -> str:
-    """32 hex digits. ``workload`` is the reference that was loaded, ``live`` the object it gave."""
+def code_fingerprint(workload: str, live: Any, judge: Any, faults: str | None = None) -> str:
+    """32 hex digits.
+
+    Args:
+        workload: The reference that was loaded, and ``live`` the object it gave.
+        faults: A Python file with fault models.
+    """
     digest = xxhash.xxh3_128()
     file, _, name = workload.rpartition(":")
-    if name and file.endswith(".py") and Path(file).is_file():
-        digest.update(Path(file).read_bytes())
-        file = user_module_name(Path(file))
+    roots = set[str]()
+    for path in [file if name and file.endswith(".py") else None, faults]:
+        if path is not None and Path(path).expanduser().is_file():
+            digest.update(Path(path).expanduser().read_bytes())
+            roots.add(user_module_name(Path(path)))
     if workload.endswith(".pt2") and (program := Path(workload).expanduser()).is_file():
         with program.open("rb") as opened:  # it may be too large to be in memory twice
             while piece := opened.read(1 << 20):
                 digest.update(piece)
-    paths = {path for name, path in imported_modules({file, *_modules_of(live), *_modules_of(judge)}).items()}
+    paths = {path for name, path in imported_modules({file, *roots, *_modules_of(live), *_modules_of(judge)}).items()}
     for content in sorted({xxhash.xxh3_128_hexdigest(path.read_bytes()) for path in paths}):
         digest.update(f"{content};".encode())
     held = [value for _, value in sorted(vars(live).items())] if hasattr(live, "step") else []

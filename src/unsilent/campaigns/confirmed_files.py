@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from unsilent.campaigns.spec import Spec
 from unsilent.errors import UsageError
+from unsilent.faults.fault_texts import function_file
 from unsilent.printable import escape_unprintable
 
 S = TypeVar("S", bound=Spec)
@@ -26,14 +27,17 @@ def with_confirmed_files(
     """The spec with what the user names in place of what the store names.
 
     Args:
-        confirmed: Option (``workload``, ``data``, ``weights``, ``accelerator``) -> what the user named, None
-            where nothing.
+        confirmed: Option (``workload``, ``data``, ``weights``, ``accelerator``, ``fault``) -> what the user named, None
+            where nothing. A ``fault`` counts where it is a function in a file.
         builtin: Option -> names that are part of this package, which need not be named again.
         options: Of the workload, as the user names them; those of a built-in workload need not be named.
 
     Raises ``UsageError`` with the options to add, or for one that the campaign did not have.
     """
+    confirmed = {"fault": None, **confirmed}  # a function is code, whatever a caller knows of it
     stored = {key: getattr(spec, key, None) for key in confirmed}
+    if not isinstance(stored["fault"], str) or function_file(stored["fault"]) is None:
+        stored["fault"] = None
     surplus = [f"--{key}" for key, value in confirmed.items() if value is not None and stored[key] is None]
     if surplus:
         raise UsageError(f"the stored trial did not use {' and '.join(surplus)}; leave out {' and '.join(surplus)}")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cas
 import xxhash
 
 from unsilent.errors import UsageError
+from unsilent.faults.fault_texts import with_function_file, without_folder
 from unsilent.lazy_module import load_named
 from unsilent.options import options_of
 
@@ -93,6 +94,8 @@ def without_folders(values: Json, *paths: str) -> Json:
         workload = f"hf:{PurePath(workload[3:]).name}"
     elif workload.endswith(".pt2"):
         workload = PurePath(workload).name
+    if isinstance(values.get("fault"), str):
+        values = values | {"fault": without_folder(values["fault"])}
     return values | {"workload": workload} | {key: PurePath(values[key]).name if values[key] else None for key in paths}
 
 
@@ -304,6 +307,8 @@ def _without_file_names(spec: Spec) -> Json:
         values["workload"] = "hf:*"
     elif values["workload"].endswith(".pt2"):
         values["workload"] = "*.pt2"
+    if isinstance(values.get("fault"), str):
+        values["fault"] = with_function_file(values["fault"], "*.py")
     return values
 
 

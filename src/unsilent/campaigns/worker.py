@@ -70,8 +70,8 @@ class _Own(Connection):
 
 def _serve(connection: Connection) -> None:
     from unsilent.campaigns.running import check_row_of_trial, run_trials_in_order
+    from unsilent.user_code import set_script_arguments
     from unsilent.workloads.process_side_effects import take_notes
-    from unsilent.workloads.user import set_script_arguments
 
     command, spec, worker_settings = connection.recv()
     assert command == "start"

@@ -137,7 +137,7 @@ def faults(asked: Asked) -> int:
     return 0
 
 
-_PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile")
+_PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile", "whole", "heads")
 
 
 def detectors(asked: Asked) -> int:

@@ -31,6 +31,8 @@ class ReplayOptions:
         WORKLOAD_PANEL)] = None  # fmt: skip
     accelerator: Annotated[str | None, Option(
         "The file that describes the accelerator, if the store names one.", WORKLOAD_PANEL)] = None  # fmt: skip
+    fault: Annotated[str | None, Option(
+        "The fault model, if the store names one in a Python file.", WORKLOAD_PANEL)] = None  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, Option("The data file, if the store names one.", WORKLOAD_PANEL)] = None
     weights: Annotated[str | None, Option("The weights, if the store names them.", WORKLOAD_PANEL)] = None
@@ -91,7 +93,7 @@ def replay(asked: Asked) -> int:
     kind, number = kind_of_store(store), TrialId.parse(options.trial)
     tracing = asked[TraceOptions]
     choices = {"trace": tracing.trace, "batch": tracing.batch, "log": tracing.log is not None}
-    given = {name: getattr(options, name) for name in ("workload", "data", "weights", "accelerator")}
+    given = {name: getattr(options, name) for name in ("workload", "data", "weights", "accelerator", "fault")}
     page = trace_path(store, str(number), tracing.output) if tracing.trace else None
     with Store(store, kind) as opened:
         own = {name: choices[name] for name in kind.replay_choices}

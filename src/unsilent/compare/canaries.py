@@ -30,9 +30,9 @@ from unsilent.protection.layer_watch import is_compiled
 from unsilent.protection.profile import dtypes_of, model_fingerprint
 from unsilent.report.text import count_text
 from unsilent.sites.modules import mode_readers, named_tensors, reject_training_mode
+from unsilent.user_code import user_code
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.batch_samples import count_samples
-from unsilent.workloads.user import user_code
 
 BITS, LABELS = "bits", "labels"
 BITS_MAY_DIFFER = "bits may differ without a fault; give --compare labels or a tolerance, such as --compare 0.001"

@@ -34,9 +34,9 @@ from unsilent.sites.addresses import component_hint
 from unsilent.sites.content_hash import ContentHash, content_hashes
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import mode_readers, reject_training_mode
+from unsilent.user_code import user_code
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.process_side_effects import add_workload_note, check_no_returned_fork, contain_user_process
-from unsilent.workloads.user import user_code
 
 RANDOM_SEED = 20240503
 

@@ -25,6 +25,9 @@ class ValueModel(ABC):
         tuple[str, ...]
     ] = ()  # parameters that a text always names, for the name does not say them
 
+    function: str | None = None
+    """The function of the user that makes new words of the old ones, as a `Fault` names it."""
+
     @property
     def region_requirement(self) -> str:
         """What a region must have to be corrupted, for messages."""

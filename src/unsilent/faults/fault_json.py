@@ -49,6 +49,10 @@ def read_fault(record: Mapping[str, Any]) -> Fault:
         result = f"{elements[at + 1]} after {elements[at]}"
         raise UsageError(f"fault record: elements has {result}; expected distinct positions in ascending order")
     rest = _rest(record)
+    if (names["operation"] == "function") != ("function" in rest):
+        _refuse(
+            "function", record.get("function"), "the name and hash of a value model, for the operation function alone"
+        )
     layout = codec(rest.get("held", names["dtype"]))
     operands = _operands(record["operands"], names["operation"], layout, math.prod(shape))
     if operands.size != elements.size:
@@ -61,20 +65,15 @@ def read_fault(record: Mapping[str, Any]) -> Fault:
 
 
 def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
+    readers = {"held": _held, "function": _function, "reach": _reach, **dict.fromkeys(LABELS, None)}
     by_name: dict[str, Any] = {}
     if "layout" in record:
         by_name["layout"] = _name(record, "layout")
         if by_name["layout"] not in LAYOUTS:
             raise unknown_name_error("layout in a fault record", by_name["layout"][:60], LAYOUTS)
-    if record.get("held") is not None:
-        by_name["held"] = _name(record, "held")
-        if by_name["held"] not in CODECS:
-            raise unknown_name_error("dtype in a fault record", by_name["held"][:60], CODECS)
-    if record.get("reach") is not None:
-        by_name["reach"] = _reach(record)
-    for key in LABELS:
+    for key, read in readers.items():
         if record.get(key) is not None:
-            by_name[key] = _name(record, key)
+            by_name[key] = _name(record, key) if read is None else read(record)
     for key in TIMING_FIELDS:
         value = record.get(key)
         if value is None and not (key == "rank" and key in record):
@@ -86,6 +85,20 @@ def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
     if first is not None and last is not None and last < first:
         raise UsageError(f"fault record: last_step {last} is before first_step {first}; expected {first} or more")
     return by_name
+
+
+def _held(record: Mapping[str, Any]) -> str:
+    name = _name(record, "held")
+    if name not in CODECS:
+        raise unknown_name_error("dtype in a fault record", name[:60], CODECS)
+    return name
+
+
+def _function(record: Mapping[str, Any]) -> str:
+    text = _name(record, "function")
+    if not re.fullmatch(r"[A-Za-z][\w-]{0,59}@[0-9a-f]{16}", text, re.ASCII):
+        _refuse("function", text, "NAME@HASH, with 16 hex digits")
+    return text
 
 
 def _reach(record: Mapping[str, Any]) -> Ints:
@@ -139,12 +152,14 @@ def _operands(value: Any, operation: str, layout: Codec, size: int) -> Array:
         _refuse("operands", value, "a list of hex strings")
     if operation == "scale":
         return np.array([_factor(text) for text in value], dtype=np.float64)
-    digits = layout.bits // 4
+    digits, word = layout.bits // 4, layout.word_dtype
+    if operation == "function":
+        digits, word = 16, np.dtype(np.uint64)
     pattern = re.compile(rf"0x[0-9a-f]{{{digits}}}")
     for text in value:
         if not pattern.fullmatch(text):
-            _refuse("operands", text, f"0x and {digits} hex digits, the bits of a {layout.name}")
-    return np.array([int(text, 16) for text in value], dtype=layout.word_dtype)
+            _refuse("operands", text, f"0x and {digits} hex digits")
+    return np.array([int(text, 16) for text in value], dtype=word)
 
 
 def _factor(text: str) -> float:

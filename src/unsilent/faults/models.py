@@ -3,7 +3,8 @@
 A fault model is written ``name:key=value,…`` and re-created from that text: ``bitflip``, ``bitflip:count=8``,
 ``bitflip:bits=exponent,rate=1e-6``, ``burst:length=3``, ``zero:run=16``,
 ``random:block=16,cycles=any``, ``scale:factor=2,count=4,stride=32``. Every one takes the pattern's parameters
-``count``, ``rate``, ``run``, ``stride``, ``block``, ``cycles`` and ``tile`` besides its own.
+``count``, ``rate``, ``run``, ``stride``, ``block``, ``cycles``, ``tile``, ``whole`` and ``heads`` besides its own. What a user
+asks for may also be a function of theirs or a mixture: see `mixtures.asked_fault_model`.
 
 Invariant: what is drawn depends on the model, the regions, the law and the generator's state, on nothing
 else.
@@ -48,7 +49,7 @@ class FaultModel:
         own = [
             f"{f.name}={getattr(self.value, f.name)}"
             for f in fields(self.value)  # type: ignore[arg-type]
-            if getattr(self.value, f.name) != f.default or f.name in self.value.always_in_text
+            if f.repr and (getattr(self.value, f.name) != f.default or f.name in self.value.always_in_text)
         ]
         return ":".join(filter(None, (self.name, ",".join(filter(None, (*own, self.pattern.text))))))
 
@@ -65,6 +66,15 @@ class FaultModel:
     def with_count(self, k: int) -> FaultModel:
         """The same with ``k`` corrupted (a run of ``k``); raises ``UsageError`` for ``k < 1`` and a rate."""
         return replace(self, pattern=self.pattern.with_count(k))
+
+    @property
+    def parts(self) -> tuple[FaultModel, ...]:
+        """Itself alone; a mixture has several."""
+        return (self,)
+
+    def can_corrupt(self, region: Region) -> bool:
+        """Whether a region has a dtype that this model can corrupt."""
+        return self.value.ways(region) > 0
 
     def capacity(self, regions: Regions) -> int:
         """How many distinct slots ``regions`` have for this model, whatever its pattern.
@@ -122,7 +132,10 @@ class FaultModel:
                 order = np.argsort(elements)
                 elements, operands = elements[order], operands[order]
         where = (region.site, region.dtype, region.shape)
-        return Fault(*where, elements, operation, operands, step=region.step, occurrence=region.occurrence)
+        return Fault(
+            *where, elements, operation, operands,
+            step=region.step, occurrence=region.occurrence, function=self.value.function,
+        )  # fmt: skip
 
     def _too_few(self, population: Population) -> UsageError:
         """Why ``population`` does not have as many slots as asked."""
@@ -133,6 +146,9 @@ class FaultModel:
             return UsageError(
                 f"{self.text} needs {self.value.region_requirement}; found {sample + more if sample else 'no tensor'}"
             )
+        if self.pattern.region_requirement:
+            shapes = ", ".join(f"{r.site!r} of shape {list(r.shape)}" for r in usable[:3])
+            return UsageError(f"{self.pattern.text} needs {self.pattern.region_requirement}; found {shapes}")
         largest = max(usable, key=lambda r: r.eligible_count)
         if self.pattern.single_event:
             asked = f"{self.pattern.text} spans {self.pattern.span} elements of one tensor"

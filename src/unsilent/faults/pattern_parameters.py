@@ -6,6 +6,7 @@ from unsilent.errors import UsageError
 from unsilent.faults.blocks import Block
 from unsilent.faults.blocks import parse_tile as _tile
 from unsilent.faults.patterns import Count, One, Pattern, Rate, Run, Strided
+from unsilent.faults.slices import Head, Whole
 
 _TOGETHER = ({"count", "stride"}, {"block", "cycles"})  # the only ones that go together
 
@@ -18,6 +19,8 @@ def pattern_from_parameters(
     block: int | None = None,
     cycles: int | str | None = None,
     tile: str | None = None,
+    whole: str | None = None,
+    heads: int | None = None,
 ) -> Pattern:
     """The pattern that these parameters ask for; raises ``UsageError`` where they contradict."""
     given = {k: v for k, v in locals().items() if v is not None}
@@ -28,7 +31,7 @@ def pattern_from_parameters(
     if set(given) == {"cycles"}:
         raise UsageError(f"cycles={cycles} needs block, the number of elements of one cycle; add block=")
     if len(given) > 1 and set(given) not in _TOGETHER:
-        one = "count, rate, run, block, tile, stride with count, or cycles with block"
+        one = "count, rate, run, block, tile, whole, heads, stride with count, or cycles with block"
         raise UsageError(f"{' and '.join(given)} exclude each other; give one of {one}")
     if count is not None:
         return Count(count) if stride is None else Strided(count, stride)
@@ -38,6 +41,10 @@ def pattern_from_parameters(
         return Block(block, _cycles(cycles))
     if tile is not None:
         return _tile(tile)
+    if whole is not None:
+        return Whole(whole)
+    if heads is not None:
+        return Head(heads=heads)
     return One() if run is None else Run(run)
 
 

@@ -35,6 +35,11 @@ class Pattern(ABC):
         return 1
 
     @property
+    def region_requirement(self) -> str:
+        """What a tensor must have for one placement, besides elements; empty: nothing."""
+        return ""
+
+    @property
     def placement_cache_key(self) -> Hashable:
         """What ``places`` depends on besides the region."""
         return self.span

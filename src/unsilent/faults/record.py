@@ -7,6 +7,7 @@ restores an equal record.
     xor and or set   operands are words, one per element: before (op) operand
     copy_from        operands are flat positions in the same tensor, whose words before the fault are taken
     scale            operands are float64 factors; the product is taken in float64 and encoded again
+    function         operands are 64 random bits each, with which ``function`` (name and hash) makes new words of the old ones
 
 ``held`` is for hardware that keeps a value in another format than the tensor does (a float16 operand register): the word is
 converted to that dtype, corrupted there, and converted back, so that it is rounded as well.
@@ -25,10 +26,10 @@ from unsilent.faults.codecs import Array, Codec, codec
 from unsilent.faults.sampling import Ints
 
 MASKS = ("xor", "and", "or")
-OPERATIONS = (*MASKS, "set", "copy_from", "scale")
+OPERATIONS = (*MASKS, "set", "copy_from", "scale", "function")
 TIMING_FIELDS = ("rank", "step", "micro_step", "occurrence", "first_step", "last_step")
 LABELS = ("phase", "operand")
-OPTIONAL = ("held", "reach")
+OPTIONAL = ("held", "reach", "function")
 """Left out of the JSON form where they are None."""
 LAYOUTS = ("strided", "stuffed")
 """``stuffed``: the gradient of a convolution's output as a convolution of stride 1 reads it, with zeros between and around."""
@@ -63,6 +64,7 @@ class Fault:
     last_step: int | None = None
     held: str | None = None
     reach: Ints | None = None
+    function: str | None = None
 
     def __post_init__(self) -> None:
         for array in (self.elements, self.operands, self.reach):
@@ -106,6 +108,10 @@ class Fault:
         if self.operation == "scale":
             with np.errstate(over="ignore", invalid="ignore", under="ignore"):
                 return self.codec.encode(self.codec.decode(words) * self.operands)
+        if self.operation == "function":
+            from unsilent.faults.value_functions import apply_function
+
+            return apply_function(self.function or "", words, self.operands, self.dtype)
         self._check(source, "source")
         assert source is not None
         return source.copy()
@@ -150,6 +156,8 @@ class Fault:
             return f"element {int(self.operands[0])}"
         if self.operation == "scale":
             return f"by {float(self.operands[0]):g}"
+        if self.operation == "function":
+            return (self.function or "").rpartition("@")[0]
         word = hex_words(self.operands, self.corrupted_codec)[0]
         if self.operation == "set":
             return f"{word} ({self.corrupted_codec.decode(self.operands)[0]:g})"
@@ -164,6 +172,8 @@ class Fault:
             operands: list[Any] = self.operands.tolist()
         elif self.operation == "scale":
             operands = [float(x).hex() for x in self.operands]
+        elif self.operation == "function":
+            operands = [f"0x{x:016x}" for x in self.operands.tolist()]
         else:
             operands = hex_words(self.operands, self.corrupted_codec)
         plain = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None or f.name not in OPTIONAL}

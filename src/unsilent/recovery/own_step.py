@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from unsilent.errors import UsageError
 from unsilent.sites.modules import named_parameters
+from unsilent.user_code import find_user_object, user_code
 from unsilent.workloads.trainings.snapshots import (
     check_fit,
     model_tensors,
@@ -20,7 +21,6 @@ from unsilent.workloads.trainings.snapshots import (
     put_into_optimizer,
     snapshot_copy,
 )
-from unsilent.workloads.user import find_user_object, user_code
 
 StepFunction = Callable[[Any, Any, Any], Any]
 """Given model, optimizer and batch: does one update, and returns the loss."""

@@ -60,7 +60,7 @@ class ReplicaProcess(Closing):
 
 def _serve(connection: Connection) -> None:
     from unsilent.replicas.runner import ReplicaRunner
-    from unsilent.workloads.user import set_script_arguments
+    from unsilent.user_code import set_script_arguments
 
     spec = connection.recv()[1]
     set_script_arguments(spec.workload)

@@ -36,12 +36,12 @@ from unsilent.replicas.switches import Switches
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_modules
+from unsilent.user_code import user_code
 from unsilent.workloads import load_training
 from unsilent.workloads.process_side_effects import check_no_returned_fork, take_notes
 from unsilent.workloads.trainings.base import Seeds, TrainingState
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.snapshots import model_tensors
-from unsilent.workloads.user import user_code
 
 PROBE_STEPS = 2
 """Steps that are trained before the first run: code and data that user code reads by itself show in them."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from unsilent.faults.naming import SiteName
+from unsilent.faults.slices import CONVOLUTION, IMAGE_OPERATIONS
 from unsilent.sites.operands import operation_name
-
-_CONVOLUTION = ("convolution",)
-_IMAGES = ("batch_norm", "group_norm", "pool", "upsample", "instance_norm")
 
 
 class AxisOrder(NamedTuple):
@@ -39,10 +37,10 @@ def axes_of(func: Any, site: SiteName, ndim: int, transposed: bool = False) -> A
         transposed: Of a convolution, whose kernel then is [in, out, …].
     """
     name = operation_name(func)
-    if ndim < 3 or not any(part in name for part in (*_CONVOLUTION, *_IMAGES)):
+    if ndim < 3 or not any(part in name for part in (CONVOLUTION, *IMAGE_OPERATIONS)):
         return FLAT
     image = (0, *range(2, ndim), 1)
-    if not any(part in name for part in _CONVOLUTION):
+    if CONVOLUTION not in name:
         return AxisOrder(image, image) if not site.operand.partition(".")[2] else FLAT
     kernel = (*range(2, ndim), *((0, 1) if transposed else (1, 0)))
     output = kernel if site.phase == "grad_wt" else image

@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 from unsilent.argument_names import names_arguments
 from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.faults import FAULT_MODELS, Fault, FaultModel, fault_model
+from unsilent.faults.fault_texts import function_file
 from unsilent.faults.hardware.presets import PRESETS, preset
+from unsilent.faults.mixtures import asked_fault_model
 from unsilent.faults.naming import PHASES, kind_of, site_in_memory
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.options import check_count
@@ -55,8 +57,8 @@ def inject(
         model: Any module; nothing is copied, hooked or wrapped that stays.
         address_or_faults: An address (``"param:layer1.*"``, ``"op:layer1.0.conv1/grad_wt"``,
             ``"optim:fc.weight/exp_avg"``) for which a fault is drawn, or faults (resolved ones are replayed).
-        fault: Fault model for an address, default ``"bitflip"`` (one uniformly drawn bit); for operations a
-            published preset, too (``"N16_RD"``), which says which operand is corrupted.
+        fault: Fault model for an address, default ``"bitflip"`` (one uniformly drawn bit), or ``"FILE.py:NAME"``, a function
+            of the old bits; for operations a published preset, too (``"N16_RD"``), which says which operand is corrupted.
         bit: Flip this bit position (0 = least significant) in *every* addressed element; instead of
             ``fault``, which draws one of them.
         seed, law: Of the draw.
@@ -112,8 +114,16 @@ def inject(
         drawn = fault_model(f"bitflip:bits={bit}")
         drawn = drawn.with_count(max(1, drawn.capacity(regions)))
     else:
-        drawn = fault if isinstance(fault, FaultModel) else fault_model(fault or "bitflip")
+        drawn = fault if isinstance(fault, FaultModel) else _asked(fault or "bitflip")
     return parameters.inject(drawn.draw(regions, np.random.default_rng(seed), law), strict=True)
+
+
+def _asked(text: str) -> FaultModel:
+    """The fault model of a text, also that of a function in a file; raises ``UsageError``."""
+    model = asked_fault_model(text)
+    if not isinstance(model, FaultModel):
+        raise UsageError(f"inject got the mixture {text!r}; give one of its fault models, as one fault is injected")
+    return model
 
 
 def _several(given: Any) -> list[Any]:
@@ -131,7 +141,11 @@ def _draw(
             f"{what!r} can match several operations, whose shapes are not known yet; name one operation (see Step.names)"
         )
     stem, *rest = address.glob.split("/")
-    if isinstance(fault, str) and fault.partition(":")[0] not in (*FAULT_MODELS, *PRESETS):
+    if (
+        isinstance(fault, str)
+        and function_file(fault) is None
+        and fault.partition(":")[0] not in (*FAULT_MODELS, *PRESETS)
+    ):
         raise unknown_name_error("fault model or preset", fault, [*FAULT_MODELS, *PRESETS])
     if isinstance(fault, str) and fault in PRESETS:
         if address.kind != "op" or (rest and rest[0] == "optim"):
@@ -146,6 +160,6 @@ def _draw(
     rest += _DEFAULTS.get(address.kind, ())[len(rest) :]
     # every slot that the bit has
     text = f"bitflip:bits={bit},rate=1" if bit is not None else fault or "bitflip"
-    drawn = text if isinstance(text, FaultModel) else fault_model(text)
+    drawn = text if isinstance(text, FaultModel) else _asked(text)
     site = f"{address.kind}:{'/'.join((stem, *rest))}"
     return UnresolvedFault(site, drawn, seed, address.index, law, **moment)

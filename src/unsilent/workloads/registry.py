@@ -32,7 +32,7 @@ from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.lazy_module import load_named
 from unsilent.name_and_parameters import convert
-from unsilent.workloads.user import find_user_object, user_code
+from unsilent.user_code import find_user_object, user_code
 from unsilent.workloads.zoo import EXPORTED, HF, TRAININGS, ZOO, WorkloadEntry
 
 if TYPE_CHECKING:

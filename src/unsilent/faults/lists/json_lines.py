@@ -104,6 +104,8 @@ def _placed(fault: Fault) -> Fault:
         raise UsageError(
             f"no campaign corrupts {short_repr(site.text, 80)}; expected {', '.join(SUPPORTED_TIMING_FIELDS)}: sites"
         )
+    if fault.function is not None:
+        raise UsageError("the fault is made by a Python function, which a list does not have; delete this line")
     for key in (*TIMING_FIELDS, *LABELS):
         value = getattr(fault, key)
         if value != (0 if key == "rank" else None) and key not in SUPPORTED_TIMING_FIELDS[site.kind]:

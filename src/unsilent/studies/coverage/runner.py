@@ -52,9 +52,9 @@ from unsilent.studies.coverage.spec import (
 from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 from unsilent.studies.training.runner import TrainingRunner
 from unsilent.studies.training.spec import RANDOM, InjectionPoint
+from unsilent.user_code import user_code
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.trainings.base import Seeds, StepRecord, TrainingState
-from unsilent.workloads.user import user_code
 
 NO_INJECTION = InjectionPoint(0, "", "", "", "")
 TRIES_IN_A_STEP = 30

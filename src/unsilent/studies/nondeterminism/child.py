@@ -77,7 +77,7 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     from unsilent.studies.nondeterminism.optimizer_steps import OptimizerStepCounter
     from unsilent.studies.nondeterminism.pinning import SourceInterceptor
     from unsilent.studies.nondeterminism.user_frames import UserFrameFinder
-    from unsilent.workloads.user import set_script_arguments
+    from unsilent.user_code import set_script_arguments
 
     set_script_arguments(job["ref"], job["arguments"])
     place = job["ref"].rpartition(":")[0]

@@ -8,8 +8,8 @@ from typing import Any
 
 from unsilent.errors import UsageError
 from unsilent.studies.nondeterminism.optimizer_steps import OptimizerStepCounter, StepLimitReached
+from unsilent.user_code import find_user_object, user_code
 from unsilent.workloads.registry import TRAINING_PARTS, load_training
-from unsilent.workloads.user import find_user_object, user_code
 
 WORKLOAD_STEPS = 100
 """Steps of a training workload that are run where nothing was said."""

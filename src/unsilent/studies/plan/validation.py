@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unsilent.campaigns.confirmed_files import with_confirmed_files
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import StoreError, UsageError
+from unsilent.faults.fault_texts import function_file
 from unsilent.studies.plan.items import Item, ItemTrials
 from unsilent.studies.plan.spec import PlanOptions
 from unsilent.studies.plan.stored_items import read_trials
@@ -60,6 +61,10 @@ def run_validation(
         )
     if path.resolve() == store.path.resolve():
         raise UsageError(f"--validation-store is {path}, the store that is planned with; give another file")
+    if function_file(spec.fault) is not None:
+        raise UsageError(
+            f"{store.path} draws faults by a Python function, {spec.fault}, which a validation does not run; leave out --validate"
+        )
     named: dict[str, Any] = {}
     if workload is None:
         confirmed = {"workload": options.workload, "data": options.data, "weights": options.weights}

@@ -13,6 +13,7 @@ from typing import Any, cast
 from unsilent.campaigns.spec import Baseline, differences
 from unsilent.campaigns.stored_command import given_options
 from unsilent.errors import UsageError
+from unsilent.faults.fault_texts import with_function_file
 from unsilent.options import options_of
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.studies.pvf.card import PvfCard
@@ -44,6 +45,8 @@ def card_options(card: PvfCard, name: str, folder: Path | None, given: Collectio
     known = named_files(card.spec)
     files = {option: path for option, path in known.items() if option not in given}
     options = {option: text for option, text in _command_options(card, name).items() if option not in PvfSpec.FILES}
+    if "fault" in options:  # the file of a function is found by its content, wherever the command says that it is
+        options["fault"] = card.spec.fault
     if card.spec.workload not in ZOO and "workload" not in {*known, *given}:
         raise UsageError(
             f"{name} names the workload {card.spec.workload}, which is neither built in nor a file; name it on the command line"
@@ -54,12 +57,17 @@ def card_options(card: PvfCard, name: str, folder: Path | None, given: Collectio
     for option, path in files.items():
         if folder is not None:
             found = _found(card, name, folder, option, path)
-            options[option] = _workload(card.spec.workload, found) if option == "workload" else str(found)
+            options[option] = _option_text(card.spec, option, found)
     return options
 
 
-def _workload(named: str, found: Path) -> str:
-    """The workload of a card, with the file or folder that was found in the place of that in its name."""
+def _option_text(spec: PvfSpec, option: str, found: Path) -> str:
+    """The value of an option of a card, with the file or folder that was found in the place of that in its name."""
+    if option == "fault":
+        return with_function_file(spec.fault, str(found))
+    if option != "workload":
+        return str(found)
+    named = spec.workload
     place, _, function = named.rpartition(":")
     if named.startswith("hf:"):
         return f"hf:{found}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unsilent.errors import UsageError
+from unsilent.faults.fault_texts import function_file
 from unsilent.studies.pvf.spec import PvfSpec
 
 PART_BYTES = 2**20
@@ -22,7 +23,11 @@ def named_files(spec: PvfSpec) -> dict[str, Path]:
         workload = spec.workload
     elif colon and place.endswith(".py"):
         workload = place
-    names = {"workload": workload, **{name: getattr(spec, name) for name in PvfSpec.FILES}}
+    names = {
+        "workload": workload,
+        "fault": function_file(spec.fault),
+        **{name: getattr(spec, name) for name in PvfSpec.FILES},
+    }
     return {name: Path(path).expanduser() for name, path in names.items() if path}
 
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -26,8 +26,10 @@ from unsilent.engine.running_out import release_cached_memory, unusable_if_raise
 from unsilent.engine.trial_work import WorkCounter
 from unsilent.errors import InjectionError, UsageError, unknown_name_error
 from unsilent.fault_trace import FaultTrace
-from unsilent.faults import Fault, FaultModel, Region, fault_model
+from unsilent.faults import Fault, FaultModel, Region
+from unsilent.faults.fault_texts import function_file
 from unsilent.faults.hardware.description_file import load_accelerator
+from unsilent.faults.mixtures import Mixture, asked_fault_model
 from unsilent.faults.naming import parse_site
 from unsilent.faults.receipts import Receipt
 from unsilent.faults.sampling import shuffled_index
@@ -234,7 +236,8 @@ class TrialRunner:
         if self.memories is not None:
             return DrawnTrial(*self.memories.draw(target.name, rng))
         step, population = self._evaluations[target.name].draw_batch(rng)
-        faults = self._model(target.bits, trial.flips).draw(population, rng, self.spec.law)
+        model = self._mixture or self._model(target.bits, trial.flips)
+        faults = model.draw(population, rng, self.spec.law)
         count = trial.sample_count or self.spec.samples or 0
         if not count or count >= sum(self.engine.samples):
             return DrawnTrial(step, faults)
@@ -359,10 +362,10 @@ class TrialRunner:
     def _make_targets(self) -> tuple[Target, ...]:
         if (drawn := self.given or self.memories) is not None:
             return drawn.targets
-        spec, plain = self.spec, fault_model(self.spec.fault)
+        spec, plain = self.spec, asked_fault_model(self.spec.fault)
         if spec.exhaustive and spec.law != "per-element":
             raise UsageError(f"--trials all gives all elements equal weight, but --law is {spec.law}; omit --law")
-        if spec.exhaustive and (plain.name != "bitflip" or spec.flips != (1,)):
+        if spec.exhaustive and (plain.parts[0].name != "bitflip" or spec.flips != (1,)):
             raise UsageError(
                 f"--trials all tries single bit flips, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; use bitflip with one flip, or bitflip:bits=… for some bits only"
@@ -378,7 +381,7 @@ class TrialRunner:
             self.components,
             spec.per,
             spec.law,
-            lambda r: plain.value.ways(r) > 0,
+            plain.can_corrupt,
             spec.strata,
             negative,
         )
@@ -398,6 +401,13 @@ class TrialRunner:
             return {}
         return {name: t.detach().lt(0).reshape(-1).cpu().numpy() for name, t in split.items()}
 
+    @cached_property
+    def _mixture(self) -> Mixture | None:
+        """The fault models of the campaign, where they are several."""
+        given = self.given is not None or self.memories is not None
+        model = None if given else asked_fault_model(self.spec.fault)
+        return model if isinstance(model, Mixture) else None
+
     @lru_cache(maxsize=4096)  # noqa: B019 - a runner lives as long as its worker
     def _model(self, bits: tuple[int, ...] | None, flips: int | None) -> FaultModel:
         text = self.spec.fault
@@ -405,7 +415,8 @@ class TrialRunner:
             if "bits=" in text:
                 raise UsageError(f"--per bit chooses the bits itself; leave bits= out of --fault {text!r}")
             text += f"{',' if ':' in text else ':'}bits={'+'.join(map(str, bits))}"
-        model = fault_model(text)
+        model = asked_fault_model(text)
+        assert isinstance(model, FaultModel)
         return model if flips is None else model.with_count(flips)
 
     def _check_capacity(self) -> None:
@@ -424,7 +435,8 @@ class TrialRunner:
         for target in self.targets.values():
             for population in self._evaluations[target.name].populations:
                 for flips in self.spec.flips:
-                    self._model(target.bits, flips).draw(population, np.random.default_rng(0), self.spec.law)
+                    for model in (self._mixture or self._model(target.bits, flips)).parts:
+                        model.draw(population, np.random.default_rng(0), self.spec.law)
 
     def _capacity(self, target: Target, flips: int) -> int:
         """How many flips fit into the target: into every batch of it, for they act in one."""
@@ -438,7 +450,7 @@ class TrialRunner:
         result["threads"] = str(spec.threads)
         result["torch"] = str(torch.__version__)  # a class of its own: who unpickles it loads torch
         result["numpy"] = ".".join(np.__version__.split(".")[:2])
-        result["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge)
+        result["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge, function_file(spec.fault))
         if self.given is not None:
             result["faults"] = self.given.digest
         if self.memories is not None:  # a file, whose content may change

@@ -37,6 +37,8 @@ from unsilent.sizes import parse_whole_number
 from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
 
 if TYPE_CHECKING:
+    from unsilent.faults.mixtures import Mixture
+    from unsilent.faults.models import FaultModel
     from unsilent.studies.pvf.precision import Precision
 
 STRATA = ("none", "bits", "dtype")
@@ -98,7 +100,8 @@ class PvfSpec(StoredSpec):
     data: Annotated[str | None, DATA] = None
     weights: Annotated[str | None, Option("Weights file for workloads that take one.", WORKLOAD_PANEL)] = None
     fault: Annotated[str, Option(
-        "Fault model, like bitflip:bits=exponent; see unsilent faults.", FAULTS_PANEL,
+        "Fault model, like bitflip:bits=exponent (see unsilent faults); a mixture, like '0.7*bitflip + 0.3*burst'; or "
+        "FILE.py:NAME, a function of the old bits.", FAULTS_PANEL,
         parser=lambda given: str(getattr(given, "text", given)))] = "bitflip"  # fmt: skip
     flips: Annotated[tuple[int | None, ...], Option(
         "Faults per trial, or several such numbers to compare, like 1,8,128.", FAULTS_PANEL,
@@ -286,7 +289,7 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
     Raises ``UsageError`` for what would be ignored, and where flips are given both here and in the fault model, are repeated or
     below 1.
     """
-    from unsilent.faults import fault_model
+    from unsilent.faults.mixtures import asked_fault_model
 
     adaptive = asked[PvfBudget].precision is not None
     spec = replace(asked[PvfSpec], exhaustive=asked[PvfBudget].trials == ALL)
@@ -319,8 +322,8 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
         return replace(
             spec, device=device, fault=FROM_ACCELERATOR, law=FROM_ACCELERATOR, flips=(None,), at=held, samples=0
         )
-    model = fault_model(spec.fault)
-    flips = _flips(asked.given_values.get("flips"), model.has_explicit_count, model.pattern.text)
+    model = asked_fault_model(spec.fault)
+    flips = _flips_of_model(spec, model, asked.given_values.get("flips"))
     strata = asked.given_values.get("strata")
     if strata is None:
         single = model.text == "bitflip" and flips == (1,) and spec.per != "bit"
@@ -328,6 +331,19 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
     if strata not in STRATA:
         raise unknown_name_error("--strata", strata, STRATA)
     return replace(spec, device=device, fault=model.text, flips=flips, strata=strata)
+
+
+def _flips_of_model(
+    spec: PvfSpec, model: FaultModel | Mixture, asked: tuple[int, ...] | None
+) -> tuple[int | None, ...]:
+    """Faults per trial, see `_flips`; a mixture says it in its parts."""
+    from unsilent.faults.mixtures import Mixture
+
+    if not isinstance(model, Mixture):
+        return _flips(asked, model.has_explicit_count, model.pattern.text)
+    if spec.per == "bit":
+        raise UsageError("--per bit splits flips by bit, but --fault is a mixture; use --per tensor")
+    return _flips(asked, True, "mixture")
 
 
 def _held_sites(accelerator: str) -> tuple[str, ...]:

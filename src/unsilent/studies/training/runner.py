@@ -42,12 +42,12 @@ from unsilent.studies.training.spec import (
     TrainingRow,
     TrainingSpec,
 )
+from unsilent.user_code import user_code
 from unsilent.workloads import load_training
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import check_no_returned_fork, take_notes
 from unsilent.workloads.trainings.base import Evaluation, Seeds
 from unsilent.workloads.trainings.restore_check import check_restorable
-from unsilent.workloads.user import user_code
 
 GOLDEN_EVALUATIONS = 2
 """Golden evaluations in one horizon."""

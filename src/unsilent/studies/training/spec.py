@@ -9,7 +9,6 @@ How a run is judged is no part of it: a row keeps the curves, and classes follow
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -96,13 +95,11 @@ def weighted_models_text(faults: Any) -> list[str]:
 
 def _weighted(text: str) -> tuple[str, float]:
     from unsilent.faults import fault_model
+    from unsilent.faults.fault_texts import split_weight
     from unsilent.faults.hardware.presets import PRESETS
     from unsilent.faults.values import VALUES
 
-    match = re.fullmatch(r"(-?[0-9]+(?:\.[0-9]+)?)\*(.+)", str(text))
-    name, weight = (match[2], float(match[1])) if match else (str(text), 1.0)
-    if not weight > 0:
-        raise UsageError(f"--fault {text} has weight {weight:g}; expected more than 0")
+    weight, name = split_weight(str(text))
     if name in PRESETS:
         return name, weight
     if name.partition(":")[0] not in VALUES:

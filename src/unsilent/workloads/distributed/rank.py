@@ -39,8 +39,8 @@ def main(fd: int, parent: int) -> None:
 
 
 def _serve(connection: Connection) -> None:
+    from unsilent.user_code import set_script_arguments
     from unsilent.workloads.distributed.rank_training import FaultEffect, RankTraining
-    from unsilent.workloads.user import set_script_arguments
 
     _, settings, number = connection.recv()
     set_script_arguments(settings.workload)

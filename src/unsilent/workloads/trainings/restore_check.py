@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from unsilent.errors import UsageError, first_line
+from unsilent.user_code import set_script_arguments
 from unsilent.workloads.registry import Origin, load_training, origin_of
 from unsilent.workloads.trainings.base import Seeds, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import first_snapshot_difference
-from unsilent.workloads.user import set_script_arguments
 
 STEPS = 3
 SECONDS = 600

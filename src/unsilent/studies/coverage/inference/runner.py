@@ -57,12 +57,12 @@ from unsilent.studies.coverage.inference.spec import (
     InferenceCoverageSpec,
 )
 from unsilent.studies.coverage.inference.timing import flops_by_layer, seconds_of_detectors
+from unsilent.user_code import user_code
 from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload
 from unsilent.workloads.batch_samples import count_samples
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import contain_user_process
 from unsilent.workloads.registry import load
-from unsilent.workloads.user import user_code
 
 CHUNK = 1000
 """Clean samples of a trial, about."""

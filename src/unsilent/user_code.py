@@ -1,4 +1,4 @@
-"""The user's own workload: finding the named object in a file or module, and showing errors of that code as theirs.
+"""Code of the user: finding the object that ``FILE.py:NAME`` or a module names, and showing errors of that code as theirs.
 
 Invariant: an exception in the user's code leaves here as `UserCodeError`, one in ours as `InternalError` (see `blame`);
 `UsageError` raised on the way (a judge that does not exist, say) passes unchanged, for it is already one clear line.
@@ -30,7 +30,7 @@ def find_user_object(ref: str) -> Any:
     """
     place, _, name = (ref, "", "") if ref.endswith(".py") else ref.rpartition(":")
     if place.endswith(".py") or "/" in place or os.sep in place:
-        module = _from_file(Path(place).expanduser(), ref)
+        module = file_module(Path(place).expanduser(), ref)
     else:
         module = _from_module(place, ref)
     if not name or not hasattr(module, name):
@@ -51,9 +51,9 @@ def user_module_name(path: Path) -> str:
     return f"_unsilent_user_{path.stem}"
 
 
-def _from_file(path: Path, ref: str) -> types.ModuleType:
+def file_module(path: Path, ref: str, noun: str = "workload") -> types.ModuleType:
     """Run a Python file as a module of its own, with its folder importable as for ``python file.py``."""
-    source = read_plain(path, MOST_BYTES, f"{path} of workload {ref!r}")
+    source = read_plain(path, MOST_BYTES, f"{path} of {noun} {ref!r}")
     path = path.resolve()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -61,7 +61,7 @@ def _from_file(path: Path, ref: str) -> types.ModuleType:
     module.__file__ = str(path)
     # Dataclasses and pickling look the module up by its name.
     sys.modules[module.__name__] = module
-    with user_code(ref):
+    with user_code(ref, noun):
         exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - running the user's file is the point
     return module
 
@@ -94,7 +94,7 @@ def _public(module: types.ModuleType) -> list[str]:
 
 
 @contextmanager
-def user_code(ref: str) -> Iterator[None]:
+def user_code(ref: str, noun: str = "workload") -> Iterator[None]:
     """Turn what the user's code raises into ``UserCodeError``, what ours raises into ``InternalError``.
 
     Errors of ours that are meant for the user, and Ctrl-C, pass unchanged.
@@ -105,5 +105,5 @@ def user_code(ref: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if is_user_error(error, 2):  # this function and the one that uses it
-            raise user_code_error(ref, error) from None
+            raise user_code_error(ref, error, noun) from None
         raise internal_error(error) from error

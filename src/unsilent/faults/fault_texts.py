@@ -1,0 +1,62 @@
+"""What the text of an option ``--fault`` names: weighted parts of a mixture, and the file of functions of the user.
+
+0.7*bitflip + 0.3*burst:length=3      a mixture: a fault is one of them, by their weights
+my_faults.py:stuck-row:count=4        a function of the old bits in a Python file, see `value_functions`
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from unsilent.errors import UsageError
+
+FILE_AND_NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^:]+)(?::(?P<parameters>.*))?", re.DOTALL)
+_BETWEEN = re.compile(r"\s+\+\s+")
+_WEIGHTED = re.compile(r"(?P<weight>-?[0-9]+(?:\.[0-9]+)?)\*(?P<rest>.+)", re.DOTALL)
+
+
+def split_weight(text: str) -> tuple[float, str]:
+    """``2*zero`` as ``(2.0, "zero")``, any other text with weight 1; raises ``UsageError`` for a weight that is not above 0."""
+    match = _WEIGHTED.fullmatch(text)
+    weight, rest = (float(match["weight"]), match["rest"]) if match else (1.0, text)
+    if not weight > 0:
+        raise UsageError(f"--fault {text} has weight {weight:g}; expected more than 0")
+    return weight, rest
+
+
+def weighted_parts(text: str) -> list[tuple[float, str]]:
+    """The fault models of a text with their weights; one where it is no mixture."""
+    parts = _BETWEEN.split(text.strip())
+    return [split_weight(part) for part in parts] if len(parts) > 1 else [(1.0, parts[0])]
+
+
+def mixture_text(parts: Iterator[tuple[float, str]] | list[tuple[float, str]]) -> str:
+    """The text of fault models with their weights."""
+    several = list(parts)
+    return several[0][1] if len(several) == 1 else " + ".join(f"{weight:.15g}*{part}" for weight, part in several)
+
+
+def function_file(text: str) -> str | None:
+    """The Python file that a fault model needs, None where it needs none; raises ``UsageError`` for several files."""
+    files = {match["file"] for _, part in weighted_parts(text) if (match := FILE_AND_NAME.fullmatch(part))}
+    if len(files) > 1:
+        raise UsageError(f"--fault names functions of {len(files)} files; put them into one file")
+    return files.pop() if files else None
+
+
+def with_function_file(text: str, file: str) -> str:
+    """The text with its functions in another file."""
+    return mixture_text((weight, _in_file(part, file)) for weight, part in weighted_parts(text))
+
+
+def without_folder(text: str) -> str:
+    """The text without the folder that the file of its functions happens to lie in."""
+    file = function_file(text)
+    return text if file is None else with_function_file(text, PurePath(file).name)
+
+
+def _in_file(part: str, file: str) -> str:
+    match = FILE_AND_NAME.fullmatch(part)
+    return part if match is None else file + part[match.end("file") :]

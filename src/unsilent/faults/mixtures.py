@@ -1,0 +1,53 @@
+"""Mixtures of fault models, written ``0.7*bitflip + 0.3*burst:length=3``: each fault is one of them, by their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.faults.fault_texts import function_file, mixture_text, weighted_parts
+from unsilent.faults.models import FaultModel, Regions, fault_model
+from unsilent.faults.population import Region
+from unsilent.faults.record import Fault
+from unsilent.faults.value_functions import function_fault_model
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Several fault models, one of which is drawn for each fault.
+
+    Attributes:
+        parts: At least two.
+        weights: Of each, more than 0; shares are weights divided by their sum.
+    """
+
+    parts: tuple[FaultModel, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def text(self) -> str:
+        """The text that re-creates it."""
+        return mixture_text([(weight, part.text) for weight, part in zip(self.weights, self.parts, strict=True)])
+
+    def can_corrupt(self, region: Region) -> bool:
+        """Whether every part can corrupt elements of this dtype."""
+        return all(part.can_corrupt(region) for part in self.parts)
+
+    def draw(self, regions: Regions, rng: np.random.Generator, law: str = "per-element") -> tuple[Fault, ...]:
+        """The faults of one part, see `FaultModel.draw`."""
+        share = np.array(self.weights) / sum(self.weights)
+        return self.parts[int(rng.choice(len(self.parts), p=share))].draw(regions, rng, law)
+
+
+def asked_fault_model(text: str) -> FaultModel | Mixture:
+    """What a text that the user has written means: also a mixture, and a function in a file of theirs, which is run.
+
+    Never for a text that a file names (see `unsilent.campaigns.confirmed_files`). Raises ``UsageError``.
+    """
+    if not isinstance(text, str):
+        return fault_model(text)
+    function_file(text)  # of one file
+    parts = weighted_parts(text)
+    models = tuple(function_fault_model(part) or fault_model(part) for _, part in parts)
+    return models[0] if len(models) == 1 else Mixture(models, tuple(weight for weight, _ in parts))

@@ -1,0 +1,158 @@
+"""Value models that are Python functions of the old bits, in a file of the user: ``FILE.py:NAME``.
+
+    @unsilent.value_model("clear-low-byte")
+    def clear(words, random, dtype):
+        return words & ~np.uint32(0xFF)
+
+A file is code and runs when it is named; a `Fault` says only the name and the hash of the file, so that a record from anywhere
+names no code. Such a fault is applied by the function that was loaded in this process.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from unsilent import name_and_parameters
+from unsilent.errors import UsageError, ValueModelError, unknown_name_error
+from unsilent.faults.bitwise import Corruption, ValueModel
+from unsilent.faults.codecs import Array
+from unsilent.faults.fault_texts import FILE_AND_NAME
+from unsilent.faults.models import FaultModel
+from unsilent.faults.pattern_parameters import pattern_from_parameters
+from unsilent.faults.population import Region
+from unsilent.faults.sampling import Ints
+from unsilent.plainfiles import read_plain
+from unsilent.printable import escape_unprintable
+from unsilent.user_code import MOST_BYTES, file_module, user_module_name
+
+NAME = re.compile(r"[A-Za-z][\w-]{0,59}", re.ASCII)
+MOST_ARGUMENTS = 3
+_LOADED: dict[str, ValueFunction] = {}
+"""Functions of this process, by what a `Fault` says of them."""
+
+
+@dataclass(frozen=True)
+class ValueFunction:
+    """A function of the old bits under a name; what `value_model` returns, still callable as the function."""
+
+    name: str
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def value_model(name: str) -> Callable[[Callable[..., Any]], ValueFunction]:
+    """Make a function of the old bits a fault model, asked for as ``FILE.py:NAME`` wherever a fault model is.
+
+    The function is called as ``function(words)``, ``function(words, random)`` or ``function(words, random, dtype)``, by the
+    number of its arguments: ``words`` are the bits of the corrupted elements as unsigned integers of their width, ``random`` has
+    64 random bits for each of them (uint64[n], fixed by the fault) and ``dtype`` is a name like ``bfloat16``. It returns the new
+    words, an array of the same dtype and shape, and should depend on nothing else, so that a fault can be repeated.
+
+    Raises:
+        UsageError: the name is not made of letters, digits, ``-`` and ``_``, or the function takes other arguments.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UsageError(f"value_model has the name {name!r}; expected letters, digits, - and _, a letter first")
+
+    def register(function: Callable[..., Any]) -> ValueFunction:
+        _argument_count(name, function)
+        return ValueFunction(name, function)
+
+    return register
+
+
+@dataclass(frozen=True)
+class FunctionValue(ValueModel):
+    """Replace by what a Python function of the user makes of the old bits.
+
+    Attributes:
+        function: As a `Fault` names it: name and hash of the file.
+    """
+
+    function: str = field(repr=False)
+
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
+    ) -> Corruption:
+        return "function", rng.integers(0, 2**64, size=elements.size, dtype=np.uint64)
+
+
+def function_fault_model(text: str) -> FaultModel | None:
+    """The fault model of a text ``FILE.py:NAME`` or ``FILE.py:NAME:count=3``, None for another text.
+
+    Runs the file. Raises ``UsageError``.
+    """
+    named = FILE_AND_NAME.fullmatch(text)
+    if named is None:
+        return None
+    reference, value = f"{named['file']}:{named['name']}", load_value_function(named["file"], named["name"])
+
+    @functools.wraps(pattern_from_parameters)
+    def make(**parameters: Any) -> FaultModel:
+        return FaultModel(reference, value, pattern_from_parameters(**parameters))
+
+    rest = f"{named['name']}:{named['parameters'] or ''}"
+    return name_and_parameters.build_named("fault model", rest, {named["name"]: make})
+
+
+def load_value_function(file: str, name: str) -> FunctionValue:
+    """Run a Python file and return its value model of this name; raises ``UsageError``, also for what the file raises."""
+    key, path = f"{name}@{function_hash(file)}", Path(file).expanduser()
+    known = sys.modules.get(user_module_name(path))  # a campaign's fingerprint looks for it there
+    if key in _LOADED and known is not None and known.__file__ == str(path.resolve()):
+        return FunctionValue(key)
+    module = file_module(path, file, "value model")
+    functions = {value.name: value for value in vars(module).values() if isinstance(value, ValueFunction)}
+    if not functions:
+        raise UsageError(f"{file} has no value model; decorate a function with @unsilent.value_model({name!r})")
+    if name not in functions:
+        raise unknown_name_error(f"value model of {file}", name, functions)
+    _LOADED[key] = functions[name]
+    return FunctionValue(key)
+
+
+def function_hash(file: str) -> str:
+    """16 hex digits of the content of a file of value models."""
+    path = Path(file).expanduser()
+    return xxhash.xxh3_64_hexdigest(read_plain(path, MOST_BYTES, f"{file} of --fault"))
+
+
+def apply_function(key: str, words: Array, random: Array, dtype: str) -> Array:
+    """The new words of a fault; raises ``ValueModelError`` where the function is not loaded, raises, or returns another thing."""
+    name = escape_unprintable(key.rpartition("@")[0])
+    if key not in _LOADED:
+        raise ValueModelError(
+            f"the fault needs the value model {name}, which this process has not loaded; name its file: --fault FILE.py:{name}"
+        )
+    function = _LOADED[key].function
+    try:
+        result = function(*(words.copy(), random, dtype)[: _argument_count(name, function)])
+    except Exception as error:
+        raise ValueModelError(f"value model {name} raised {type(error).__name__}: {error}") from error
+    if not isinstance(result, np.ndarray) or (result.dtype, result.shape) != (words.dtype, words.shape):
+        got = f"{result.dtype} of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
+        raise ValueModelError(f"value model {name} returned {got}; expected {words.dtype} of shape {words.shape}")
+    return result
+
+
+def _argument_count(name: str, function: Callable[..., Any]) -> int:
+    """How many of words, random and dtype a function takes; raises ``UsageError``."""
+    parameters = inspect.signature(function).parameters.values()
+    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if count != len(parameters) or not 1 <= count <= MOST_ARGUMENTS:
+        raise UsageError(
+            f"value model {name} takes {inspect.signature(function)}; expected (words, random, dtype) or the first"
+        )
+    return count
