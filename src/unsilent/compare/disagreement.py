@@ -31,7 +31,7 @@ from unsilent.outcomes.decision_judges import (
 )
 from unsilent.outcomes.detections import DetectionSet
 from unsilent.outcomes.judges import Tolerance
-from unsilent.outcomes.tensors import array_of
+from unsilent.outcomes.right_answers import label_array, right_answers
 
 MOST_OVERLAP = 5
 """How many of the most likely classes are compared, at most."""
@@ -124,7 +124,7 @@ def compare_outputs(
     }
     if isinstance(judge, _OF_SCORES):
         scores = [_scores(judge, output) for output in (before, after)]
-        classes = scores[0].argmax(1) if labels is None else _label_array(labels, samples)
+        classes = scores[0].argmax(1) if labels is None else label_array(labels, samples)
         if classes.min() < 0 or classes.max() >= scores[0].shape[1]:
             raise UsageError(
                 f"labels range from {classes.min()} to {classes.max()}; the models answer with classes 0 to "
@@ -193,26 +193,8 @@ def _scores(judge: Top1 | TopK | NextToken, output: Any) -> Doubles:
 
 def _right(judge: Judge, original: Any, deployed: Any, labels: Any, samples: int) -> dict[str, Any]:
     """Which answers of either model are right; nothing without labels, or where they are no answers of the judge."""
-    if labels is None or not isinstance(judge, DecisionJudge):
-        return {}
-    rows = [host_rows(judge.decision_rows(output)) for output in (original, deployed)]
-    if judge.is_right(rows[0][:0], np.zeros(0, np.int64)) is None:
-        return {}
-    answers = _label_array(labels, samples)
-    return {
-        "right_before": judge.is_right(rows[0], answers),
-        "right_after": judge.is_right(rows[1], answers),
-    }
-
-
-def _label_array(labels: Any, samples: int) -> NDArray[np.int64]:
-    found = array_of(labels)
-    if found.shape != (samples,) or found.dtype.kind not in "biuf" or not np.array_equal(found, np.round(found)):
-        raise UsageError(
-            f"the labels of a batch are {found.dtype}{list(found.shape)}; expected a whole number for each of its "
-            f"{samples} inputs"
-        )
-    return found.astype(np.int64)
+    before, after = (right_answers(judge, output, labels, samples) for output in (original, deployed))
+    return {} if before is None else {"right_before": before, "right_after": after}
 
 
 def _check_alike(judge: Judge, original: Any, deployed: Any) -> None:

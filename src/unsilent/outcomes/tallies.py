@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.interval import PART_OF_LIST
-from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.base import Outcome, incorrect
 from unsilent.outcomes.pvf_options import UNITS as UNITS
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.statistics import Interval, Stratum, stratified
@@ -121,11 +121,16 @@ class Tally:
         return {o.name.lower(): int(sums[o]) for o in Outcome}
 
     @classmethod
-    def of(cls, trials: Sequence[bytes], samples: Sequence[int], unit: str) -> Tally:
+    def of(cls, trials: Sequence[bytes], samples: Sequence[int], unit: str, counted: str = "") -> Tally:
         """Count trials, each given as an `Outcome` byte a sample.
 
         A batch ends as the worst of its samples (due over sdc over benign over masked).
+
+        Args:
+            counted: For each sample 1 where an incorrect outcome counts, else 0: it is taken as benign then. Empty: all count.
         """
+        if counted:
+            trials = [_without_uncounted(codes, counted) for codes in trials]
         distinct: dict[bytes, int] = {}
         places = [distinct.setdefault(codes, len(distinct)) for codes in trials]
         all_codes, whole = list(distinct), sum(samples)
@@ -137,6 +142,13 @@ class Tally:
     def joined(cls, parts: Iterable[Tally]) -> Tally:
         """Several tallies as one."""
         return cls(np.concatenate([p.outcome_counts for p in parts]))
+
+
+def _without_uncounted(codes: bytes, counted: str) -> bytes:
+    """The outcomes with the incorrect ones of samples that do not count as benign."""
+    values = np.frombuffer(codes, np.uint8)
+    spared = (np.frombuffer(counted.encode(), np.uint8) == ord("0")) & incorrect(values)
+    return np.where(spared, np.uint8(Outcome.BENIGN), values).tobytes()
 
 
 def _counted(all_codes: Sequence[bytes], samples: Sequence[int], unit: str) -> NDArray[np.int64]:

@@ -62,14 +62,12 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     question = question.with_default_unit(spec.is_transient)
     unit = question.unit or "sample"
     stored = StoredTrials(store, unit)
-    groups: list[RowScope] = []
-    for flips in spec.flips:
-        groups += target_groups(stored, flips)
     hits = [hit for rows in stored.rows.values() for hit in single_element_trials(rows, description)]
     counting = [hit for hit in hits if stored.is_counted(hit.row)]
-    if spec.per == "component" and 1 in spec.flips:
-        groups += layer_groups([h for h in counting if h.row.trial.flips == 1], stored)
-    rows = make_rows(groups, question)
+    single = [h for h in counting if h.row.trial.flips == 1]
+    views = [stored, *filter(None, [stored.lost_right_answers()])]
+    groups, *lost = ([*_groups(view, single)] for view in views)
+    rows = make_rows(groups, lost[0] if lost else (), question)
     asked = without_options(store.largest_budget()[1], PvfAnalysisOptions, PvfReportOptions)
     planned = PVF.count_planned_trials(store)
     if stored.trial_count >= planned:  # all parts are there, whichever of them this store was asked for last
@@ -110,6 +108,14 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
         memory_fit=memory_fit_rows(description.memory_parts, description.memories, stored, question),
         memories=description.memories,
     )
+
+
+def _groups(stored: StoredTrials, single: Sequence[SingleElementTrial]) -> Iterator[RowScope]:
+    """What rows are about: targets at each number of flips, and layers by where single flips fell."""
+    for flips in stored.spec.flips:
+        yield from target_groups(stored, flips)
+    if stored.spec.per == "component" and 1 in stored.spec.flips:
+        yield from layer_groups(single, stored)
 
 
 def samples_of_trials(stored: StoredTrials) -> dict[str, int]:

@@ -59,6 +59,11 @@ def check_pvf_baseline(baseline: PvfBaseline) -> None:
         raise DamagedRecordError("its description names no target, tensor or sample")
     if min(baseline.samples) < 1 or sum(baseline.samples) > MOST_SAMPLES:
         raise DamagedRecordError("its description has an impossible number of samples")
+    if baseline.right_answers and (len(baseline.right_answers), set(baseline.right_answers) | {"0", "1"}) != (
+        sum(baseline.samples),
+        {"0", "1"},
+    ):
+        raise DamagedRecordError("its description does not say of each sample whether its answer is right")
     if not all(LEAST_SHARE <= t.share <= 1 + 1e-9 and t.bits_by_width for t in baseline.targets):
         raise DamagedRecordError("its description has a target without bits or with an impossible share")
     if len(baseline.notes) > MOST_NOTES:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.interval import Interval
 from unsilent.report.estimates import has_few_trials
 from unsilent.report.heat import HeatMap
 from unsilent.report.text import listed, upper_bound_text
@@ -35,6 +36,20 @@ def samples_text(samples: Mapping[str, int]) -> str:
     if len(named) == 1:
         return str(next(iter(named)))
     return " or ".join(f"{count} ({listed(names)})" for count, names in named.items())
+
+
+@dataclass(frozen=True, slots=True)
+class LostAccuracy:
+    """Share of answers that are right without a fault and not with it; wrong ones that become right are not subtracted."""
+
+    estimate: float | None
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, interval: Interval) -> LostAccuracy:
+        """An estimate of which only this is kept."""
+        return cls(interval.estimate, interval.low, interval.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,8 @@ class PvfRow:
     """Share of the units by outcome (masked, benign, sdc and the due kinds), every stratum weighted by its share of the law."""
     widest_share_of_bits: float = 1.0
     """Share of the bits that belong to elements of the commonest width: a FIT from PVF x bits needs them all alike."""
+    accuracy_lost: LostAccuracy | None = None
+    """None where the workload has no labels, or its judge decides nothing that a label could say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ from unsilent.studies.pvf.words import headline, meaning
 SCHEMA = "unsilent/pvf/2"
 MACHINE_NAMES = ("level", "target", "parent", "flips", "", "sdc", "due", "silent", "deciding")
 FIT_NAMES = ("fit", "fit_low", "fit_high")
+ACCURACY_LOST = "accuracy lost"
 IN_TERMINAL = ("target", "flips", "{} %", "interval %", "n", "silent %", "due %")
 SPEC = ("workload", "fault", "at", "per", "law", "unit", "judge", "confidence", "samples", "batches", "device", "dtype",
         "threads", "info")  # fmt: skip
@@ -154,10 +155,13 @@ def _heat(heat_map: HeatMap) -> dict[str, Any]:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(measure: str) -> tuple[Column, ...]:
-    names = ("target", "level", "part of", "flips", f"{measure} %", "interval %", "n")
+def _columns(result: PvfResult) -> tuple[Column, ...]:
+    names = ("target", "level", "part of", "flips", f"{result.measure} %", "interval %", "n")
     counts = ("masked", "benign", "silent", "detectable", "silent %", "due %")
-    return columns(*names, *counts, left=("level", "part of"), priority={"part of": 4, "silent %": 2, "due %": 3})
+    lost = (ACCURACY_LOST,) if words.has_accuracy_lost(result) else ()
+    return columns(
+        *names, *counts, *lost, left=("level", "part of"), priority={"part of": 4, "silent %": 2, "due %": 3}
+    )
 
 
 def _row(row: PvfRow, own: frozenset[str]) -> TableRow:
@@ -178,7 +182,12 @@ def _row(row: PvfRow, own: frozenset[str]) -> TableRow:
     names = (row_label(row, own), row.level, row.parent, TextCell(flips_number_text(row.flips), float(row.flips or 0)))
     counts = (row.n, row.masked, row.benign, row.sdc, row.due)
     key = (row.estimate or 0.0) * (1 - (row.silent_share or 0.0))
-    return TableRow((*names, *share_cells(row), *counts, silent, TextCell(due, key)), row.level == "model", hint)
+    lost = (
+        (TextCell(words.accuracy_lost_text(row.accuracy_lost), row.accuracy_lost.estimate),)
+        if row.accuracy_lost
+        else ()
+    )
+    return TableRow((*names, *share_cells(row), *counts, silent, TextCell(due, key), *lost), row.level == "model", hint)
 
 
 def terminal_tables(
@@ -206,7 +215,7 @@ def _terminal(result: PvfResult) -> Iterator[Table]:
     title += f"; {few} with fewer than {FEW_TRIALS} trials come last" if few else ""
     kept = [name.format(result.measure) for name in IN_TERMINAL]
     rows = [[_row(row, own) for row in part] for part in (main, more)]
-    yield from terminal_tables(_columns(result.measure), kept, rows[0], rows[1], title)
+    yield from terminal_tables(_columns(result), kept, rows[0], rows[1], title)
 
 
 def _fit_table(fits: Sequence[FitRow], fit_per_bit: float) -> Table:
@@ -275,7 +284,7 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
     own = components_with_own_layer(result.rows)
     rows = tuple(_row(row, own) for row in result.rows)
     yield Section(
-        "All rows", words.all_rows_lead(result), (Table(_columns(measure), rows, terminal_rows=0, sortable=True),)
+        "All rows", words.all_rows_lead(result), (Table(_columns(result), rows, terminal_rows=0, sortable=True),)
     )
 
 

@@ -5,6 +5,7 @@ Groups are strata, targets, what these sum up to, and layers by where single fau
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,7 @@ from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.records import PvfRow
+from unsilent.studies.pvf.records import LostAccuracy, PvfRow
 from unsilent.studies.pvf.spec import PvfBaseline, PvfTrialRow, TargetInfo, TensorInfo
 
 TrialNumbers = tuple[tuple[int, range], ...] | None
@@ -44,6 +45,7 @@ class StoredTrials:
                 "--unit batch needs trials that evaluate whole batches, but those of this campaign evaluate some samples; "
                 "use --unit sample, or --samples all in a new campaign"
             )
+        self._counted = ""
         self.plans: dict[Cell, CellPlan] = latest_plans(store.records(ROUND))
         self.rows: dict[Cell, list[PvfTrialRow]] = {}
         self.rows_written = store.rows_written
@@ -113,8 +115,20 @@ class StoredTrials:
                 for row in rows
                 if numbers is None or row.trial.k in numbers.get(row.trial.sample_count, ())
             ]
-            self._tallies[key] = Tally.of(codes, self.description.samples, self.unit)
+            self._tallies[key] = self.tally(codes)
         return self._tallies[key]
+
+    def tally(self, codes: Sequence[bytes]) -> Tally:
+        """Outcomes of trials, counted in the unit that is asked."""
+        return Tally.of(codes, self.description.samples, self.unit, self._counted)
+
+    def lost_right_answers(self) -> StoredTrials | None:
+        """The same trials, of which only right answers that a fault changed count as incorrect; None without labels."""
+        if not self.description.right_answers:
+            return None
+        result = copy.copy(self)
+        result.unit, result._counted, result._tallies = "sample", self.description.right_answers, {}
+        return result
 
 
 @dataclass(frozen=True)
@@ -214,9 +228,7 @@ def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> li
         members = [t for t in description.targets if t.component == component]
         shares = {t.name: _share(t, own, stored.spec.law) for t in members}
         targets = tuple(t for t in members if shares[t.name])
-        tallies = {
-            t.name: Tally.of([r.outcome_codes for r in rows[t.name]], description.samples, stored.unit) for t in targets
-        }
+        tallies = {t.name: stored.tally([r.outcome_codes for r in rows[t.name]]) for t in targets}
         strata = tuple(StratumTally(shares[name], tally) for name, tally in tallies.items())
         bits = Counter[int]()
         for tensor in own:
@@ -285,14 +297,22 @@ def single_element_trials(rows: Iterable[PvfTrialRow], description: PvfBaseline)
     return result
 
 
-def make_rows(groups: Iterable[RowScope], question: PvfEstimator) -> list[PvfRow]:
-    """One row a group; joint limits hold over all rows of a level and number of flips."""
-    groups = list(groups)
+def make_rows(groups: Sequence[RowScope], lost: Sequence[RowScope], question: PvfEstimator) -> list[PvfRow]:
+    """One row a group; joint limits hold over all rows of a level and number of flips.
+
+    Args:
+        lost: The same groups, of `StoredTrials.lost_right_answers`; empty without labels.
+    """
     family = Counter((g.level, g.flips) for g in groups)
-    return [_row(group, question, family[group.level, group.flips]) for group in groups]
+    losses: list[LostAccuracy | None] = [LostAccuracy.of(question.estimate(group.sample)) for group in lost]
+    losses = losses or [None] * len(groups)
+    return [
+        _row(group, loss, question, family[group.level, group.flips])
+        for group, loss in zip(groups, losses, strict=True)
+    ]
 
 
-def _row(group: RowScope, question: PvfEstimator, family: int) -> PvfRow:
+def _row(group: RowScope, lost: LostAccuracy | None, question: PvfEstimator, family: int) -> PvfRow:
     interval = question.estimate(group.sample)
     joint = question.with_joint_confidence(family).estimate(group.sample)
     tally = group.tally
@@ -324,4 +344,5 @@ def _row(group: RowScope, question: PvfEstimator, family: int) -> PvfRow:
         joint_high=joint.high,
         outcome_mix=group.outcome_mix(),
         widest_share_of_bits=max(group.bits.values()) / sum(group.bits.values()),
+        accuracy_lost=lost,
     )

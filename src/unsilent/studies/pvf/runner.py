@@ -36,6 +36,7 @@ from unsilent.faults.sampling import shuffled_index
 from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
 from unsilent.outcomes.classify import same_outcome_for_all
+from unsilent.outcomes.right_answers import right_answers
 from unsilent.printable import escape_unprintable
 from unsilent.report.text import count_text
 from unsilent.sites.modules import unregistered
@@ -51,7 +52,7 @@ from unsilent.sites.targets import (
 from unsilent.studies.pvf.file_hashes import file_hashes
 from unsilent.studies.pvf.memory_faults import MemoryFaults
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow, TargetInfo, TensorInfo
-from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.base import InferenceWorkload, labels_of
 from unsilent.workloads.model_fitting import Progress, no_progress
 from unsilent.workloads.process_side_effects import take_notes
 from unsilent.workloads.registry import load
@@ -170,11 +171,12 @@ class TrialRunner:
                 "No faults in these tensors, which are empty or of an unsupported dtype: "
                 f"{', '.join(sorted(engine.parameters.skipped))}."
             )
-        device = resolve_device(self.spec.device).partition(":")[0]
+        device, right = resolve_device(self.spec.device).partition(":")[0], self._right_answers(notes)
         return PvfBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
             files=file_hashes(self.spec),
+            right_answers=right,
             targets=tuple(
                 TargetInfo(
                     name=t.name,
@@ -205,6 +207,22 @@ class TrialRunner:
             trial_seconds=self._work.trial_seconds(device, len(engine.batches)),
             sample_seconds=self._work.sample_seconds(device, sum(engine.samples)),
         )
+
+    def _right_answers(self, notes: list[str]) -> str:
+        """See `PvfBaseline`; labels that do not fit are noted."""
+        engine, labels = self.engine, labels_of(self.workload)
+        if labels is None or len(labels) != len(engine.golden):
+            return ""
+        try:
+            parts = [
+                right_answers(engine.judge, output, truth, samples)
+                for output, truth, samples in zip(engine.golden, labels, engine.samples, strict=True)
+            ]
+        except UsageError as error:
+            notes.append(f"No accuracy lost, because {error}.")
+            return ""
+        known = [part for part in parts if part is not None]
+        return "".join(str(int(right)) for part in known for right in part) if len(known) == len(parts) else ""
 
     def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
         """Of the faults of a trial a ``trace``: how they spread through the evaluation of one batch.

@@ -221,6 +221,8 @@ class PvfBaseline(JsonRecord):
     trial_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
     """What a trial is expected to cost, whatever it evaluates, and further for each sample: counted, not measured."""
     sample_seconds: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
+    right_answers: str = ""
+    """For each sample 1 where the fault-free answer is that of its label, else 0; empty without labels."""
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the files that were named, by option, so that they are found again."""
 

@@ -27,6 +27,7 @@ from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pv
 from unsilent.studies.pvf.memory_records import MemoryFitRow
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
+    LostAccuracy,
     PvfResult,
     PvfRow,
     at_level,
@@ -272,12 +273,28 @@ def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
             f"rows that combine several targets: counts of outcomes are plain sums; {result.measure} and the shares silent and "
             "due weight each target by its probability under the sampling law"
         )
+    if has_accuracy_lost(result):
+        yield (
+            "accuracy lost: right answers that a fault changes, or that end without one; wrong answers that become right are "
+            "not subtracted"
+        )
     if fit_per_bit is not None and not fits and not result.transient:
         yield f"no FIT: {FIT_REQUIREMENT}"
     if without := [f.row.target for f in fits if f.reason]:
         yield f"no FIT for {listed(without)}: {', '.join(dict.fromkeys(f.reason for f in fits if f.reason))}"
     time = f"{duration_text(result.seconds)} ({duration_text(result.cpu_seconds)} CPU)"
     yield f"{time} on {result.device}, {dtype_text(result)}"
+
+
+def has_accuracy_lost(result: PvfResult) -> bool:
+    """Whether labels say how many right answers are lost."""
+    return any(row.accuracy_lost is not None for row in result.rows)
+
+
+def accuracy_lost_text(lost: LostAccuracy) -> str:
+    """Percentage points of accuracy with their limits."""
+    text = estimate_text(lost.estimate, lost.low, lost.high)
+    return f"{text.estimate} {text.limits}" if lost.estimate else text.estimate
 
 
 def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
@@ -289,6 +306,10 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
         name = "whole list" if result.spec.get("faults") else name
         name += "" if row.flips is None else f", {flips_text(row.flips)}"
         yield name, text.estimate + (" %" if row.estimate is not None else ""), text.limits if row.estimate else ""
+        if row.accuracy_lost is not None and row.accuracy_lost.estimate is not None:
+            lost = row.accuracy_lost
+            text = estimate_text(lost.estimate, lost.low, lost.high)
+            yield "accuracy lost per fault", f"{text.estimate} points", text.limits if lost.estimate else ""
     planned = "" if result.trials_done == result.trials_planned else f"of {result.trials_planned:,} planned"
     yield "faults tried", f"{result.trials_done:,}", planned
     yield "evaluation samples", f"{result.samples:,}", ""
