@@ -30,13 +30,13 @@ def golden():
     return GoldenTraining(load_training("train-resnet", {"steps": str(STEPS)}), Seeds.same_for_all(0), memory=1 << 18)
 
 
-def whole(step, fault):
+def whole(step, fault, lasts=1):
     """The same run without forks."""
     workload = load_training("train-resnet", {"steps": str(STEPS)})
     state = workload.start(Seeds.same_for_all(0))
     losses, metric, hashes = [], [], []
     for now in range(STEPS):
-        with StepInjection(state.model, [fault] if now == step else [], state.optimizers):
+        with StepInjection(state.model, [fault] if step <= now < step + lasts else [], state.optimizers):
             record = workload.step(state)
         losses.append(record.loss)
         metric.append(metric_of(record))
@@ -55,6 +55,26 @@ def test_a_fork_is_the_whole_run(golden, name, step):
     assert found.ending.metric.tobytes() == np.array(metric[step:]).tobytes()
     assert found.ending.test_accuracy == test
     assert (found.steps_run, found.reason, len(found.applied_faults)) == (STEPS - step, EndReason.END, 1)
+
+
+@pytest.mark.parametrize("lasts", [3, None])
+@pytest.mark.slow
+def test_a_fault_lasts_for_some_steps(golden, lasts):
+    step = STEPS - 8
+    fault = UnresolvedFault("op:stem.0#convolution.0/grad_wt/out", fault_model("set:value=0.5"), seed=2)
+    found = ForkEngine(golden).run(step, [fault], lasts=lasts)
+    losses, _, _, test = whole(step, fault, STEPS if lasts is None else lasts)
+    assert found.ending.losses.tobytes() == np.array(losses[step:]).tobytes()
+    assert found.ending.test_accuracy == test
+    once = whole(step, fault)[0]
+    assert once[: step + 2] == losses[: step + 2]
+    assert once[step + 2 :] != losses[step + 2 :]
+
+
+def test_a_fault_that_lasts_is_not_over_where_the_bits_are_golden(golden):
+    same = UnresolvedFault("op:stem.0#convolution.0/grad_wt/out", fault_model("scale:factor=1"), seed=2)
+    assert ForkEngine(golden).run(5, [same], lasts=4).steps_run == 4
+    assert ForkEngine(golden).run(STEPS - 3, [same], lasts=None).steps_run == 3
 
 
 def clean_ending(golden, step):

@@ -367,7 +367,7 @@ def test_own_lines():
     assert read(whole) == [found[2], found[2]]
 
 
-@given(st.lists(faults(), min_size=1, max_size=4))
+@given(st.lists(faults().filter(lambda fault: fault.function is None), min_size=1, max_size=4))
 def test_own_round_trip(written):
     """Whatever fault of a parameter is written, the model that has such a tensor gets exactly that one back."""
     unique = [f for i, f in enumerate(written) if f.micro_step is None and f.occurrence is None and f.step is None]

@@ -146,9 +146,35 @@ def test_a_mixture_draws_its_parts_by_their_weights():
     assert isinstance(model, Mixture)
     assert model.text == "3*bitflip + 1*burst:length=3"
     rng, region = np.random.default_rng(2), Region("param:w", "float32", (9,))
-    flips = Counter(len(model.draw([region], rng)[0].bit_positions()) for _ in range(2000))
+    flips = Counter(len(model.choose(rng).draw([region], rng)[0].bit_positions()) for _ in range(2000))
     assert set(flips) == {1, 3}
     assert stats.binomtest(flips[1], 2000, 0.75).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("text", "lasts"),
+    [
+        ("bitflip:lasts=3", 3),
+        ("bitflip:count=2,lasts=3", 3),
+        ("zero:lasts=end", None),
+        ("zero:run=4,lasts=end", None),
+        ("zero:lasts=1", 1),
+        ("zero", 1),
+    ],
+)
+def test_how_long_a_fault_lasts(text, lasts):
+    model = asked_fault_model(text)
+    assert model.lasts == lasts
+    assert asked_fault_model(model.text) == model
+    assert asked_fault_model("zero:lasts=2,run=4").text == "zero:run=4,lasts=2"
+
+
+def test_what_a_fault_cannot_last():
+    for value in ("0", "-1", "", "x", "1.5"):
+        with pytest.raises(UsageError, match="expected a number of batches or steps, 1 or more, or end"):
+            asked_fault_model(f"zero:lasts={value}")
+    with pytest.raises(UsageError, match="unknown parameter"):
+        fault_model("zero:lasts=2")  # where nothing could last
 
 
 def test_texts_of_faults_with_functions():

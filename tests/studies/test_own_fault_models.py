@@ -7,6 +7,7 @@ import json
 import pytest
 
 from conftest import in_process
+from unsilent.outcomes.base import Outcome
 from unsilent.studies.pvf.kind import PvfStore
 
 FUNCTIONS = """
@@ -132,3 +133,39 @@ def test_a_list_with_a_function_is_refused(here, workload):
     done = in_process("pvf", workload, "--faults", "faults.jsonl", "--store", "b.sqlite")
     assert done.returncode == 2
     assert "the fault is made by a Python function, which a list does not have" in done.stderr
+
+
+def outcome_batches(store):
+    """For each trial, the batches that were evaluated and the elements that were corrupted in each."""
+    with PvfStore(store) as opened:
+        sizes = opened.baseline.samples
+        for row in opened.rows():
+            ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+            parts = [row.outcome_codes[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+            evaluated = [i for i, part in enumerate(parts) if part.count(Outcome.SPARED) < len(part)]
+            faults = json.loads(row.faults)
+            yield evaluated, {(fault["step"], tuple(fault["elements"]), fault["site"]) for fault in faults}
+
+
+@pytest.mark.parametrize("lasts", ["2", "end"])
+def test_a_fault_that_lasts_is_in_the_same_elements_of_later_batches(here, workload, lasts):
+    rows = [
+        campaign(workload, f"{engine}.sqlite", "--fault", f"random:lasts={lasts}", "--at", "op:*", "--engine", engine)
+        for engine in ("auto", "plain")
+    ]
+    assert rows[0] == rows[1]
+    seen = set()
+    for evaluated, faults in outcome_batches("auto.sqlite"):
+        first = evaluated[0]
+        end = 2 if lasts == "end" else min(2, first + 2)
+        assert evaluated == list(range(first, end))
+        assert {step for step, *_ in faults} == set(evaluated)
+        assert len({(elements, site) for _, elements, site in faults}) == 1
+        seen.add(first)
+    assert seen == {0, 1}
+
+
+def test_a_fault_in_parameters_lasts_anyway(here, workload):
+    done = in_process("pvf", workload, "--store", "s.sqlite", "--fault", "random:lasts=2")
+    assert done.returncode == 2
+    assert "a fault in parameters is in all batches of its trial; leave out lasts" in done.stderr

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from unsilent.errors import UsageError
 
 FILE_AND_NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^:]+)(?::(?P<parameters>.*))?", re.DOTALL)
+_LASTS = re.compile(r"(?P<before>[:,])lasts=(?P<value>[^,]*)(?P<after>,|$)")
 _BETWEEN = re.compile(r"\s+\+\s+")
 _WEIGHTED = re.compile(r"(?P<weight>-?[0-9]+(?:\.[0-9]+)?)\*(?P<rest>.+)", re.DOTALL)
 
@@ -24,6 +25,18 @@ def split_weight(text: str) -> tuple[float, str]:
     if not weight > 0:
         raise UsageError(f"--fault {text} has weight {weight:g}; expected more than 0")
     return weight, rest
+
+
+def split_lasts(text: str) -> tuple[str, int | None]:
+    """``zero:run=3,lasts=5`` as ``("zero:run=3", 5)``; None for ``lasts=end``, 1 where it is not said. Raises ``UsageError``."""
+    match = _LASTS.search(text)
+    if match is None:
+        return text, 1
+    value = match["value"]
+    if value != "end" and not re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
+        raise UsageError(f"lasts={value[:40]}; expected a number of batches or steps, 1 or more, or end")
+    between = match["before"] if match["after"] else ""
+    return text[: match.start()] + between + text[match.end() :], None if value == "end" else int(value)
 
 
 def weighted_parts(text: str) -> list[tuple[float, str]]:

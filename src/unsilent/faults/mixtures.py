@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsilent.faults.fault_texts import function_file, mixture_text, weighted_parts
-from unsilent.faults.models import FaultModel, Regions, fault_model
+from unsilent.faults.fault_texts import function_file, mixture_text, split_lasts, weighted_parts
+from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.population import Region
-from unsilent.faults.record import Fault
 from unsilent.faults.value_functions import function_fault_model
 
 
@@ -34,10 +34,10 @@ class Mixture:
         """Whether every part can corrupt elements of this dtype."""
         return all(part.can_corrupt(region) for part in self.parts)
 
-    def draw(self, regions: Regions, rng: np.random.Generator, law: str = "per-element") -> tuple[Fault, ...]:
-        """The faults of one part, see `FaultModel.draw`."""
+    def choose(self, rng: np.random.Generator) -> FaultModel:
+        """The model of one fault, drawn by the weights."""
         share = np.array(self.weights) / sum(self.weights)
-        return self.parts[int(rng.choice(len(self.parts), p=share))].draw(regions, rng, law)
+        return self.parts[int(rng.choice(len(self.parts), p=share))]
 
 
 def asked_fault_model(text: str) -> FaultModel | Mixture:
@@ -49,5 +49,11 @@ def asked_fault_model(text: str) -> FaultModel | Mixture:
         return fault_model(text)
     function_file(text)  # of one file
     parts = weighted_parts(text)
-    models = tuple(function_fault_model(part) or fault_model(part) for _, part in parts)
+    models = tuple(lasting_fault_model(part, function_fault_model) for _, part in parts)
     return models[0] if len(models) == 1 else Mixture(models, tuple(weight for weight, _ in parts))
+
+
+def lasting_fault_model(text: str, other: Callable[[str], FaultModel | None] = lambda text: None) -> FaultModel:
+    """The fault model of a text that may say ``lasts=5``; ``other`` knows further texts. Raises ``UsageError``."""
+    without, lasts = split_lasts(text)
+    return replace(other(without) or fault_model(without), lasts=lasts)

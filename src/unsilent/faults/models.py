@@ -42,6 +42,8 @@ class FaultModel:
     name: str
     value: ValueModel
     pattern: Pattern = field(default_factory=One)
+    lasts: int | None = 1
+    """For how many batches (of values of a run) or steps (of a training) the same elements are corrupted; None: to the end."""
 
     @property
     def text(self) -> str:
@@ -51,7 +53,8 @@ class FaultModel:
             for f in fields(self.value)  # type: ignore[arg-type]
             if f.repr and (getattr(self.value, f.name) != f.default or f.name in self.value.always_in_text)
         ]
-        return ":".join(filter(None, (self.name, ",".join(filter(None, (*own, self.pattern.text))))))
+        lasts = "" if self.lasts == 1 else f"lasts={self.lasts or 'end'}"
+        return ":".join(filter(None, (self.name, ",".join(filter(None, (*own, self.pattern.text, lasts))))))
 
     @property
     def count(self) -> int | None:
@@ -66,6 +69,10 @@ class FaultModel:
     def with_count(self, k: int) -> FaultModel:
         """The same with ``k`` corrupted (a run of ``k``); raises ``UsageError`` for ``k < 1`` and a rate."""
         return replace(self, pattern=self.pattern.with_count(k))
+
+    def choose(self, rng: np.random.Generator) -> FaultModel:
+        """The model of one fault: itself; a mixture draws one of its parts."""
+        return self
 
     @property
     def parts(self) -> tuple[FaultModel, ...]:

@@ -136,8 +136,12 @@ class ForkEngine:
         self.golden, self._watch, self._band = golden, measure_state, band
         self._watched = golden.steps if measured_steps is None else measured_steps
 
-    def run(self, step: int, faults: Sequence[Fault | UnresolvedFault], moment: Moment = "start") -> Forked:
+    def run(
+        self, step: int, faults: Sequence[Fault | UnresolvedFault], moment: Moment = "start", lasts: int | None = 1
+    ) -> Forked:
         """Corrupt one step, memory at a ``moment`` of it (see `Step`), and go on.
+
+        ``lasts``: steps in which the same faults act, from this one on; None: all until the end.
 
         Raises ``UsageError`` for a fault that does not fit the step, ``InjectionError`` for one that does not land.
         """
@@ -145,8 +149,9 @@ class ForkEngine:
         inside = None if self._band is None else _Inside(golden, self._band, step)
         losses, metric, watched = list[float](), list[float](), list[NDArray[np.float64]]()
         reason, usual, applied_faults = EndReason.END, 0.0, tuple[AppliedFault, ...]()
+        last = golden.steps - 1 if lasts is None else step + lasts - 1
         for now in range(step, golden.steps):
-            if now == step:
+            if now <= last:
                 try:
                     with FaultyStep(state.model, faults, state.optimizers, moment=moment) as corrupted:
                         record = golden.workload.step(state)
@@ -154,7 +159,8 @@ class ForkEngine:
                     raise
                 except (InjectionError, UsageError) as error:
                     raise NotInjected(str(error)) from None
-                applied_faults, usual = tuple(corrupted.applied_faults), corrupted.reference_max
+                if now == step:
+                    applied_faults, usual = tuple(corrupted.applied_faults), corrupted.reference_max
             else:
                 record = golden.workload.step(state)
             losses.append(record.loss)
@@ -164,6 +170,8 @@ class ForkEngine:
             if not np.isfinite(record.loss) and not _goes_on(state):
                 reason = EndReason.NOT_FINITE
                 break
+            if now < last:
+                continue
             if self._is_golden(state, now, record.loss):
                 reason = EndReason.SAME_BITS
                 break

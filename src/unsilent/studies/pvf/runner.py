@@ -72,6 +72,10 @@ class DrawnTrial(NamedTuple):
     faults: tuple[Fault, ...]
     samples: Samples = None
 
+    def acts_in(self, batch: int) -> bool:
+        """Whether the trial evaluates a batch: its own, and those in which its faults last."""
+        return self.batch in (None, batch) or any(fault.step == batch for fault in self.faults)
+
 
 class TrialRunner:
     """One loaded workload, golden run and drawing tables.
@@ -254,8 +258,8 @@ class TrialRunner:
         if self.memories is not None:
             return DrawnTrial(*self.memories.draw(target.name, rng))
         step, population = self._evaluations[target.name].draw_batch(rng)
-        model = self._mixture or self._model(target.bits, trial.flips)
-        faults = model.draw(population, rng, self.spec.law)
+        model = (self._mixture or self._model(target.bits, trial.flips)).choose(rng)
+        faults = self._lasting(model.draw(population, rng, self.spec.law), model.lasts)
         count = trial.sample_count or self.spec.samples or 0
         if not count or count >= sum(self.engine.samples):
             return DrawnTrial(step, faults)
@@ -264,6 +268,15 @@ class TrialRunner:
         size = self.engine.samples[step]
         samples = np.sort(rng.choice(size, min(count, size), replace=False)).astype(np.int64)
         return DrawnTrial(step, tuple(replace(fault, step=step) for fault in faults), samples)
+
+    def _lasting(self, faults: tuple[Fault, ...], lasts: int | None) -> tuple[Fault, ...]:
+        """The faults, and the same in the batches after it for as long as they last, where these have the same values."""
+        if lasts == 1 or not faults:
+            return faults
+        first = faults[0].step or 0
+        end = len(self.engine.batches) if lasts is None else min(first + lasts, len(self.engine.batches))
+        later = [replace(fault, step=step) for step in range(first + 1, end) for fault in faults]
+        return (*faults, *(fault for fault in later if self.engine.survey.has_site_of(fault.step or 0, fault)))
 
     def _nth(self, target: Target, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
         """One of all faults: in a shuffled order, so that any part of a campaign is a random sample of them."""
@@ -332,7 +345,7 @@ class TrialRunner:
         """All samples that the trial evaluates ended the same way."""
         return TrialOutcome(
             tuple(
-                same_outcome_for_all(ended if drawn.batch in (None, i) else Outcome.SPARED, n)
+                same_outcome_for_all(ended if drawn.acts_in(i) else Outcome.SPARED, n)
                 for i, n in enumerate(self.engine.samples)
             )
         ).of_samples(drawn.samples)
@@ -381,6 +394,10 @@ class TrialRunner:
         if (drawn := self.given or self.memories) is not None:
             return drawn.targets
         spec, plain = self.spec, asked_fault_model(self.spec.fault)
+        if not spec.is_transient and any(part.lasts != 1 for part in plain.parts):
+            raise UsageError(
+                "a fault in parameters is in all batches of its trial; leave out lasts, or use --at 'op:*'"
+            )
         if spec.exhaustive and spec.law != "per-element":
             raise UsageError(f"--trials all gives all elements equal weight, but --law is {spec.law}; omit --law")
         if spec.exhaustive and (plain.parts[0].name != "bitflip" or spec.flips != (1,)):

@@ -17,10 +17,11 @@ import numpy as np
 
 from unsilent.campaigns.spec import TrialId, trial_seed
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.faults import Fault, Region, fault_model
+from unsilent.faults import Fault, Region
 from unsilent.faults.hardware.accelerator import WeightedPreset
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.hardware.presets import CORRUPTED_PHASES, PRESETS, Preset
+from unsilent.faults.mixtures import lasting_fault_model
 from unsilent.faults.models import FaultModel
 from unsilent.faults.naming import SiteName, parse_site
 from unsilent.faults.unresolved_fault import UnresolvedFault
@@ -39,6 +40,8 @@ class SampledFault(NamedTuple):
 
     injection: InjectionPoint
     faults: tuple[Fault | UnresolvedFault, ...]
+    lasts: int | None = 1
+    """Steps in which they act, from that of the injection on; None: all until the end."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,13 @@ class WeightedFaultModel:
             return "out"
         return (self.source.preset if isinstance(self.source, WeightedPreset) else self.source).operand
 
+    @property
+    def lasts(self) -> int | None:
+        """Steps in which its faults act, None for all until the end."""
+        return self.source.lasts if isinstance(self.source, FaultModel) else 1
+
     def fault_at_operation(self, place: OperationPhase, seed: int) -> UnresolvedFault:
-        """It in an operation."""
+        """A fault of this model in an operation."""
         if isinstance(self.source, FaultModel):
             return UnresolvedFault(f"op:{place.operation}/{place.phase}/out", self.source, seed)
         return self.source.fault_at_operation(f"op:{place.operation}", place.phase, seed, self.value)
@@ -127,7 +135,7 @@ class FaultSampler:
         kind, places = self._fitting[int(rng.choice(len(weights), p=weights / weights.sum()))]
         place = places[int(rng.integers(len(places)))]
         fault = kind.fault_at_operation(place, int(rng.integers(2**62)))
-        return SampledFault(InjectionPoint(step, fault.site, place.phase, place.layer, kind.name), (fault,))
+        return SampledFault(InjectionPoint(step, fault.site, place.phase, place.layer, kind.name), (fault,), kind.lasts)
 
     def _held(self, target: str, rng: np.random.Generator) -> SampledFault:
         regions = self._memory[target]
@@ -138,7 +146,9 @@ class FaultSampler:
         model = self._model
         fault = UnresolvedFault(region.site, model, int(rng.integers(2**62)))
         layer = SiteName("param", parse_site(region.site).name).layer
-        return SampledFault(InjectionPoint(step, region.site, target.partition(":")[0], layer, model.text), (fault,))
+        return SampledFault(
+            InjectionPoint(step, region.site, target.partition(":")[0], layer, model.text), (fault,), model.lasts
+        )
 
     # -- places ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +251,7 @@ class FaultSampler:
     @cached_property
     def _model(self) -> FaultModel:
         """Of faults in memory."""
-        return fault_model(self.spec.faults[0][0] if self.spec.faults else "bitflip")
+        return lasting_fault_model(self.spec.faults[0][0] if self.spec.faults else "bitflip")
 
 
 def memory_kind(kind: str, name: str, entry: str, parameter: bool) -> str | None:
@@ -270,4 +280,4 @@ def _source(name: str, value: str | None) -> Preset | FaultModel:
         return PRESETS[name]
     if value is not None:
         raise UsageError(f"--value and --fault {name} both set what elements become; give only one of them")
-    return fault_model(name)
+    return lasting_fault_model(name)

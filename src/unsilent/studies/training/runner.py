@@ -191,7 +191,7 @@ class TrainingRunner:
 
     def _run(self, trial: TrialId) -> tuple[Forked, SampledFault]:
         drawn = self.draw(trial)
-        return self._forks.run(drawn.injection.step, drawn.faults, self._moment), drawn
+        return self._forks.run(drawn.injection.step, drawn.faults, self._moment, drawn.lasts), drawn
 
     def run_faults(self, trial: TrialId, injected: SampledFault) -> TrainingRow:
         """The row of a run with these faults."""

@@ -94,9 +94,9 @@ def weighted_models_text(faults: Any) -> list[str]:
 
 
 def _weighted(text: str) -> tuple[str, float]:
-    from unsilent.faults import fault_model
     from unsilent.faults.fault_texts import split_weight
     from unsilent.faults.hardware.presets import PRESETS
+    from unsilent.faults.mixtures import lasting_fault_model
     from unsilent.faults.values import VALUES
 
     weight, name = split_weight(str(text))
@@ -104,7 +104,7 @@ def _weighted(text: str) -> tuple[str, float]:
         return name, weight
     if name.partition(":")[0] not in VALUES:
         raise unknown_name_error("fault model", name, [*VALUES, *PRESETS])
-    return fault_model(name).text, weight
+    return lasting_fault_model(name).text, weight
 
 
 def read_phases(given: Any) -> tuple[str, ...]:
@@ -395,6 +395,7 @@ class ReferenceRunOptions:
 
 def make_training_spec(asked: Asked) -> TrainingSpec:
     """What was asked, checked as far as that is possible without the training; raises ``UsageError``."""
+    from unsilent.faults.fault_texts import split_lasts
     from unsilent.faults.hardware.presets import PRESETS
 
     spec = asked[TrainingSpec]
@@ -411,6 +412,11 @@ def make_training_spec(asked: Asked) -> TrainingSpec:
     if spec.moment not in MOMENTS:
         raise unknown_name_error("moment", spec.moment, MOMENTS)
     references = asked[ReferenceRunOptions]
+    lasting = next((name for name, _ in spec.faults if split_lasts(name)[1] != 1), None)
+    if lasting is not None and references.guard:
+        raise UsageError(
+            f"--guard repeats trials with a fault in one step, but --fault is {lasting}; leave out lasts, or --guard"
+        )
     for name, value, least, most in (
         ("steps", spec.steps, 1, MOST_STEPS), ("horizon", references.horizon, 2, MOST_STEPS),
         ("replicas", references.replicas, 1, MOST_REPLICAS), ("seed", spec.seed, 0, LARGEST), ("init", spec.init, 0, LARGEST),
