@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.judging import (
     TrainingJudge,
     backward_against_forward,
+    flip_flop_rates,
     groups_by_attribute,
     make_trial_group,
 )
@@ -531,3 +533,21 @@ def test_failures_are_below_the_worst_replica_by_the_margin():
             )
             == expected
         )
+
+
+def test_failure_rates_of_flip_flops_are_raw_rates_times_shares():
+    def one(k, outcome, model):
+        judged_one = judged(k, outcome)
+        at = judged_one.row.injection._replace(model=model)
+        return replace(judged_one, row=replace(judged_one.row, injection=at))
+
+    found = [one(k, "low-test" if k < 3 else "masked-benign", f"neuron/{k % 2}") for k in range(12)]
+    found += [one(20, "masked-benign", "weight/RD"), one(21, "masked-benign", "other")]
+    baseline = SimpleNamespace(raw_fit={"neuron": 40.0, "weight": 8.0, "input": 3.0})
+    rates = {rate.name: rate for rate in flip_flop_rates(found, baseline, 0.95)}
+    assert set(rates) == {"neuron", "weight"}
+    expected = clopper_pearson(3, 12, 0.95)
+    neuron = rates["neuron"].harmful
+    assert (neuron.estimate, neuron.low, neuron.high) == pytest.approx((10.0, 40 * expected.low, 40 * expected.high))
+    assert rates["weight"].different.estimate == 0
+    assert rates["weight"].raw == 8.0

@@ -103,12 +103,16 @@ class Accelerator:
         weights = np.array([e.weight for e in self.weighted_presets])
         return self.weighted_presets[int(rng.choice(weights.size, p=weights / weights.sum()))]
 
+    @property
+    def raw_fit_by_group(self) -> dict[str, float]:
+        """The FIT of each group of flip-flops in use, before anything is masked; empty where the raw rate is not known."""
+        raw, groups = self.description.raw_fit, self.description.groups
+        return {} if raw is None else {name: raw * group.share * group.activeness for name, group in groups.items()}
+
     def fit_rate_of(self, group: str) -> float | None:
         """The FIT of one group of flip-flops; None where raw rate or unmasked probability are not known."""
-        result, raw = self.description.groups[group], self.description.raw_fit
-        return (
-            None if raw is None or result.unmasked is None else raw * result.share * result.activeness * result.unmasked
-        )
+        unmasked, raw = self.description.groups[group].unmasked, self.raw_fit_by_group.get(group)
+        return None if raw is None or unmasked is None else raw * unmasked
 
     @property
     def fit_rate(self) -> float | None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unsilent.interval import Interval
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, averaged, classify_training
 from unsilent.replicas import ReplicaSpec
 from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences
 from unsilent.replicas.noise_floors import NoiseFloorTest
 from unsilent.statistics.comparing import joint_differences
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.records import Contrast, ExampleCurve, JudgedTrial, TrialGroup
+from unsilent.studies.training.records import Contrast, ExampleCurve, FlipFlopFit, JudgedTrial, TrialGroup
 from unsilent.studies.training.spec import (
     EarlyEndRule,
     TrainingBaseline,
@@ -157,6 +159,22 @@ def groups_by_attribute(
         "optimizer": lambda one: optimizers,
     }
     return {name: group_trials_by(trials, key, confidence) for name, key in keys.items()}
+
+
+def flip_flop_rates(
+    trials: Sequence[JudgedTrial], baseline: TrainingBaseline, confidence: float
+) -> tuple[FlipFlopFit, ...]:
+    """Failure rates of the accelerator's groups of flip-flops with trials: their raw rate times measured shares."""
+    return tuple(
+        FlipFlopFit(group.name, group.n, raw, *(_times(raw, share) for share in (group.different, group.harmful)))
+        for group in group_trials_by(trials, lambda one: one.row.injection.model.partition("/")[0], confidence)
+        if (raw := baseline.raw_fit.get(group.name)) is not None
+    )
+
+
+def _times(raw: float, share: Interval) -> Interval:
+    estimate = None if share.estimate is None else raw * share.estimate
+    return replace(share, estimate=estimate, low=raw * share.low, high=raw * share.high)
 
 
 def _part(step: int, steps: int) -> str:

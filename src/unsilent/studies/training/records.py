@@ -50,6 +50,17 @@ class TrialGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class FlipFlopFit:
+    """Failure rates of one group of an accelerator's flip-flops: FIT of all faults, of those that end different, and harmful."""
+
+    name: str
+    n: int
+    raw: float
+    different: Interval
+    harmful: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class ClassShare:
     """One class: how many trials, how many of these are different, and their share of all trials."""
 
@@ -236,3 +247,5 @@ class TrainingResult(CampaignResult):
     notes: tuple[str, ...]
     golden_losses: tuple[float, ...] = ()
     """Of each step of the fault-free run."""
+    flip_flops: tuple[FlipFlopFit, ...] = ()
+    """Of the groups of an accelerator's flip-flops, where its raw failure rate is known."""

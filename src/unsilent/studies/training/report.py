@@ -23,7 +23,7 @@ from unsilent.report.model import (
     TextCell,
     columns,
 )
-from unsilent.report.text import count_text, escape_unprintable, estimate_text, short
+from unsilent.report.text import count_text, escape_unprintable, estimate_text, number_text, short
 from unsilent.studies.training.necessary_conditions import MOST, conditions_figure, points_to_plot
 from unsilent.studies.training.plots import (
     GOLDEN,
@@ -239,6 +239,8 @@ def _sections(result: TrainingResult) -> Iterator[Section]:
         (plot, _classes_table(result)),
     )
     yield _harm(result)
+    if result.flip_flops:
+        yield _failure_rates(result)
     yield Section("Which values precede harm", _values_before_harm(result), tuple(_conditions(result)))
     yield Section(
         "Under the guard",
@@ -287,6 +289,26 @@ def _harm(result: TrainingResult) -> Section:
     )
     tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
     return Section("Where faults do harm", lead, (*plots, *tables))
+
+
+def _failure_rates(result: TrainingResult) -> Section:
+    """FIT of the groups of an accelerator's flip-flops."""
+    rows = []
+    for group in result.flip_flops:
+        cells = map(_rate_cell, (group.different, group.harmful))
+        rows.append(TableRow((group.name, group.n, number_text(group.raw), *cells)))
+    lead = (
+        "Failures in 1e9 hours of use. The raw FIT of a group is that of the description, for the flip-flops in use; it is "
+        "taken as exact. The other columns are raw FIT x the share of this campaign's trials that ended different, or "
+        "harmful: the probability of not being masked is measured here."
+    )
+    heads = columns("flip-flops", "trials", "raw FIT", "FIT, different", "FIT, harmful")
+    return Section("Failure rates (FIT)", lead, (Table(heads, tuple(rows)),))
+
+
+def _rate_cell(fit: Interval) -> TextCell:
+    text = estimate_text(fit.estimate, fit.low, fit.high, scale=1.0)
+    return TextCell(f"{text.estimate} {text.limits}" if fit.estimate else text.estimate, fit.estimate)
 
 
 def _groups_table(kind: str, groups: list[TrialGroup]) -> Table:

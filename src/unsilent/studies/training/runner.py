@@ -23,6 +23,7 @@ from unsilent.engine.forking.forks import FaultFreeBand, NotInjected
 from unsilent.engine.forking.golden import MEMORY
 from unsilent.engine.running_out import out_of_memory, release_cached_memory, unusable_if_raised
 from unsilent.errors import InternalError, UsageError, UserCodeError, first_line
+from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.receipts import AppliedFault
 from unsilent.outcomes.base import Outcome
 from unsilent.printable import escape_unprintable
@@ -119,6 +120,7 @@ class TrainingRunner:
             targets=sampler.targets,
             operation_phases=tuple(sampler.places),
             models=tuple((kind.name, kind.weight) for kind in sampler.kinds),
+            raw_fit={} if self.spec.accelerator is None else load_accelerator(self.spec.accelerator).raw_fit_by_group,
             steps=golden.steps,
             epochs=tuple(golden.epochs),
             losses=tuple(golden.losses.tolist()),

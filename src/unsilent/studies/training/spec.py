@@ -227,6 +227,8 @@ class TrainingBaseline(JsonRecord):
         models: Fault models with their weights.
         golden_seconds: Of a whole run.
         optimizers: Names.
+        raw_fit: Failures in 1e9 hours of each group of flip-flops in use, before anything is masked; empty where no accelerator
+            says it.
     """
 
     campaign: str
@@ -249,6 +251,7 @@ class TrainingBaseline(JsonRecord):
     info: Mapping[str, Any]
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    raw_fit: Mapping[str, float] = field(default_factory=dict)
 
 
 class InjectionPoint(NamedTuple):
@@ -412,6 +415,10 @@ def make_training_spec(asked: Asked) -> TrainingSpec:
     if spec.moment not in MOMENTS:
         raise unknown_name_error("moment", spec.moment, MOMENTS)
     references = asked[ReferenceRunOptions]
+    if spec.accelerator is not None:
+        from unsilent.faults.hardware.description_file import load_accelerator
+
+        _ = load_accelerator(spec.accelerator).weighted_presets  # refused before the training runs
     lasting = next((name for name, _ in spec.faults if split_lasts(name)[1] != 1), None)
     if lasting is not None and references.guard:
         raise UsageError(
