@@ -28,7 +28,7 @@ from unsilent.monitor.monitor import Monitor
 from unsilent.monitor.monitored import is_monitored
 from unsilent.monitor.reporter import Sink
 from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
-from unsilent.monitor.signals.trained_parameters import unwrapped
+from unsilent.sites.modules import unwrapped
 
 LOGGER = "unsilent.monitor"
 SHORT = 10

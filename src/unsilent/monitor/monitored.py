@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.errors import UsageError
-from unsilent.monitor.signals.trained_parameters import unwrapped
+from unsilent.sites.modules import unwrapped
 
 MONITORED: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
 """Those of monitors that are not closed."""

@@ -22,6 +22,17 @@ _PACKED = "_packed_params"
 """Attribute of quantised modules."""
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DDP and of a compiled module."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
 def named_modules(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
     """As ``model.named_modules()``; raises ``UsageError`` for two names that are written alike."""
     return _written(model.named_modules(remove_duplicate=remove_duplicate))

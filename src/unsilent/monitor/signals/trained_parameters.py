@@ -16,17 +16,6 @@ from unsilent.sites.modules import named_parameters
 T = TypeVar("T")
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DDP and of a compiled module."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
-
-
 def begins_alike(model: nn.Module) -> bool:
     """Whether all ranks have the same parameters at first: DDP sends them those of one rank, unless some are left out."""
     inner = getattr(model, "_orig_mod", model)
