@@ -1,0 +1,63 @@
+"""Switches that make a running process deterministic: set and put back again, so that steps of one run can take turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+
+class Mode(NamedTuple):
+    """How steps run.
+
+    Attributes:
+        deterministic: Torch's deterministic algorithms, and cuDNN's.
+        fill: With them, write NaN (or the largest integer) into memory that ``torch.empty`` gives.
+        tune: cuDNN measures several kernels and takes the fastest.
+        threads: Of the CPU; None leaves them.
+        tf32: Whether CUDA's matrix products and convolutions may use TF32; None leaves it.
+        seeds: Seed all global generators at the start of every step.
+    """
+
+    deterministic: bool = False
+    fill: bool = True
+    tune: bool = False
+    threads: int | None = None
+    tf32: bool | None = None
+    seeds: bool = False
+
+
+@contextmanager
+def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
+    """The mode inside, all switches as they were afterwards; ``warn_only``: operations without a deterministic form run."""
+    memory: Any = torch.utils.deterministic
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    kept, threads = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark), torch.get_num_threads()
+    tf32 = (matmul.allow_tf32, cudnn.allow_tf32) if mode.tf32 is not None else None
+    try:
+        torch.use_deterministic_algorithms(mode.deterministic, warn_only=warn_only)
+        memory.fill_uninitialized_memory = mode.fill
+        cudnn.deterministic, cudnn.benchmark = mode.deterministic, mode.tune
+        torch.set_num_threads(mode.threads or threads)
+        if tf32 is not None:
+            matmul.allow_tf32 = cudnn.allow_tf32 = mode.tf32
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = kept
+        torch.set_num_threads(threads)
+        if tf32 is not None:
+            matmul.allow_tf32, cudnn.allow_tf32 = tf32
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
