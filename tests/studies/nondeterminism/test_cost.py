@@ -160,7 +160,7 @@ def test_the_command_reports_ratios_with_limits(made_up_runs, capsys: pytest.Cap
         "seeds": 1.0, "kernels": 1.5, "kernels+memory": 3.0, "all": 4.0,
     }  # fmt: skip
     assert {(row["n"], row["unit"], row["confidence"]) for row in told["results"]} == {(12, "round", 0.95)}
-    assert {"threads", "hash, addresses"} <= {row["source"] for row in told["not_measured"]}
+    assert {"threads", "order of sets (hash, addresses)"} <= {row["source"] for row in told["not_measured"]}
     assert (told["schema"], told["rounds"]) == ("unsilent/explain-cost/1", 12)
     assert "deterministic algorithms of torch" in page.read_text()
     assert run(["explain", "train.py:loop", "--cost", "--quiet"]) == 0

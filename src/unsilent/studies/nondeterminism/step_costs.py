@@ -36,10 +36,10 @@ NO_CUDA = "the loop uses no CUDA device"
 _AT_START = "set when the process starts, so that steps of one run cannot take turns"
 _IN_LOOP = "what fixing it costs depends on what the loop does instead"
 NEVER_MEASURED = {
-    "hash, addresses": _AT_START,
-    "instruction sets of oneDNN, MKL and torch": _AT_START,
-    "order of data, listing, generator": _IN_LOOP,
-    "clock, entropy, process": _IN_LOOP,
+    "order of sets (hash, addresses)": _AT_START,
+    "instruction sets of torch, oneDNN and MKL": _AT_START,
+    "order of data and of folders, generators of the loop": _IN_LOOP,
+    "clock, process id, random numbers of the system": _IN_LOOP,
 }
 
 
