@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from unsilent.cli.main import run
@@ -16,11 +17,12 @@ from unsilent.studies.nondeterminism import measure_step_costs, step_timer
 from unsilent.studies.nondeterminism.optimizer_steps import StepLimitReached
 from unsilent.studies.nondeterminism.results import Machine
 from unsilent.studies.nondeterminism.running import Launcher
-from unsilent.studies.nondeterminism.step_costs import CPU, FREE, PINS, WALL, StepCosts
+from unsilent.studies.nondeterminism.step_costs import CPU, FREE, OVERRIDDEN, PINS, WALL, StepCosts
 from unsilent.studies.nondeterminism.step_timer import StepTimer
 
 STEP = {"seeds": 0.25, "kernels": 0.5, "fill": 1.0, "one thread": -0.125}
 """What a made-up step of one second takes longer by."""
+ONE = "the loop runs with one thread"
 RATIO = {"seeds": 1.25, "kernels": 1.5, "kernels+memory": 2.5, "threads": 0.875, "all": 2.625}
 """By hand."""
 
@@ -55,11 +57,20 @@ def made_up_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def endless(clock: list[float], optimizers: int = 1) -> None:
-    """A loop whose steps take longer by what is switched, and 50 times as long just after something was."""
-    made = [torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1) for _ in range(optimizers)]
+def endless(clock: list[float], optimizers: int = 1, kept: int | None = None, forced: int | None = None) -> None:
+    """A loop whose steps take longer by what is switched, and 50 times as long just after something was.
+
+    ``kept``: threads that are set at the end of a step; ``forced``: that are set within it, after its module was called.
+    """
+    made, module = (
+        [torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1) for _ in range(optimizers)],
+        nn.Identity(),
+    )
     last = None
     while True:
+        module(torch.zeros(1))
+        if forced is not None:
+            torch.set_num_threads(forced)
         now = settings()
         deterministic = torch.are_deterministic_algorithms_enabled()
         seconds = 1 + STEP["kernels"] * deterministic
@@ -69,6 +80,8 @@ def endless(clock: list[float], optimizers: int = 1) -> None:
         last = now
         for one in made:
             one.step()
+        if kept is not None:
+            torch.set_num_threads(kept)
 
 
 def costs_of(rounds: list[dict[str, tuple[float, float]]]) -> StepCosts:
@@ -90,6 +103,19 @@ def test_ratios_are_those_of_a_loop_whose_times_are_known(made_up_clock: list[fl
     assert set(timer.rounds[0]) == {FREE, *RATIO}
 
 
+def test_threads_that_are_put_back_after_every_step_are_set_again(made_up_clock: list[float]):
+    """As built-in trainings do, whose steps leave the number of threads as it was."""
+    with StepTimer(rounds=6) as timer, pytest.raises(StepLimitReached):
+        endless(made_up_clock, kept=2)
+    assert {source: costs_of(timer.rounds).ratio(source).estimate for source in RATIO} == RATIO
+
+
+def test_a_source_that_the_loop_sets_itself_is_not_measured(made_up_clock: list[float]):
+    with StepTimer(rounds=6) as timer, pytest.raises(StepLimitReached):
+        endless(made_up_clock, forced=2)
+    assert {name for name, why in timer.unmeasured.items() if why == OVERRIDDEN} == {"threads", "all"}
+
+
 def test_every_turn_has_the_same_number_of_steps_and_the_order_changes(made_up_clock: list[float]):
     with StepTimer(rounds=4) as timer, pytest.raises(StepLimitReached):
         endless(made_up_clock)
@@ -103,7 +129,7 @@ def test_a_loop_with_one_thread_has_no_cost_of_threads(made_up_clock: list[float
     with StepTimer(rounds=1) as timer, pytest.raises(StepLimitReached):
         endless(made_up_clock)
     assert "threads" not in timer.rounds[0]
-    assert timer.unmeasured["threads"] == "the loop runs with one thread"
+    assert timer.unmeasured["threads"] == ONE
 
 
 def test_a_limit_of_steps_ends_a_run_and_leaves_nothing_switched(made_up_clock: list[float]):
@@ -135,14 +161,14 @@ def test_operations_without_a_deterministic_form_run_and_are_named():
 def made_up_runs(monkeypatch: pytest.MonkeyPatch):
     """Runs with ratios 1.5 (kernels), 3 (kernels+memory), 1 (seeds) and 4 (all), so many rounds each."""
 
-    def prepare(rounds: int) -> None:
+    def prepare(rounds: int, **unmeasured: str) -> None:
         times = {name: [factor, 10 * factor] for name, factor in
                  {FREE: 1.0, "seeds": 1.0, "kernels": 1.5, "kernels+memory": 3.0, "all": 4.0}.items()}  # fmt: skip
 
         def one_run(launcher, pinned, number, **asked):
             launcher.launched += 1
             launcher._plain = {"versions": {"torch": "x"}, "threads": 1}
-            told = {"rounds": [times] * rounds, "unmeasured": {"threads": "the loop runs with one thread"}}
+            told = {"rounds": [times] * rounds, "unmeasured": {"threads": ONE, **unmeasured}}
             return told | {"refused": ["op"], "steps": 50}
 
         monkeypatch.setattr(Launcher, "run", one_run)
@@ -167,12 +193,22 @@ def test_the_command_reports_ratios_with_limits(made_up_runs, capsys: pytest.Cap
     text = " ".join(capsys.readouterr().out.split())
     assert "With all sources below pinned, a step takes 4.00 times the CPU time (4.00 to 4.00)" in text
     assert "torch has no deterministic form of op; it ran as it is" in text
-    assert "the loop runs with one thread" in text
+    assert ONE in text
 
 
 def test_too_few_steps_are_refused(made_up_runs):
     made_up_runs(1)
     with pytest.raises(UsageError, match="enough for 3 rounds; expected 6 rounds or more"):
+        measure_step_costs("train.py:loop")
+
+
+def test_sources_that_the_loop_sets_itself_are_left_out(made_up_runs, capsys: pytest.CaptureFixture[str]):
+    made_up_runs(2, all=OVERRIDDEN, kernels=OVERRIDDEN)
+    costs = measure_step_costs("train.py:loop")
+    assert {str(one.keys["source"]) for one in costs.estimates} == {"seeds", "kernels+memory"}
+    assert costs.report().headline.startswith("With kernels+memory alone pinned, a step takes 3.00 times")
+    made_up_runs(2, free=OVERRIDDEN)
+    with pytest.raises(UsageError, match="set none of them in the loop"):
         measure_step_costs("train.py:loop")
 
 

@@ -33,6 +33,7 @@ PINS = {
 """What is done, by source."""
 ONE_THREAD = "the loop runs with one thread"
 NO_CUDA = "the loop uses no CUDA device"
+OVERRIDDEN = "the loop sets it itself during a step"
 _AT_START = "set when the process starts, so that steps of one run cannot take turns"
 _IN_LOOP = "what fixing it costs depends on what the loop does instead"
 NEVER_MEASURED = {
@@ -86,7 +87,8 @@ class StepCosts(Shown):
         """Ratios by source, and what was not measured."""
         rows = [row | {"pinned by": PINS[str(row["source"])]} for row in rows_across(self.estimates, "measure")]
         columns = [Column.text("source"), Column(CPU, "estimate"), Column(WALL, "estimate"), Column.text("pinned by")]
-        every = self.ratio("all")
+        last = "all" if "all" in self.rounds[0] else rows[-1]["source"]
+        every, pinned = self.ratio(str(last)), "all sources below" if last == "all" else f"{last} alone"
         missing = [{"source": name, "not measured": why} for name, why in {**self.unmeasured, **NEVER_MEASURED}.items()]
         notes = [
             "ratios above 1: steps take longer with the source pinned; brackets are 95 % intervals of the median over rounds",
@@ -100,7 +102,7 @@ class StepCosts(Shown):
             schema=SCHEMA,
             report_type="What determinism costs",
             title=f"Steps of {self.ref}",
-            headline=f"With all sources below pinned, a step takes {every.estimate:.2f} times the CPU time "
+            headline=f"With {pinned} pinned, a step takes {every.estimate:.2f} times the CPU time "
             f"({every.low:.2f} to {every.high:.2f})",
             findings=(
                 f"{count_text(len(self.rounds), 'round')} in {count_text(self.runs, 'run')}, "
@@ -153,8 +155,14 @@ def measure_step_costs(
             f"{count_text(runs, 'run')} of {ref!r} made {count_text(made, 'step')}, enough for "
             f"{count_text(len(rounds), 'round')}; expected {FEWEST} rounds or more: let the loop make more steps, or raise --runs"
         )
+    unmeasured = {name: why for run in found for name, why in run["unmeasured"].items()}
+    if FREE in unmeasured or not rounds[0].keys() - {FREE} - unmeasured.keys():
+        raise UsageError(
+            f"{ref!r} sets deterministic algorithms, threads or cuDNN's switches in every step; set none of them in the loop"
+        )
+    rounds = [{name: own for name, own in times.items() if name not in unmeasured} for times in rounds]
     refused = sorted({name for run in found for name in run["refused"]})
     return StepCosts(
-        ref, runs, tuple(rounds), found[0]["unmeasured"], tuple(refused), made, machine,
+        ref, runs, tuple(rounds), unmeasured, tuple(refused), made, machine,
         time.perf_counter() - begun, tuple(arguments),
     )  # fmt: skip

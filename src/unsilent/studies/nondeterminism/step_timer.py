@@ -1,7 +1,9 @@
 """Times the steps of a running loop with one source of nondeterminism after the other switched off.
 
 Steps take turns within one run: in each round every mode has a few steps, in shuffled order. A step lasts from one update of the
-first optimizer to its next one, so that other optimizers of the loop belong to it.
+first optimizer to its next one, so that other optimizers of the loop belong to it. What is around an update may put settings
+back: the mode is set again when a module is called, and a source whose settings do not hold at the end of a step counts as not
+measured.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.studies.nondeterminism.optimizer_steps import OptimizerStepCounter, StepLimitReached
-from unsilent.studies.nondeterminism.step_costs import FREE, NO_CUDA, ONE_THREAD
+from unsilent.studies.nondeterminism.step_costs import FREE, NO_CUDA, ONE_THREAD, OVERRIDDEN
 from unsilent.studies.nondeterminism.switching import Mode, seed_generators, switched
 
 SETTLING, UNTIMED, TIMED = 3, 1, 2
@@ -65,6 +68,7 @@ class StepTimer(OptimizerStepCounter):
         self.unmeasured: dict[str, str] = {}
         self.refused: set[str] = set()
         self._planned, self._turns = rounds, self._take_turns()
+        self._mode: Mode | None = None
         self._show, self._warnings = warnings.showwarning, warnings.catch_warnings()
 
     def __enter__(self) -> StepTimer:
@@ -77,8 +81,14 @@ class StepTimer(OptimizerStepCounter):
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
+        self._mode = None
         self._turns.close()
         self._warnings.__exit__(*raised)
+
+    def _call(self, module: nn.Module, args: Any) -> None:
+        super()._call(module, args)
+        if self._mode is not None and not self._mode.is_set:
+            self._mode.set(warn_only=True)
 
     def _note(self, message: Any, *args: Any, **more: Any) -> None:
         name, found, _ = str(message).partition(NO_DETERMINISTIC_FORM)
@@ -102,14 +112,17 @@ class StepTimer(OptimizerStepCounter):
         for _ in range(self._planned):
             seconds = {}
             for name in map(str, mix.permutation(list(modes))):
-                with switched(modes[name], warn_only=True):
+                self._mode = mode = modes[name]
+                with switched(mode, warn_only=True):
                     for _ in range(UNTIMED):
                         yield
                     begun = _clocks()
                     for _ in range(TIMED):
-                        if modes[name].seeds:
+                        if mode.seeds:
                             seed_generators(self.done)
                         yield
+                        if not mode.is_set:
+                            self.unmeasured[name] = OVERRIDDEN
                     cpu, wall = (after - before for before, after in zip(begun, _clocks(), strict=True))
                 seconds[name] = (cpu / TIMED, wall / TIMED)
             self.rounds.append(seconds)

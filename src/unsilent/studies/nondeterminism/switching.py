@@ -30,6 +30,32 @@ class Mode(NamedTuple):
     tf32: bool | None = None
     seeds: bool = False
 
+    def set(self, warn_only: bool) -> None:
+        """Set all its switches; ``warn_only``: operations without a deterministic form run."""
+        memory: Any = torch.utils.deterministic
+        cudnn: Any = torch.backends.cudnn
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=warn_only)
+        memory.fill_uninitialized_memory = self.fill
+        cudnn.deterministic, cudnn.benchmark = self.deterministic, self.tune
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        if self.tf32 is not None:
+            torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = self.tf32
+
+    @property
+    def is_set(self) -> bool:
+        """Whether its switches are as it sets them."""
+        memory: Any = torch.utils.deterministic
+        cudnn: Any = torch.backends.cudnn
+        now = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+        tf32 = {torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32} if self.tf32 is not None else {None}
+        return (
+            now == (self.deterministic, self.fill)
+            and (cudnn.deterministic, cudnn.benchmark) == (self.deterministic, self.tune)
+            and self.threads in (None, torch.get_num_threads())
+            and tf32 == {self.tf32}
+        )
+
 
 @contextmanager
 def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
@@ -41,12 +67,7 @@ def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
     kept, threads = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark), torch.get_num_threads()
     tf32 = (matmul.allow_tf32, cudnn.allow_tf32) if mode.tf32 is not None else None
     try:
-        torch.use_deterministic_algorithms(mode.deterministic, warn_only=warn_only)
-        memory.fill_uninitialized_memory = mode.fill
-        cudnn.deterministic, cudnn.benchmark = mode.deterministic, mode.tune
-        torch.set_num_threads(mode.threads or threads)
-        if tf32 is not None:
-            matmul.allow_tf32 = cudnn.allow_tf32 = mode.tf32
+        mode.set(warn_only)
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
