@@ -194,6 +194,8 @@ def test_the_command_reports_ratios_with_limits(made_up_runs, capsys: pytest.Cap
     assert "With all sources below pinned, a step takes 4.00 times the CPU time (4.00 to 4.00)" in text
     assert "torch has no deterministic form of op; it ran as it is" in text
     assert ONE in text
+    assert run(["explain", "train.py:loop", "--cost", "--quiet", "--plain"]) == 0
+    assert f"# not measured: threads: {ONE}" in capsys.readouterr().out.splitlines()
 
 
 def test_too_few_steps_are_refused(made_up_runs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
@@ -115,7 +115,7 @@ class StepCosts(Shown):
                     "In every round, each source has its turn of steps within the same run.",
                     (Table.of(rows, columns),),
                 ),
-                Section("Not measured", "", (Table.of(missing, [Column.text("source"), Column.text("not measured")]),)),
+                Section("Not measured", "", (_left_out(missing),)),
             ),
             notes=tuple(notes),
             further_json={
@@ -126,6 +126,12 @@ class StepCosts(Shown):
                 "without_deterministic_form": list(self.refused),
             },
         )  # fmt: skip
+
+
+def _left_out(missing: list[dict[str, str]]) -> Table:
+    """Sources that were not measured, and why."""
+    columns = [Column.text("source"), Column.text("not measured")]
+    return replace(Table.of(missing, columns), plain_line_format="not measured: {0}: {1}")
 
 
 def measure_step_costs(
