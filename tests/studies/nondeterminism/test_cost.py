@@ -19,6 +19,7 @@ from unsilent.studies.nondeterminism.results import Machine
 from unsilent.studies.nondeterminism.running import Launcher
 from unsilent.studies.nondeterminism.step_costs import CPU, FREE, OVERRIDDEN, PINS, WALL, StepCosts
 from unsilent.studies.nondeterminism.step_timer import StepTimer
+from unsilent.studies.nondeterminism.switching import Mode, switched
 
 STEP = {"seeds": 0.25, "kernels": 0.5, "fill": 1.0, "one thread": -0.125}
 """What a made-up step of one second takes longer by."""
@@ -152,6 +153,30 @@ def test_operations_without_a_deterministic_form_run_and_are_named():
         unpool()
     assert any("max_unpool" in name for name in timer.refused)
     assert len(timer.rounds) == 1
+
+
+def test_tf32_is_switched_and_put_back_by_either_name_of_it():
+    """The switches exist without a GPU; a program may have used the older name, or the newer one."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [(one, one.fp32_precision) for one in (matmul, cudnn.conv, cudnn.rnn)]
+    try:
+        for older in (True, False):
+            if older:
+                matmul.allow_tf32, cudnn.allow_tf32 = True, False
+            else:
+                matmul.fp32_precision = "tf32"
+            kept = matmul.fp32_precision, cudnn.conv.fp32_precision
+            for wanted in (True, False):
+                mode = Mode(tf32=wanted)
+                with switched(mode):
+                    assert mode.is_set
+                    assert not mode._replace(tf32=not wanted).is_set
+                    assert {matmul.fp32_precision, cudnn.conv.fp32_precision} == {"tf32" if wanted else "ieee"}
+                assert (matmul.fp32_precision, cudnn.conv.fp32_precision) == kept
+            assert not older or (matmul.allow_tf32, cudnn.allow_tf32) == (True, False)
+    finally:
+        for one, precision in before:
+            one.fp32_precision = precision
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------

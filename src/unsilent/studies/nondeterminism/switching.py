@@ -10,6 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+_NAMES = {True: "tf32", False: "ieee"}
+
+
+def _precisions() -> tuple[Any, ...]:
+    """What has an ``fp32_precision`` that decides on TF32; ``allow_tf32`` raises where a program has used this newer name."""
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
+
 
 class Mode(NamedTuple):
     """How steps run.
@@ -40,7 +48,8 @@ class Mode(NamedTuple):
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.tf32 is not None:
-            torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = self.tf32
+            for one in _precisions():
+                one.fp32_precision = _NAMES[self.tf32]
 
     @property
     def is_set(self) -> bool:
@@ -48,12 +57,11 @@ class Mode(NamedTuple):
         memory: Any = torch.utils.deterministic
         cudnn: Any = torch.backends.cudnn
         now = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
-        tf32 = {torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32} if self.tf32 is not None else {None}
         return (
             now == (self.deterministic, self.fill)
             and (cudnn.deterministic, cudnn.benchmark) == (self.deterministic, self.tune)
             and self.threads in (None, torch.get_num_threads())
-            and tf32 == {self.tf32}
+            and (self.tf32 is None or all(one.fp32_precision == _NAMES[self.tf32] for one in _precisions()))
         )
 
 
@@ -62,10 +70,9 @@ def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
     """The mode inside, all switches as they were afterwards; ``warn_only``: operations without a deterministic form run."""
     memory: Any = torch.utils.deterministic
     cudnn: Any = torch.backends.cudnn
-    matmul: Any = torch.backends.cuda.matmul
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     kept, threads = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark), torch.get_num_threads()
-    tf32 = (matmul.allow_tf32, cudnn.allow_tf32) if mode.tf32 is not None else None
+    precisions = [(one, one.fp32_precision) for one in _precisions()] if mode.tf32 is not None else []
     try:
         mode.set(warn_only)
         yield
@@ -73,8 +80,8 @@ def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = kept
         torch.set_num_threads(threads)
-        if tf32 is not None:
-            matmul.allow_tf32, cudnn.allow_tf32 = tf32
+        for one, precision in precisions:
+            one.fp32_precision = precision
 
 
 def seed_generators(seed: int) -> None:
