@@ -15,8 +15,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.determinism_subjects import Build, Subject, models, operations
 from benchmarks.timing import Figure, clock, interleave
+from unsilent.studies.nondeterminism.switching import Mode, switched
 
 THREADS = 2
 LONG_ENOUGH = 0.01
@@ -33,40 +33,10 @@ TOP = 4
 """Kernels shown of a model."""
 
 
-class Mode(NamedTuple):
-    """``fill``: write NaN (or the largest integer) into memory that ``torch.empty`` gives. ``tune``: cuDNN's autotuning.
-
-    ``threads``: of the CPU; None leaves them.
-    """
-
-    deterministic: bool = False
-    fill: bool = True
-    tune: bool = False
-    threads: int | None = None
-
-
 def modes(device: str) -> dict[str, Mode]:
     """By name, the baseline first."""
     own = {"default": Mode(), "deterministic": Mode(True), "without filling": Mode(True, fill=False)}
     return own | ({"one thread": Mode(threads=1)} if device == "cpu" else {"default, tuned": Mode(tune=True)})
-
-
-@contextmanager
-def switched(mode: Mode) -> Iterator[None]:
-    """The mode inside, all switches as they were afterwards."""
-    memory, cudnn = torch.utils.deterministic, torch.backends.cudnn
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    kept, threads = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark), torch.get_num_threads()
-    try:
-        torch.use_deterministic_algorithms(mode.deterministic)
-        memory.fill_uninitialized_memory = mode.fill
-        cudnn.deterministic, cudnn.benchmark = mode.deterministic, mode.tune
-        torch.set_num_threads(mode.threads or threads)
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = kept
-        torch.set_num_threads(threads)
 
 
 def distinct(outcome: Callable[[], Iterable[Tensor]], repeats: int) -> int:

@@ -1,6 +1,7 @@
-"""``unsilent explain LOOP``: whether runs of a user's loop end in the same bits, and why they do not.
+"""``unsilent explain LOOP``: whether runs of a user's loop end in the same bits, why they do not, and what determinism costs.
 
-Exit codes: 0 no difference found, 1 runs differ, 2 the loop is not there, raises, does nothing or does not end, 130 interrupted.
+Exit codes: 0 no difference found, or costs measured, 1 runs differ, 2 the loop is not there, raises, does nothing or does not
+end, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from unsilent.command import EXPLAIN, Command, DisplayOptions, ProgressOptions
+from unsilent.cli.running import check_page
+from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, ProgressOptions
 from unsilent.errors import UsageError
 from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
 
@@ -33,9 +35,13 @@ class ExplainOptions:
         WORKLOAD_PANEL, missing_error=NO_LOOP)] = None  # fmt: skip
     check_only: Annotated[bool, Option(
         "Only check whether runs end with the same bits on this machine.", WORKLOAD_PANEL)] = False  # fmt: skip
-    runs: Annotated[int | None, Option("Number of runs that are compared.", PRECISION_PANEL, default_text="3")] = None
+    cost: Annotated[bool, Option(
+        "Only time steps with each source of variation switched off, within the same runs.", WORKLOAD_PANEL)] = False  # fmt: skip
+    runs: Annotated[int | None, Option(
+        "Number of runs that are compared or timed.", PRECISION_PANEL, default_text="3")] = None  # fmt: skip
     steps: Annotated[int | None, Option(
-        "Steps of a run.", WORKLOAD_PANEL, default_text="as many as the loop makes")] = None  # fmt: skip
+        "Steps of a run.", WORKLOAD_PANEL, default_text="as many as the loop makes; with --cost, those that are timed")
+    ] = None  # fmt: skip
     deadline: Annotated[float | None, Option(
         "Seconds that one run may take.", EXECUTION_PANEL, default_text="600")] = None  # fmt: skip
 
@@ -47,28 +53,40 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def explain(asked: Asked) -> int:
-    """Print what was found about a loop and return the exit code."""
+    """Print what was found about a loop and return the exit code; raises ``UsageError`` for options that exclude each other."""
     from unsilent.cli.report_output import show_report
     from unsilent.studies import nondeterminism
     from unsilent.studies.nondeterminism.report import finding_summary_line, report
-    from unsilent.studies.nondeterminism.running import DEADLINE
-    from unsilent.studies.nondeterminism.source_search import RUNS
 
     options, display, quiet = asked[ExplainOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
     if not options.loop or not options.loop.strip():
         raise UsageError(NO_LOOP)
+    if options.cost and options.check_only:
+        raise UsageError("--cost times steps and --check-only compares runs; give one of them")
+    page = asked[PageOptions].output
+    check_page(page)
+    if options.cost:
+        costs = nondeterminism.measure_step_costs(
+            options.loop, **_limits(options), arguments=asked.script, notify=_silent if quiet else _notify
+        )
+        show_report(costs.report(), page, display.as_json, display.plain)
+        return 0
     search = nondeterminism.check_reproducibility if options.check_only else nondeterminism.explain_run_differences
     explained = search(
         options.loop,
-        runs=RUNS if options.runs is None else options.runs,
-        steps=options.steps,
-        deadline=DEADLINE if options.deadline is None else options.deadline,
+        **_limits(options),
         arguments=asked.script,
         notify=_silent if quiet else _notify,
         on_finding=lambda finding: None if quiet else _notify(finding_summary_line(finding)),
     )
-    show_report(report(explained, asked.script), None, display.as_json, display.plain)
+    show_report(report(explained, asked.script), page, display.as_json, display.plain)
     return INTERRUPTED if explained.interrupted else 0 if explained.has_no_difference else 1
+
+
+def _limits(options: ExplainOptions) -> dict[str, Any]:
+    """Those that were given."""
+    given = {"runs": options.runs, "steps": options.steps, "deadline": options.deadline}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _notify(text: str) -> None:
@@ -83,8 +101,10 @@ def _silent(text: str) -> None:
 HELP = """Find out whether runs of a training loop end with the same bits, and if not, what makes them differ.
 
 Runs the loop several times, unchanged, and then with one source of variation after the other switched off.
+--cost measures what determinism costs: the time of steps with each source switched off.
 """
 COMMAND = Command(
-    "explain", EXPLAIN, HELP, "unsilent explain train.py:main", (ExplainOptions, DisplayOptions, ProgressOptions), explain,
+    "explain", EXPLAIN, HELP, "unsilent explain train.py:main", (ExplainOptions, PageOptions, DisplayOptions, ProgressOptions),
+    explain,
     split_script=split_at_dashes,
 )  # fmt: skip

@@ -36,7 +36,7 @@ def main(folder: Path, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.dup2(2, 1)
     try:
-        values = _run(job, folder)
+        values = _timed(job) if job["time_rounds"] else _run(job, folder)
     except UserCodeError as error:
         values = {"error": "user", "message": str(error), "trace": error.traceback_text}
     except UsageError as error:
@@ -117,6 +117,22 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             by_name["touched"] = sorted(touched | {"memory"})
             by_name["reads"] += [("memory", call, *line, True) for call, line in watch.uninitialised_allocations]
     return by_name
+
+
+def _timed(job: dict[str, Any]) -> dict[str, Any]:
+    """Times of steps, see `step_timer`; nothing else comes between the program and torch."""
+    import torch
+
+    from unsilent.campaigns.code import versions
+    from unsilent.studies.nondeterminism.loops import run_loop
+    from unsilent.studies.nondeterminism.step_timer import StepTimer
+    from unsilent.workloads.user import set_script_arguments
+
+    set_script_arguments(job["ref"], job["arguments"])
+    with StepTimer(job["time_rounds"], job["steps"]) as timer:
+        run_loop(job["ref"], timer, job["steps"] or sys.maxsize, lambda: None)
+    found = {"rounds": timer.rounds, "unmeasured": timer.unmeasured, "refused": sorted(timer.refused)}
+    return {**found, "versions": versions(), "threads": torch.get_num_threads(), "steps": timer.done}
 
 
 if __name__ == "__main__":

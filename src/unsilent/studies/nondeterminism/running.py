@@ -68,8 +68,11 @@ class Launcher:
         log_operations: bool = True,
         hash_final_state: bool = False,
         threads: int | None = None,
+        time_rounds: int | None = None,
     ) -> Run:
         """One run. ``number``: which of the runs that are compared; ``threads``: of torch, whatever the program says.
+
+        ``time_rounds``: instead of anything else, time steps in so many rounds (see `step_timer`).
 
         Raises ``UserCodeError`` for what the user's code raises, ``UsageError`` for a run that does not end or dies.
         """
@@ -78,10 +81,10 @@ class Launcher:
         what = f"run {self.launched}" + (f", pinned: {', '.join(sorted(pinned))}" if pinned else "")
         self.report(what)
         job = {"ref": self._ref, "pinned": sorted(pinned), "number": number, "steps": self._steps, "threads": threads}
-        job["arguments"] = self._arguments
+        job |= {"arguments": self._arguments, "time_rounds": time_rounds}
         job |= {"file": f"{name}.records" if log_operations else "", "final": hash_final_state, "driver": os.getpid()}
         (self.folder / f"{name}.json").write_text(json.dumps(job))
-        self._process(name, what, self._environment(pinned, threads))
+        self._process(name, what, self._environment({*pinned, "kernels"} if time_rounds else pinned, threads))
         run = _read_run(self.folder / f"{name}.done.json")
         self._plain = self._plain or run
         return run

@@ -1,0 +1,91 @@
+"""Switches that make a running process deterministic: set and put back again, so that steps of one run can take turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_NAMES = {True: "tf32", False: "ieee"}
+
+
+def _precisions() -> tuple[Any, ...]:
+    """What has an ``fp32_precision`` that decides on TF32; ``allow_tf32`` raises where a program has used this newer name."""
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
+
+
+class Mode(NamedTuple):
+    """How steps run.
+
+    Attributes:
+        deterministic: Torch's deterministic algorithms, and cuDNN's.
+        fill: With them, write NaN (or the largest integer) into memory that ``torch.empty`` gives.
+        tune: cuDNN measures several kernels and takes the fastest.
+        threads: Of the CPU; None leaves them.
+        tf32: Whether CUDA's matrix products and convolutions may use TF32; None leaves it.
+        seeds: Seed all global generators at the start of every step.
+    """
+
+    deterministic: bool = False
+    fill: bool = True
+    tune: bool = False
+    threads: int | None = None
+    tf32: bool | None = None
+    seeds: bool = False
+
+    def set(self, warn_only: bool) -> None:
+        """Set all its switches; ``warn_only``: operations without a deterministic form run."""
+        memory: Any = torch.utils.deterministic
+        cudnn: Any = torch.backends.cudnn
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=warn_only)
+        memory.fill_uninitialized_memory = self.fill
+        cudnn.deterministic, cudnn.benchmark = self.deterministic, self.tune
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        if self.tf32 is not None:
+            for one in _precisions():
+                one.fp32_precision = _NAMES[self.tf32]
+
+    @property
+    def is_set(self) -> bool:
+        """Whether its switches are as it sets them."""
+        memory: Any = torch.utils.deterministic
+        cudnn: Any = torch.backends.cudnn
+        now = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+        return (
+            now == (self.deterministic, self.fill)
+            and (cudnn.deterministic, cudnn.benchmark) == (self.deterministic, self.tune)
+            and self.threads in (None, torch.get_num_threads())
+            and (self.tf32 is None or all(one.fp32_precision == _NAMES[self.tf32] for one in _precisions()))
+        )
+
+
+@contextmanager
+def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
+    """The mode inside, all switches as they were afterwards; ``warn_only``: operations without a deterministic form run."""
+    memory: Any = torch.utils.deterministic
+    cudnn: Any = torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    kept, threads = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark), torch.get_num_threads()
+    precisions = [(one, one.fp32_precision) for one in _precisions()] if mode.tf32 is not None else []
+    try:
+        mode.set(warn_only)
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = kept
+        torch.set_num_threads(threads)
+        for one, precision in precisions:
+            one.fp32_precision = precision
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
