@@ -40,10 +40,10 @@ from unsilent.monitor.signals.trained_parameters import (
     are_reduced,
     frozen_parameters,
     is_sharded,
-    unwrapped,
 )
 from unsilent.monitor.signals.turns import OptimizerTurns, TrainedParameter, ValueTurns
 from unsilent.monitor.step_checks import StepChecks
+from unsilent.sites.modules import unwrapped
 
 TIMED = 16
 """What is checked in every step is timed in one of so many: to time it costs as much."""

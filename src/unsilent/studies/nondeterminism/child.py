@@ -126,7 +126,7 @@ def _timed(job: dict[str, Any]) -> dict[str, Any]:
     from unsilent.campaigns.code import versions
     from unsilent.studies.nondeterminism.loops import run_loop
     from unsilent.studies.nondeterminism.step_timer import StepTimer
-    from unsilent.workloads.user import set_script_arguments
+    from unsilent.user_code import set_script_arguments
 
     set_script_arguments(job["ref"], job["arguments"])
     with StepTimer(job["time_rounds"], job["steps"]) as timer:
