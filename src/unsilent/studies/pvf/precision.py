@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans, trial_ids_of_plans
@@ -24,6 +27,7 @@ from unsilent.sizes import parse_share
 from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import GROWTH, confidence_at
 from unsilent.statistics.planning import allocate, expected_half_width, expected_interval
+from unsilent.studies.pvf.expected_end import ExpectedEnd, expected_end
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.pilots import (
     PILOT_PER_WIDE,
@@ -105,13 +109,17 @@ class PrecisionPlanner:
 
     Attributes:
         most_trials: Trials that a target may have at a number of flips, its pilot included.
+        wall_seconds: How long trials take that keep one worker busy for so many seconds.
         imprecise_rows: Rows that stay wider than asked because of ``most_trials``, as sentences.
+        end: The end that was expected when the last round was decided; None for a pilot.
     """
 
     precision: Precision
     question: PvfEstimator
     most_trials: int
+    wall_seconds: Callable[[float], float] = float
     imprecise_rows: tuple[str, ...] = ()
+    end: ExpectedEnd | None = None
     _stored: StoredTrials | None = None
     """What the store held when the last round was decided: a planner is for one store."""
 
@@ -125,12 +133,38 @@ class PrecisionPlanner:
         Raises:
             UsageError: the plan of look 0 needs more than ``most_trials``; says what is needed and what can be had.
         """
+        return [plan.to_json() for plan in self.round_after(self._read(store))]
+
+    def _read(self, store: PvfStore) -> StoredTrials:
         unit = self.question.with_default_unit(store.spec.is_transient).unit or "sample"
         self._stored = StoredTrials(store, unit, self._stored)
-        return [plan.to_json() for plan in self.round_after(self._stored)]
+        return self._stored
 
     def describe_round(self, store: PvfStore) -> str:
-        """What the round that was decided last is for, and how many trials there are to be then."""
+        """What the round that was decided last is for, how many trials there are to be then, and the expected end."""
+        self.end = self.expected_end(store)
+        return self._purpose(store) + (f"; {self.end}" if self.end else "")
+
+    def expected_end(self, store: PvfStore) -> ExpectedEnd | None:
+        """What is expected of the campaign in a store; None before all its pilots are complete."""
+        begun = time.perf_counter()
+        stored = self._read(store)
+        if not stored.plans or not all(plan.first_look_trials for plan in stored.plans.values()):
+            return None
+        question, precision = self.question.with_default_unit(stored.spec.is_transient), self.precision
+        rows = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
+        view = PilotView(stored, [_with_all_as_pilot(plan, "") for plan in stored.plans.values()])
+        return expected_end(
+            stored,
+            view,
+            rows,
+            lambda estimates: np.maximum(precision.absolute, precision.relative * estimates),
+            question.confidence,
+            self.most_trials,
+            lambda work: self.wall_seconds(work) + time.perf_counter() - begun,
+        )
+
+    def _purpose(self, store: PvfStore) -> str:
         plans = latest_plans(store.records(ROUND)).values()
         total = f"{sum(plan.total_trials for plan in plans):,} trials in all"
         if not all(plan.first_look_trials for plan in plans):

@@ -34,6 +34,7 @@ class StoredTrials:
         spec, description: Of the campaign.
         rows: By (stratum, flips), numbers ascending.
         plans: What the last rounds decided.
+        groups: The reported target of each stratum.
     """
 
     def __init__(self, store: PvfStore, unit: str, earlier: StoredTrials | None = None) -> None:
@@ -52,13 +53,17 @@ class StoredTrials:
         for cell, known in (earlier.rows if earlier is not None else {}).items():
             rows = [*known, *self.rows.get(cell, ())]
             self.rows[cell] = sorted(rows, key=lambda row: row.trial[2:])
-        self._groups = {t.name: t.group for t in self.description.targets}
+        self.groups = {t.name: t.group for t in self.description.targets}
         self._tallies: dict[tuple[str, int | None, TrialNumbers], Tally] = {}
 
     @property
     def trial_count(self) -> int:
         """Trials of all strata, pilots included."""
         return sum(map(len, self.rows.values()))
+
+    def count(self, stratum: str, flips: int | None) -> int:
+        """Trials of a stratum, pilot included."""
+        return len(self.rows.get((stratum, flips), ()))
 
     def last_common_look(self, groups: Iterable[str], flips: int | None) -> int | None:
         """The last look that all these reported targets have come to; None where they have no plan, or a pilot alone."""
@@ -100,7 +105,7 @@ class StoredTrials:
 
     def is_counted(self, row: PvfTrialRow) -> bool:
         """Whether a trial counts for estimates at all."""
-        plan = self.plans.get((self._groups[row.trial.target], row.trial.flips))
+        plan = self.plans.get((self.groups[row.trial.target], row.trial.flips))
         return plan is None or plan.is_counted(row.trial)
 
     def _tally(self, stratum: str, flips: int | None, which: TrialNumbers) -> Tally:
