@@ -1,19 +1,18 @@
 """When a campaign with ``--ci`` or ``--rel`` is expected to end: how many trials it will run, and how long they take.
 
-How many looks a campaign needs depends on outcomes that its pilot hardly shows. So its looks are simulated with rates of incorrect
-outputs that are drawn from what its trials leave open. What a trial costs is measured on the trials that are stored.
+How many looks a campaign needs depends on outcomes that its pilot hardly shows. So its looks are simulated with rates of
+incorrect outputs that are drawn from what its trials leave open. What a trial costs is measured on the trials that are stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from unsilent.campaigns.expected_end import ExpectedEnd
 from unsilent.campaigns.rounds import Cell
-from unsilent.report.text import count_text
-from unsilent.sizes import rough_duration_text
 from unsilent.studies.pvf.pilots import PilotView, TrialCost
 from unsilent.studies.pvf.row_scopes import RowScope, StoredTrials
 from unsilent.studies.pvf.simulated_looks import DRAWS, Floats, simulated_last_looks
@@ -22,34 +21,6 @@ LIKELY = (0.1, 0.5, 0.9)
 """Quantiles of the simulated campaigns that are shown: the range, and its middle."""
 OVERHEAD = 1.15
 """Wall time of a round relative to the time of its trials: measured, 1.1 to 1.2 for trials of about 1 ms."""
-
-
-@dataclass(frozen=True)
-class ExpectedEnd:
-    """What is expected of a campaign: three numbers each, which are lower, about and upper.
-
-    Attributes:
-        trials: Trials in all, pilot included.
-        seconds: Seconds that are left.
-        measured: Stored trials, whose times the seconds come from.
-    """
-
-    trials: tuple[int, int, int]
-    seconds: tuple[float, float, float]
-    measured: int
-
-    def __str__(self) -> str:
-        low, middle, high = self.trials
-        short, seconds, long = map(rough_duration_text, self.seconds)
-        return (
-            f"the end is expected after about {count_text(middle, 'trial')} ({low:,} to {high:,}), in about {seconds} "
-            f"({short} to {long}), as measured on {measured_text(self.measured)}"
-        )
-
-
-def measured_text(trials: int) -> str:
-    """``the first 313 trials``."""
-    return f"the first {count_text(trials, 'trial')}"
 
 
 def expected_end(
@@ -87,15 +58,13 @@ def expected_end(
 def trial_seconds(stored: StoredTrials) -> dict[Cell, float]:
     """Expected seconds of one more trial of each cell, from measured times.
 
-    A trial that evaluates more samples is taken to cost more by the counted costs. Trials that ran together have one time, that of
-    the first: so times of a cell that differ from those of all cells by no more than they scatter count for all cells.
-    The first trials of each stratum are left out, where there are others: with them a worker prepares its shortcuts.
+    A trial that evaluates more samples is taken to cost more by the counted costs. Trials that ran together have one time, that
+    of the first: so times of a cell that differ from those of all cells by no more than they scatter count for all cells.
     """
     times: dict[Cell, list[float]] = {cell: [] for cell in stored.plans}
     for cell, plan in stored.plans.items():
         rows = [row for name in plan.pilot_trials for row in stored.rows.get((name, plan.flips), ())]
-        later = [row for row in rows if row.trial.k] or rows
-        times[cell] = [row.seconds / _counted_seconds(stored, row.trial.sample_count) for row in later]
+        times[cell] = [row.seconds / _counted_seconds(stored, row.trial.sample_count) for row in rows]
     together = np.concatenate([np.array(own) for own in times.values()])
     whole = float(together.mean())
     errors = {cell: np.var(own, ddof=1) / len(own) if len(own) > 1 else np.inf for cell, own in times.items()}

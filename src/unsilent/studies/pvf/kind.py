@@ -170,6 +170,7 @@ PVF = Kind(
         trial_numbers=LazyFunction("unsilent.studies.pvf.study:trial_numbers"),
         notes=LazyFunction("unsilent.studies.pvf.study:dry_run_notes"),
         has_open_number=LazyFunction("unsilent.studies.pvf.study:has_open_number"),
+        expected_end=LazyFunction("unsilent.studies.pvf.study:expected_end_of_store"),
     ),
     example_arguments="digits-cnn --trials 500",
 )

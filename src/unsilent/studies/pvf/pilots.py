@@ -210,8 +210,7 @@ class PilotView:
         """As they are expected where trials evaluate so many samples (``asked``, by stratum), with weights that sum to 1."""
         total = sum(t.share for t in targets)
         return [
-            self.forecasts[t.name, flips].stratum(t.share / total, self.variance_left(asked[t.name]))
-            for t in targets
+            self.forecasts[t.name, flips].stratum(t.share / total, self.variance_left(asked[t.name])) for t in targets
         ]
 
     def seen(self, targets: Sequence[TargetInfo], flips: int | None) -> list[Stratum]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsilent.campaigns.driver import ROUND
+from unsilent.campaigns.expected_end import ExpectedEnd
 from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans, trial_ids_of_plans
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.errors import UsageError
@@ -27,7 +28,7 @@ from unsilent.sizes import parse_share
 from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import GROWTH, confidence_at
 from unsilent.statistics.planning import allocate, expected_half_width, expected_interval
-from unsilent.studies.pvf.expected_end import ExpectedEnd, expected_end
+from unsilent.studies.pvf.expected_end import expected_end
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.pilots import (
     PILOT_PER_WIDE,

@@ -1,8 +1,8 @@
 """To which look each cell of a campaign with ``--ci`` or ``--rel`` may come, simulated from what its trials show so far.
 
-The rate of incorrect outputs of each stratum is drawn from what its trials, and those of its class of bits, leave open. Trials that
-are still to come then end by that rate, and looks follow each other as in `PrecisionPlanner`, with the half-width of an interval
-taken from its approximation `expected_half_width`.
+The rate of incorrect outputs of each stratum is drawn from what its trials, and those of its class of bits, leave open. Trials
+that are still to come then end by that rate, and looks follow each other as in `PrecisionPlanner`, with half-widths of intervals
+taken from their approximation, `expected_half_width`.
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ def _highest_look(plan: CellPlan, most_trials: int) -> int:
     return max((look for look in further if replace(plan, look=look).total_trials <= most_trials), default=plan.look)
 
 
-def _row(
-    scope: RowScope, plans: dict[Cell, CellPlan], trials: dict[Cell, _Trials], confidence: float
-) -> _Row:
+def _row(scope: RowScope, plans: dict[Cell, CellPlan], trials: dict[Cell, _Trials], confidence: float) -> _Row:
     cells = list(dict.fromkeys((t.group, scope.flips) for t in scope.targets))
     strata = [trials[t.name, scope.flips] for t in scope.targets]
     weights = np.array([t.share for t in scope.targets])
@@ -153,7 +151,10 @@ def _more_looks(
     """How many more looks the row is planned to need; 0 where it is precise enough."""
     now = np.min([looks[cell] for cell in row.cells], axis=0)
     aims = target_half_width(row.weights @ np.array([s.means for s in row.strata]))
-    more = np.full(DRAWS, LAST)
-    for further in reversed(range(LAST)):
-        more = np.where(row.half_widths(now + further, confidence) <= aims, further, more)
+    more = np.zeros(DRAWS, np.int64)
+    for _ in range(LAST):
+        wide = row.half_widths(now + more, confidence) > aims
+        if not wide.any():
+            break
+        more += wide
     return more
