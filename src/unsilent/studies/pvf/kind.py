@@ -101,8 +101,8 @@ def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[Cell
     from unsilent.campaigns.rounds import MOST_LOOKS, CellPlan
 
     record = parse_record(list[CellPlan], text, "rounds")
-    strata = {target.name for target in description.targets}
     for plan in record:
+        strata = {target.name for target in description.targets_at(plan.flips)}
         numbers = [
             *plan.pilot_trials.values(),
             *plan.wide_pilot_trials.values(),

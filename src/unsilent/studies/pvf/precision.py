@@ -210,28 +210,29 @@ class PrecisionPlanner:
         return [g for g in groups if not globs or any(fnmatch.fnmatchcase(g.name, glob) for glob in globs)]
 
     def _pilots(self, stored: StoredTrials, asked: str) -> list[CellPlan]:
-        strata: dict[str, list[str]] = {}
-        for target in stored.description.targets:
-            strata.setdefault(target.group, []).append(target.name)
         samples = wide = 0
         if stored.spec.samples is None:
             samples, wide = 1, min(WIDE_SAMPLES, max(stored.description.samples))
-        some = first_wide_pilot(t.name for t in stored.description.targets) if wide > 1 else {}
-        plans = [
-            CellPlan(
-                group,
-                flips,
-                asked,
-                pilot,
-                {},
-                {},
-                pilot_samples=samples,
-                wide_pilot_trials={name: some[name] for name in pilot if some.get(name)},
-                wide_samples=wide if wide > 1 else 0,
-            )
-            for flips in stored.spec.flips
-            for group, pilot in first_pilot(strata).items()
-        ]
+        plans = []
+        for flips in stored.spec.flips:
+            strata: dict[str, list[str]] = {}
+            for target in stored.description.targets_at(flips):
+                strata.setdefault(target.group, []).append(target.name)
+            some = first_wide_pilot(name for names in strata.values() for name in names) if wide > 1 else {}
+            plans += [
+                CellPlan(
+                    group,
+                    flips,
+                    asked,
+                    pilot,
+                    {},
+                    {},
+                    pilot_samples=samples,
+                    wide_pilot_trials={name: some[name] for name in pilot if some.get(name)},
+                    wide_samples=wide if wide > 1 else 0,
+                )
+                for group, pilot in first_pilot(strata).items()
+            ]
         longest = max(plans, key=lambda plan: plan.pilot_size)
         if longest.pilot_size > self.most_trials:
             raise UsageError(
@@ -280,7 +281,7 @@ class PrecisionPlanner:
             return plan.samples
         if view.cost is None:
             return plan.pilot_samples
-        targets = [t for t in view.stored.description.targets if t.group == plan.group]
+        targets = [t for t in view.stored.description.targets_at(plan.flips) if t.group == plan.group]
         aim = self._aim(view, targets, plan.flips)
         level = confidence_at(0, self.question.confidence)
 

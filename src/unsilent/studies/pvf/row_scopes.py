@@ -54,6 +54,10 @@ class StoredTrials:
             rows = [*known, *self.rows.get(cell, ())]
             self.rows[cell] = sorted(rows, key=lambda row: row.trial[2:])
         self.groups = {t.name: t.group for t in self.description.targets}
+        strata = {(t.name, flips) for flips in self.spec.flips for t in self.description.targets_at(flips)}
+        if wrong := self.rows.keys() - strata:
+            name, flips = min(wrong, key=str)
+            raise StoreError(f"the store is damaged: no trial of {name!r} has {flips} flips; use a backup copy")
         self._tallies: dict[tuple[str, int | None, TrialNumbers], Tally] = {}
 
     @property
@@ -169,7 +173,7 @@ class RowScope:
 
 def target_groups(stored: StoredTrials, flips: int | None) -> list[RowScope]:
     """The targets of one number of flips, what they belong to, and the model; coarse levels first."""
-    targets = stored.description.targets
+    targets = stored.description.targets_at(flips)
     level = targets[0].level
     result = [_rolled_up("model", "model", "", targets, stored, flips)]
     if level != "component":
@@ -216,7 +220,7 @@ def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> li
     groups, fell = [], rows_by_layer(hits)
     for (component, layer), own in tensors.items():
         rows = fell[component, layer]
-        members = [t for t in description.targets if t.component == component]
+        members = [t for t in description.targets_at(1) if t.component == component]
         shares = {t.name: _share(t, own, stored.spec.law) for t in members}
         targets = tuple(t for t in members if shares[t.name])
         tallies = {

@@ -97,7 +97,7 @@ def simulated_last_looks(
     trials = {
         (t.name, plan.flips): _Trials(t, plan, stored, view, rng)
         for plan in plans.values()
-        for t in stored.description.targets
+        for t in stored.description.targets_at(plan.flips)
         if t.group == plan.group
     }
     scopes = [_row(row, plans, trials, confidence) for row in rows]

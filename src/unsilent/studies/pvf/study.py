@@ -107,7 +107,7 @@ def trial_numbers(run: CampaignRun, baseline: PvfBaseline) -> TrialNumbers:
     if not has_open_number(run.asked):
         return planned_trial_numbers(run, baseline)
     most = run.kind.resolve_budget(run.asked).trial_numbers(None)
-    return {(target.group or target.name, flips): most for target in baseline.targets for flips in run.spec.flips}
+    return {(t.group or t.name, flips): most for flips in run.spec.flips for t in baseline.targets_at(flips)}
 
 
 def has_open_number(asked: Asked) -> bool:
