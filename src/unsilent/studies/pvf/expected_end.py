@@ -19,8 +19,10 @@ from unsilent.studies.pvf.simulated_looks import DRAWS, Floats, simulated_last_l
 
 LIKELY = (0.1, 0.5, 0.9)
 """Quantiles of the simulated campaigns that are shown: the range, and its middle."""
-OVERHEAD = 1.15
-"""Wall time of a round relative to the time of its trials: measured, 1.1 to 1.2 for trials of about 1 ms."""
+STORING, STORED = 0.0002, 1000
+"""Seconds that a trial takes the driver, and how many measured trials that counts for: short rounds take longer for each."""
+READING = 0.0001
+"""Seconds for each stored trial until the result is there, after the last trial: about what was measured."""
 
 
 def expected_end(
@@ -31,6 +33,7 @@ def expected_end(
     confidence: float,
     most_trials: int,
     wall_seconds: Callable[[float], float],
+    driver: tuple[float, int] = (0.0, 0),
 ) -> ExpectedEnd:
     """The end that is expected from the trials so far, after look 0 of all cells is planned.
 
@@ -41,18 +44,22 @@ def expected_end(
         confidence: Of the intervals of rows.
         most_trials: Trials that a cell may have.
         wall_seconds: How long trials take that keep one worker busy for so many seconds.
+        driver: Seconds of rounds in which no worker ran a trial, and the trials of these rounds.
     """
     looks = simulated_last_looks(stored, view, rows, target_half_width, confidence, most_trials)
     each = trial_seconds(stored)
-    trials, work = np.zeros(DRAWS), np.zeros(DRAWS)
+    trials, work, left = np.zeros(DRAWS), np.zeros(DRAWS), np.zeros(DRAWS)
     for cell, plan in stored.plans.items():
         done = sum(stored.count(name, plan.flips) for name in plan.pilot_trials)
         totals = np.array([replace(plan, look=look).total_trials for look in range(looks[cell].max() + 1)])
         trials += totals[looks[cell]]
+        left += totals[looks[cell]] - done
         work += (totals[looks[cell]] - done) * each[cell]
+    storing = (driver[0] + STORED * STORING) / (driver[1] + STORED)
+    seconds = [wall_seconds(float(w)) for w in work] + storing * left + READING * trials
     low, middle, high = (int(n) for n in np.quantile(trials, LIKELY))
-    short, seconds, long = (wall_seconds(OVERHEAD * float(w)) for w in np.quantile(work, LIKELY))
-    return ExpectedEnd((low, middle, high), (short, seconds, long), stored.trial_count)
+    short, about, long = (float(s) for s in np.quantile(seconds, LIKELY))
+    return ExpectedEnd((low, middle, high), (short, about, long), stored.trial_count)
 
 
 def trial_seconds(stored: StoredTrials) -> dict[Cell, float]:
@@ -67,7 +74,7 @@ def trial_seconds(stored: StoredTrials) -> dict[Cell, float]:
         times[cell] = [row.seconds / _counted_seconds(stored, row.trial.sample_count) for row in rows]
     together = np.concatenate([np.array(own) for own in times.values()])
     whole = float(together.mean())
-    errors = {cell: np.var(own, ddof=1) / len(own) if len(own) > 1 else np.inf for cell, own in times.items()}
+    errors = {cell: float(np.var(own, ddof=1)) / len(own) if len(own) > 1 else np.inf for cell, own in times.items()}
     means = {cell: float(np.mean(own)) if own else whole for cell, own in times.items()}
     between = max(0.0, float(np.mean([(means[c] - whole) ** 2 - min(errors[c], 1e18) for c in times])))
     result = {}

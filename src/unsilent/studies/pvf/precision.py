@@ -121,11 +121,15 @@ class PrecisionPlanner:
     wall_seconds: Callable[[float], float] = float
     imprecise_rows: tuple[str, ...] = ()
     end: ExpectedEnd | None = None
+    _round_began: float = 0.0
+    _driver: tuple[float, int] = (0.0, 0)
+    """Seconds of rounds in which no worker ran a trial, and the trials of these rounds."""
     _stored: StoredTrials | None = None
     """What the store held when the last round was decided: a planner is for one store."""
 
     def requested_trials(self, store: PvfStore) -> Iterator[TrialId]:
         """All trials of the rounds so far."""
+        self._round_began = time.monotonic()
         return trial_ids_of_plans(latest_plans(store.records(ROUND)).values())
 
     def decide_next_round(self, store: PvfStore) -> list[Json]:
@@ -134,7 +138,12 @@ class PrecisionPlanner:
         Raises:
             UsageError: the plan of look 0 needs more than ``most_trials``; says what is needed and what can be had.
         """
-        return [plan.to_json() for plan in self.round_after(self._read(store))]
+        whole, earlier = time.monotonic() - self._round_began, self._stored
+        stored = self._read(store)
+        if earlier is not None:
+            idle, trials = whole - (stored.seconds - earlier.seconds), stored.trial_count - earlier.trial_count
+            self._driver = self._driver[0] + max(0.0, idle), self._driver[1] + trials
+        return [plan.to_json() for plan in self.round_after(stored)]
 
     def _read(self, store: PvfStore) -> StoredTrials:
         unit = self.question.with_default_unit(store.spec.is_transient).unit or "sample"
@@ -163,6 +172,7 @@ class PrecisionPlanner:
             question.confidence,
             self.most_trials,
             lambda work: self.wall_seconds(work) + time.perf_counter() - begun,
+            self._driver,
         )
 
     def _purpose(self, store: PvfStore) -> str:

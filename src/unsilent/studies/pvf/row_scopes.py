@@ -65,6 +65,11 @@ class StoredTrials:
         """Trials of all strata, pilots included."""
         return sum(map(len, self.rows.values()))
 
+    @property
+    def seconds(self) -> float:
+        """Time of all trials together, as their workers measured it."""
+        return sum(row.seconds for rows in self.rows.values() for row in rows)
+
     def count(self, stratum: str, flips: int | None) -> int:
         """Trials of a stratum, pilot included."""
         return len(self.rows.get((stratum, flips), ()))

@@ -45,7 +45,8 @@ class _Trials:
         forecast, left = view.forecasts[target.name, plan.flips], view.variance_left(plan.samples)
         known = stored.pilot(target.name, plan.flips, (plan.counting_trials(target.name),)).incorrect_share_per_trial
         seen = stored.count(target.name, plan.flips) + PSEUDO_COUNT
-        rate = rng.beta(forecast.likely * seen, (1 - forecast.likely) * seen, DRAWS)
+        middle = (forecast.mean + forecast.likely) / 2
+        rate = rng.beta(middle * seen, (1 - middle) * seen, DRAWS)
         self.top = rate + (1 - rate) * (1 - forecast.within * (1 - left))
         self.forecast = forecast.stratum(target.share, left)
         self._chance = rate / self.top
@@ -53,7 +54,8 @@ class _Trials:
 
     def sizes(self, looks: Ints) -> Floats:
         """Trials that count at these looks."""
-        return np.ceil(self._first * GROWTH**looks)
+        result: Floats = np.ceil(self._first * GROWTH**looks)
+        return result
 
     def run_until(self, looks: Ints) -> None:
         """Simulate the trials up to these looks."""
