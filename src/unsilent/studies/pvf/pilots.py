@@ -180,7 +180,7 @@ class TrialCost:
 
 
 class PilotView:
-    """What the pilots of some plans let expect.
+    """What the pilots of some plans let expect; ``with_all``: all their stored trials.
 
     Attributes:
         stored: The trials.
@@ -188,11 +188,13 @@ class PilotView:
         cost: What a trial costs; None where the number of samples of a trial is given.
     """
 
-    def __init__(self, stored: StoredTrials, plans: Sequence[CellPlan]) -> None:
+    def __init__(self, stored: StoredTrials, plans: Sequence[CellPlan], with_all: bool = False) -> None:
         self.stored = stored
         self._samples = stored.description.samples
         self._pilots = {
-            (name, plan.flips): stored.pilot(name, plan.flips, plan.pilot_of(name))
+            (name, plan.flips): stored.pilot(
+                name, plan.flips, tuple(plan.trial_numbers(name).items()) if with_all else plan.pilot_of(name)
+            )
             for plan in plans
             for name in plan.pilot_trials
         }

@@ -163,7 +163,7 @@ class PrecisionPlanner:
             return None
         question, precision = self.question.with_default_unit(stored.spec.is_transient), self.precision
         rows = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
-        view = PilotView(stored, [_with_all_as_pilot(plan, "") for plan in stored.plans.values()])
+        view = PilotView(stored, [*stored.plans.values()], with_all=True)
         return expected_end(
             stored,
             view,
