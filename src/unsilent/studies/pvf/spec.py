@@ -123,7 +123,7 @@ class PvfSpec(StoredSpec):
     study: Annotated[str, NOT_AN_OPTION] = "pvf"
     strata: Annotated[str, Option(
         "Stratify trials with one flip by bits (classes of bits), or none.", PRECISION_PANEL,
-        default_text="none; bits for single flips with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
+        default_text="none; bits for one flip with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
     samples: Annotated[int | None, Option(
         "Samples that each trial evaluates, drawn at random from one batch: a number, or all.", PRECISION_PANEL,
         default_text="all; with --ci or --rel a pilot chooses for each target",
