@@ -149,7 +149,8 @@ def test_settings_are_put_back_and_each_switch_is_applied(folder):
     def settings():
         return (
             torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled(),
-            torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.conv.fp32_precision == "tf32",
+            torch.backends.cuda.matmul.fp32_precision == "tf32",
         )  # fmt: skip
 
     before = settings()

@@ -115,8 +115,9 @@ class Stored(StoredTrials):
         ]
         self.spec = SimpleNamespace(samples=samples, flips=(1,), is_transient=False, is_enumerated=False)
         self.description = SimpleNamespace(
-            targets=tuple(strata), samples=sizes, trial_seconds=cost[0], sample_seconds=cost[1]
-        )
+            targets=tuple(strata), samples=sizes, trial_seconds=cost[0], sample_seconds=cost[1],
+            targets_at=lambda flips: tuple(strata),
+        )  # fmt: skip
         self.unit, self.plans, self._share = "sample", {}, share
 
     def _tally(self, stratum, flips, which):

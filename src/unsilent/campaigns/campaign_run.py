@@ -18,6 +18,7 @@ from unsilent.options import Asked, options_of
 if TYPE_CHECKING:
     from unsilent.campaigns.driver import Planner
     from unsilent.campaigns.executors import Executor
+    from unsilent.campaigns.expected_end import ExpectedEnd
     from unsilent.campaigns.kinds import Kind
     from unsilent.campaigns.observer import Observer
 
@@ -98,12 +99,15 @@ class DryRun:
         fault_free_seconds: Seconds of a fault-free run, by the baseline.
         notes: Further sentences, also by the path of the store, where there may be none yet.
         has_open_number: Whether the campaign itself decides how many trials it runs, up to those numbers.
+        expected_end: Where that is so, the end that is expected from the trials of the store at a path, run by this executor;
+            None while they do not show it.
     """
 
     trial_numbers: Callable[[CampaignRun, Any], TrialNumbers] = planned_trial_numbers
     fault_free_seconds: Callable[[Any], float] = lambda baseline: float(baseline.golden_seconds)
     notes: Callable[[CampaignRun, Any, Path], Iterable[str]] = lambda run, baseline, path: ()
     has_open_number: Callable[[Asked], bool] = lambda asked: False
+    expected_end: Callable[[CampaignRun, Path, Executor], ExpectedEnd | None] = lambda run, path, executor: None
 
 
 def campaign_function(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import Budget
-from unsilent.campaigns.spec import Baseline, Json, Spec, TrialId
+from unsilent.campaigns.spec import Baseline, Json, Spec, TrialId, strata_of
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 
@@ -66,8 +66,7 @@ def trial_numbers_by_stratum(spec: Spec, baseline: Baseline, budget: Budget) -> 
     """
     strata = {
         (target.name, flips): budget.trial_numbers(target.slots if spec.is_enumerated else None)
-        for target in baseline.targets
-        for flips in spec.flips
+        for target, flips in strata_of(spec, baseline)
     }
     total = sum(map(len, strata.values()))
     if total > MOST_PLANNED:

@@ -36,6 +36,10 @@ class Executor(Protocol):
         """Run trials; rows come in any order, those together that one proof covers (a list may be empty)."""
         ...
 
+    def wall_seconds(self, work: float) -> float:
+        """How long trials are expected to take from now that would keep one worker busy for ``work`` seconds."""
+        ...
+
     def salvage(self) -> Sequence[CampaignRow]:
         """After an interrupt: rows that were run and not yet handed out, if they can still be proven."""
         ...

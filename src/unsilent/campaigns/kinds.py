@@ -10,7 +10,7 @@ from unsilent.campaigns.campaign_run import CampaignRun, DryRun, run_and_analyse
 from unsilent.campaigns.codec import Shape, row_codec
 from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions, ReportOptions
-from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId
+from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, strata_of
 from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
 from unsilent.errors import UsageError
 from unsilent.options import Asked, check_option_fields
@@ -44,7 +44,7 @@ def count_budgeted_trials(store: Any, part: int = 1, parts: int = 1) -> int:
     if spec.is_enumerated:
         sizes = [target.slots for target in baseline.targets]
     else:
-        sizes = [int(store.largest_budget()[0])] * (len(baseline.targets) * len(spec.flips))
+        sizes = [int(store.largest_budget()[0])] * len(strata_of(spec, baseline))
     return sum(len(range(part - 1, size, parts)) for size in sizes)
 
 

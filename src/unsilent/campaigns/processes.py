@@ -82,7 +82,7 @@ class ProcessExecutor(Closing):
         environment: Mapping[str, str] | None = None,
         grows_slowly: bool = False,
     ) -> None:
-        self._grows_slowly, self._grows_at = grows_slowly, 0.0
+        self._grows_slowly, self._grows_at, self._all_ready_at = grows_slowly, 0.0, 0.0
         self._spec, self._jobs, self._observer = spec, jobs, observer
         self._deadline, self._means = deadline, replace(worker_settings, jobs=max(jobs, worker_settings.jobs))
         self._environment = environment
@@ -119,6 +119,7 @@ class ProcessExecutor(Closing):
             begun = time.monotonic()
             self._await_ready(self._spawn())
             self._grows_at = 2 * time.monotonic() - begun  # then trials have run for as long as it took to load
+            self._all_ready_at = self._grows_at + (time.monotonic() - begun if self._grows_slowly else 0.0)
         assert self._description is not None
         return self._description
 
@@ -380,6 +381,14 @@ class ProcessExecutor(Closing):
             ) from None
 
     # -- end ---------------------------------------------------------------------------------------------------
+
+    def wall_seconds(self, work: float) -> float:
+        """How long trials are expected to take from now that would keep one worker busy for so long.
+
+        Until the others have loaded the workload, which takes them as long as it took the first one, that one works alone.
+        """
+        alone = min(work, max(0.0, self._all_ready_at - time.monotonic()))
+        return alone + (work - alone) / self._jobs
 
     def seconds_since_last_call(self) -> tuple[float, float]:
         """Wall and CPU seconds since it was made or this was last asked; of the workers what they have reported."""

@@ -177,6 +177,10 @@ class RayExecutor(Closing):
 
     # -- end ---------------------------------------------------------------------------------------------------
 
+    def wall_seconds(self, work: float) -> float:
+        """That of as many workers as were asked for, from now on."""
+        return work / self._job.worker_settings.jobs
+
     def seconds_since_last_call(self) -> tuple[float, float]:
         """Wall and CPU seconds since it was made or this was last asked; of supervisors and workers what they have reported."""
         wall, cpu = self._watch.lap()

@@ -240,6 +240,13 @@ class Baseline(Protocol):
     def to_json(self) -> Json: ...
 
 
+def strata_of(spec: Spec, baseline: Baseline) -> list[tuple[TrialTarget, int | None]]:
+    """The strata of a campaign: each target with each number of flips; some targets are for some of these numbers only."""
+    return [
+        (t, flips) for t in baseline.targets for flips in spec.flips if flips in (getattr(t, "flips", ()) or (flips,))
+    ]
+
+
 class CampaignRow(Protocol):
     """What happened in one trial: a frozen dataclass whose columns `unsilent.campaigns.codec` reads off its fields."""
 

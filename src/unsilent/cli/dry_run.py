@@ -25,8 +25,9 @@ def dry_run(campaign: CampaignRun, path: Path) -> int:
     asked, spec, kind = campaign.asked, campaign.spec, campaign.kind
     with campaign.open_executor() as (executor, _):
         baseline = executor.establish_baseline()
-    check_strata(spec, baseline)
-    done = find_stored_trials(kind, spec, baseline, path)
+        check_strata(spec, baseline)
+        done = find_stored_trials(kind, spec, baseline, path)
+        end = kind.dry_run.expected_end(campaign, path, executor)
     strata = kind.dry_run.trial_numbers(campaign, baseline)
     total = sum(map(len, strata.values()))
     groups = {target.name: getattr(target, "group", "") for target in baseline.targets}
@@ -35,6 +36,13 @@ def dry_run(campaign: CampaignRun, path: Path) -> int:
     each, asked_of = kind.dry_run.fault_free_seconds(baseline), asked[kind.execution_options]
     jobs = chosen_job_count(asked_of.executor, spec, asked_of.jobs, asked_of.ray)
     seconds, is_open = left * each, kind.dry_run.has_open_number(asked)
+    most = f"at most about {rough_duration_text(seconds / jobs)}"
+    headline = f"{count_text(left, 'trial')} would run, in {most} with {count_text(jobs, 'job')}"
+    if end is not None:
+        more = max(0, end.trials[1] - len(done))
+        headline = f"about {count_text(more, 'trial')} would run, {end.time_text}, with {count_text(jobs, 'job')}"
+    elif is_open:
+        headline = f"at most {headline}; the campaign decides how many"
     table = Table(
         (Column("target", left_aligned=True), Column("flips"), Column("trials", "number")),
         tuple(TableRow((target, flips, len(own))) for (target, flips), own in strata.items()),
@@ -52,11 +60,10 @@ def dry_run(campaign: CampaignRun, path: Path) -> int:
         schema="unsilent/dry-run/1",
         report_type="Dry run",
         title="Dry run",
-        headline=f"{'at most ' if is_open else ''}{count_text(left, 'trial')} would run, in at most about "
-                 f"{rough_duration_text(seconds / jobs)} with {count_text(jobs, 'job')}"
-                 f"{'; the campaign decides how many' if is_open else ''}",
+        headline=headline,
         estimates=table,
         findings=(
+            *([] if end is None else [f"by the pilot, {end}"]),
             f"{total - left:,} of {count_text(total, 'trial')} are already stored in {path}",
             f"a fault-free run takes {rough_duration_text(each)}, and a trial that does not hang takes at most that long",
             "the time estimate does not include set-up and checks of the workload",
@@ -68,6 +75,7 @@ def dry_run(campaign: CampaignRun, path: Path) -> int:
             "command": campaign.command, "spec": spec.to_json(), "store": str(path), "trials": total,
             "stored": total - left,
             "golden_seconds": each, "cpu_seconds": seconds, "seconds": seconds / jobs, "jobs": jobs,
+            **({} if end is None else {"expected_trials": end.trials, "expected_seconds": end.seconds}),
         },
     )  # fmt: skip
     display = asked[DisplayOptions]

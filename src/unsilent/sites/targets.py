@@ -32,9 +32,11 @@ INDEX_BUFFERS = "index-buffers"
 class Target:
     """One group of elements a campaign corrupts.
 
-    ``share``: probability that one fault drawn over the whole selection falls here (sums to 1 over all targets).
+    ``share``: probability that one fault drawn over the whole selection falls here (sums to 1 over all targets of trials with as
+    many flips).
     ``bits``: those that are corrupted, None for all. ``group``: what is reported, where it was split into strata.
-    ``weights``: mass of each region, where it is not that of the sampling law.
+    ``weights``: mass of each region, where it is not that of the sampling law. ``flips``: numbers of flips of its trials, empty
+    for all of the campaign.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Target:
     bits: tuple[int, ...] | None = None
     group: str = ""
     weights: tuple[float, ...] = ()
+    flips: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:

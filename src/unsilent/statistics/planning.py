@@ -43,7 +43,7 @@ def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5,
     return max(1, math.ceil(round(needed, 6)))
 
 
-def expected_half_width(variance: Any, coarsest: Any, confidence: float, step: Any = None) -> Any:
+def expected_half_width(variance: Any, coarsest: Any, confidence: Any, step: Any = None) -> Any:
     """Half-width to be expected, roughly, of `stratified` where its estimate has this variance; arrays broadcast.
 
     The estimate is taken to be a sum of Poisson-like steps (a gamma distribution under resampling); the upper limit has one more

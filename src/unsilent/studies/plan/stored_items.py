@@ -54,7 +54,7 @@ def read_items(store: PvfStore, granularity: str, unit: str) -> ParameterItems:
 def make_items(description: PvfBaseline, law: str, granularity: str) -> tuple[Item, ...]:
     """All items of the parameters of a campaign, tensors in their order."""
     shares = defaultdict[tuple[str, str], float](float)
-    for target in description.targets:
+    for target in description.targets_at(1):
         tensors = _tensors_of(target, description)
         mass = [_mass(tensor, target, law) for tensor in tensors]
         for tensor, own in zip(tensors, mass, strict=True):
@@ -107,7 +107,7 @@ def _divided(tensor: TensorInfo, share: float, granularity: str) -> list[Item]:
 def read_trials(store: PvfStore, items: Sequence[Item], unit: str) -> ItemTrials:
     """The trials of a campaign that count, each with the item that its fault hit."""
     stored = StoredTrials(store, unit)
-    targets = stored.description.targets
+    targets = stored.description.targets_at(1)
     sample = stored.sample(targets, 1)
     try:
         strata = [

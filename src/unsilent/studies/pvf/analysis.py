@@ -247,7 +247,7 @@ def lookup_rows(
     mine = list(_shares([h for h in hits if h.tensor.site in tables], description, unit))
     if not mine:
         return ()
-    shares = {t.name: t.share for t in description.targets}
+    shares = {t.name: t.share for t in description.targets_at(1)}
     total = sum(t.elements for t, _ in tables.values())
     out = []
     for heat in ("hot", "warm", "cold"):

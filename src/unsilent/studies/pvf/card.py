@@ -23,7 +23,7 @@ from typing import Any
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.merging import shard_in_command
 from unsilent.campaigns.rounds import CellPlan
-from unsilent.campaigns.spec import sorted_json_text
+from unsilent.campaigns.spec import sorted_json_text, strata_of
 from unsilent.campaigns.stored_command import without_options
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
@@ -130,10 +130,10 @@ def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:
 def _missing(store: PvfStore) -> str:
     """How the other trials come into a store: those of other parts by merging, once its own part is there."""
     trials, command = store.largest_budget()
-    spec, targets = store.spec, store.baseline.targets
+    spec, strata = store.spec, strata_of(store.spec, store.baseline)
     where = f" --store {shlex.quote(str(store.path))}" if command.startswith("unsilent ") else ""
     part, parts = shard_in_command(command)
-    ends = [target.slots if spec.is_enumerated else trials for target in targets for _ in spec.flips]
+    ends = [target.slots if spec.is_enumerated else trials for target, _ in strata]
     if parts < 2 or sum(1 for _ in store.rows()) < sum(len(range(part - 1, end, parts)) for end in ends):
         return f"finish it first: {command}{where}"
     return (

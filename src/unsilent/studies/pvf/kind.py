@@ -106,8 +106,8 @@ def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[Cell
     from unsilent.campaigns.rounds import MOST_LOOKS, CellPlan
 
     record = parse_record(list[CellPlan], text, "rounds")
-    strata = {target.name for target in description.targets}
     for plan in record:
+        strata = {target.name for target in description.targets_at(plan.flips)}
         numbers = [
             *plan.pilot_trials.values(),
             *plan.wide_pilot_trials.values(),
@@ -175,6 +175,7 @@ PVF = Kind(
         trial_numbers=LazyFunction("unsilent.studies.pvf.study:trial_numbers"),
         notes=LazyFunction("unsilent.studies.pvf.study:dry_run_notes"),
         has_open_number=LazyFunction("unsilent.studies.pvf.study:has_open_number"),
+        expected_end=LazyFunction("unsilent.studies.pvf.study:expected_end_of_store"),
     ),
     example_arguments="digits-cnn --trials 500",
 )

@@ -180,7 +180,7 @@ class TrialCost:
 
 
 class PilotView:
-    """What the pilots of some plans let expect.
+    """What the pilots of some plans let expect; ``with_all``: all their stored trials.
 
     Attributes:
         stored: The trials.
@@ -188,29 +188,31 @@ class PilotView:
         cost: What a trial costs; None where the number of samples of a trial is given.
     """
 
-    def __init__(self, stored: StoredTrials, plans: Sequence[CellPlan]) -> None:
+    def __init__(self, stored: StoredTrials, plans: Sequence[CellPlan], with_all: bool = False) -> None:
         self.stored = stored
         self._samples = stored.description.samples
         self._pilots = {
-            (name, plan.flips): stored.pilot(name, plan.flips, plan.pilot_of(name))
+            (name, plan.flips): stored.pilot(
+                name, plan.flips, tuple(plan.trial_numbers(name).items()) if with_all else plan.pilot_of(name)
+            )
             for plan in plans
             for name in plan.pilot_trials
         }
         self._is_open = stored.spec.samples is None
-        self.forecasts = forecasts(self._pilots, self._left if self._is_open else None)
+        self.forecasts = forecasts(self._pilots, self.variance_left if self._is_open else None)
         self.cost: TrialCost | None = None
         if self._is_open and max(self._samples) > 1:
             self.cost = TrialCost(stored.description.trial_seconds, stored.description.sample_seconds)
 
-    def _left(self, asked: int) -> float:
-        return variance_left(asked, self._samples)
+    def variance_left(self, asked: int) -> float:
+        """Part of the variance within a fault that so many samples leave; 0 where all trials evaluate as many."""
+        return variance_left(asked, self._samples) if self._is_open else 0.0
 
     def strata(self, targets: Sequence[TargetInfo], flips: int | None, asked: Mapping[str, int]) -> list[Stratum]:
         """As they are expected where trials evaluate so many samples (``asked``, by stratum), with weights that sum to 1."""
         total = sum(t.share for t in targets)
         return [
-            self.forecasts[t.name, flips].stratum(t.share / total, self._left(asked[t.name]) if self._is_open else 0.0)
-            for t in targets
+            self.forecasts[t.name, flips].stratum(t.share / total, self.variance_left(asked[t.name])) for t in targets
         ]
 
     def seen(self, targets: Sequence[TargetInfo], flips: int | None) -> list[Stratum]:

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from unsilent.campaigns.driver import ROUND
+from unsilent.campaigns.expected_end import ExpectedEnd
 from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans, trial_ids_of_plans
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.errors import UsageError
@@ -24,6 +28,7 @@ from unsilent.sizes import parse_share
 from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import GROWTH, confidence_at
 from unsilent.statistics.planning import allocate, expected_half_width, expected_interval
+from unsilent.studies.pvf.expected_end import expected_end
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.pilots import (
     PILOT_PER_WIDE,
@@ -105,18 +110,26 @@ class PrecisionPlanner:
 
     Attributes:
         most_trials: Trials that a target may have at a number of flips, its pilot included.
+        wall_seconds: How long trials take that keep one worker busy for so many seconds.
         imprecise_rows: Rows that stay wider than asked because of ``most_trials``, as sentences.
+        end: The end that was expected when the last round was decided; None for a pilot.
     """
 
     precision: Precision
     question: PvfEstimator
     most_trials: int
+    wall_seconds: Callable[[float], float] = float
     imprecise_rows: tuple[str, ...] = ()
+    end: ExpectedEnd | None = None
+    _round_began: float = 0.0
+    _driver: tuple[float, int] = (0.0, 0)
+    """Seconds of rounds in which no worker ran a trial, and the trials of these rounds."""
     _stored: StoredTrials | None = None
     """What the store held when the last round was decided: a planner is for one store."""
 
     def requested_trials(self, store: PvfStore) -> Iterator[TrialId]:
         """All trials of the rounds so far."""
+        self._round_began = time.monotonic()
         return trial_ids_of_plans(latest_plans(store.records(ROUND)).values())
 
     def decide_next_round(self, store: PvfStore) -> list[Json]:
@@ -125,12 +138,44 @@ class PrecisionPlanner:
         Raises:
             UsageError: the plan of look 0 needs more than ``most_trials``; says what is needed and what can be had.
         """
+        whole, earlier = time.monotonic() - self._round_began, self._stored
+        stored = self._read(store)
+        if earlier is not None:
+            idle, trials = whole - (stored.seconds - earlier.seconds), stored.trial_count - earlier.trial_count
+            self._driver = self._driver[0] + max(0.0, idle), self._driver[1] + trials
+        return [plan.to_json() for plan in self.round_after(stored)]
+
+    def _read(self, store: PvfStore) -> StoredTrials:
         unit = self.question.with_default_unit(store.spec.is_transient).unit or "sample"
         self._stored = StoredTrials(store, unit, self._stored)
-        return [plan.to_json() for plan in self.round_after(self._stored)]
+        return self._stored
 
     def describe_round(self, store: PvfStore) -> str:
-        """What the round that was decided last is for, and how many trials there are to be then."""
+        """What the round that was decided last is for, how many trials there are to be then, and the expected end."""
+        self.end = self.expected_end(store)
+        return self._purpose(store) + (f"; {self.end}" if self.end else "")
+
+    def expected_end(self, store: PvfStore) -> ExpectedEnd | None:
+        """What is expected of the campaign in a store; None before all its pilots are complete."""
+        begun = time.perf_counter()
+        stored = self._read(store)
+        if not stored.plans or not all(plan.first_look_trials for plan in stored.plans.values()):
+            return None
+        question, precision = self.question.with_default_unit(stored.spec.is_transient), self.precision
+        rows = self._chosen([g for flips in stored.spec.flips for g in target_groups(stored, flips)])
+        view = PilotView(stored, [*stored.plans.values()], with_all=True)
+        return expected_end(
+            stored,
+            view,
+            rows,
+            lambda estimates: np.maximum(precision.absolute, precision.relative * estimates),
+            question.confidence,
+            self.most_trials,
+            lambda work: self.wall_seconds(work) + time.perf_counter() - begun,
+            self._driver,
+        )
+
+    def _purpose(self, store: PvfStore) -> str:
         plans = latest_plans(store.records(ROUND)).values()
         total = f"{sum(plan.total_trials for plan in plans):,} trials in all"
         if not all(plan.first_look_trials for plan in plans):
@@ -175,28 +220,29 @@ class PrecisionPlanner:
         return [g for g in groups if not globs or any(fnmatch.fnmatchcase(g.name, glob) for glob in globs)]
 
     def _pilots(self, stored: StoredTrials, asked: str) -> list[CellPlan]:
-        strata: dict[str, list[str]] = {}
-        for target in stored.description.targets:
-            strata.setdefault(target.group, []).append(target.name)
         samples = wide = 0
         if stored.spec.samples is None:
             samples, wide = 1, min(WIDE_SAMPLES, max(stored.description.samples))
-        some = first_wide_pilot(t.name for t in stored.description.targets) if wide > 1 else {}
-        plans = [
-            CellPlan(
-                group,
-                flips,
-                asked,
-                pilot,
-                {},
-                {},
-                pilot_samples=samples,
-                wide_pilot_trials={name: some[name] for name in pilot if some.get(name)},
-                wide_samples=wide if wide > 1 else 0,
-            )
-            for flips in stored.spec.flips
-            for group, pilot in first_pilot(strata).items()
-        ]
+        plans = []
+        for flips in stored.spec.flips:
+            strata: dict[str, list[str]] = {}
+            for target in stored.description.targets_at(flips):
+                strata.setdefault(target.group, []).append(target.name)
+            some = first_wide_pilot(name for names in strata.values() for name in names) if wide > 1 else {}
+            plans += [
+                CellPlan(
+                    group,
+                    flips,
+                    asked,
+                    pilot,
+                    {},
+                    {},
+                    pilot_samples=samples,
+                    wide_pilot_trials={name: some[name] for name in pilot if some.get(name)},
+                    wide_samples=wide if wide > 1 else 0,
+                )
+                for group, pilot in first_pilot(strata).items()
+            ]
         longest = max(plans, key=lambda plan: plan.pilot_size)
         if longest.pilot_size > self.most_trials:
             raise UsageError(
@@ -245,7 +291,7 @@ class PrecisionPlanner:
             return plan.samples
         if view.cost is None:
             return plan.pilot_samples
-        targets = [t for t in view.stored.description.targets if t.group == plan.group]
+        targets = [t for t in view.stored.description.targets_at(plan.flips) if t.group == plan.group]
         aim = self._aim(view, targets, plan.flips)
         level = confidence_at(0, self.question.confidence)
 

@@ -35,6 +35,7 @@ class StoredTrials:
         spec, description: Of the campaign.
         rows: By (stratum, flips), numbers ascending.
         plans: What the last rounds decided.
+        groups: The reported target of each stratum.
     """
 
     def __init__(self, store: PvfStore, unit: str, earlier: StoredTrials | None = None) -> None:
@@ -54,13 +55,26 @@ class StoredTrials:
         for cell, known in (earlier.rows if earlier is not None else {}).items():
             rows = [*known, *self.rows.get(cell, ())]
             self.rows[cell] = sorted(rows, key=lambda row: row.trial[2:])
-        self._groups = {t.name: t.group for t in self.description.targets}
+        self.groups = {t.name: t.group for t in self.description.targets}
+        strata = {(t.name, flips) for flips in self.spec.flips for t in self.description.targets_at(flips)}
+        if wrong := self.rows.keys() - strata:
+            name, flips = min(wrong, key=str)
+            raise StoreError(f"the store is damaged: no trial of {name!r} has {flips} flips; use a backup copy")
         self._tallies: dict[tuple[str, int | None, TrialNumbers], Tally] = {}
 
     @property
     def trial_count(self) -> int:
         """Trials of all strata, pilots included."""
         return sum(map(len, self.rows.values()))
+
+    @property
+    def seconds(self) -> float:
+        """Time of all trials together, as their workers measured it."""
+        return sum(row.seconds for rows in self.rows.values() for row in rows)
+
+    def count(self, stratum: str, flips: int | None) -> int:
+        """Trials of a stratum, pilot included."""
+        return len(self.rows.get((stratum, flips), ()))
 
     def last_common_look(self, groups: Iterable[str], flips: int | None) -> int | None:
         """The last look that all these reported targets have come to; None where they have no plan, or a pilot alone."""
@@ -102,7 +116,7 @@ class StoredTrials:
 
     def is_counted(self, row: PvfTrialRow) -> bool:
         """Whether a trial counts for estimates at all."""
-        plan = self.plans.get((self._groups[row.trial.target], row.trial.flips))
+        plan = self.plans.get((self.groups[row.trial.target], row.trial.flips))
         return plan is None or plan.is_counted(row.trial)
 
     def _tally(self, stratum: str, flips: int | None, which: TrialNumbers) -> Tally:
@@ -178,7 +192,7 @@ class RowScope:
 
 def target_groups(stored: StoredTrials, flips: int | None) -> list[RowScope]:
     """The targets of one number of flips, what they belong to, and the model; coarse levels first."""
-    targets = stored.description.targets
+    targets = stored.description.targets_at(flips)
     level = targets[0].level
     result = [_rolled_up("model", "model", "", targets, stored, flips)]
     if level != "component":
@@ -225,7 +239,7 @@ def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> li
     groups, fell = [], rows_by_layer(hits)
     for (component, layer), own in tensors.items():
         rows = fell[component, layer]
-        members = [t for t in description.targets if t.component == component]
+        members = [t for t in description.targets_at(1) if t.component == component]
         shares = {t.name: _share(t, own, stored.spec.law) for t in members}
         targets = tuple(t for t in members if shares[t.name])
         tallies = {t.name: stored.tally([r.outcome_codes for r in rows[t.name]]) for t in targets}

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import NamedTuple
 
@@ -192,9 +192,10 @@ class TrialRunner:
                     bits_by_width=t.bits_by_width,
                     group=t.group,
                     bits=t.bits,
-                    dtype=t.regions[0].dtype if t.bits or self.spec.strata != "none" else "",
-                    elements_by_site=elements_by_site(t) if self.spec.strata == "bits" else {},
+                    dtype=t.regions[0].dtype if t.bits or self.spec.strata == "dtype" else "",
+                    elements_by_site=elements_by_site(t) if t.bits and self.spec.strata == "bits" else {},
                     slots=self._slots(t) if self.spec.is_enumerated else 0,
+                    flips=t.flips,
                 )
                 for t in self.targets.values()
             ),
@@ -405,21 +406,18 @@ class TrialRunner:
                 f"--trials all tries single bit flips, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; use bitflip with one flip, or bitflip:bits=… for some bits only"
             )
-        if spec.strata == "bits" and (plain.text != "bitflip" or spec.flips != (1,)):
+        if spec.strata == "bits" and (plain.text != "bitflip" or 1 not in spec.flips):
             raise UsageError(
                 f"--strata {spec.strata} needs one flip of any bit, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; omit --strata"
             )
         negative = self._negative_elements() if spec.strata == "bits" else None
-        return make_targets(
-            self.regions,
-            self.components,
-            spec.per,
-            spec.law,
-            plain.can_corrupt,
-            spec.strata,
-            negative,
-        )
+        make = partial(make_targets, self.regions, self.components, spec.per, spec.law, plain.can_corrupt)
+        targets, several = make(spec.strata, negative), tuple(n for n in spec.flips if n is not None and n > 1)
+        if not several or spec.strata != "bits" or spec.per == "bit":
+            return targets
+        # Several flips of a trial fall on bits of several classes.
+        return (*(replace(t, flips=(1,)) for t in targets), *(replace(t, flips=several) for t in make()))
 
     def _count_lookups(self) -> dict[str, list[int]]:
         """How often each row of each embedding table is looked up in one evaluation, by parameter name; counts work as well."""
@@ -458,18 +456,19 @@ class TrialRunner:
         if self.given is not None or self.memories is not None:
             return
         for flips in self.spec.flips:
-            if flips is None or not any(self._capacity(t, flips) for t in self.targets.values()):
+            targets = [t for t in self.targets.values() if not t.flips or flips in t.flips]
+            if flips is None or not any(self._capacity(t, flips) for t in targets):
                 continue  # nothing to corrupt at all: drawing says why
-            short = [t for t in self.targets.values() if self._capacity(t, flips) < flips]
+            short = [t for t in targets if self._capacity(t, flips) < flips]
             if short:
                 raise UsageError(
                     f"{flips} flips were requested, but {short[0].name!r} can hold at most {self._capacity(short[0], flips)}"
-                    f" ({len(short)} of {len(self.targets)} targets are too small); use fewer flips or narrow --at"
+                    f" ({len(short)} of {len(targets)} targets are too small); use fewer flips or narrow --at"
                 )
         # One draw of each kind: whatever cannot be drawn is known before the first trial.
         for target in self.targets.values():
             for population in self._evaluations[target.name].populations:
-                for flips in self.spec.flips:
+                for flips in target.flips or self.spec.flips:
                     for model in (self._mixture or self._model(target.bits, flips)).parts:
                         model.draw(population, np.random.default_rng(0), self.spec.law)
 

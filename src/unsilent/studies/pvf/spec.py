@@ -125,8 +125,8 @@ class PvfSpec(StoredSpec):
         "CPU threads per worker (part of a campaign's identity: results depend on it).", WORKLOAD_PANEL)] = 1  # fmt: skip
     study: Annotated[str, NOT_AN_OPTION] = "pvf"
     strata: Annotated[str, Option(
-        "Stratify trials by bits (classes of bits), or none.", PRECISION_PANEL,
-        default_text="none; bits for single flips with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
+        "Stratify trials with one flip by bits (classes of bits), or none.", PRECISION_PANEL,
+        default_text="none; bits for one flip with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
     samples: Annotated[int | None, Option(
         "Samples that each trial evaluates, drawn at random from one batch: a number, or all.", PRECISION_PANEL,
         default_text="all; with --ci or --rel a pilot chooses for each target",
@@ -179,6 +179,8 @@ class TargetInfo:
     """Elements of each site, where a stratum takes some of them."""
     slots: int = 0
     """Faults there are, where they are all to be tried."""
+    flips: tuple[int, ...] = ()
+    """Numbers of flips of its trials; empty for all of the campaign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,10 @@ class PvfBaseline(JsonRecord):
     """For each sample 1 where the fault-free answer is that of its label, else 0; empty without labels."""
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the files that were named, by option, so that they are found again."""
+
+    def targets_at(self, flips: int | None) -> tuple[TargetInfo, ...]:
+        """The targets whose trials may have this number of flips; their shares sum to 1."""
+        return tuple(t for t in self.targets if not t.flips or flips in t.flips)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +334,7 @@ def make_pvf_spec(asked: Asked) -> PvfSpec:
     flips = _flips_of_model(spec, model, asked.given_values.get("flips"))
     strata = asked.given_values.get("strata")
     if strata is None:
-        single = model.text == "bitflip" and flips == (1,) and spec.per != "bit"
+        single = model.text == "bitflip" and 1 in flips and spec.per != "bit"
         strata = "dtype" if spec.exhaustive else "bits" if adaptive and single else "none"
     if strata not in STRATA:
         raise unknown_name_error("--strata", strata, STRATA)

@@ -17,6 +17,7 @@ from unsilent.campaigns import Budget, TrialId, WorkerSettings
 from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, campaign_function, planned_trial_numbers
 from unsilent.campaigns.driver import MOST_PLANNED, run_trials
 from unsilent.campaigns.executors import Executor
+from unsilent.campaigns.expected_end import ExpectedEnd
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import EngineOptions
 from unsilent.errors import UsageError
@@ -52,8 +53,10 @@ def run_pvf(run: CampaignRun) -> PvfResult:
     """Run (or resume) a campaign, where a precision is asked for until all rows have it, and read its store."""
     question, precision = run.asked[PvfEstimator], run.asked[PvfBudget].precision
     budget = run.kind.resolve_budget(run.asked)
-    planner = None if precision is None else PrecisionPlanner(precision, question, budget.trials)
+    planner = None
     with run.open_executor() as (executor, observer):
+        if precision is not None:
+            planner = PrecisionPlanner(precision, question, budget.trials, executor.wall_seconds)
         if run.spec.is_enumerated:
             estimate_duration(run.spec, budget, executor, run.store, observer or Silent())
         run.run_planned_trials(executor, observer, planner)
@@ -104,12 +107,23 @@ def trial_numbers(run: CampaignRun, baseline: PvfBaseline) -> TrialNumbers:
     if not has_open_number(run.asked):
         return planned_trial_numbers(run, baseline)
     most = run.kind.resolve_budget(run.asked).trial_numbers(None)
-    return {(target.group or target.name, flips): most for target in baseline.targets for flips in run.spec.flips}
+    return {(t.group or t.name, flips): most for flips in run.spec.flips for t in baseline.targets_at(flips)}
 
 
 def has_open_number(asked: Asked) -> bool:
     """Whether the campaign decides how many trials it runs."""
     return asked[PvfBudget].precision is not None
+
+
+def expected_end_of_store(run: CampaignRun, path: Path, executor: Executor) -> ExpectedEnd | None:
+    """The end that is expected from the trials of a store; None where there is none, or its pilot is not complete."""
+    precision = run.asked[PvfBudget].precision
+    if precision is None or not path.exists() or not path.stat().st_size:
+        return None
+    most = run.kind.resolve_budget(run.asked).trials
+    planner = PrecisionPlanner(precision, run.asked[PvfEstimator], most, executor.wall_seconds)
+    with PvfStore(path) as store:
+        return planner.expected_end(store)
 
 
 def dry_run_notes(run: CampaignRun, baseline: PvfBaseline, path: Path) -> Iterator[str]:

@@ -1,0 +1,33 @@
+"""When a campaign that decides itself how many trials it runs is expected to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unsilent.report.text import count_text
+from unsilent.sizes import rough_duration_text
+
+
+@dataclass(frozen=True)
+class ExpectedEnd:
+    """What is expected, each as three numbers: the lower end of a range, the middle and the upper end.
+
+    Attributes:
+        trials: Trials in all.
+        seconds: Seconds that are left.
+        measured: Stored trials, whose times the seconds come from.
+    """
+
+    trials: tuple[int, int, int]
+    seconds: tuple[float, float, float]
+    measured: int
+
+    @property
+    def time_text(self) -> str:
+        """The time that is left, and what it was measured on."""
+        low, middle, high = map(rough_duration_text, self.seconds)
+        return f"in about {middle} ({low} to {high}, measured on {count_text(self.measured, 'trial')})"
+
+    def __str__(self) -> str:
+        low, middle, high = self.trials
+        return f"the end is expected after {middle:,} trials ({low:,} to {high:,}), {self.time_text}"
