@@ -288,6 +288,10 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=2000, help="of each stratum of the campaign")
     parser.add_argument("--events", type=int, nargs=3, default=[3000, 3000, 12_000], help="of hbm, dram and sram")
     parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="of both campaigns")
+    parser.add_argument(
+        "--parity-only", action="store_true", help="compare campaigns with and without parity, without simulation"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.workload == "transformer":
@@ -300,25 +304,30 @@ def main() -> None:
     made = unsilent.Workload(
         model, batches, judge=deviates, name=asked.workload, components={"blocks": ("layer*", "blocks.*")}
     )
-    campaign, protected = (measured(made, description(model, parity), asked.trials) for parity in (False, True))
-    simulated = simulate(model, batches, dict(zip(RATES, asked.events, strict=True)))
-    print("memory  campaign FIT  simulated FIT  difference / simulated")
+    campaign, protected = (
+        measured(made, description(model, parity), asked.trials, asked.seed) for parity in (False, True)
+    )
     rows = {row.name: row for row in campaign.memory_fit}
-    for memory in RATES:
-        show(memory, rows[memory].incorrect, simulated[memory])
+    if not asked.parity_only:
+        simulated = simulate(model, batches, dict(zip(RATES, asked.events, strict=True)))
+        print("memory  campaign FIT  simulated FIT  difference / simulated")
+        for memory in RATES:
+            show(memory, rows[memory].incorrect, simulated[memory])
     # Parity reports the single flips; the double ones are missed, so that what they make of the calls is left.
     (left,) = (row for row in protected.memory_fit if row.name == "sram")
     print(f"parity in the SRAM: {left.detected:.4g} of {left.raw:.4g} FIT of events are reported")
     show("sram", left.incorrect, rows["sram/p1"].incorrect)
 
 
-def measured(workload: unsilent.Workload, text: str, trials: int) -> Any:
+def measured(workload: unsilent.Workload, text: str, trials: int, seed: int) -> Any:
     """A campaign with this description."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "three.toml"
         path.write_text(text)
-        result = unsilent.pvf(workload, accelerator=str(path), store=Path(folder) / "s.sqlite", trials=trials)
+        result = unsilent.pvf(
+            workload, accelerator=str(path), store=Path(folder) / "s.sqlite", trials=trials, seed=seed
+        )
     print(f"campaign: {result.trials_done} trials, {time.perf_counter() - begun:.0f} s")
     return result
 
