@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ from torch import nn
 
 from oracles import published_oracle as oracle
 from unsilent.errors import UsageError
-from unsilent.faults.isca23_injections import parse_injection
+from unsilent.faults.isca23_injections import injection_text, parse_injection, read_injection
 from unsilent.workloads.published.layer_lists import convolutions
 from unsilent.workloads.published.mapping import fault_from_injection
 from unsilent.workloads.published.networks import untrained_network
 from unsilent.workloads.published.training import PublishedTraining, split_and_normalise
+
+PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "isca23"
+"""Published injection files beside the repository; the test that reads them skips where they are absent."""
 
 
 def model_with_any_weights(name, dropout=0.0):
@@ -128,6 +132,16 @@ def test_where_published_files_corrupt(model, layer, first, last, site, shape):
     assert int(fault.elements[0]) == ((image * c + channel) * h + row) * w + column
     if first != last:
         assert (((image * h + row) * w + column) * c + channel) % 16 == 0
+
+
+def test_published_files_are_read_to_the_byte_and_mapped():
+    files = sorted(PUBLISHED.rglob("*.csv"))
+    if not files:
+        pytest.skip("the published files are not here")
+    for file in files:
+        injection = read_injection(file)
+        assert injection_text(injection).encode() == file.read_bytes()
+        assert len(fault_from_injection(injection)) == len(injection.inj_pos)
 
 
 def test_layers_that_the_artifact_does_not_corrupt_are_not_listed():
