@@ -17,7 +17,7 @@ from unsilent.engine.trace import trace
 from unsilent.errors import UsageError
 from unsilent.faults.isca23_injections import parse_injection
 from unsilent.studies.injection_replay import InjectionReplay, replay_injection
-from unsilent.workloads.published.resnet18 import untrained_resnet18
+from unsilent.workloads.published.networks import untrained_network
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar10-test-a.npz"
 """Real images beside the repository; the test that uses them skips where they are absent."""
@@ -111,6 +111,39 @@ def test_a_golden_twin_from_the_same_state(images):
     assert all(torch.equal(p, q) for p, q in zip(after, replay.model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("changed", "reached"),
+    [
+        (
+            {"model": "densenet", "target_layer": "densenet_transition_2_conv_p_grad_in", "inj_pos": "1/3/3/2"},
+            {
+                "conv",
+                "bias",
+                "bn",
+                "conv_p",
+                "bias_p",
+                "dense_block_1",
+                "transition_1",
+                "dense_block_2",
+                "transition_2",
+            },
+        ),
+        (
+            {"model": "effnet", "target_layer": "block3_mbconv_0_conv1_grad_in", "inj_pos": "1/3/3/2"},
+            {"conv1", "bn1", "block1", "block2"},
+        ),
+    ],
+)
+def test_a_wrong_gradient_reaches_what_is_in_front_of_it(images, changed, reached):
+    replay = InjectionReplay(given(**changed), images, width=8, batch=16)
+    golden = replay.run_target_step(faulty=False)
+    before = {name: p.detach().clone() for name, p in replay.model.named_parameters()}
+    corrupted = replay.run_target_step()
+    assert (corrupted.loss, corrupted.receipt.verified_elements) == (golden.loss, 1)
+    now = replay.model.named_parameters()
+    assert {name.split(".")[0] for name, p in now if not torch.equal(p, before[name])} == reached
+
+
 @pytest.mark.slow
 def test_the_step_can_be_traced(images):
     replay = InjectionReplay(given(), images, **SMALL)
@@ -144,10 +177,23 @@ LANDING = [
         "target_layer": "basicblock_1_basic_0_conv1_grad_in",
         "inj_pos": "2/2/3/1",
     },
+    {
+        "model": "densenet",
+        "fmodel": "N16_RD",
+        "target_layer": "densenet_dense_block_1_bottleneck_5_conv2_grad_in",
+        "inj_pos": "1/6/6/3",
+    },
+    {
+        "model": "effnet",
+        "fmodel": "N16_RD",
+        "target_layer": "block4_mbconv_0_se_expand_conv_grad_in",
+        "inj_pos": "1/0/0/2",
+    },
+    {"model": "effnet", "fmodel": "WT", "target_layer": "conv1_grad_in", "inj_pos": "2/0/1/2"},
 ]
 
 
-@pytest.mark.parametrize("changed", few(LANDING, *LANDING[::3]))
+@pytest.mark.parametrize("changed", few(LANDING, *LANDING[::3], LANDING[8]))
 def test_every_kind_lands(images, tmp_path, changed):
     one = {"inj_values": "0.75", **changed}
     done = replay_injection(given(**one), images, steps=0, log=tmp_path / "log", **SMALL)
@@ -223,7 +269,7 @@ def test_epochs_end_where_published_ones_do(images, tmp_path):
 
 
 def test_weights_are_the_start(images, tmp_path):
-    model = untrained_resnet18(width=4, seed=77)
+    model = untrained_network(width=4, seed=77)
     torch.save(model.state_dict(), tmp_path / "w.pt")
     start = InjectionReplay(given(), images, tmp_path / "w.pt", **SMALL)
     assert all(torch.equal(v, start.model.state_dict()[k]) for k, v in model.state_dict().items())
@@ -254,9 +300,17 @@ def test_what_cannot_be_replayed(images, tmp_path):
     assert not (tmp_path / "log").exists()
 
 
-def test_real_images(tmp_path):
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"model": "densenet", "target_layer": "densenet_conv_p_grad_in", "inj_pos": "1/3/2/1"},
+        {"model": "effnet", "target_layer": "block2_mbconv_0_conv1_grad_in", "inj_pos": "1/0/7/0"},
+    ],
+)
+def test_real_images(tmp_path, changed):
     if not SHARED.exists():
         pytest.skip("the shared images are not here")
-    done = replay_injection(given(), SHARED, steps=1, images=200, log=tmp_path / "log", **SMALL)
+    done = replay_injection(given(**changed), SHARED, steps=1, images=200, log=tmp_path / "log", **SMALL)
     assert done.elements_corrupted == 1
     assert math.isfinite(done.records_after[0].loss)

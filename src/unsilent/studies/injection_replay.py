@@ -20,6 +20,7 @@ from unsilent.errors import UsageError
 from unsilent.faults.isca23_injections import EPOCHS, STEPS, PublishedInjection
 from unsilent.strictjson import as_json_values
 from unsilent.workloads.published import log as lines
+from unsilent.workloads.published.geometry import IMAGE
 from unsilent.workloads.published.log import PublishedStepRecord
 from unsilent.workloads.published.mapping import convolution_of, fault_from_injection, victims
 
@@ -127,7 +128,7 @@ class InjectionReplay:
             raise UsageError(
                 f"{place}: expected an epoch below {EPOCHS} and a step below {STEPS}, the limits of published trainings"
             )
-        self._conv = convolution_of(self.fault, batch=batch, width=width)
+        self._conv = convolution_of(self.fault, model=injection.model, batch=batch, width=width)
 
         from unsilent.workloads.cifar_files import read_images, read_weights
         from unsilent.workloads.published.stand_in import digits_as_images
@@ -153,7 +154,7 @@ class InjectionReplay:
             injection.model, known, rate=rate, batch=batch, width=width, seed=injection.seed
         )
         # Nothing needs the gradient of the images, but a fault there must have something to land in.
-        self.training.input_gradients = (injection.layer, injection.phase) == ("conv1", "grad_in")
+        self.training.input_gradients = self._conv.size == IMAGE and injection.phase == "grad_in"
         self.weights = f"none: a fresh network (seed {injection.seed}); the epochs before the fault are not trained"
         if weights is not None:
             self.training.load(read_weights(str(weights)), str(weights))

@@ -16,7 +16,9 @@ from unsilent.faults import Fault
 from unsilent.faults.isca23_injections import FLIPS, OPERANDS, PublishedInjection, injection_text, parse_injection
 from unsilent.sites.training.step import StepInjection
 from unsilent.workloads.published import mapping
-from unsilent.workloads.published.geometry import Convolution, convolutions, make_index_mapping
+from unsilent.workloads.published.geometry import Convolution, make_index_mapping
+from unsilent.workloads.published.layer_lists import convolutions
+from unsilent.workloads.published.layers import SameConv2d
 from unsilent.workloads.published.mapping import (
     convolution_of,
     fault_from_injection,
@@ -25,7 +27,6 @@ from unsilent.workloads.published.mapping import (
     value_text,
     victims,
 )
-from unsilent.workloads.published.resnet18 import SameConv2d
 
 GEOMETRIES = [(3, 1), (3, 2), (1, 2), (1, 1), (7, 2)]
 OF = {"first": "INPUT", "second": "WT", "out": "RD"}
@@ -176,9 +177,9 @@ def test_the_published_place_that_is_a_stuffed_zero():
     assert (fault_from_injection(real).layout, fault_from_injection(real).shape) == ("strided", (128, 512, 2, 2))
 
 
-def drawn(layer, phase, operand, rng, width, batch):
+def drawn(layer, phase, operand, rng, width, batch, network="resnet18"):
     """A random injection into a tensor of a layer: the artifact's order, values as its files write float32."""
-    told = make_index_mapping(convolutions(batch // 8, width)[layer], phase, operand)
+    told = make_index_mapping(convolutions(batch // 8, width, network)[layer], phase, operand)
     everything = np.stack(np.unravel_index(np.arange(np.prod(told.shape)), told.shape), 1)
     if phase == "grad_wt":
         everything = everything[told.to_our_index(everything)[1]]
@@ -192,7 +193,12 @@ def drawn(layer, phase, operand, rng, width, batch):
         words[~finite] = rng.choice([0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00000], int((~finite).sum()))
     else:
         words[~finite] &= 0x7F7FFFFF
-    more = {"fmodel": name, "target_worker": int(rng.integers(8)), "target_step": int(rng.integers(49))}
+    more = {
+        "fmodel": name,
+        "target_worker": int(rng.integers(8)),
+        "target_step": int(rng.integers(49)),
+        "model": network,
+    }
     return injection(phase, operand, positions.tolist(), [value_text(int(w)) for w in words], layer, **more)
 
 
@@ -210,6 +216,16 @@ def test_there_and_back_for_all_layers_phases_operands(layer):
         assert parse_injection(injection_text(back), "x") == asked
         assert fault.micro_step == asked.target_worker
         assert fault.step == 3 * 49 + asked.target_step
+
+
+@pytest.mark.parametrize("network", ["densenet", "effnet"])
+def test_there_and_back_for_all_layers_of_the_other_networks(network):
+    rng, more = np.random.default_rng(5), {"width": 4, "batch": 16}
+    for layer, (phase, operand) in zip(convolutions(1, 64, network), itertools.cycle(WHERE)):
+        asked = drawn(layer, phase, operand, rng, **more, network=network)
+        fault = fault_from_injection(asked, **more)
+        assert injection_from_fault(fault, fmodel=asked.fmodel, model=network, **more) == asked
+        assert convolution_of(fault, model=network, **more).layer == layer
 
 
 def test_every_element_of_a_tensor_has_its_own_place():
@@ -263,11 +279,11 @@ def test_what_cannot_be_replayed_says_where_and_why():
         replace(good, target_layer="basicblock_2_basic_0_conv3"),
         "row 5, column 2: unknown layer .* did you mean 'basicblock_2_",
     )
-    for model in ("effnet", "densenet", "nfnet"):
-        with pytest.raises(UsageError) as caught:
-            fault_from_injection(replace(good, model=model))
-        assert f"row 1, column 2: the network is {model}, which is not built in" in str(caught.value)
-        assert "did you mean" not in str(caught.value)  # another network is another experiment
+    with pytest.raises(UsageError) as caught:
+        fault_from_injection(replace(good, model="nfnet"))
+    assert "row 1, column 2: the network is nfnet, which is not built in" in str(caught.value)
+    assert "did you mean" not in str(caught.value)  # another network is another experiment
+    refused(replace(good, model="effnet"), "row 5, column 2: unknown layer 'basicblock_2_basic_0_conv2'")
     refused(good, "batch is 12; expected a multiple of 8", batch=12)
     gradient = injection("grad_wt", "first", [(0, 0, 0, 0)], ["1"], "basicblock_1_basic_0_conv1")
     refused(

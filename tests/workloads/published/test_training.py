@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
-from unsilent.workloads.published.geometry import convolutions
-from unsilent.workloads.published.resnet18 import SameConv2d, untrained_resnet18
+from unsilent.workloads.published.layer_lists import convolutions
+from unsilent.workloads.published.layers import SameConv2d
+from unsilent.workloads.published.networks import untrained_network
 from unsilent.workloads.published.training import PublishedTraining, split_and_normalise
 
 WIDTH, BATCH = 4, 32
@@ -43,33 +44,42 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(flat(a), flat(b), strict=True))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet18_nobn", "resnet18_sgd"])
-def test_the_convolutions_are_where_and_what_the_geometry_says(name):
-    model, seen = untrained_resnet18(name, width=WIDTH), {}
+@pytest.mark.parametrize(
+    ("name", "norms", "dropout"),
+    [
+        ("resnet18", 20, {0.15}),
+        ("resnet18_nobn", 0, {0.15}),
+        ("resnet18_sgd", 20, {0.0}),
+        ("densenet", 1 + 2 * 58 + 3, {0.5}),
+        ("effnet", 2 + 3 * 16, set()),
+    ],
+)
+def test_the_convolutions_are_where_and_what_the_geometry_says(name, norms, dropout):
+    model, seen = untrained_network(name, width=WIDTH), {}
     for path, module in model.named_modules():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d) and module.groups == 1:
             module.register_forward_hook(
                 lambda m, a, y, path=path: seen.update({path: (a[0].shape, m.weight.shape, y.shape)})
             )
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    there = convolutions(2, WIDTH)
+    there = convolutions(2, WIDTH, name)
+    prefix = "densenet_" if name == "densenet" else ""
     assert {c.module for c in there.values()} == set(seen)
     for layer, c in there.items():
-        assert layer == c.module.replace(".", "_")
+        assert layer == prefix + c.module.replace(".", "_")
         x, w, y = map(tuple, seen[c.module])
         assert x == (2, c.channels, c.size, c.size)
         assert w == (c.kernels, c.channels, c.kernel, c.kernel)
         assert y == (2, c.kernels, c.out, c.out)
         assert c.operand_padding[0] + c.own_padding == c.padding[0]
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert len(norms) == (0 if name == "resnet18_nobn" else 20)
-    assert all((m.eps, m.momentum) == (1e-3, 0.1) for m in norms)
-    rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)}
-    assert rates == {0.0 if name == "resnet18_sgd" else 0.15}
+    seen_norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert len(seen_norms) == norms
+    assert all((m.eps, m.momentum) == (1e-3, 0.1) for m in seen_norms)
+    assert {m.p for m in model.modules() if isinstance(m, nn.Dropout)} == dropout
 
 
 def test_the_full_width_has_the_parameters_of_a_resnet18():
-    model = untrained_resnet18()
+    model = untrained_network()
     kernels = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d))
     by_hand = 3 * 64 * 49 + 4 * 64 * 64 * 9
     for c in (64, 128, 256):
@@ -253,8 +263,8 @@ def test_weights_must_fit_and_reach_all_workers():
 
 def test_unknown_networks_and_batches():
     with pytest.raises(UsageError, match="unknown published network 'resnet50'"):
-        untrained_resnet18("resnet50")
+        untrained_network("resnet50")
     with pytest.raises(UsageError, match="width is 0"):
-        untrained_resnet18(width=0)
+        untrained_network(width=0)
     with pytest.raises(UsageError, match="batch is 20; expected a multiple of 8"):
         PublishedTraining("resnet18", pictures()[0], rate=1e-3, width=WIDTH, batch=20)

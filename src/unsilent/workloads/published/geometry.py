@@ -1,4 +1,4 @@
-"""The convolutions of the published ResNet-18, and the tensors that its injections name, without torch.
+"""The convolutions of the published networks, and the tensors that their injections name, without torch.
 
 The artifact of He et al. (ISCA 2023) has its tensors channels last, and computes both gradients of a convolution as convolutions
 of stride 1 without padding:
@@ -20,10 +20,7 @@ ours and back; both spatial axes are alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +28,6 @@ import numpy.typing as npt
 from unsilent.faults.sampling import Ints
 
 IMAGE = 32
-STAGES = ((1, 1, 1), (2, 2, 2), (3, 4, 2), (4, 8, 2))
-"""Number, width over the width of the stem, stride of the first block."""
 Shape = tuple[int, int, int, int]
 Bools = npt.NDArray[np.bool_]
 
@@ -81,24 +76,6 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 def built_in_padding(kernel: int, stride: int) -> int:
     """What a convolution that pads both sides alike can do itself."""
     return (kernel - 1) // 2 if stride == 1 else 0
-
-
-@lru_cache(maxsize=16)
-def convolutions(images: int, width: int = 64) -> Mapping[str, Convolution]:
-    """Published name -> convolution, for a worker with that many images."""
-    result = [Convolution("conv1", "conv1", images, 3, width, IMAGE, 7, 2)]
-    channels, size = width, IMAGE // 2
-    for number, times, stride in STAGES:
-        for block in range(2):
-            first = block == 0
-            name, module = f"basicblock_{number}_basic_{block}", f"basicblock_{number}.basic_{block}"
-            step, out = stride if first else 1, times * width
-            parts = [("downsample", channels, size, 1, step)] if step > 1 else []
-            parts += [("conv1", channels, size, 3, step), ("conv2", out, size // step, 3, 1)]
-            for part, c, n, kernel, s in parts:
-                result.append(Convolution(f"{name}_{part}", f"{module}.{part}", images, c, out, n, kernel, s))
-            channels, size = out, size // step
-    return MappingProxyType({c.layer: c for c in result})
 
 
 @dataclass(frozen=True)

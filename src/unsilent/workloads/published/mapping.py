@@ -16,10 +16,9 @@ from unsilent.faults.codecs import Array
 from unsilent.faults.isca23_injections import BACKWARD, FORWARD, OPERANDS, STEPS, WORKERS, PublishedInjection
 from unsilent.faults.naming import PHASES, parse_site
 from unsilent.faults.sampling import Ints
-from unsilent.workloads.published.geometry import Convolution, IndexMapping, Shape, convolutions, make_index_mapping
+from unsilent.workloads.published.geometry import Convolution, IndexMapping, Shape, make_index_mapping
+from unsilent.workloads.published.layer_lists import NETWORKS, convolutions
 
-NETWORKS = ("resnet18", "resnet18_nobn", "resnet18_sgd")
-"""Published models that are here; their convolutions are the same."""
 _USUAL = {"first": ("INPUT", "N64_INPUT", 64), "second": ("WT", "N64_WT", 64), "out": ("RD", "N16_RD", 16)}
 
 
@@ -57,7 +56,7 @@ def fault_from_injection(injection: PublishedInjection, *, batch: int = 1024, wi
             f"{injection.file_position('model')}: the network is {injection.model}, which is not built in, so its injections "
             f"cannot be replayed; expected an injection into {', '.join(NETWORKS)}"
         )
-    there = convolutions(images_per_worker(batch), width)
+    there = convolutions(images_per_worker(batch), width, injection.model)
     if injection.layer not in there:
         suffix = "" if injection.phase == "fwd" else f"_{injection.phase}"
         why = unknown_name_error("layer", injection.target_layer, [layer + suffix for layer in there])
@@ -125,7 +124,7 @@ def injection_from_fault(
     Raises:
         UsageError: the fault is none in a convolution of the network, or says what the published format cannot.
     """
-    conv, phase, operand = _site(fault, batch, width)
+    conv, phase, operand = _site(fault, batch, width, model)
     mapped = victims(fault, conv, fault.operands if fault.operation == "set" and after is None else after)
     name = fmodel or _usual(operand, len(fault))
     if OPERANDS.get(name) != operand:
@@ -176,9 +175,9 @@ def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
     return Victims(mapped.shape, index, np.asarray(words))
 
 
-def convolution_of(fault: Fault, *, batch: int = 1024, width: int = 64) -> Convolution:
-    """The published convolution that a fault corrupts; raises ``UsageError`` where it corrupts none."""
-    return _site(fault, batch, width)[0]
+def convolution_of(fault: Fault, *, model: str = "resnet18", batch: int = 1024, width: int = 64) -> Convolution:
+    """The convolution of a published network that a fault corrupts; raises ``UsageError`` where it corrupts none."""
+    return _site(fault, batch, width, model)[0]
 
 
 def value_text(word: int) -> str:
@@ -193,14 +192,12 @@ def value_text(word: int) -> str:
     return text
 
 
-def _site(fault: Fault, batch: int, width: int) -> tuple[Convolution, str, str]:
+def _site(fault: Fault, batch: int, width: int, model: str) -> tuple[Convolution, str, str]:
     site = parse_site(fault.site)
     module, _, operation = site.name.partition("#")
-    result = [c for c in convolutions(images_per_worker(batch), width).values() if c.module == module]
+    result = [c for c in convolutions(images_per_worker(batch), width, model).values() if c.module == module]
     if site.kind != "op" or not result or operation != "convolution.0" or site.phase not in PHASES[:3]:
-        raise UsageError(
-            f"{fault.site} is not a convolution of {NETWORKS[0]}; published injections corrupt only convolutions"
-        )
+        raise UsageError(f"{fault.site} is not a convolution of {model} that published injections corrupt")
     if site.operand not in ("first", "second", "out"):
         raise UsageError(
             f"{fault.site}: published injections have only the operands first, second and out, not {site.operand}"

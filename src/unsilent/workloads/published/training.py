@@ -34,13 +34,15 @@ from unsilent.sites.training.step import StepInjection
 from unsilent.workloads.published.geometry import IMAGE
 from unsilent.workloads.published.log import PublishedStepRecord
 from unsilent.workloads.published.mapping import images_per_worker
-from unsilent.workloads.published.resnet18 import untrained_resnet18
+from unsilent.workloads.published.networks import untrained_network
 from unsilent.workloads.saved_files import state_dict_misfit
 
 DECAY: Mapping[str, tuple[int, float]] = {
     "resnet18": (4000, 1e-4),
     "resnet18_nobn": (5000, 1e-4),
     "resnet18_sgd": (2000, 1e-3),
+    "densenet": (5000, 1e-4),
+    "effnet": (2000, 5e-4),
 }
 """Steps over which the rate goes down, and to what."""
 MARGIN = 6
@@ -96,8 +98,13 @@ class PublishedTraining:
     def __init__(
         self, name: str, data: NormalisedImages, *, rate: float, batch: int = 1024, width: int = 64, seed: int = 123
     ) -> None:
-        self.model = untrained_resnet18(name, width=width, seed=seed)
+        self.model = untrained_network(name, width=width, seed=seed)
         self.data, self.batch, self.share, self.seed = data, batch, images_per_worker(batch), seed
+        if self.share == 1 and name in ("densenet", "effnet"):
+            raise UsageError(
+                f"batch is {batch}; expected {2 * WORKERS} or more, because batch norm of {name} has a single number for "
+                "each image and channel where its activations are smallest"
+            )
         self._rate, (self._steps, self._end) = rate, DECAY[name]
         parameters = self.model.parameters()
         self.optimizer: torch.optim.Optimizer = (

@@ -24,7 +24,7 @@ from unsilent.workloads.cifar_resnet import CITATION as RESNET_CITATION
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet, normalised
 from unsilent.workloads.digits import CITATION, DESCRIPTION, DigitsCnn, DigitsVit, ResidualBlock, digits
 from unsilent.workloads.model_fitting import check_option_range
-from unsilent.workloads.published.resnet18 import Bias
+from unsilent.workloads.published.layers import Bias
 from unsilent.workloads.trainings.base import Bools, Evaluation
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.evaluating import make_evaluation, predictions_from_scores
