@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.determinism_subjects import Build, Subject, models, operations
 from benchmarks.timing import Figure, clock, interleave
-from unsilent.studies.nondeterminism.switching import Mode, switched
+from unsilent.explain.switching import Mode, switched
 
 THREADS = 2
 LONG_ENOUGH = 0.01

@@ -13,9 +13,9 @@ import torch
 
 from benchmarks.bound import Bound
 from benchmarks.subjects import draw
+from unsilent.basics.sizes import human_bytes, parse_bytes
 from unsilent.engine.cached import CachedEngine
 from unsilent.faults.naming import parse_site
-from unsilent.sizes import human_bytes, parse_bytes
 from unsilent.workloads import load
 
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from scipy.stats import binom
 
-from unsilent.monitor import Guard
-from unsilent.monitor.bounds import WARM_UP
-from unsilent.monitor.watched_tensors import find_history_tensors
-from unsilent.monitor.workload import Counters
-from unsilent.sizes import human_bytes
+from unsilent.basics.sizes import human_bytes
+from unsilent.guard import Guard
+from unsilent.guard.bounds import WARM_UP
+from unsilent.guard.watched_tensors import find_history_tensors
+from unsilent.guard.workload import Counters
 
 
 class Subject(NamedTuple):

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.guard import Subject, llama, small
-from unsilent.monitor import Guard, GuardStop
-from unsilent.monitor.bounds import WARM_UP
-from unsilent.monitor.guard import LOGGER
-from unsilent.monitor.guard_plan import GuardPlan, make_plan
-from unsilent.monitor.watched_tensors import KINDS, find_watched_tensors
+from unsilent.guard import Guard, GuardStop
+from unsilent.guard.bounds import WARM_UP
+from unsilent.guard.guard import LOGGER
+from unsilent.guard.guard_plan import GuardPlan, make_plan
+from unsilent.guard.watched_tensors import KINDS, find_watched_tensors
 from unsilent.outcomes.tensors import words_of
 
 FAULTS = 60

@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unsilent
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.statistics import Stratum, stratified
 from unsilent.statistics.comparing import difference
 from unsilent.workloads import load

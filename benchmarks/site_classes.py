@@ -18,9 +18,9 @@ from torch import nn
 from benchmarks.bound import Bound
 from benchmarks.subjects import SUBJECTS, ZOO, draw, engines
 from benchmarks.timing import Ratio, paired, ratio
+from unsilent.basics.errors import UsageError
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import PlainEngine
-from unsilent.errors import UsageError
 from unsilent.faults import Region, fault_model
 from unsilent.faults.naming import parse_site
 from unsilent.workloads import load

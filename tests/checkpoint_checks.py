@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.editing import apply_edit, undo_edit
-from unsilent.errors import UsageError
 from unsilent.faults.record import Fault
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "int64")

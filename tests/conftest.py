@@ -297,10 +297,10 @@ def unsilent_cli(*words: object, seconds: float = 300, **kwargs: Any) -> subproc
 @contextlib.contextmanager
 def inline_campaigns() -> Iterator[None]:
     """Campaigns of every kind run in this process, which has torch already, instead of in workers."""
+    from unsilent.basics.user_code import user_module_name
     from unsilent.campaigns import code, executors
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.replicas import runner
-    from unsilent.user_code import user_module_name
 
     def here(spec: Any, *, observer: Any = None, worker_settings: Any = None, **rest: Any) -> InlineExecutor:
         return InlineExecutor(spec, None, observer, worker_settings)
@@ -325,8 +325,8 @@ def inline_campaigns() -> Iterator[None]:
 
 def campaign_run(kind: Any, spec: Any, store: Any, executor: Any, command: str = "", **arguments: Any) -> Any:
     """A campaign of an executor that is open already; ``arguments``: those of its Python function."""
+    from unsilent.basics.options import Asked
     from unsilent.campaigns.campaign_run import CampaignRun
-    from unsilent.options import Asked
 
     asked = Asked.from_call(kind.option_classes, arguments)
     return CampaignRun(

@@ -15,11 +15,11 @@ from unittest import mock
 import conftest
 from campaigns.faulty_loop import Here, running, write_loop
 from replicas.subjects import LOOP
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns.driver import Budget, run_campaign, run_trials
 from unsilent.campaigns.spec import TrialId, campaign_hash
 from unsilent.campaigns.stored_values import parse_record
 from unsilent.cli import main
-from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.kind import ReplicaRequest
 from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences, store_noise_floors

@@ -323,8 +323,8 @@ def cost_of(reader: Reader, make: Callable[[int], bytes], path: Path, scaled: bo
 
     ``scaled``: The file is as large as the limit of what the values of a JSON text may take admits.
     """
-    from unsilent.errors import UsageError
-    from unsilent.plainfiles import MOST_JSON_MEMORY, json_memory
+    from unsilent.basics.errors import UsageError
+    from unsilent.basics.plainfiles import MOST_JSON_MEMORY, json_memory
 
     module = import_module(reader.module)
     most = getattr(module, reader.most) if isinstance(reader.most, str) else reader.most

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import parse_toml
 from unsilent.cli.main import MOST_MESSAGE, run
-from unsilent.errors import UsageError
-from unsilent.plainfiles import parse_toml
 
 DIGITS = "9" * 5000
 

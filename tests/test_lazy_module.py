@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from unsilent.lazy_module import LazyFunction, lazy_names, load_named
+from unsilent.basics.lazy_module import LazyFunction, lazy_names, load_named
 
 
 @dataclass

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from reader_worst_files import JSON
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_lines, read_plain
 from unsilent.checkpoints import editing
-from unsilent.errors import UsageError
-from unsilent.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_lines, read_plain
 
 
 @pytest.mark.parametrize("shape", [name for name in JSON if name not in ("deep", "deep objects", "zeros", "line ends")])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import FaultModel
 from unsilent.workloads import load_training
 

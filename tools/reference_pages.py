@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.options import OptionField, options_of
 from unsilent.command import Command
-from unsilent.options import OptionField, options_of
 
 OPEN_CODE = re.compile(r"``(.+?)``", re.DOTALL)
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
@@ -209,7 +209,7 @@ def _signature(name: str, value: Any) -> str:
 
 def exit_codes() -> Iterator[str]:
     """Exit codes of the command, and the errors of Python."""
-    from unsilent import errors
+    from unsilent.basics import errors
     from unsilent.cli import main
 
     said = re.search(r"Exit codes: (.+)\.", main.__doc__ or "", re.DOTALL)
@@ -364,8 +364,8 @@ def events() -> Iterator[str]:
     from unsilent.campaigns.observer import Observer
     from unsilent.events.event_kinds import EVENTS, Event
     from unsilent.events.sinks import LOGGER
-    from unsilent.monitor import guard
-    from unsilent.monitor.alarms import Alarm, GuardOverhead, GuardStop, NotRepeatable, RepeatabilityWarning
+    from unsilent.guard import guard
+    from unsilent.guard.alarms import Alarm, GuardOverhead, GuardStop, NotRepeatable, RepeatabilityWarning
 
     yield "# Events\n\nMade from the code.\n\n## A guarded training\n"
     yield f"Every recovery is one line of the logger `{guard.LOGGER}`. In Python: `guard.alarms`, `guard.recoveries`,"

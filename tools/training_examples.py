@@ -15,7 +15,7 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from unsilent.errors import InjectionError
+from unsilent.basics.errors import InjectionError
 from unsilent.faults import fault_model
 from unsilent.faults.naming import SiteName, parse_site
 from unsilent.faults.unresolved_fault import UnresolvedFault

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unsilent.errors import (
+from unsilent.basics.errors import (
     InjectionError,
     StoreError,
     UnsilentError,
     UsageError,
     UserCodeError,
 )
-from unsilent.lazy_module import lazy_names
+from unsilent.basics.lazy_module import lazy_names
 from unsilent.version import __version__
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from unsilent.compare.comparing import compare_models
     from unsilent.faults import Fault, FaultModel, fault_model
     from unsilent.faults.value_functions import value_model
-    from unsilent.monitor.guard import Guard
+    from unsilent.guard.guard import Guard
     from unsilent.monitor.monitor import Monitor
     from unsilent.outcomes import judge, judge_by_decision
     from unsilent.protection.protect import protect
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Fault": "unsilent.faults",
     "FaultModel": "unsilent.faults",
-    "Guard": "unsilent.monitor",
+    "Guard": "unsilent.guard",
     "Monitor": "unsilent.monitor",
     "fault_model": "unsilent.faults",
     "judge_by_decision": "unsilent.outcomes",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from unsilent.option_function import OBSERVER, option_function
-from unsilent.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.option_function import OBSERVER, option_function
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report

@@ -11,7 +11,7 @@ from torch import nn
 
 import unsilent
 from conftest import in_process
-from unsilent.errors import InjectionError, StoreError, UsageError
+from unsilent.basics.errors import InjectionError, StoreError, UsageError
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.runner import TrialRunner
 

@@ -17,10 +17,10 @@ import torch
 import unsilent
 from campaigns.test_survival import canonical, stored, wait_until
 from conftest import command, in_process
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.campaigns.export import export_store
 from unsilent.campaigns.spec import TrialId
 from unsilent.cli.main import run
-from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.studies.pvf.comparison import compare_campaigns
 from unsilent.studies.pvf.kind import PvfStore

@@ -18,12 +18,12 @@ from torch import nn
 
 import unsilent
 from conftest import TINY, in_process, unsilent_cli
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.campaigns import Budget, run_campaign
 from unsilent.campaigns.driver import ROUND, plan_trials
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.merging import merge_stores
 from unsilent.campaigns.rounds import CellPlan
-from unsilent.errors import StoreError, UsageError
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.spec import PvfSpec
 from unsilent.studies.pvf.study import live_executor

@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 
 from conftest import in_process
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.campaigns.confirmed_files import with_confirmed_files
 from unsilent.campaigns.spec import campaign_hash
-from unsilent.errors import StoreError, UsageError
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.spec import PvfSpec
 from unsilent.studies.training.spec import TrainingSpec

@@ -23,13 +23,13 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, command, unsilent_cli
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns import TrialId, ray_bridge, ray_launch, ray_supervisor_pool
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.ray_launch import Cluster
 from unsilent.cli.main import run
-from unsilent.errors import UnsilentError, UsageError
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.spec import PvfSpec
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns import TrialId, ray_executor, ray_launch
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.ray_executor import RayExecutor
 from unsilent.campaigns.spec import WorkerSettings
-from unsilent.errors import UnsilentError, UsageError
 from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow
 
 FOUND = PvfBaseline(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.replicas import SWITCHES, VARIANTS, Replica, Switches
 
 

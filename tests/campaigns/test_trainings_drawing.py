@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import chisquare
 
 from campaigns.faulty_loop import running, write_loop
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.spec import TrialId
-from unsilent.errors import UsageError
 from unsilent.faults import Region
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.hardware.presets import PRESETS

@@ -11,14 +11,14 @@ import pytest
 
 from campaigns.faulty_loop import running, write_loop
 from monitor.segments import executed_again, oldest_kept
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.spec import TrialId
 from unsilent.engine.forking.golden import state_hash
-from unsilent.errors import UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
-from unsilent.monitor import Guard, GuardStop
-from unsilent.monitor.bounds import WARM_UP
-from unsilent.monitor.workload import Counters, guard_training
+from unsilent.guard import Guard, GuardStop
+from unsilent.guard.bounds import WARM_UP
+from unsilent.guard.workload import Counters, guard_training
 from unsilent.sites.training.step import StepInjection
 from unsilent.studies.training import guarding
 from unsilent.studies.training.fault_sampler import SampledFault

@@ -10,9 +10,9 @@ import pytest
 
 from campaigns.faulty_loop import running, write_loop
 from conftest import few
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId
-from unsilent.errors import UsageError
 from unsilent.sites.training.step import StepInjection
 from unsilent.studies.training.spec import EarlyEndRule, TrainingSpec
 from unsilent.workloads import load_training

@@ -22,10 +22,10 @@ from campaigns.faulty_loop import Here, running, write_loop
 from conftest import spread
 from hostile_stores import loosened
 from hostile_verbs import repair
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.campaigns.driver import Budget, run_campaign, run_trials
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
-from unsilent.errors import StoreError, UsageError
 from unsilent.replicas import ReplicaStore
 from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences, store_noise_floors, stored_floors
 from unsilent.studies.campaign_kinds import KINDS

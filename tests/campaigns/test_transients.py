@@ -16,9 +16,9 @@ import unsilent
 from conftest import in_process
 from oracles.pvf_oracle import incorrect
 from sites.subjects import generate, gpt, seeded
+from unsilent.basics.errors import StoreError
 from unsilent.campaigns import TrialId
 from unsilent.campaigns.stored_values import DamagedRecordError
-from unsilent.errors import StoreError
 from unsilent.outcomes import Outcome
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.studies.pvf.analysis import analyse

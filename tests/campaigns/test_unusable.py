@@ -18,10 +18,10 @@ import unsilent
 from campaigns.faulty_loop import running, write_loop
 from campaigns.forked import forked_workers
 from conftest import TINY, in_process
+from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.campaigns import TrialId, WorkerSettings
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.observer import Silent
-from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.outcomes import Outcome
 from unsilent.sites.memory import TensorMemory
 from unsilent.studies.pvf.kind import PvfStore

@@ -23,6 +23,8 @@ from typing import Any
 
 from checkpoints.fuzz_mutations import mutated
 from checkpoints.fuzz_seeds import MAKERS
+from unsilent.basics.errors import InternalError, UnsilentError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint import CHECKSUMS, Checkpoint
 from unsilent.checkpoints.comparing import compare
 from unsilent.checkpoints.difference_report import difference_report
@@ -31,9 +33,7 @@ from unsilent.checkpoints.editing import apply_edit, undo_edit, undo_record_of
 from unsilent.checkpoints.hashes import hash_files
 from unsilent.checkpoints.inspection import inspection_report, summarise
 from unsilent.checkpoints.manifest import make_manifest, verify
-from unsilent.errors import InternalError, UnsilentError
 from unsilent.faults.models import fault_model
-from unsilent.printable import escape_unprintable
 
 SECONDS = 10.0
 PATIENCE = 6

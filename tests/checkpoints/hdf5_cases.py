@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.formats.hdf5_filters import fletcher32
 from unsilent.checkpoints.stored_tensors import Patch, StoredTensor
-from unsilent.errors import UsageError
 from unsilent.faults.record import Fault
 
 h5py = pytest.importorskip("h5py")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.corrupting import corrupt, replay
 from unsilent.checkpoints.injection_file import SavedInjection, with_axes
 from unsilent.cli.main import run
-from unsilent.errors import UsageError
 from unsilent.faults.record import Fault
 
 AXES = {"conv.weight": (2, 3, 1, 0), "fc.weight": (1, 0), "square.weight": (1, 0)}

@@ -18,13 +18,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.comparing import compare
 from unsilent.checkpoints.editing import apply_edit, edits_of, undo_edit, undo_record_of
 from unsilent.checkpoints.manifest import SCHEMA, manifest_digest, manifest_path
 from unsilent.checkpoints.stored_tensors import Patch
 from unsilent.cli.main import run
-from unsilent.errors import UsageError
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from checkpoints.hdf5_cases import (
     words,
     write,
 )
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.editing import apply_edit, undo_edit, undo_record_of
-from unsilent.errors import UsageError
 
 BITS = {2: 14, 4: 30, 8: 62, 1: 6}
 

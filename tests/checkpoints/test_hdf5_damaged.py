@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from checkpoints.hdf5_cases import CHUNK, h5py, usable_or_refused, values, write
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.formats import hdf5_reader
-from unsilent.errors import UsageError
 
 HOSTILE = (-1, 2**62, 2**80, 10**18, None, "x", [], {}, 1.5, True, float("nan"), [1, 2], 0, 3)
 

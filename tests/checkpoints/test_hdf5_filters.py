@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from checkpoints.hdf5_cases import SHAPE, content_of, flip, h5py, patched, stored, values, words
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.formats.hdf5_filters import Fletcher32, fletcher32
-from unsilent.errors import UsageError
 
 
 def test_filters_in_another_order_and_chunks_that_skipped_one(tmp_path):

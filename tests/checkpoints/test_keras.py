@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from checkpoints.hdf5_cases import LAYOUTS, flip, h5py, patched, usable_or_refused, values, words, write
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.editing import apply_edit, undo_edit
-from unsilent.errors import UsageError
 
 WEIGHTS = "model.weights.h5"
 

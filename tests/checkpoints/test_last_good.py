@@ -13,9 +13,9 @@ from torch import nn
 
 import unsilent
 from conftest import in_process
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.manifest import manifest_path, read_manifest
 from unsilent.cli.main import run
-from unsilent.errors import UsageError
 
 
 def save(folder: Path, name: str, step: int | None = None, state: dict[str, object] | None = None) -> Path:

@@ -18,13 +18,13 @@ from torch import nn
 import unsilent
 from checkpoints.fuzz_mutations import mutated
 from checkpoints.fuzz_seeds import write_seeds
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.hashes import hash_files
 from unsilent.checkpoints.manifest import manifest_path, read_manifest, verify
 from unsilent.checkpoints.verified_saving import CheckpointDamaged
 from unsilent.checkpoints.zip_directory import ZipDirectory
 from unsilent.cli.main import run
-from unsilent.errors import UsageError
 
 
 def command(capsys, *arguments):

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from checkpoint_checks import assert_damage_raises_usage_errors, content, flipped, refused
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
-from unsilent.errors import UsageError
 
 
 def entry(keys, kind="jax.Array", **about):

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import unsilent
 from checkpoint_checks import assert_one_word_differs, content, flipped, words
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.crc32 import crc_change
 from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
@@ -26,7 +27,6 @@ from unsilent.checkpoints.names import MOST_CHARACTERS, SECTIONS, logical_name, 
 from unsilent.faults.codecs import CODECS
 from unsilent.faults.models import fault_model
 from unsilent.faults.record import Fault
-from unsilent.printable import escape_unprintable
 from unsilent.sites.memory import content_of
 
 SHAPE = (5, 6)

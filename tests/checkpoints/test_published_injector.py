@@ -12,11 +12,11 @@ import torch
 from safetensors.numpy import save_file
 
 from faults.test_lists import MODEL
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints import Checkpoint, corrupt_by_settings, replay, undo_edit
 from unsilent.checkpoints.hdf5_corrupter.settings import read_settings
 from unsilent.checkpoints.hdf5_corrupter.tries import draw_tries
 from unsilent.cli.main import run
-from unsilent.errors import UsageError
 from unsilent.faults.lists import read_entries, resolve_entry
 
 SHAPES = {

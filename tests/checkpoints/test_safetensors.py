@@ -13,10 +13,10 @@ from safetensors.torch import save
 
 from checkpoint_checks import content, refused, words
 from checkpoints.fuzz_mutations import JSON_VALUES
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.comparing import DIFFERS, compare
 from unsilent.checkpoints.formats.safetensors_file import DTYPES
-from unsilent.errors import UsageError
 
 W = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 BEHIND = {"dtype": "U8", "shape": [4], "data_offsets": [8, 12]}

@@ -20,10 +20,10 @@ from checkpoint_checks import (
     refused,
     words,
 )
+from unsilent.basics.errors import UsageError
+from unsilent.basics.pickle_values import Call, Mapped, Name
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.formats.torch_pickle import PickledObject, leaves
-from unsilent.errors import UsageError
-from unsilent.pickle_values import Call, Mapped, Name
 
 
 def save(state, path):

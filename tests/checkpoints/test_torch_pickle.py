@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.pickle_values import read_pickle
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.formats.torch_pickle import PickledObject, leaves
 from unsilent.checkpoints.formats.torch_zip import read_archive
-from unsilent.errors import UsageError
-from unsilent.pickle_values import read_pickle
 
 QUANTISED = {torch.qint8: "int8", torch.quint8: "uint8", torch.qint32: "int32"}
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from checkpoints.fuzz_mutations import ZIP_FIELDS, extreme_field, zip_field
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
-from unsilent.errors import UsageError
 
 STRUCTURE = ("PytorchStreamReader", "hasRecord", "enforce fail", "record size", "endianness")
 """In torch's errors on the structure of an archive."""

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint import load as dcp_load
 
 import unsilent
 from checkpoints.killed_saves import SYSTEM_CALLS, leftovers, run_killed, run_killed_by_system_call
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints import replacing, verified_saving, writing
 from unsilent.checkpoints.manifest import manifest_path
 from unsilent.checkpoints.verified_saving import CheckpointDamaged, verify_saved
 from unsilent.cli.main import run
-from unsilent.errors import UsageError
 
 NAMES = ("w.pt", "w.safetensors", "w")
 

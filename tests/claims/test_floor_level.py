@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.statistics.floor import noise_verdict, noise_verdicts, replicas_needed
 from unsilent.statistics.groups import group_spread
 from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison

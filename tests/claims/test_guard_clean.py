@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unsilent.monitor import AnalyticBounds, guard_training
+from unsilent.guard import AnalyticBounds, guard_training
 from unsilent.workloads import load_training
 
 pytestmark = pytest.mark.claim

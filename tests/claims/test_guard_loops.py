@@ -23,7 +23,7 @@ try:
 except ImportError:
     transformers = None
 
-from unsilent.monitor import Guard, GuardStop, RepeatabilityWarning
+from unsilent.guard import Guard, GuardStop, RepeatabilityWarning
 
 pytestmark = pytest.mark.claim
 HERE = Path(__file__).resolve().parent.parent

@@ -10,6 +10,7 @@ from torch import nn
 
 from conftest import in_process
 from unsilent import Workload
+from unsilent.basics.errors import UsageError
 from unsilent.compare.adapters.fake_quant import converted, fake_quantised
 from unsilent.compare.attacks.attacking import (
     ModelsUnderAttack,
@@ -21,7 +22,6 @@ from unsilent.compare.attacks.attacking import (
 )
 from unsilent.compare.attacks.objectives import diva
 from unsilent.compare.attacks.search import Budget
-from unsilent.errors import UsageError
 from unsilent.workloads.base import CALIBRATION
 from unsilent.workloads.registry import load
 

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import in_process
 from studies.clean_inference import write_clean
-from unsilent.sizes import rough_duration_text
+from unsilent.basics.sizes import rough_duration_text
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from unsilent.basics.errors import UsageError
 from unsilent.cli.file_sorts import sort_of_file
 from unsilent.cli.progress import make_observer
 from unsilent.cli.replay_injection import COMMAND
-from unsilent.errors import UsageError
 
 pytestmark = pytest.mark.slow
 

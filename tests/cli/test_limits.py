@@ -8,11 +8,11 @@ import pytest
 
 import unsilent
 from conftest import TINY, in_process
+from unsilent.basics.errors import StoreError, UsageError
+from unsilent.basics.options import LARGEST
 from unsilent.campaigns.driver import plan_trials
 from unsilent.campaigns.options import MOST_PARTS, Budget
 from unsilent.campaigns.stored_values import MOST_THREADS, MOST_TRIALS, read_budget
-from unsilent.errors import StoreError, UsageError
-from unsilent.options import LARGEST
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.spec import PvfBudget
 

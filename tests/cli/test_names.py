@@ -15,8 +15,8 @@ from torch import nn
 
 import unsilent
 from conftest import command, in_process
+from unsilent.basics.errors import UsageError
 from unsilent.cli import main
-from unsilent.errors import UsageError
 from unsilent.sites.modules import named_modules, named_parameters
 from unsilent.sites.training.step_survey import StepSurvey
 

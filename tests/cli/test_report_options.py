@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from conftest import in_process
+from unsilent.basics.options import options_of
 from unsilent.cli.table import load_command
-from unsilent.options import options_of
 from unsilent.studies.campaign_kinds import KINDS
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.stored_results import read_result

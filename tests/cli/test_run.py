@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from conftest import command
+from unsilent.basics.errors import UsageError
 from unsilent.cli.main import run
 from unsilent.cli.run import OPTION_CLASSES
 from unsilent.cli.scripts import split_at_script
-from unsilent.errors import UsageError
 from unsilent.launch import attach
 from unsilent.monitor.actions import MonitorStop
 

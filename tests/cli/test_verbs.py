@@ -14,9 +14,9 @@ import pytest
 
 import unsilent
 from conftest import command, in_process, unsilent_cli
+from unsilent.basics.options import options_of
+from unsilent.basics.user_code import find_user_object
 from unsilent.cli.table import COMMANDS, PYTHON_FUNCTIONS, load_command
-from unsilent.options import options_of
-from unsilent.user_code import find_user_object
 
 
 @pytest.fixture(scope="module")

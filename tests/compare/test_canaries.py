@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import unsilent
+from unsilent.basics.errors import UsageError
 from unsilent.compare.canaries import check_canaries, load_canaries, make_canaries, parse_comparison
 from unsilent.compare.canary_choice import BOUNDARY, CHOICES, CONSTRUCTED, RANDOM, margins
-from unsilent.errors import UsageError
 from unsilent.workloads.base import Workload
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.compare.canaries import check_canaries, load_canaries, make_canaries
 from unsilent.compare.canary_choice import RANDOM
-from unsilent.errors import UsageError
 from unsilent.protection.hashed_file import FileKind
 from unsilent.workloads.base import Workload
 

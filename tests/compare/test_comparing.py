@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 
 def network(seed: int = 0) -> nn.Module:

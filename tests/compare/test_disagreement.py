@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from unsilent.basics.errors import UsageError
 from unsilent.compare.disagreement import SampleRecords, compare_outputs
-from unsilent.errors import UsageError
 from unsilent.outcomes import judge
 
 

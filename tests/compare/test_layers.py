@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from compare.quantised_networks import images, network, quantised
+from unsilent.basics.errors import UsageError
 from unsilent.compare.alignment import ROOT, align
 from unsilent.compare.layers import compare_layers
 from unsilent.compare.lock_step import WaitingPass
-from unsilent.errors import UsageError
 
 
 class Scaled(nn.Module):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import unsilent
+from unsilent.basics.errors import UsageError
 from unsilent.compare.models import load_models, load_pair
-from unsilent.errors import UsageError
 
 TINY = "tiny.py:make"
 

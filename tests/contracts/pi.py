@@ -10,15 +10,15 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Ge, Lt
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
+from unsilent.basics.options import NOT_AN_OPTION, WORKLOAD_PANEL, Option
 from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import SEED
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.campaigns.store import Store
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
-from unsilent.options import NOT_AN_OPTION, WORKLOAD_PANEL, Option
 from unsilent.report.estimates import Estimate, machine_table, rows_across
 from unsilent.report.model import Column, Report, Section, Table
 

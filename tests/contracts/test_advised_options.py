@@ -30,7 +30,7 @@ VERBS = {
     "studies/coverage": ("coverage",),
     "studies/injection_replay.py": ("replay-injection",),
     "studies/noise": ("noise",),
-    "studies/nondeterminism": ("explain",),
+    "explain": ("explain",),
     "studies/plan": ("plan", "pvf"),
     "studies/pvf/replay.py": ("replay",),
     "studies/pvf/words.py": ("pvf", "report", "plan"),

@@ -15,11 +15,11 @@ from conftest import in_process
 from contracts import toy_system
 from contracts.toy_system import COMMAND
 from docs.test_examples import blocks
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import options_of
 from unsilent.cli.main import make_app
 from unsilent.cli.table import COMMANDS, load_command
 from unsilent.command import GROUPS
-from unsilent.errors import UsageError
-from unsilent.options import options_of
 from unsilent.studies.campaign_kinds import KINDS
 
 MOST_OPTIONS = 40

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from contracts.test_undo import FAULTS
-from unsilent.errors import InjectionError, UsageError
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.faults import CODECS, Region, fault_model
 from unsilent.sites import corrupt, corrupted_copy
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.protection.detector import DETECTORS, largest_margins, make_detector
 from unsilent.protection.recorded_pass import record_pass
 from unsilent.workloads.layers import TransformerBlock

@@ -32,6 +32,9 @@ from campaigns.faulty_loop import write_loop
 from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PI, PiRow, PiRunner, PiSpec, Square, analyse
 from studies.clean_inference import write_clean
+from unsilent.basics.errors import StoreError, UsageError, UserCodeError
+from unsilent.basics.interval import Interval
+from unsilent.basics.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
 from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.campaigns.campaign_run import DryRun, campaign_function
@@ -48,9 +51,6 @@ from unsilent.campaigns.worker import as_picklable_error
 from unsilent.cli.campaign import OUTPUT_CLASSES, CampaignVerb
 from unsilent.cli.main import run as cli
 from unsilent.cli.table import COMMANDS
-from unsilent.errors import StoreError, UsageError, UserCodeError
-from unsilent.interval import Interval
-from unsilent.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.studies import campaign_kinds
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
 from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE

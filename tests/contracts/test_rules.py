@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.rule import ALARM, NORMAL, RuleStream, judge_recording
 from unsilent.detectors.rules import (
     PRESETS,
@@ -19,7 +20,6 @@ from unsilent.detectors.rules import (
     rules_of_preset,
 )
 from unsilent.detectors.series import FEATURES, STATISTICS, Recording, Series
-from unsilent.errors import UsageError
 
 STEPS, N = 260, 6
 IGNORES_NONFINITE = ("megatron-large",)

@@ -18,10 +18,10 @@ from events.test_run_report import written
 from studies.clean_inference import write_clean
 from studies.test_checkpoint_study import write_study
 from timeline.pipelines import Pipeline
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns.export import export_store
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.store import open_store
-from unsilent.errors import UnsilentError, UsageError
 from unsilent.placement import Level, Reduction, System, rank_placements
 from unsilent.render.figure_file import write_figure
 from unsilent.report.model import Report
@@ -304,7 +304,8 @@ def test_dir_has_what_is_offered_and_no_more():
     assert names == sorted(name for name in unsilent.__all__ if not name.startswith("__"))
     for name in unsilent.__all__:
         assert getattr(unsilent, name) is not None
-    from unsilent.monitor import Guard, Monitor
+    from unsilent.guard import Guard
+    from unsilent.monitor import Monitor
 
     assert (unsilent.Guard, unsilent.Monitor) == (Guard, Monitor)
 

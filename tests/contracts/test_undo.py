@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import CODECS, FAULT_MODELS, Fault, fault_model
 from unsilent.sites import Parameters
 

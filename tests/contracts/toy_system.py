@@ -7,8 +7,8 @@ from typing import Annotated
 
 import numpy as np
 
+from unsilent.basics.options import FAULTS_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.command import EXPLAIN, Command
-from unsilent.options import FAULTS_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 

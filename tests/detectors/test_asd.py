@@ -8,13 +8,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from oracles import rules_oracle
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.asd_combined import AsdCombined
 from unsilent.detectors.asd_v1 import AsdV1
 from unsilent.detectors.asd_v2 import AsdV2
 from unsilent.detectors.asd_v3 import AsdV3, AverageState, corrected_average
 from unsilent.detectors.rule import ALARM, NORMAL, WARNING
 from unsilent.detectors.series import Series
-from unsilent.errors import UsageError
 
 SEEN = np.array([True])
 

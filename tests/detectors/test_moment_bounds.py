@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.moment_bounds import CalibratedBounds, first_moment_bounds, indices_beyond_bounds
-from unsilent.errors import UsageError
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 

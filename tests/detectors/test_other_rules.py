@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.rule import ALARM, NORMAL
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import Series
-from unsilent.errors import UsageError
 
 
 def levels(text, values):

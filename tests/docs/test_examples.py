@@ -175,7 +175,7 @@ def known_commands() -> dict[str, Command]:
 
 def known_options() -> dict[str, set[str]]:
     """Options of all commands."""
-    from unsilent.options import options_of
+    from unsilent.basics.options import options_of
 
     return {
         name: {"--help"} | {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from unsilent.basics.options import options_of
 from unsilent.cli.table import find_command_name, load_command
-from unsilent.options import options_of
 
 ROOT = Path(__file__).parents[2]
 _SPEC = importlib.util.spec_from_file_location("gallery_page", ROOT / "tools" / "gallery_page.py")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from unsilent.monitor import Guard, Monitor
+from unsilent.guard import Guard
+from unsilent.monitor import Monitor
 
 DOCS = Path(__file__).parents[2] / "docs"
 _NAME = re.compile(r"\b(guard|monitor)\.([a-z_]\w*)\b")

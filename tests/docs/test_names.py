@@ -139,7 +139,7 @@ def test_every_name_of_ours_exists(page):
     ("name", "lacking"),
     [
         ("unsilent.decide", True),
-        ("unsilent.monitor.Guard", False),
+        ("unsilent.guard.Guard", False),
         ("unsilent.monitor.Gard", True),
         ("unsilent.faults.codecs.CODECS", False),
         ("guard.alarms", False),

@@ -13,11 +13,11 @@ from torch.utils._mode_utils import no_dispatch
 
 import unsilent
 from conftest import few
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.engine import make_engine
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import PlainEngine, acting_in, same_outputs
 from unsilent.engine.recorder import UNSEEN, record
-from unsilent.errors import UnsilentError, UsageError
 from unsilent.faults import Fault, fault_model
 
 FAULTS = ("bitflip", "bitflip:bits=exponent", "bitflip:bits=30", "bitflip:count=5", "zero:run=3", "bitflip:bits=0")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from unsilent.basics.errors import UsageError
 from unsilent.engine.forking import ForkEngine, GoldenTraining
 from unsilent.engine.forking.forks import EndReason, FaultFreeBand, held_out_score
 from unsilent.engine.forking.golden import metric_of, state_hash
-from unsilent.errors import UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.outcomes.training import TrainingCurves, classify_training

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import unsilent
+from unsilent.basics.errors import UsageError, UserCodeError
 from unsilent.engine import PlainEngine
 from unsilent.engine.embedding_lookups import EmbeddingLookupCounter
-from unsilent.errors import UsageError, UserCodeError
 from unsilent.outcomes import Outcome
 
 

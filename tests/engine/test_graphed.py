@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unsilent
+from unsilent.basics.errors import InjectionError, ProcessUnusable
+from unsilent.basics.nested import tensors_in
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.store import open_store
 from unsilent.engine.cached import CachedEngine
@@ -26,9 +28,7 @@ from unsilent.engine.graphs.costs import GraphCosts, is_cheapest
 from unsilent.engine.graphs.staged_faults import GoldenWords, StagedFaults, edits_of_trial
 from unsilent.engine.plain import PlainEngine, TrialOutcome
 from unsilent.engine.recorder import record
-from unsilent.errors import InjectionError, ProcessUnusable
 from unsilent.faults import Fault, fault_model
-from unsilent.nested import tensors_in
 from unsilent.outcomes import judge
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import classify
@@ -307,7 +307,7 @@ def test_a_graph_that_lies_is_found_by_the_proof() -> None:
     golden = graphed.golden[0]
     for graph in graphed.graphs.values():
         graph._call = lambda: golden
-    with pytest.raises(unsilent.errors.UnsilentError, match="CUDA graph returned other bits"):
+    with pytest.raises(unsilent.basics.errors.UnsilentError, match="CUDA graph returned other bits"):
         graphed.check_intact()
 
 

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import unsilent
+from unsilent.basics.errors import UsageError
+from unsilent.basics.free_memory import available_memory_bytes
+from unsilent.basics.sizes import as_byte_count, human_bytes, parse_bytes
 from unsilent.engine import PlainEngine
 from unsilent.engine.available import UNKNOWN
 from unsilent.engine.cached import CachedEngine
@@ -29,9 +32,6 @@ from unsilent.engine.plain import same_outputs
 from unsilent.engine.tape import Node, Tape, Value
 from unsilent.engine.tape_replay import Replayer
 from unsilent.engine.tape_values import StorageWindow
-from unsilent.errors import UsageError
-from unsilent.free_memory import available_memory_bytes
-from unsilent.sizes import as_byte_count, human_bytes, parse_bytes
 
 # -- synthetic tapes ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import unsilent
 from exactness.listening import insist
+from unsilent.basics.errors import UnsilentError
 from unsilent.engine import PlainEngine, make_engine
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import same_outputs
@@ -19,7 +20,6 @@ from unsilent.engine.tape_replay import Replayer
 from unsilent.engine.tape_values import Diverged, Holders
 from unsilent.engine.validation_sample import ValidationSamples
 from unsilent.engine.walk import TrialEntry
-from unsilent.errors import UnsilentError
 from unsilent.faults import Fault
 
 DEAD = 8

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 import unsilent
 from conftest import few
 from engine.test_cached import FAST, MODELS, Base, draw, numbers, seeded
+from unsilent.basics.errors import UnsilentError
 from unsilent.engine import make_engine
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import PlainEngine
 from unsilent.engine.sampled_trials import SampledTrial, group_size, outcomes_together
 from unsilent.engine.sampled_walk import without_shared_samples
-from unsilent.errors import UnsilentError
 from unsilent.faults import Fault
 from unsilent.outcomes.base import Outcome
 

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from oracles import trace_oracle as oracle
+from unsilent.basics.errors import InjectionError, UsageError
+from unsilent.basics.fault_trace import BEFORE_FIRST_ROW
 from unsilent.engine import trace_step
 from unsilent.engine.trace import trace
-from unsilent.errors import InjectionError, UsageError
-from unsilent.fault_trace import BEFORE_FIRST_ROW
 from unsilent.faults import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.training.step import StepInjection

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from sites.subjects import subjects
+from unsilent.basics.errors import InjectionError
+from unsilent.basics.fault_trace import BEFORE_FIRST_ROW
 from unsilent.engine import PlainEngine, trace_batch
-from unsilent.errors import InjectionError
-from unsilent.fault_trace import BEFORE_FIRST_ROW
 from unsilent.faults import Fault, fault_model
 from unsilent.workloads import Workload
 

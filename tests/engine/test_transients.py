@@ -9,8 +9,8 @@ from torch import nn
 
 import unsilent
 from sites.subjects import generate, gpt, seeded
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.engine import PlainEngine
-from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault, fault_model
 from unsilent.outcomes import Outcome
 from unsilent.sites import Parameters

@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events import made_events as made
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.events import event_files
 from unsilent.events.event_files import EventFile, find_event_files, has_events, parse_event, read_events
 from unsilent.events.event_kinds import EVENTS
 from unsilent.events.sinks.json_lines import JsonLinesSink
-from unsilent.printable import escape_unprintable
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 WHOLE = st.integers(0, 2**19)

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from events import made_incidents as made
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.events.incident_folder import (
     INCIDENT_FILE,
     MOST_BYTES,

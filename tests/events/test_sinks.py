@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from events import made_events as made
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.events.event_files import read_events
 from unsilent.events.health import OK, WARNING, health_after
 from unsilent.events.sinks import LOGGER, make_sinks

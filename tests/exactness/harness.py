@@ -27,8 +27,8 @@ from exactness.oracle import THREADS, Answer, Answers, Row, answers
 from exactness.summary import HEADER as HEADER
 from exactness.summary import Mismatch
 from exactness.summary import Summary as Summary
+from unsilent.basics.errors import UsageError
 from unsilent.engine import PlainEngine, make_engine
-from unsilent.errors import UsageError
 from unsilent.faults import Region
 from unsilent.faults.naming import is_transient
 from unsilent.workloads import load

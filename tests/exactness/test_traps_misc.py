@@ -18,9 +18,9 @@ from exactness.faults import Trial, draw
 from exactness.here import SEED, Base, Table, at, numbers, seeded
 from exactness.listening import insist
 from exactness.oracle import Row, row
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.engine import PlainEngine, make_engine
 from unsilent.engine.cached import CachedEngine
-from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault
 from unsilent.outcomes.base import JudgeVerdict
 

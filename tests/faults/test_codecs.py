@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles import faults_oracle as oracle
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import CODECS, codec
 
 NAMES = tuple(CODECS)

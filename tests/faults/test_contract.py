@@ -14,7 +14,7 @@ import pytest
 
 from conftest import few
 from oracles import faults_oracle as oracle
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import CODECS, FAULT_MODELS, SAMPLING_LAWS, Fault, Region, fault_model
 
 SHAPES = ((), (1,), (37,), (5, 9))

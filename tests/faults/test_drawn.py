@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import CODECS, Fault, fault_model
 from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.unresolved_fault import UnresolvedFault

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faults.test_record import faults
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault, Region
 from unsilent.faults.lists import ModelTensors, files, kind_of_list, read_entries, read_list_bytes, resolve_entry
 from unsilent.faults.lists.pickled import NotAnArray, read_array

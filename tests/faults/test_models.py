@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import FAULT_MODELS, FaultModel, Population, Region, fault_model
 
 PATTERN = ["count", "rate", "run", "stride", "block", "cycles", "tile", "whole", "heads"]

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from unsilent import value_model
-from unsilent.errors import UsageError, ValueModelError
+from unsilent.basics.errors import UsageError, ValueModelError
 from unsilent.faults import Fault, Region, fault_model
 from unsilent.faults.fault_texts import function_file, with_function_file, without_folder
 from unsilent.faults.mixtures import Mixture, asked_fault_model

@@ -11,7 +11,7 @@ from conftest import unsilent_cli
 from engine.test_graphed import CASES, assert_same, draws, seeded
 from unsilent.engine.graphed import GraphedEngine
 from unsilent.engine.plain import PlainEngine
-from unsilent.monitor import Guard
+from unsilent.guard import Guard
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*no current CUDA context:UserWarning")]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.events.incident_folder import BATCH_FILE, STATE_FILE, read_incident, read_rank_part
 from unsilent.incidents.plant import VARIETIES, WORKLOADS, plant
 from unsilent.incidents.planted_job import changed_batch, run_planted

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import in_process
 from events import made_incidents as made
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.events.incident_folder import INCIDENT_FILE, add_fault_verdict, find_incident
 from unsilent.incidents.showing import COMMAND, step_range
 from unsilent.recovery.fault_verdict import FaultVerdict

@@ -8,9 +8,10 @@ import torch
 lightning = pytest.importorskip("lightning.pytorch")
 
 from monitor.segments import executed_again, oldest_kept  # noqa: E402
-from unsilent.errors import UsageError  # noqa: E402
+from unsilent.basics.errors import UsageError  # noqa: E402
+from unsilent.guard import GuardStop  # noqa: E402
 from unsilent.integrations.lightning import GuardCallback, MonitorCallback  # noqa: E402
-from unsilent.monitor import GuardStop, MonitorStop, backward_hooks  # noqa: E402
+from unsilent.monitor import MonitorStop, backward_hooks  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 BATCHES = 12

@@ -10,9 +10,10 @@ import torch
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
-from unsilent.errors import UsageError  # noqa: E402
+from unsilent.basics.errors import UsageError  # noqa: E402
+from unsilent.guard import Guard, GuardStop  # noqa: E402
 from unsilent.integrations.transformers import GuardCallback, MonitorCallback  # noqa: E402
-from unsilent.monitor import Guard, GuardStop, MonitorStop, backward_hooks  # noqa: E402
+from unsilent.monitor import MonitorStop, backward_hooks  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

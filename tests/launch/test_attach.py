@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.launch import attach
 from unsilent.launch.attach import MOST_SHORT, SHORT, AutomaticMonitor, trained_model
 from unsilent.monitor.actions import MonitorStop

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.verified_saving import verified_save
-from unsilent.errors import UsageError
 from unsilent.events.host import host_name
 from unsilent.events.incident_folder import FOLDER, INCIDENT_FILE, Incident, write_record
 from unsilent.launch import isolation

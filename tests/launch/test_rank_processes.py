@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.launch.rank_processes import GPUS, check_slots, slots_environment
 
 HEED = partial(signal.signal, signal.SIGINT, signal.default_int_handler)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.launch.asd_variables import ENABLE, PAIR_DEFAULTS, SIGMA, UPPER, VARIABLES, read_pair
 from unsilent.launch.switches import resolve_settings
 from unsilent.monitor.settings import MonitorSettings

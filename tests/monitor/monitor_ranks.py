@@ -20,9 +20,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from unreachable import Unreachable
 
-from unsilent.errors import UnsilentError
+from unsilent.basics.errors import UnsilentError
 from unsilent.events.event_kinds import MonitorFailed
-from unsilent.monitor import Monitor, RepeatabilityWarning, agreement, exchange, reporter
+from unsilent.guard import RepeatabilityWarning
+from unsilent.monitor import Monitor, agreement, exchange, reporter
 from unsilent.monitor.signals.state_watch import StateWatch
 
 STEPS = 36

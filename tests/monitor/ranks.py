@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from unsilent.errors import UnsilentError
-from unsilent.monitor import Guard
+from unsilent.basics.errors import UnsilentError
+from unsilent.guard import Guard
 
 STEPS = 20
 SCENES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
+from unsilent.guard.guard_plan import SNAPSHOT_INTERVAL
 
 
 def oldest_kept(step, every=SNAPSHOT_INTERVAL):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.errors import UsageError
-from unsilent.monitor import AnalyticBounds, Guard, GuardStop
+from unsilent.basics.errors import UsageError
+from unsilent.guard import AnalyticBounds, Guard, GuardStop
 
 BATCH, SIDE = 16, 6
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from conftest import few
-from unsilent.monitor import Guard, NotRepeatable, RepeatabilityWarning
+from unsilent.guard import Guard, NotRepeatable, RepeatabilityWarning
 
 STEPS, FAULTY, DECAY = 40, 30, 0.9
 X = torch.randn(STEPS, 8, 6, generator=torch.Generator().manual_seed(3))

@@ -12,13 +12,13 @@ from torch import nn
 
 from conftest import few
 from monitor.segments import executed_again
-from unsilent.errors import UsageError
-from unsilent.monitor import Guard, GuardStop
-from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
+from unsilent.basics.errors import UsageError
+from unsilent.guard import Guard, GuardStop
+from unsilent.guard.guard_plan import SNAPSHOT_INTERVAL
 
 STEPS = 40
 # Loops here count the iterations that were begun, to know where to inject; the count is not put back, which a guard reports.
-pytestmark = pytest.mark.filterwarnings("ignore::unsilent.monitor.RepeatabilityWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::unsilent.guard.RepeatabilityWarning")
 
 
 class Net(nn.Module):

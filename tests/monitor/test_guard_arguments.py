@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.errors import UsageError
-from unsilent.monitor import Guard, Monitor
+from unsilent.basics.errors import UsageError
+from unsilent.guard import Guard
+from unsilent.monitor import Monitor
 
 NAN = math.nan
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.errors import UsageError
-from unsilent.monitor import Guard
+from unsilent.basics.errors import UsageError
+from unsilent.guard import Guard
 
 STEPS, FAULTY = 40, 30
 INPUTS, TARGETS = (torch.randn(STEPS, 16, n, generator=torch.Generator().manual_seed(n)) for n in (8, 2))

@@ -8,8 +8,8 @@ from types import CodeType
 
 import pytest
 
-from unsilent.monitor.loop_code import is_plain_loop, names_taken_over
-from unsilent.monitor.loop_state import variables_of_function
+from unsilent.guard.loop_code import is_plain_loop, names_taken_over
+from unsilent.guard.loop_state import variables_of_function
 
 
 @pytest.mark.parametrize("lines", [1, 100, 10_000])  # of one, two and three bytes of distance

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from unsilent.monitor.loop_record import name_of, record_loop
-from unsilent.monitor.loop_state import find_objects, variables_of_function
+from unsilent.guard.loop_record import name_of, record_loop
+from unsilent.guard.loop_state import find_objects, variables_of_function
 
 
 class Base:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unsilent.monitor.signals.magnitudes import ReusedSum, norms_and_largest
+from unsilent.guard.magnitudes import ReusedSum, norms_and_largest
 
 
 @pytest.mark.parametrize(

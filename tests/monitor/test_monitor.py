@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from monitor.trainings import TRAININGS, Training, batch, loss_of, plain, same_bits, scaled, state_of
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.series import load_recording
-from unsilent.errors import UsageError
 from unsilent.events.event_kinds import Alarm, Ended, MonitorFailed, SamplingChanged, Started, StepSummary, Verdict
+from unsilent.guard import Guard
 from unsilent.launch.attach import AutomaticMonitor
-from unsilent.monitor import Guard, Monitor, MonitorStop, actions, backward_hooks
+from unsilent.monitor import Monitor, MonitorStop, actions, backward_hooks
 from unsilent.monitor.actions import NO_SKIP, AlarmAction
 from unsilent.monitor.exchange import Exchange
 from unsilent.monitor.rule_streams import RuleStreams

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from monitor.unreachable import Unreachable
-from unsilent.errors import UsageError
-from unsilent.monitor import Guard, NotRepeatable, RepeatabilityWarning
+from unsilent.basics.errors import UsageError
+from unsilent.guard import Guard, NotRepeatable, RepeatabilityWarning
 
 STEPS = 60
 torch.manual_seed(0)

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from monitor.segments import oldest_kept
 from monitor.unreachable import Unreachable
-from unsilent.errors import UsageError
-from unsilent.monitor import Guard, GuardStop, NotRepeatable, RepeatabilityWarning
+from unsilent.basics.errors import UsageError
+from unsilent.guard import Guard, GuardStop, NotRepeatable, RepeatabilityWarning
 
 STEPS, FAULTY = 24, 17
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))

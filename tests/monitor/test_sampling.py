@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.monitor.sampling import (
     AIM,
     FIRST_STEPS,

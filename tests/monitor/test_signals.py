@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from monitor.trainings import TRAININGS, batch
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE
-from unsilent.errors import UsageError
+from unsilent.guard.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor import watch_gradient
 from unsilent.monitor.backward_hooks import _listeners
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals.collector import SignalCollector
-from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import MOST_PARTS, SignalRow
 
 

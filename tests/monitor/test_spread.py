@@ -12,12 +12,12 @@ from torch import nn
 
 from conftest import few
 from monitor.unreachable import Unreachable
-from unsilent.errors import UsageError
-from unsilent.monitor import Guard
-from unsilent.monitor.alarms import GuardStop
-from unsilent.monitor.guard_plan import make_plan, states_needed
-from unsilent.monitor.magnitude_check import divided
-from unsilent.monitor.watched_tensors import find_watched_tensors
+from unsilent.basics.errors import UsageError
+from unsilent.guard import Guard
+from unsilent.guard.alarms import GuardStop
+from unsilent.guard.guard_plan import make_plan, states_needed
+from unsilent.guard.magnitude_check import divided
+from unsilent.guard.watched_tensors import find_watched_tensors
 
 STEPS = 26
 GRID = [
@@ -112,7 +112,7 @@ def test_a_fault_in_any_step_is_undone(interval, spread, late, moment):
 @pytest.mark.slow
 @pytest.mark.parametrize(("interval", "spread", "late"), [(1, 1, True), (4, 4, True), (3, 5, False), (2, 7, True)])
 def test_with_a_state_less_some_fault_cannot_be_undone(monkeypatch, interval, spread, late):
-    monkeypatch.setattr("unsilent.monitor.guard_plan.states_needed", lambda *case: states_needed(*case) - 1)
+    monkeypatch.setattr("unsilent.guard.guard_plan.states_needed", lambda *case: states_needed(*case) - 1)
     options = {"snapshot_interval": interval, "spread": spread, "delayed_check": late}
 
     def every_fault():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monitor.unreachable import Unreachable
-from unsilent.monitor import guard_training
+from unsilent.guard import guard_training
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 

@@ -61,7 +61,7 @@ def step(x, w, b, v, spoil=intact):
 
 
 def numbers(golden, faulty):
-    """Changed elements, largest relative and absolute change, as `unsilent.fault_trace` says; element by element."""
+    """Changed elements, largest relative and absolute change, as `unsilent.basics.fault_trace` says; element by element."""
     changed, relative, absolute, from_zero, nonfinite = 0, None, None, 0, 0
     for g, f in zip(golden.ravel(), faulty.ravel(), strict=True):
         if g.tobytes() == f.tobytes():

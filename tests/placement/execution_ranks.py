@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from unsilent.errors import UnsilentError
+from unsilent.basics.errors import UnsilentError
 from unsilent.placement import execution
 from unsilent.placement.ddp_hook import program_hook
 from unsilent.placement.execution import ProcessGroups, ProgramRunner

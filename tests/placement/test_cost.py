@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oracles.reduction_oracle import program_seconds, ring_loads
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.placement.cost import AlphaBeta, traffic
 from unsilent.placement.nccl import Nccl
 from unsilent.placement.placements import placements

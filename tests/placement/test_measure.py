@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch.distributed
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.placement.cost import AlphaBeta, traffic
 from unsilent.placement.measure import MeasuredTable, Measurement, Sweep, fitted_system, load_sweep, measure_here
 from unsilent.placement.programs import COLLECTIVES

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from oracles.reduction_oracle import matrices
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.placement.code import script
 from unsilent.placement.placements import Placement, placements
 from unsilent.placement.ranking import Reduction, rank_placements

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.placement.programs import (
     COLLECTIVES,
     Program,

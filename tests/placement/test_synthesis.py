@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from oracles.reduction_oracle import all_groupings, all_programs
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.placement.programs import check, states
 from unsilent.placement.ranking import divided
 from unsilent.placement.synthesis import groupings, search, statements, synthesise

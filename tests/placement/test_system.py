@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.placement.system import load_system, parse_system
 from unsilent.placement.topology import parse_topology, this_machine
 

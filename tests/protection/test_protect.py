@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.protection.duplication import Duplication
 from unsilent.protection.profile import load_profile, make_profile
 from unsilent.protection.protect import ProtectedModel, protect

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.protection.profile import load_profile, make_profile
 from unsilent.protection.protect import ProtectedModel, protect
 

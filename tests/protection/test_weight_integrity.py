@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.protection.weight_checksums import MOST_WORDS, checksums, correct, factors
 from unsilent.protection.weight_integrity import BLOCK_SIZES, WeightIntegrity, choose_sizes
 from unsilent.sites.memory import content_of

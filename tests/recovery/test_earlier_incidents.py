@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.recovery.earlier_incidents import (
     MOST_BYTES,
     MOST_INCIDENTS,

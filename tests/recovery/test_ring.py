@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.recovery.ring import SnapshotRing
 from unsilent.recovery.staged_copy import StagedCopy
 

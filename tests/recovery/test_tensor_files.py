@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.recovery.tensor_files import host_copy, read_tensors, write_tensors
 from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 

@@ -9,7 +9,7 @@ import pytest
 from report.conftest import HOSTILE, make_comparison, make_demo, make_hostile, softer
 from report.showing import report_of
 from report.test_training_html import EVERYTHING
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.render.figure_file import COLUMN_WIDTH, PAGE_WIDTH, draw_plot, write_figure
 from unsilent.report.bars import Bar, stacked_shares_figure
 from unsilent.report.curves import line_series

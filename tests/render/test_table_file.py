@@ -8,7 +8,7 @@ import pytest
 
 from report.conftest import HOSTILE, make_demo, make_hostile
 from report.showing import report_of, text_of
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.render.table_file import latex_text, write_table
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.statistics import Interval

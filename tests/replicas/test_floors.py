@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replicas.subjects import LOOP
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.floors import Floor
 from unsilent.replicas.runner import ReplicaRunner

@@ -14,7 +14,7 @@ import pytest
 from conftest import spread
 from hostile_stores import loosened
 from replicas.subjects import LOOP
-from unsilent.errors import StoreError, UsageError
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, StepTraceId, Switches
 from unsilent.replicas.kind import ReplicaRequest
 from unsilent.replicas.runner import ReplicaRunner

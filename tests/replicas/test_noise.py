@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replicas.subjects import LOOP
-from unsilent.errors import UnsilentError, UsageError
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.studies.noise.study import NoiseQuestion, read_noise, run_noise, variant_name
 

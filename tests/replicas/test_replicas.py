@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from replicas.subjects import LOOP
+from unsilent.basics.errors import StoreError, UnsilentError, UsageError
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.spec import DeferredTrial, WorkerSettings
-from unsilent.errors import StoreError, UnsilentError, UsageError
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.workloads import load_training

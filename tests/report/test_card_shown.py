@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from report.test_report_html import BROWSER, Page, check_harmless, opened
-from unsilent.interval import PART_OF_LIST
+from unsilent.basics.interval import PART_OF_LIST
 from unsilent.render.report_page import report_html, write_report
 from unsilent.render.report_terminal import render_report
 from unsilent.report.estimates import limits_text

@@ -6,7 +6,7 @@ import pytest
 
 from report.showing import figures, render_html, write_html
 from report.test_report_html import BROWSER, Page, check_harmless, opened
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.render.pages import is_unsilent_page
 from unsilent.studies.pvf.comparison_report import LOOKS, forest
 from unsilent.studies.pvf.report import BARS

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.render.cells import cell_text, texts
 from unsilent.render.report_json import report_json
 from unsilent.render.report_terminal import render_report

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from report.showing import figures, render_html, report_of, write_html
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.render.pages import is_unsilent_page, json_for_script
 from unsilent.report.heat import HeatMap
 from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON

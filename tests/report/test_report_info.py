@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from report.showing import render_html
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.report.heat import HeatMap, heat_figure
 from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON, check_rate, fit_rows, fit_versus_pvf_text
 from unsilent.studies.pvf.records import components_with_own_layer, is_pooled, main_level, row_label

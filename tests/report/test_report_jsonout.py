@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from report.showing import to_json
-from unsilent.strictjson import as_json_values
+from unsilent.basics.strictjson import as_json_values
 from unsilent.studies.pvf.report import SCHEMA
 
 TOP_KEYS = {"schema", "command", "spec", "seed", "seconds", "cpu_seconds", "store", "versions", "results"}

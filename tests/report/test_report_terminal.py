@@ -6,7 +6,7 @@ import pytest
 
 from report.showing import render_html, report_of, text_of
 from report.test_report_html import Page
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.render.report_terminal import report_as_preformatted_html
 from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON
 from unsilent.studies.pvf.records import MOST_LAYERS_SHOWN

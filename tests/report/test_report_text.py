@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.report.text import (
     break_name,
     count_text,

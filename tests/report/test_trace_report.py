@@ -10,7 +10,7 @@ from rich.console import Console
 
 from report.conftest import HOSTILE
 from report.test_report_html import BROWSER, Page, check_harmless, opened
-from unsilent.fault_trace import (
+from unsilent.basics.fault_trace import (
     BEFORE_FIRST_ROW,
     PHASES,
     FaultTrace,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selftest.faulty_device import FAULTS, rounds
-from unsilent.errors import UsageError, UserCodeError
+from unsilent.basics.errors import UsageError, UserCodeError
 from unsilent.selftest import record_step, record_training, run_selftest
 from unsilent.selftest.recording import load_recording
 from unsilent.selftest.running import execute_tests

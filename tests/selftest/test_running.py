@@ -8,7 +8,7 @@ import pytest
 
 from conftest import in_process
 from selftest.faulty_device import FAULTS, OPERATIONS
-from unsilent.errors import UnsilentError, UsageError
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.selftest.running import OperationCount, SelfTest, execute_tests, run_selftest
 from unsilent.sites.faulty_device import FaultyDevice
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.protection.profile import load_profile, make_profile
 from unsilent.protection.protect import ProtectedModel, protect
 from unsilent.sites.modules import mode_readers, reject_training_mode

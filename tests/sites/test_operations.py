@@ -14,7 +14,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from sites.subjects import call, generate, gpt, seeded, subjects
-from unsilent.errors import InjectionError, UsageError
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.faults import Fault, fault_model
 from unsilent.faults.naming import parse_site
 from unsilent.sites import OperationInjector, Survey, TransientInjection

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.errors import InjectionError, UsageError
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.faults import Fault, fault_model
 from unsilent.sites import Parameters
 from unsilent.sites.memory import TensorMemory

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import betabinom
 
 from conftest import few
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.statistics.conformal import (
     EXCHANGES,
     conformal_threshold,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.statistics import noise_p_values
 from unsilent.statistics.comparing import benjamini_hochberg, holm
 from unsilent.statistics.floor import noise_verdict, noise_verdicts, replicas_needed, step_down

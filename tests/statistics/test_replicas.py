@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.statistics.distances import distance, weight_distances
 from unsilent.statistics.groups import class_error_rates, group_spread
 from unsilent.statistics.replica_spread import (

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, in_process
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.card import (

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import TINY, in_process
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.studies.pvf.card import card_json, card_text, checksum, read_card
 from unsilent.studies.pvf.card_files import find_contents
 from unsilent.studies.pvf.file_hashes import content_hash

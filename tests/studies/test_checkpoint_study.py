@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import Asked
 from unsilent.campaigns.spec import TrialId, campaign_hash
 from unsilent.checkpoints import Checkpoint
 from unsilent.cli.main import run as cli
-from unsilent.errors import UsageError
-from unsilent.options import Asked
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.render.cells import header_text, texts
 from unsilent.render.report_json import report_json

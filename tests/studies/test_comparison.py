@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import unsilent
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.spec import campaign_hash
-from unsilent.errors import UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
 from unsilent.studies.pvf.comparison import (

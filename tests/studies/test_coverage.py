@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from campaigns.faulty_loop import Here, write_loop
 from conftest import campaign_run
 from hostile_stores import mutants
+from unsilent.basics.errors import UnsilentError, UsageError
+from unsilent.basics.options import Asked
 from unsilent.campaigns.spec import TrialId
 from unsilent.cli.main import run as cli
 from unsilent.detectors.rule import ALARM, NORMAL, WARNING, judge_recording, make_judgement
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NUMBER, UPDATE, Recording, Series
-from unsilent.errors import UnsilentError, UsageError
 from unsilent.monitor.sampling import SampleIntervals
-from unsilent.options import Asked
 from unsilent.report.model import Report
 from unsilent.studies.coverage.analysis import LARGE_FINITE, MATCHED, analyse, analyse_together
 from unsilent.studies.coverage.kind import COVERAGE, CoverageStore

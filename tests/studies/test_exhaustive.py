@@ -12,8 +12,8 @@ import torch
 import unsilent
 from conftest import in_process
 from studies.test_truth import row, sizes, truth, workload  # noqa: F401 - fixtures
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.driver import ROUND
-from unsilent.errors import UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.pilots import first_pilot

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from conftest import TINY, in_process
+from unsilent.basics.errors import StoreError
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.rounds import MOST_LOOKS, NO_LOOK, CellPlan, trial_ids_of_plans
 from unsilent.campaigns.spec import TrialId
-from unsilent.errors import StoreError
 from unsilent.studies.pvf.kind import PvfStore
 
 

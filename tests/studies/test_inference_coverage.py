@@ -17,15 +17,15 @@ import torch
 from conftest import campaign_run, in_process
 from hostile_stores import mutants
 from studies.clean_inference import write_clean
+from unsilent.basics.errors import UnsilentError, UsageError
+from unsilent.basics.interval import Interval
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
 from unsilent.campaigns.spec import TrialId, WorkerSettings
 from unsilent.cli.main import run as cli
-from unsilent.errors import UnsilentError, UsageError
 from unsilent.faults import Fault
-from unsilent.interval import Interval
 from unsilent.report.model import Report
 from unsilent.report.text import share_with_limits_text
 from unsilent.sites import inject

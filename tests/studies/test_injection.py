@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from conftest import few
+from unsilent.basics.errors import UsageError
 from unsilent.engine.trace import trace
-from unsilent.errors import UsageError
 from unsilent.faults.isca23_injections import parse_injection
 from unsilent.studies.injection_replay import InjectionReplay, replay_injection
 from unsilent.workloads.published.networks import untrained_network

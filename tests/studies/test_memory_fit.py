@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.studies.pvf.kind import PvfStore
 
 BATCH, WIDTH = 3, 4

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.stored_values import DamagedRecordError
-from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaRow, StepTrace
 from unsilent.replicas.step_trace import Operation, read_step_trace
 from unsilent.studies.noise.diverging_operation import (

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.rounds import trial_ids_of_plans
-from unsilent.errors import UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, Tally
 from unsilent.studies.pvf.pilots import (

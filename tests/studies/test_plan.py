@@ -16,8 +16,8 @@ from hypothesis import given
 import unsilent
 from conftest import in_process
 from studies.test_truth import truth, workload  # noqa: F401 - fixtures
-from unsilent.errors import UsageError
-from unsilent.options import options_of
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import options_of
 from unsilent.statistics import clopper_pearson
 from unsilent.studies.plan.assignment import Block, Memory, assign_in_order, optimal_assignment, protected_memory
 from unsilent.studies.plan.items import Item, ItemTrials, ParameterItems, StratumTrials

@@ -12,8 +12,8 @@ import torch
 import unsilent
 from oracles.pvf_oracle import incorrect, pvf_by_module
 from studies.test_truth import truth, workload  # noqa: F401 - fixtures
+from unsilent.basics.errors import StoreError
 from unsilent.campaigns.driver import ROUND
-from unsilent.errors import StoreError
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.kind import PvfStore

@@ -12,9 +12,9 @@ import pytest
 
 from campaigns.faulty_loop import Here, running, write_loop
 from conftest import campaign_run
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.campaigns.replay import check_same_campaign
 from unsilent.campaigns.spec import TrialId
-from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import Replica, ReplicaStore, Switches
 from unsilent.replicas import noise_floors as floor_module

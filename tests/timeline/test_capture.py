@@ -13,9 +13,9 @@ import textwrap
 import pytest
 import torch
 
+from unsilent.basics.errors import UsageError
 from unsilent.cli.scripts import split_at_script
 from unsilent.cli.timeline_record import OPTION_CLASSES
-from unsilent.errors import UsageError
 from unsilent.launch.program import Program
 from unsilent.timeline import capture
 from unsilent.timeline.capture import Recorder

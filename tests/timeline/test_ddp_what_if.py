@@ -13,7 +13,7 @@ import pytest
 from kineto_traces import ddp_job_files
 from timeline.ddp_jobs import ddp_job as job_without_gradients
 from timeline.test_ddp_model import slow_prediction
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.ddp_model import MIB, assign_buckets, server_cost
 from unsilent.timeline.ddp_traces import ddp_job
 from unsilent.timeline.diagnosis import diagnose

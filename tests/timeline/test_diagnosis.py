@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timeline.ddp_jobs import LENGTHS, TRANSFER, ddp_job
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.report.model import Table
 from unsilent.timeline.critical_path import critical_path
 from unsilent.timeline.diagnosis import diagnose

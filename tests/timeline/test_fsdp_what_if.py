@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kineto_traces import cpu_job, event, gloo, sharded_step, trace, write
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.job import FORWARD
 from unsilent.timeline.load import load_job
 from unsilent.timeline.replay import Replay

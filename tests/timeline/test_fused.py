@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.fused import measure_fused
 
 

@@ -14,8 +14,8 @@ from torch import distributed
 
 from conftest import in_process
 from timeline import make_hang
+from unsilent.basics.errors import UsageError
 from unsilent.cli.main import run
-from unsilent.errors import UsageError
 from unsilent.timeline.dump import write_dump
 from unsilent.timeline.flight_recorder import read_dumps
 from unsilent.timeline.hang import find_hang

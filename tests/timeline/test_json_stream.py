@@ -8,7 +8,7 @@ import resource
 
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline import json_stream
 from unsilent.timeline.json_stream import TraceFile
 

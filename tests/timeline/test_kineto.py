@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kineto_traces import BASE, STORED, cpu_job, cpu_step, event, gloo, gpu_step, sharded_step, trace, write
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline import json_stream
 from unsilent.timeline.job import COLLECTIVE, COMPUTE, KINDS, PHASES
 from unsilent.timeline.json_stream import ARGUMENT_NAMES

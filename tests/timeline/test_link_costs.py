@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.placement.measure import Measurement, Sweep
 from unsilent.timeline.ddp_model import MIB, LinkCost, server_cost
 from unsilent.timeline.link_costs import FLAT, reduction_costs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kineto_traces import cpu_job, event, sharded_step, trace, write
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.diagnosis import diagnose
 from unsilent.timeline.load import load_job
 from unsilent.timeline.memory import memory_peaks

@@ -8,7 +8,7 @@ import pytest
 
 from kineto_traces import MIB, ddp_job_files
 from timeline.test_ddp_model import steps_of
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.ddp_model import LinkCost
 from unsilent.timeline.ddp_traces import DdpJob, ddp_job
 from unsilent.timeline.load import load_job

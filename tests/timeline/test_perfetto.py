@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from timeline.ddp_jobs import ddp_job
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.critical_path import critical_path
 from unsilent.timeline.perfetto import MANIFEST, write_perfetto
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oracles.replay_oracle import replay as obvious_replay
 from timeline.jobs import drawn_jobs, eighths, make_job, two_ranks
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.job import CHAIN, EDGE_KINDS, LAUNCH, PIPELINE
 from unsilent.timeline.replay import Replay, leave_one_step_out, unexplained_gaps
 

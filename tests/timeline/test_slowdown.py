@@ -11,7 +11,7 @@ from oracles.replay_oracle import replay as obvious_replay
 from timeline.jobs import make_job, two_ranks
 from timeline.pipelines import Pipeline
 from timeline.test_tables import REAL, SHARED
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.report.shown import Shown
 from unsilent.timeline.job import CHAIN, COLLECTIVE
 from unsilent.timeline.slowdown import measure_slowdown

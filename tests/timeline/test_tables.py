@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from timeline.pipelines import Pipeline
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.job import CHAIN, KINDS, LAUNCH, PIPELINE
 from unsilent.timeline.replay import Replay, unexplained_gaps
 from unsilent.timeline.tables import read_operation_table

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from timeline.ddp_jobs import LENGTHS, TRANSFER, ddp_job
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.job import COMPUTE, HOST
 from unsilent.timeline.replay import Replay
 from unsilent.timeline.what_if import answer

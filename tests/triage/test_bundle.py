@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from triage import made_triage as made
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.events.incident_folder import INCIDENT_FILE, SavedCheckpoint
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Outcome, Query

@@ -17,7 +17,7 @@ import torch.distributed
 from conftest import in_process
 from triage import made_triage as made
 from unsilent import verified_save
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.triage import job_files, parts
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.collect import collect

@@ -12,8 +12,8 @@ import torch
 from events import made_events
 from triage import made_triage as made
 from unsilent import verified_save
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.manifest import manifest_path
-from unsilent.errors import UsageError
 from unsilent.events.incident_folder import SavedCheckpoint, read_incident, read_rank_part, write_record
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.triage.bundle import Bundle

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads import Workload
 from unsilent.workloads.base import own_originals
 from unsilent.workloads.batch_samples import check_samples, count_samples, take_samples

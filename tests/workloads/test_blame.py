@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import unsilent
+from unsilent.basics.errors import InternalError, UnsilentError, UserCodeError
 from unsilent.campaigns.worker import as_picklable_error
-from unsilent.errors import InternalError, UnsilentError, UserCodeError
 from unsilent.outcomes import judge
 from unsilent.outcomes.tensors import rows_of
 from unsilent.sites import OperationInjector

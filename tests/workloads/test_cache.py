@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.errors import UnsilentError, UsageError
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.workloads import cache
 from unsilent.workloads.cache import TrainedWeightsRecipe, folder, load_or_train
 from unsilent.workloads.model_fitting import Goal

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads import load
 from unsilent.workloads.cifar_files import read_images, read_weights
 from unsilent.workloads.cifar_resnet import CifarResNet, normalised

@@ -13,7 +13,7 @@ from scipy.ndimage import affine_transform
 from torch import nn
 
 from conftest import few
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.outcomes.tensors import leaves
 from unsilent.workloads import ZOO, Workload, help_texts, load
 from unsilent.workloads.base import CLEAN_PARTS, CalibratedWorkload

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads import load
 from unsilent.workloads.click_csv import from_csv
 from unsilent.workloads.clicks import synthetic_clicks

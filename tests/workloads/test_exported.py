@@ -17,9 +17,9 @@ from torch.export import Dim
 from conftest import in_process
 from exactness.faults import Trial, draw
 from exactness.harness import Comparison, Reference, checked, compare_each
+from unsilent.basics.errors import UsageError
 from unsilent.engine import make_engine
 from unsilent.engine.device_placement import place
-from unsilent.errors import UsageError
 from unsilent.outcomes.tensors import leaves
 from unsilent.sites.targets import default_components
 from unsilent.workloads import Workload, load

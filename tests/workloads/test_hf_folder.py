@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads import load
 
 transformers = pytest.importorskip("transformers")

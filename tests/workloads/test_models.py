@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from conftest import few
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads import help_texts, load
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet
 from unsilent.workloads.digits import CLASSIFIERS, digits

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.hardware import description_file as accelerators
 from unsilent.faults.isca23_injections import read_injection
 from unsilent.faults.lists.files import read_list_bytes

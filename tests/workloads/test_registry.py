@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import torch
 
-from unsilent.errors import UsageError, UserCodeError
+from unsilent.basics.errors import UsageError, UserCodeError
 from unsilent.workloads import Workload, load_training
 from unsilent.workloads.base import labels_of
 from unsilent.workloads.registry import load
@@ -193,7 +193,7 @@ def test_user_code_raises(here, ref, message, in_trace):
     assert str(caught.value) == message
     trace = caught.value.traceback_text
     assert in_trace in trace
-    assert "unsilent/user_code.py" not in trace
+    assert "unsilent/basics/user_code.py" not in trace
     assert "workloads/registry.py" not in trace
     assert "importlib" not in trace
 

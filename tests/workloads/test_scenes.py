@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import few
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads import load
 from unsilent.workloads.base import CLEAN_PARTS, CalibratedWorkload
 from unsilent.workloads.digits import digits

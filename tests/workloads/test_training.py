@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from unsilent.errors import UnsilentError, UsageError
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.workloads.model_fitting import (
     Goal,
     Schedule,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conftest import few
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.outcomes.tensors import leaves
 from unsilent.workloads import HF, ZOO, InferenceWorkload, load
 from unsilent.workloads.base import call_model

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from unsilent.argument_names import names_arguments
-from unsilent.errors import UsageError
-from unsilent.lazy_module import load_named
+from unsilent.basics.argument_names import names_arguments
+from unsilent.basics.errors import UsageError
+from unsilent.basics.lazy_module import load_named
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 

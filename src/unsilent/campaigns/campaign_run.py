@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.option_function import OBSERVER, Argument, option_function
+from unsilent.basics.options import Asked, options_of
 from unsilent.campaigns.options import store_or_temporary
 from unsilent.campaigns.spec import Spec
-from unsilent.errors import UsageError
-from unsilent.option_function import OBSERVER, Argument, option_function
-from unsilent.options import Asked, options_of
 
 if TYPE_CHECKING:
     from unsilent.campaigns.driver import Planner

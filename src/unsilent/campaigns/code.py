@@ -20,8 +20,8 @@ from typing import Any
 
 import xxhash
 
-from unsilent.lazy_numpy import np
-from unsilent.user_code import user_module_name
+from unsilent.basics.lazy_numpy import np
+from unsilent.basics.user_code import user_module_name
 from unsilent.version import __version__
 
 _INSTALLED = tuple(

@@ -31,10 +31,10 @@ from typing import (
 
 import xxhash
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.lazy_numpy import np
 from unsilent.campaigns.spec import CampaignRow, TrialId, sorted_json_text
 from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, check_faults, one_line_preview
-from unsilent.errors import UsageError
-from unsilent.lazy_numpy import np
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.campaigns.spec import Spec
-from unsilent.errors import UsageError
 from unsilent.faults.fault_texts import function_file
-from unsilent.printable import escape_unprintable
 
 S = TypeVar("S", bound=Spec)
 

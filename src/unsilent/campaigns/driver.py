@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import Budget
 from unsilent.campaigns.spec import Baseline, Json, Spec, TrialId, strata_of
 from unsilent.campaigns.store import Store
-from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor

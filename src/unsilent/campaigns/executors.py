@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import check_count
 from unsilent.campaigns.job_count import default_job_count
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import check_count
 
 EXECUTORS = ("serial", "processes", "ray")
 MOST_JOBS = 4096

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unsilent.basics.sizes import rough_duration_text
 from unsilent.report.text import count_text
-from unsilent.sizes import rough_duration_text
 
 
 @dataclass(frozen=True)

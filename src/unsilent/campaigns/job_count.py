@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from unsilent.basics.free_memory import available_memory_bytes, peak_memory_bytes
 from unsilent.campaigns.spec import Spec
-from unsilent.free_memory import available_memory_bytes, peak_memory_bytes
 
 WORKER_BYTES = 2 << 30
 """Free memory that must be there for each worker. It is a guess: nothing is loaded yet."""

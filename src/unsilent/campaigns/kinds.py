@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import Asked, check_option_fields
 from unsilent.campaigns.campaign_run import CampaignRun, DryRun, run_and_analyse
 from unsilent.campaigns.codec import Shape, row_codec
 from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions, ReportOptions
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, strata_of
 from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
-from unsilent.errors import UsageError
-from unsilent.options import Asked, check_option_fields
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from unsilent.errors import StoreError
+from unsilent.basics.errors import StoreError
 
 
 class FileLock:

@@ -12,7 +12,7 @@ import stat
 from functools import cache
 from pathlib import Path
 
-from unsilent.errors import StoreError
+from unsilent.basics.errors import StoreError
 
 TEXT_BYTES = 2**24
 """Longest text in a store. What is longer is not written either."""

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unsilent.campaigns.spec import Spec, WorkerSettings
-from unsilent.campaigns.stored_values import MOST_TRIALS
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import (
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import (
     CONFIDENCE,
     EXECUTION_PANEL,
     PRECISION_PANEL,
@@ -21,7 +19,9 @@ from unsilent.options import (
     check_count,
     check_path,
 )
-from unsilent.sizes import as_byte_count
+from unsilent.basics.sizes import as_byte_count
+from unsilent.campaigns.spec import Spec, WorkerSettings
+from unsilent.campaigns.stored_values import MOST_TRIALS
 
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor

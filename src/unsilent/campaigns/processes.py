@@ -17,13 +17,13 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from unsilent.basics.child_processes import end_child, start_child
+from unsilent.basics.closing import Closing
+from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.campaigns.job_count import has_memory_for_another
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
-from unsilent.child_processes import end_child, start_child
-from unsilent.closing import Closing
-from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 
 DEADLINE_FACTOR = 20
 SHORTEST_DEADLINE = 10.0

@@ -23,11 +23,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.process_connection import Message, ProcessConnection
 from unsilent.campaigns.ray_launch import Cluster, remove_busy_folder
 from unsilent.campaigns.ray_supervisor import CLOSE_SECONDS, Supervisor, SupervisorJob
 from unsilent.campaigns.worker import as_picklable_error
-from unsilent.errors import UsageError
 
 LOOK_SECONDS = 0.05
 """How soon an order of the driver is seen while answers are awaited."""

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
+from unsilent.basics.closing import Closing
+from unsilent.basics.errors import UnsilentError
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.process_connection import Message
 from unsilent.campaigns.processes import SALVAGE_SECONDS, Refillable
@@ -24,8 +26,6 @@ from unsilent.campaigns.ray_supervisor import Event, SupervisorJob, environment_
 from unsilent.campaigns.ray_supervisor_pool import PooledSupervisor, SupervisorPool
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
-from unsilent.closing import Closing
-from unsilent.errors import UnsilentError
 
 DEPTH_SECONDS = 2.0
 DEEPEST = 2000

@@ -20,10 +20,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from unsilent.basics.closing import Closing
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns.process_connection import Message, ProcessConnection
 from unsilent.campaigns.ray_supervisor import SupervisorJob
-from unsilent.closing import Closing
-from unsilent.errors import UnsilentError, UsageError
 
 KNOCK_SECONDS = 5.0
 JOIN_SECONDS = 15.0

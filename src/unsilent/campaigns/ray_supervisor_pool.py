@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.ray_launch import Cluster
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId
-from unsilent.errors import UnsilentError, UsageError
 
 PLACEMENT_TIMEOUT = 120.0
 """Seconds without a single supervisor that has a place, after which a campaign ends."""

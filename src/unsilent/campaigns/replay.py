@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, cast
 
+from unsilent.basics.errors import StoreError
+from unsilent.basics.strictjson import as_json_values
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.confirmed_files import with_confirmed_files
 from unsilent.campaigns.driver import AnyStore
@@ -17,9 +19,7 @@ from unsilent.campaigns.executors import Executor, LocalExecutor, make_executor
 from unsilent.campaigns.kinds import R
 from unsilent.campaigns.spec import Baseline, Spec, TrialId, WorkerSettings, differences
 from unsilent.campaigns.stored_values import one_line_preview
-from unsilent.errors import StoreError
 from unsilent.report.model import Report
-from unsilent.strictjson import as_json_values
 
 SCHEMA = "unsilent/replay/1"
 

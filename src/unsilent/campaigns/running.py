@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.spec import Runner, TrialId
-from unsilent.errors import UsageError
 
 
 def run_trials_in_order(runner: Runner, trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cas
 
 import xxhash
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
+from unsilent.basics.lazy_module import load_named
+from unsilent.basics.options import options_of
 from unsilent.faults.fault_texts import with_function_file, without_folder
-from unsilent.lazy_module import load_named
-from unsilent.options import options_of
 
 if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
 
+from unsilent.basics.closing import Closing
+from unsilent.basics.errors import StoreError
 from unsilent.campaigns.locking import FileLock
 from unsilent.campaigns.opening import (
     LEAST_STEPS,
@@ -28,8 +30,6 @@ from unsilent.campaigns.opening import (
     schema_of,
 )
 from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, is_real
-from unsilent.closing import Closing
-from unsilent.errors import StoreError
 
 APPLICATION_OWNERS: dict[int, str] = {}
 """The command that writes our own files, by their application id. Kinds are added when they are made."""

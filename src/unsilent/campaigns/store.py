@@ -16,6 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, cast
 
+from unsilent.basics.errors import StoreError, UsageError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.kinds import B, Kind, R, S
 from unsilent.campaigns.spec import TrialId, campaign_hash, differences, spec_value_text
@@ -31,8 +33,6 @@ from unsilent.campaigns.stored_values import (
     parse_record,
     read_budget,
 )
-from unsilent.errors import StoreError, UsageError
-from unsilent.printable import escape_unprintable
 
 _LONGEST = 80
 """Characters of a value in a message."""

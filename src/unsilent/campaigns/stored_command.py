@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from unsilent.basics.errors import StoreError, UsageError
+from unsilent.basics.options import Asked, OptionField, options_of
 from unsilent.campaigns.driver import AnyStore
-from unsilent.errors import StoreError, UsageError
-from unsilent.options import Asked, OptionField, options_of
 
 T = TypeVar("T")
 MOST_CALL = 10_000

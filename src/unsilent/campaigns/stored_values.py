@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Protocol, TypeGuard, TypeVar
 
+from unsilent.basics.printable import escape_unprintable
 from unsilent.campaigns.spec import TrialId
-from unsilent.printable import escape_unprintable
 
 T = TypeVar("T")
 R = TypeVar("R", bound="HasTrial")

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from unsilent.basics.child_processes import exit_with_parent
+from unsilent.basics.error_origin import unexpected_error
+from unsilent.basics.errors import ProcessUnusable, UnsilentError
 from unsilent.campaigns.executors import INSIDE
-from unsilent.child_processes import exit_with_parent
-from unsilent.error_origin import unexpected_error
-from unsilent.errors import ProcessUnusable, UnsilentError
 
 SEND_SECONDS = 0.05
 """Rows of trials that run together are sent no more often."""
@@ -69,8 +69,8 @@ class _Own(Connection):
 
 
 def _serve(connection: Connection) -> None:
+    from unsilent.basics.user_code import set_script_arguments
     from unsilent.campaigns.running import check_row_of_trial, run_trials_in_order
-    from unsilent.user_code import set_script_arguments
     from unsilent.workloads.process_side_effects import take_notes
 
     command, spec, worker_settings = connection.recv()

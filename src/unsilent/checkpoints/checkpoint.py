@@ -13,14 +13,14 @@ from types import MappingProxyType
 
 import numpy as np
 
+from unsilent.basics.closing import Closing
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.content import content_parts
 from unsilent.checkpoints.excess import without_excess
 from unsilent.checkpoints.formats.known import format_of
 from unsilent.checkpoints.names import free_name
 from unsilent.checkpoints.stored_tensors import Block, Ints, Patch, StoredTensor, bytes_from_words, words_from_bytes
-from unsilent.closing import Closing
-from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults.codecs import Array
 from unsilent.faults.receipts import AppliedFault, Receipt
 from unsilent.faults.record import Fault

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from unsilent.closing import Closing
-from unsilent.errors import UsageError
-from unsilent.plainfiles import open_plain
-from unsilent.printable import escape_unprintable
+from unsilent.basics.closing import Closing
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import open_plain
+from unsilent.basics.printable import escape_unprintable
 
 MOST_OPEN = 64
 MOST_FILES = 1_000_000

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.stored_tensors import OBJECT, StoredTensor, dense_block
 from unsilent.faults.codecs import CODECS, Array
-from unsilent.printable import escape_unprintable
 
 SAME, DIFFERS, OTHER_TYPE, MISSING, ADDED, UNREAD = (
     "same", "differs", "other dtype or shape", "missing in the second", "missing in the first", "not readable",

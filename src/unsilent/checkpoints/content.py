@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.stored_tensors import Block, Shape, StoredTensor
-from unsilent.errors import UsageError
 from unsilent.faults.codecs import Array
 
 PART_BYTES = 2**20

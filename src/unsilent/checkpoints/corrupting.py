@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import read_plain
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
 from unsilent.checkpoints.editing import apply_edit, refuse_interrupted
@@ -18,12 +20,10 @@ from unsilent.checkpoints.injection_file import (
     read_injection,
     with_same_bits,
 )
-from unsilent.errors import UsageError
 from unsilent.faults.lists.hdf5_corrupter import is_sequence
 from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.receipts import Receipt
 from unsilent.faults.record import Fault
-from unsilent.plainfiles import read_plain
 
 FaultsAndNotes = tuple[Sequence[Fault], Sequence[str]]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint, fits
 from unsilent.checkpoints.stored_tensors import StoredTensor
-from unsilent.errors import UsageError
 from unsilent.faults.codecs import Array, Codec
 from unsilent.faults.models import FaultModel
 from unsilent.faults.population import Population, Region

@@ -28,18 +28,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.errors import InjectionError, UsageError, first_line
+from unsilent.basics.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_lines, read_plain
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.stored_tensors import Patch
-from unsilent.errors import InjectionError, UsageError, first_line
-from unsilent.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_lines, read_plain
-from unsilent.printable import escape_unprintable
 
 VERSION = 1
 MOST_RECORD = 2**28
 """Bytes of an undo record: an edit takes about 90 for each element, and a packed block four times its bytes."""
 _STATES_MEMORY = 2000
-"""Of the two lines with the states of an edit; see `unsilent.plainfiles.json_memory`."""
+"""Of the two lines with the states of an edit; see `unsilent.basics.plainfiles.json_memory`."""
 
 
 @dataclass(frozen=True)

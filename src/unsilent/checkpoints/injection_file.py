@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import parse_json, read_lines
 from unsilent.checkpoints.checkpoint import Checkpoint
-from unsilent.errors import UsageError
 from unsilent.faults.codecs import Array
 from unsilent.faults.fault_json import read_fault
 from unsilent.faults.naming import site_in_file
 from unsilent.faults.receipts import Receipt
 from unsilent.faults.record import Fault, hex_words
-from unsilent.plainfiles import parse_json, read_lines
 
 MOST_BYTES = 48 * 2**20
 """An injection takes about 60 bytes for each element, and an edit has fewer than 800,000; of faults of one element, 200,000."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsilent.basics.printable import escape_unprintable
+from unsilent.basics.sizes import human_bytes
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.names import SECTIONS
 from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.faults.codecs import CODECS
-from unsilent.printable import escape_unprintable
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text
-from unsilent.sizes import human_bytes
 
 EXTREME = 1e6
 """Magnitude above which a number counts as extreme."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
-from unsilent.argument_names import names_arguments
+from unsilent.basics.argument_names import names_arguments
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import check_count, check_path
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats.known import FORMATS
@@ -20,8 +22,6 @@ from unsilent.checkpoints.hashes import Progress, no_progress
 from unsilent.checkpoints.manifest import manifest_path, read_manifest
 from unsilent.checkpoints.replacing import verify_with_own_manifest
 from unsilent.checkpoints.verified_saving import ENDINGS
-from unsilent.errors import UsageError
-from unsilent.options import check_count, check_path
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, escape_unprintable, listed

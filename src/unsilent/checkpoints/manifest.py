@@ -15,6 +15,9 @@ from typing import Any
 
 import xxhash
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_plain, replace_file
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.hashes import (
@@ -26,9 +29,6 @@ from unsilent.checkpoints.hashes import (
     hash_tensors,
     no_progress,
 )
-from unsilent.errors import UsageError
-from unsilent.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json, read_plain, replace_file
-from unsilent.printable import escape_unprintable
 
 SCHEMA = "unsilent/manifest/2"
 MOST_BYTES = 128 * 2**20

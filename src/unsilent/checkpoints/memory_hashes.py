@@ -8,11 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import leaves_in, map_tensors, tensors_in
 from unsilent.checkpoints.formats.torch_pickle import key_text
 from unsilent.checkpoints.hashes import TensorHash, hash_elements
 from unsilent.checkpoints.names import unique_names, with_parameter_names
-from unsilent.errors import UsageError
-from unsilent.nested import leaves_in, map_tensors, tensors_in
 from unsilent.sites.memory import content_of, dtype_name
 
 

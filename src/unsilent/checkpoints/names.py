@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Container, Sequence
 
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.optimizer_keys import optimizer_keys, undotted
 from unsilent.checkpoints.stored_tensors import Shape
-from unsilent.printable import escape_unprintable
 
 SECTIONS = ("model", "optimizer", "scheduler", "rng", "other")
 _MODEL = {

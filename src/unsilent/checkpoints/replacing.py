@@ -23,6 +23,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import shown_path
 from unsilent.checkpoints.editing import sync_folder
 from unsilent.checkpoints.hashes import Progress, no_progress
 from unsilent.checkpoints.manifest import (
@@ -33,8 +35,6 @@ from unsilent.checkpoints.manifest import (
     verify,
     write_manifest,
 )
-from unsilent.errors import UsageError
-from unsilent.plainfiles import shown_path
 
 _DRAFT = ".unsilent-draft"
 

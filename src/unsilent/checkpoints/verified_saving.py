@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
+from unsilent.basics.errors import UnsilentError, UsageError, first_line, wrong_value_error
+from unsilent.basics.options import check_count, check_path
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.hashes import FileHash, TensorHash, hash_files
@@ -32,8 +34,6 @@ from unsilent.checkpoints.replacing import (
     verify_with_own_manifest,
 )
 from unsilent.checkpoints.writing import forget_cached_pages, write_state
-from unsilent.errors import UnsilentError, UsageError, first_line, wrong_value_error
-from unsilent.options import check_count, check_path
 
 _DCP_FILE = re.compile(r"\.metadata|__\d+_\d+\.distcp")
 """Files of a folder that ``verified_save`` writes, and may replace."""

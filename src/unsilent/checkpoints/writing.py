@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from unsilent.basics.errors import UsageError, first_line
 from unsilent.checkpoints.hashes import FileHash, RunningFileHash
-from unsilent.errors import UsageError, first_line
 
 
 class HashingFile:

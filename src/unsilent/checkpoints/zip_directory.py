@@ -13,10 +13,10 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
 from unsilent.checkpoints.crc32 import crc_change
 from unsilent.checkpoints.stored_tensors import Patch, Read
-from unsilent.errors import UsageError
 
 _END = struct.Struct("<4s4H2LH")
 _END_64_LOCATOR = struct.Struct("<4sLQL")

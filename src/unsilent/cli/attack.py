@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.errors import UsageError, wrong_value_error
+from unsilent.basics.options import (
+    CONFIDENCE,
+    EXECUTION_PANEL,
+    FAULTS_PANEL,
+    WORKLOAD_PANEL,
+    Asked,
+    Option,
+    check_count,
+)
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.command import EXPLAIN, Command
-from unsilent.errors import UsageError, wrong_value_error
-from unsilent.options import CONFIDENCE, EXECUTION_PANEL, FAULTS_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 
 if TYPE_CHECKING:
     from unsilent.compare.attacks.attacking import AttackResult

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.basics.errors import Interrupted
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.campaigns.campaign_run import CampaignRun, open_executor_of_options
 from unsilent.campaigns.kinds import Kind
 from unsilent.cli.paths import default_store, report_path
 from unsilent.command import MEASURE, Command, ConfigOptions, DisplayOptions, ProgressOptions
-from unsilent.errors import Interrupted
-from unsilent.options import OUTPUT_PANEL, Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor

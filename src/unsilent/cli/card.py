@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import Asked
 from unsilent.cli.paths import default_report_path
-from unsilent.errors import UsageError
-from unsilent.options import Asked
 
 
 def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.plainfiles import shown_path
 from unsilent.cli.checkpoint_arguments import (
     CHECKPOINT,
     bytes_shown,
@@ -16,8 +18,6 @@ from unsilent.cli.checkpoint_arguments import (
     whole_checkpoint,
 )
 from unsilent.command import FILES, Command, DisplayOptions, PageOptions, ProgressOptions
-from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
-from unsilent.plainfiles import shown_path
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ class VerifyOptions:
 
 def verify(asked: Asked) -> int:
     """Compare a checkpoint with its manifest."""
+    from unsilent.basics.sizes import human_bytes
     from unsilent.checkpoints.checkpoint_files import CheckpointFiles
     from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.hashes import total_bytes
@@ -145,7 +146,6 @@ def verify(asked: Asked) -> int:
     from unsilent.checkpoints.manifest import verify as differences_from
     from unsilent.checkpoints.replacing import verify_with_own_manifest
     from unsilent.report.text import count_text
-    from unsilent.sizes import human_bytes
 
     options, display, quiet = asked[VerifyOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
     path, manifest, fast = options.path, options.manifest, options.fast

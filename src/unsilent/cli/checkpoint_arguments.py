@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.errors import UsageError
-from unsilent.options import Option
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import Option
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.stored_tensors import StoredTensor

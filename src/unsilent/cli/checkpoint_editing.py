@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Asked, Option, check_count
 from unsilent.cli.checkpoint_arguments import CHECKPOINT, print_json, print_lines
 from unsilent.command import FILES, Command, DisplayOptions
-from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, FAULTS_PANEL, OUTPUT_PANEL, Asked, Option, check_count
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.corrupting import CheckpointEdit
@@ -165,7 +165,7 @@ def undo(asked: Asked) -> int:
 
 def _show_edit(edit: CheckpointEdit, options: EditOptions, display: DisplayOptions) -> int:
     """Save and print what one command changed."""
-    from unsilent.plainfiles import replace_file
+    from unsilent.basics.plainfiles import replace_file
     from unsilent.report.text import count_text
 
     save, dry_run = options.save, options.dry_run

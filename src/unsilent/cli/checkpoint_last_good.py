@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.options import WORKLOAD_PANEL, Asked, Option
 from unsilent.cli.checkpoint_arguments import print_lines, whole_checkpoint
 from unsilent.command import AFTER_ALARM, Command, DisplayOptions
-from unsilent.options import WORKLOAD_PANEL, Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.checkpoints.last_good import LastGood

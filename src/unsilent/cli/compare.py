@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.sizes import parse_share
 from unsilent.campaigns.options import DATA, WEIGHTS, WORKLOAD_OPTION
 from unsilent.command import EXPLAIN, Command
-from unsilent.errors import UsageError
-from unsilent.options import CONFIDENCE, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
-from unsilent.sizes import parse_share
 
 if TYPE_CHECKING:
     from unsilent.compare.comparing import Comparison

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.cli.file_sorts import refuse_other_files
 from unsilent.cli.paths import report_path, writable_page
 from unsilent.cli.report import check_canonical, options_for_store
 from unsilent.command import RESULTS, Command, DisplayOptions
-from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, Asked, Option
 from unsilent.report.model import Report
 
 NO_STORES = "two stores are needed; give the stores of two campaigns of the same kind"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unsilent.basics.options import OptionField, options_of
+from unsilent.basics.sizes import rough_duration_text
 from unsilent.campaigns.driver import check_strata
 from unsilent.campaigns.executors import chosen_job_count
 from unsilent.campaigns.spec import TrialId, differences, spec_value_text
 from unsilent.cli.report_output import show_report
 from unsilent.command import DisplayOptions
-from unsilent.options import OptionField, options_of
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text
-from unsilent.sizes import rough_duration_text
 
 if TYPE_CHECKING:
     from unsilent.campaigns.campaign_run import CampaignRun

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.cli.running import check_page
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions, ProgressOptions
-from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option
 
 NO_LOOP = (
     "no training loop was named; give file.py:loop, where loop is a function without arguments that trains a model"
@@ -55,8 +55,8 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 def explain(asked: Asked) -> int:
     """Print what was found about a loop and return the exit code; raises ``UsageError`` for options that exclude each other."""
     from unsilent.cli.report_output import show_report
-    from unsilent.studies import nondeterminism
-    from unsilent.studies.nondeterminism.report import finding_summary_line, report
+    from unsilent.explain import check_reproducibility, explain_run_differences, measure_step_costs
+    from unsilent.explain.report import finding_summary_line, report
 
     options, display, quiet = asked[ExplainOptions], asked[DisplayOptions], asked[ProgressOptions].quiet
     if not options.loop or not options.loop.strip():
@@ -66,12 +66,12 @@ def explain(asked: Asked) -> int:
     page = asked[PageOptions].output
     check_page(page)
     if options.cost:
-        costs = nondeterminism.measure_step_costs(
+        costs = measure_step_costs(
             options.loop, **_limits(options), arguments=asked.script, notify=_silent if quiet else _notify
         )
         show_report(costs.report(), page, display.as_json, display.plain)
         return 0
-    search = nondeterminism.check_reproducibility if options.check_only else nondeterminism.explain_run_differences
+    search = check_reproducibility if options.check_only else explain_run_differences
     explained = search(
         options.loop,
         **_limits(options),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.command import RESULTS, Command
-from unsilent.options import OUTPUT_PANEL, Asked, Option
 
 NO_STORE = "no store was named; give the store of a campaign, like unsilent-pvf-….sqlite"
 

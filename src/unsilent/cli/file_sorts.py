@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 CHECKPOINT_ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".keras", ".npz")
 NOUNS = {

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from unsilent.basics.options import FAULTS_PANEL, Asked, Option
 from unsilent.cli import accelerators
 from unsilent.cli.tables import show_lines, show_table
 from unsilent.command import LISTS, Command, DisplayOptions
-from unsilent.options import FAULTS_PANEL, Asked, Option
 
 
 def workloads(asked: Asked) -> int:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, cast
 
 import typer
 
+from unsilent.basics.error_origin import unexpected_error
+from unsilent.basics.errors import InternalError, Interrupted, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.cli.signals import end_silently_on_interrupt, interrupt_on_ending, repeat_swallowed_interrupts
-from unsilent.error_origin import unexpected_error
-from unsilent.errors import InternalError, Interrupted, StoreError, UnsilentError, UsageError, UserCodeError
-from unsilent.printable import escape_unprintable
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])

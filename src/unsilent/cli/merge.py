@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.cli.tables import show_lines
 from unsilent.command import RESULTS, Command, DisplayOptions
-from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, Asked, Option
 
 NO_STORES = "no stores were named; give stores of one campaign, and --output for the store to create"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 LONGEST_NAME = 180
 """Characters of a workload in the name of a store: with what SQLite appends, no file system refuses it."""

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import Asked
 from unsilent.cli.running import check_page
 from unsilent.command import EXPLAIN, Command, DisplayOptions, PageOptions
-from unsilent.errors import UsageError
-from unsilent.options import Asked
 from unsilent.placement.options import MeasureOptions, PlacementOptions
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> l
     """A note for each payload beyond those that were measured."""
     if not options.system.endswith(".json"):
         return []
+    from unsilent.basics.sizes import human_bytes
     from unsilent.placement.measure import load_sweep
-    from unsilent.sizes import human_bytes
 
     largest = max(row.payload for row in load_sweep(options.system).rows)
     return [

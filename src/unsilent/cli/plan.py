@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import Asked
 from unsilent.cli.file_sorts import STORE_WANTED, refuse_other_files
 from unsilent.command import MEASURE, Command, DisplayOptions
-from unsilent.errors import UsageError
-from unsilent.options import Asked
 from unsilent.studies.plan.spec import PlanOptions, PlanOutputOptions
 
 HELP = """Choose which parameters to put into protected memory, or to duplicate, and predict the failure rate that remains.

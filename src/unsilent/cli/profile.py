@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option
 from unsilent.command import WATCH, Command, DisplayOptions
-from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option
 
 HELP = "Write the profile of a model's clean activations that unsilent.protect needs."
 NO_WORKLOAD = "no workload was given; expected unsilent profile WORKLOAD, such as digits-cnn (see unsilent workloads)"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.cli.campaign import CampaignVerb
 from unsilent.command import ConfigOptions, DisplayOptions, ProgressOptions
-from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, Asked, Option
 from unsilent.outcomes.pvf_options import PvfReportOptions
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.pvf.spec import PvfBaseline

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 from unsilent.campaigns.options import WORKLOAD_OPTION
 from unsilent.cli.tables import show_lines
 from unsilent.command import RESULTS, Command, DisplayOptions
-from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.campaigns.replay import TrialReplay

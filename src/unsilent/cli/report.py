@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option, options_of
 from unsilent.cli.card import card_paths, show_card, write_card
 from unsilent.cli.file_sorts import refuse_other_files, sort_of_file
 from unsilent.cli.paths import report_path, writable_page
 from unsilent.command import RESULTS, Command, DisplayOptions
-from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, Asked, Option, options_of
 from unsilent.report.model import Report
 
 NO_STORE = "no store was named; give the store of a campaign, a card, or events of a monitored training"

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import Asked, Option, check_count, options_of
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
 from unsilent.command import WATCH, Command, ConfigOptions
-from unsilent.errors import UsageError, unknown_name_error
 from unsilent.monitor.settings import ALARM_PANEL, MonitorSettings
-from unsilent.options import Asked, Option, check_count, options_of
 
 if TYPE_CHECKING:
     from unsilent.launch.isolation import IsolatedJob
@@ -122,10 +122,10 @@ def run(asked: Asked) -> int:
 
 def run_isolated(asked: Asked, program: Program, options: IsolationOptions) -> int:
     """Start the ranks of a job, and again after an incident; its exit code."""
+    from unsilent.basics.printable import escape_unprintable
     from unsilent.launch.isolation import Isolation
     from unsilent.launch.standard_error import StandardError
     from unsilent.launch.switches import resolve_settings
-    from unsilent.printable import escape_unprintable
 
     asked.given_values.setdefault("on_alarm", "replay")
     program.check_file()

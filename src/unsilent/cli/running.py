@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import Asked
 from unsilent.command import Command, ConfigOptions, DisplayOptions, PageOptions, ProgressOptions
-from unsilent.errors import UsageError
-from unsilent.options import Asked
 
 
 def run_command(command: Command, given: Mapping[str, Any], arguments: Sequence[str], script: Sequence[str]) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, Asked, Option, options_of
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import EXECUTION_PANEL, Asked, Option, options_of
 
 if TYPE_CHECKING:
     from unsilent.launch.program import Program

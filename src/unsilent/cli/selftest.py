@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
+from unsilent.basics.plainfiles import shown_path
 from unsilent.cli.checkpoint_arguments import print_json, print_lines
 from unsilent.command import AFTER_ALARM, Command, DisplayOptions
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option
-from unsilent.plainfiles import shown_path
 
 if TYPE_CHECKING:
     from unsilent.selftest.running import SelfTest

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.basics.errors import StoreError, UnsilentError, UsageError
+from unsilent.basics.options import Asked, Option
+from unsilent.basics.printable import escape_unprintable
 from unsilent.cli.tables import show_lines, show_table
 from unsilent.command import RESULTS, Command, DisplayOptions
-from unsilent.errors import StoreError, UnsilentError, UsageError
-from unsilent.options import Asked, Option
-from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from unsilent.campaigns.kinds import Kind

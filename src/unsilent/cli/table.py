@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from unsilent.basics.lazy_module import load_named
 from unsilent.command import MEASURE, Command
-from unsilent.lazy_module import load_named
 
 COMMANDS = {
     "pvf": "unsilent.cli.pvf:COMMAND",

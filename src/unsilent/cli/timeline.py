@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
 from unsilent.command import EXPLAIN, Command
-from unsilent.options import OUTPUT_PANEL, Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report

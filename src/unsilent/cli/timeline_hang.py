@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.options import Asked, Option
 from unsilent.command import EXPLAIN, Command
-from unsilent.options import Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.timeline.hang import Hang

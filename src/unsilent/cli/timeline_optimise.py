@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.errors import wrong_value_error
+from unsilent.basics.options import Asked, Option
 from unsilent.command import EXPLAIN, Command
-from unsilent.errors import wrong_value_error
-from unsilent.options import Asked, Option
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report

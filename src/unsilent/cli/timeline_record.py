@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
 from unsilent.cli.scripts import ScriptOptions, asked_program, split_at_script
 from unsilent.cli.signals import end_as_python_does
 from unsilent.command import EXPLAIN, Command
-from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, Asked, Option, check_count
 
 HELP = """Record some steps of a training script with the profiler, without changing it.
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 if TYPE_CHECKING:
     from unsilent.report.model import Report

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from unsilent.basics.options import Asked, Option
 from unsilent.command import MEASURE, Command, Result
-from unsilent.options import Asked, Option
 
 NO_CLASS = "no class of outcomes was named; give one like low-test"
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.command import AFTER_ALARM, Command, DisplayOptions
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import EXECUTION_PANEL, OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.triage.findings import Blanks
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from unsilent.basics.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.command import AFTER_ALARM, Command, DisplayOptions
-from unsilent.options import OUTPUT_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 
 HELP = """Learn the order of debugging queries from a collection of incidents whose queries were executed and graded.
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
+from unsilent.basics.options import PANELS, OptionField, options_of
 from unsilent.cli.running import run_command
 from unsilent.cli.table import PYTHON_FUNCTIONS, summaries
 from unsilent.command import GROUPS, Command
-from unsilent.options import PANELS, OptionField, options_of
 
 SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,

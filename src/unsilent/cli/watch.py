@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.basics.errors import unknown_name_error
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option
+from unsilent.basics.printable import escape_unprintable
 from unsilent.cli.file_sorts import refuse_other_files
 from unsilent.command import WATCH, Command, DisplayOptions
-from unsilent.errors import unknown_name_error
-from unsilent.options import OUTPUT_PANEL, Asked, Option
-from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from collections import deque
@@ -315,7 +315,7 @@ def _style(level: str) -> str:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    from unsilent.strictjson import as_json_values
+    from unsilent.basics.strictjson import as_json_values
 
     result = as_json_values(values)
     assert isinstance(result, dict)

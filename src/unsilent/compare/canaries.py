@@ -14,14 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.basics.nested import map_tensors
+from unsilent.basics.options import check_count
+from unsilent.basics.user_code import user_code
 from unsilent.compare.canary_choice import BOUNDARY, choose_inputs
 from unsilent.compare.canary_file import Canaries, CanaryBatch, nested, nesting_of
 from unsilent.compare.canary_file import load_canaries as load_canaries
 from unsilent.compare.canary_report import CanaryCheck, CanaryDifference
 from unsilent.engine.device_placement import environment, place, place_model, torch_threads
-from unsilent.errors import UsageError, kind_and_line
-from unsilent.nested import map_tensors
-from unsilent.options import check_count
 from unsilent.outcomes import Judge, judge, judge_text
 from unsilent.outcomes.classify import has_nonfinite_values
 from unsilent.outcomes.tensors import leaves, samples_that_differ
@@ -30,7 +31,6 @@ from unsilent.protection.layer_watch import is_compiled
 from unsilent.protection.profile import dtypes_of, model_fingerprint
 from unsilent.report.text import count_text
 from unsilent.sites.modules import mode_readers, named_tensors, reject_training_mode
-from unsilent.user_code import user_code
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.batch_samples import count_samples
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.outcomes import judge_text
 from unsilent.outcomes.base import Judge
 from unsilent.outcomes.decision_judges import NextToken, Threshold, Top1

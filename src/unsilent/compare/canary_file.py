@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import leaves_in, parts_of
 from unsilent.compare.canary_choice import CHOICES
-from unsilent.errors import UsageError
-from unsilent.nested import leaves_in, parts_of
 from unsilent.outcomes.classify import has_nonfinite_values
 from unsilent.outcomes.tensors import leaves
 from unsilent.protection.hashed_file import Arrays, FileKind, restored, stored

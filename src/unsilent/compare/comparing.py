@@ -10,7 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from unsilent.argument_names import names_arguments
+from unsilent.basics.argument_names import names_arguments
+from unsilent.basics.error_origin import call_user_code
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.interval import Interval
 from unsilent.compare.disagreement import SampleRecords, are_probabilities, compare_outputs
 from unsilent.compare.language import (
     GreedyRuns,
@@ -24,9 +27,6 @@ from unsilent.compare.language import (
 from unsilent.compare.models import ComparedModel, ModelPair, compared_model, load_models, run_where_it_is
 from unsilent.compare.output_names import in_order_of, judged_output
 from unsilent.compare.tokens import are_next_tokens, tokens_of
-from unsilent.error_origin import call_user_code
-from unsilent.errors import UsageError, first_line
-from unsilent.interval import Interval
 from unsilent.outcomes import judge as make_judge
 from unsilent.outcomes import judge_for_output, judge_text
 from unsilent.outcomes.base import Judge

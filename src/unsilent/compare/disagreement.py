@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.basics.errors import UsageError
 from unsilent.compare.tokens import scores_at_tokens, without_padding
-from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import classify, sample_count
 from unsilent.outcomes.decision_judges import (

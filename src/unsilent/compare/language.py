@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
 from unsilent.compare.disagreement import kl_divergence, log_probabilities
 from unsilent.compare.tokens import real_positions, with_tokens
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
 from unsilent.outcomes.decision_judges import Doubles, decision_tensor, doubles
 from unsilent.outcomes.judges import JUDGES
 from unsilent.statistics import clopper_pearson, ratio_of_means

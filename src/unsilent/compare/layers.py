@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.basics.nested import leaves_in, map_tensors, tensors_in
 from unsilent.compare.adapters.names import describe
 from unsilent.compare.alignment import align, unreadable
 from unsilent.compare.layer_records import Difference, LayerComparison, LayerRow
@@ -26,8 +28,6 @@ from unsilent.compare.lock_step import LayerCall, LayerCalls, WaitingPass, outpu
 from unsilent.compare.noise_floor import floors_of
 from unsilent.compare.quantised_products import LayerProbe
 from unsilent.engine.digests import digest
-from unsilent.errors import UsageError, kind_and_line
-from unsilent.nested import leaves_in, map_tensors, tensors_in
 from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.modules import mode_readers, reject_training_mode
 from unsilent.sites.operands import gives_views, operation_name

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsilent.nested import tensors_in
+from unsilent.basics.nested import tensors_in
 
 Layers = Sequence[tuple[str, nn.Module]]
 """Modules to listen to, each with its name; calls of modules of one name are counted together."""

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from unsilent.basics.errors import UsageError, first_line, unknown_name_error, wrong_value_error
+from unsilent.basics.nested import map_tensors
 from unsilent.engine.device_placement import place
-from unsilent.errors import UsageError, first_line, unknown_name_error, wrong_value_error
-from unsilent.nested import map_tensors
 from unsilent.outcomes.classify import has_nonfinite_values
 from unsilent.outcomes.tensors import array_of, leaves
 from unsilent.sites.modules import copied, mode_readers, reject_training_mode

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from unsilent.basics.errors import UsageError, kind_and_line
 from unsilent.compare.layer_records import Difference, LayerFloor
 from unsilent.compare.lock_step import LayerCall, LayerCalls, Layers, WaitingPass
-from unsilent.errors import UsageError, kind_and_line
 from unsilent.workloads.batch_samples import count_samples, take_samples
 
 RERUN, THREADS, SPLIT = "run again", "other threads", "two halves"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from unsilent.errors import UsageError
-from unsilent.nested import leaves_in
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import leaves_in
 from unsilent.outcomes.base import Judge
 from unsilent.outcomes.decision_judges import DecisionJudge, decision_tensor
 from unsilent.outcomes.judges import Tolerance

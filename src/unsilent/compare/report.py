@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from unsilent.basics.interval import known_value
+from unsilent.basics.nested import leaves_in
 from unsilent.compare.disagreement import MOST_OVERLAP
 from unsilent.compare.language import QUANTILE
 from unsilent.compare.layer_report import layer_findings, layer_sections
-from unsilent.interval import known_value
-from unsilent.nested import leaves_in
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Heading, Plot, Report, Section, SideBySide, Table, TextBlock
 from unsilent.report.text import count_text, number_text, ratio_text, share_with_limits_text, upper_bound_text

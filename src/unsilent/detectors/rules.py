@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from unsilent.errors import unknown_name_error
-from unsilent.lazy_module import load_named
-from unsilent.name_and_parameters import build_named, parse_named
+from unsilent.basics.errors import unknown_name_error
+from unsilent.basics.lazy_module import load_named
+from unsilent.basics.name_and_parameters import build_named, parse_named
 
 if TYPE_CHECKING:
     from unsilent.detectors.rule import Rule

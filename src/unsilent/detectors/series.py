@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.plainfiles import open_plain, parse_json
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import open_plain, parse_json
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 
 def check_at_least(rule: str, least: float, **thresholds: float) -> None:

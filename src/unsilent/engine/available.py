@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unsilent.free_memory import available_memory_bytes
+from unsilent.basics.free_memory import available_memory_bytes
 
 UNKNOWN = 1 << 30
 """Bytes to be had where nothing can be found out."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from unsilent.basics.errors import ProcessUnusable, UnsilentError, kind_and_line
 from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.fault_entries import trial_entry_of
 from unsilent.engine.memory_plan import default_budget, minimum_memory, plan_memory
@@ -32,7 +33,6 @@ from unsilent.engine.tape_replay import Replayer, assemble_output
 from unsilent.engine.tape_values import Diverged
 from unsilent.engine.trial_costs import TrialCosts, cost_class_of
 from unsilent.engine.validation_sample import ValidationSample, ValidationSamples
-from unsilent.errors import ProcessUnusable, UnsilentError, kind_and_line
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient
 from unsilent.outcomes import judges_samples_apart

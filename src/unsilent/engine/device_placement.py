@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError
-from unsilent.nested import Path, map_tensors
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import Path, map_tensors
+from unsilent.basics.sizes import parse_whole_number
 from unsilent.sites.modules import copied
-from unsilent.sizes import parse_whole_number
 
 DTYPES = {
     "float64": torch.float64,
@@ -40,7 +40,7 @@ def resolve_device(device: str) -> str:
 def torch_dtype(dtype: str) -> torch.dtype:
     """The torch dtype of a ``--dtype`` name."""
     if dtype not in DTYPES:
-        from unsilent.errors import unknown_name_error
+        from unsilent.basics.errors import unknown_name_error
 
         raise unknown_name_error("dtype", dtype, DTYPES)
     return DTYPES[dtype]

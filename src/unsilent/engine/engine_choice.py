@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from unsilent.basics.errors import unknown_name_error
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.graphed import GraphedEngine
 from unsilent.engine.plain import PlainEngine
-from unsilent.errors import unknown_name_error
 from unsilent.outcomes.base import Judge
 from unsilent.workloads.base import InferenceWorkload
 

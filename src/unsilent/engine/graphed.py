@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from unsilent.basics.errors import UnsilentError, kind_and_line
 from unsilent.engine.cached import CachedEngine, preparing
 from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.graphs.batch_graph import MOST_TRIALS, BatchGraph, Capture, CudaGraphs
@@ -30,7 +31,6 @@ from unsilent.engine.running_out import unusable_if_raised
 from unsilent.engine.tape import Tape
 from unsilent.engine.trial_costs import ENOUGH, cost_class_of
 from unsilent.engine.validation_sample import ValidationSamples
-from unsilent.errors import UnsilentError, kind_and_line
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient, parse_site
 from unsilent.outcomes.classify import BatchOutcome

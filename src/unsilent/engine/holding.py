@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.nested import tensors_in
+from unsilent.basics.nested import tensors_in
 from unsilent.sites.memory import drop_repeated_dimensions
 from unsilent.workloads.trainings.randomness import save_generator_states
 

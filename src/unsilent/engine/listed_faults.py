@@ -15,8 +15,8 @@ import numpy as np
 import xxhash
 from torch import nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.engine.plain import PlainEngine
-from unsilent.errors import UsageError
 from unsilent.faults import Fault, Region
 from unsilent.faults.lists import FaultListEntry, ModelTensors, read_entries, read_list_bytes, resolve_entry
 from unsilent.faults.naming import SiteName, is_transient, parse_site

@@ -17,6 +17,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.sizes import human_bytes
 from unsilent.engine.available import default_budget as default_budget
 from unsilent.engine.fault_propagation import (
     Bits,
@@ -27,8 +29,6 @@ from unsilent.engine.fault_propagation import (
     set_weights,
 )
 from unsilent.engine.tape import Tape
-from unsilent.errors import UsageError
-from unsilent.sizes import human_bytes
 
 DIES_OUT = 0.1
 """Chance that a fault has no effect any more at a place where a comparison could tell."""

@@ -20,9 +20,10 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.basics.errors import InjectionError, ProcessUnusable, UnsilentError, UsageError, kind_and_line
+from unsilent.basics.user_code import user_code
 from unsilent.engine.device_placement import clone, place, place_model
 from unsilent.engine.running_out import out_of_memory
-from unsilent.errors import InjectionError, ProcessUnusable, UnsilentError, UsageError, kind_and_line
 from unsilent.faults import Fault, Region
 from unsilent.faults.naming import is_transient
 from unsilent.faults.receipts import AppliedFault
@@ -34,7 +35,6 @@ from unsilent.sites.addresses import component_hint
 from unsilent.sites.content_hash import ContentHash, content_hashes
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import mode_readers, reject_training_mode
-from unsilent.user_code import user_code
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.process_side_effects import add_workload_note, check_no_returned_fork, contain_user_process
 

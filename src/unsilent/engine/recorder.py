@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.nested import map_tensors
 from unsilent.engine.tape import (
     READBACK,
     ArgumentSlot,
@@ -32,7 +33,6 @@ from unsilent.engine.tape import (
     flatten,
 )
 from unsilent.engine.tape_values import StorageWindow, private_copy, window_of
-from unsilent.nested import map_tensors
 from unsilent.sites.caches import KvCacheObserver, kv_cache_entries
 from unsilent.sites.calls import OperationNamer
 from unsilent.sites.dispatch_mode import DispatchMode

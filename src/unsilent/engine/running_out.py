@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from unsilent.errors import ProcessUnusable, UnsilentError, kind_and_line
+from unsilent.basics.errors import ProcessUnusable, UnsilentError, kind_and_line
 
 _TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 

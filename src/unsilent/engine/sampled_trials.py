@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import InjectionError, ProcessUnusable
 from unsilent.engine.fault_entries import trial_entry_of
 from unsilent.engine.plain import TrialOutcome
 from unsilent.engine.sampled_walk import SampledEntry, SampledWalk
 from unsilent.engine.tape_replay import Replayer, assemble_output
-from unsilent.errors import InjectionError, ProcessUnusable
 from unsilent.faults import Fault
 from unsilent.outcomes import judges_samples_apart
 from unsilent.outcomes.base import Outcome

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from unsilent.basics.errors import UnsilentError
 from unsilent.engine.sample_rows import CorruptedRows, Tag
 from unsilent.engine.tape import Node
 from unsilent.engine.tape_values import Diverged, Holders, private_copy
 from unsilent.engine.walk import TrialEntry, Walk
-from unsilent.errors import UnsilentError
 
 if TYPE_CHECKING:
     from unsilent.engine.tape_replay import Replayer

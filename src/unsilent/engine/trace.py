@@ -4,7 +4,7 @@
     trace_step   a training step: state is put back before every run, and after the last
     trace_batch  one batch of an inference workload under the faults of a trial
 
-What the numbers mean is said in `unsilent.fault_trace`.
+What the numbers mean is said in `unsilent.basics.fault_trace`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unsilent.engine.holding import HeldTraining
-from unsilent.engine.plain import PlainEngine, acting_in
-from unsilent.engine.tracing.golden_and_faulty_runs import PassComparison, Run, common_prefix_length, compare
-from unsilent.engine.tracing.tracer import Tracer
-from unsilent.errors import UsageError
-from unsilent.fault_trace import (
+from unsilent.basics.errors import UsageError
+from unsilent.basics.fault_trace import (
     BEFORE_FIRST_ROW,
     FaultTrace,
     OperationDivergence,
@@ -29,6 +25,10 @@ from unsilent.fault_trace import (
     TracedFault,
     TraceRow,
 )
+from unsilent.engine.holding import HeldTraining
+from unsilent.engine.plain import PlainEngine, acting_in
+from unsilent.engine.tracing.golden_and_faulty_runs import PassComparison, Run, common_prefix_length, compare
+from unsilent.engine.tracing.tracer import Tracer
 from unsilent.faults import Fault
 from unsilent.faults.naming import SiteName, is_transient, parse_site
 from unsilent.faults.receipts import AppliedFault

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.options import LARGEST
+from unsilent.basics.plainfiles import open_plain
+from unsilent.basics.printable import escape_unprintable
 from unsilent.events.event_kinds import EVENTS, MOST_TEXT, Event, Started
-from unsilent.options import LARGEST
-from unsilent.plainfiles import open_plain
-from unsilent.printable import escape_unprintable
 from unsilent.report.text import listed, short
 
 LINE_BEGINS = b'{"kind": "'

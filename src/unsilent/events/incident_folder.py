@@ -20,14 +20,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
+from unsilent.basics.strictjson import as_json_values
 from unsilent.events.event_files import LAST_STEP, check_range, parse_fields
 from unsilent.events.event_files import MOST_RANKS as ALL_RANKS
 from unsilent.events.event_kinds import Alarm, Verdict, since_text
-from unsilent.plainfiles import parse_json, read_plain, replace_file
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.report.text import listed
-from unsilent.strictjson import as_json_values
 
 SCHEMA = 1
 INCIDENT_FILE, RANK_FILE, SERIES_FILE = "incident.json", "rank.json", "series.npz"

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.codecs import WIDEST, Array, codec, parse_bits
 from unsilent.faults.population import Region
 from unsilent.faults.sampling import Ints

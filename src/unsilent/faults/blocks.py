@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.patterns import Pattern, check_at_least_one
 from unsilent.faults.population import LocatedSlots, Region, Slots
 

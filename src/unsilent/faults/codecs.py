@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 
 BIT_CLASSES = ("all", "sign", "exponent", "exponent_msb", "mantissa")
 WIDEST = 64

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults.codecs import CODECS, Array, Codec, codec
 from unsilent.faults.record import LABELS, LAYOUTS, OPERATIONS, TIMING_FIELDS, Fault
 from unsilent.faults.sampling import Ints

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 FILE_AND_NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^:]+)(?::(?P<parameters>.*))?", re.DOTALL)
 _LASTS = re.compile(r"(?P<before>[:,])lasts=(?P<value>[^,]*)(?P<after>,|$)")

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.plainfiles import read_plain
 from unsilent.faults.codecs import Array
 from unsilent.faults.hardware.presets import PRESETS
 from unsilent.faults.sampling import Ints
-from unsilent.plainfiles import read_plain
 
 KEYS = (
     *("model", "stage", "fmodel", "target_worker", "target_layer", "target_epoch", "target_step"),

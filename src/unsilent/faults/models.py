@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from unsilent import name_and_parameters
-from unsilent.errors import UsageError
+from unsilent.basics import name_and_parameters
+from unsilent.basics.errors import UsageError
 from unsilent.faults.bitwise import ValueModel
 from unsilent.faults.pattern_parameters import pattern_from_parameters
 from unsilent.faults.patterns import One, Pattern

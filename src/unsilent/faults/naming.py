@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 KINDS = ("param", "op", "input", "kv", "saved", "optim", "gradient", "comm", "file")
 PHASES = ("fwd", "grad_in", "grad_wt", "optim")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.blocks import Block
 from unsilent.faults.blocks import parse_tile as _tile
 from unsilent.faults.patterns import Count, One, Pattern, Rate, Run, Strided

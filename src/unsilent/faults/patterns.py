@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.population import LocatedSlots, Region, Slots, check_law
 from unsilent.faults.sampling import draw_distinct
 

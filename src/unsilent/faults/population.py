@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults.codecs import Codec, codec
 from unsilent.faults.sampling import Ints, draw_distinct, successive_sample_counts
 

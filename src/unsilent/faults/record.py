@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.codecs import Array, Codec, codec
 from unsilent.faults.sampling import Ints
 

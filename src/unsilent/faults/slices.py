@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults.blocks import Aligned
 from unsilent.faults.naming import kind_of, parse_site
 from unsilent.faults.patterns import check_at_least_one

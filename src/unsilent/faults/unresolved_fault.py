@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults.codecs import codec
 from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.models import FaultModel, fault_model

@@ -22,8 +22,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from unsilent import name_and_parameters
-from unsilent.errors import UsageError, ValueModelError, unknown_name_error
+from unsilent.basics import name_and_parameters
+from unsilent.basics.errors import UsageError, ValueModelError, unknown_name_error
+from unsilent.basics.plainfiles import read_plain
+from unsilent.basics.printable import escape_unprintable
+from unsilent.basics.user_code import MOST_BYTES, file_module, user_module_name
 from unsilent.faults.bitwise import Corruption, ValueModel
 from unsilent.faults.codecs import Array
 from unsilent.faults.fault_texts import FILE_AND_NAME
@@ -31,9 +34,6 @@ from unsilent.faults.models import FaultModel
 from unsilent.faults.pattern_parameters import pattern_from_parameters
 from unsilent.faults.population import Region
 from unsilent.faults.sampling import Ints
-from unsilent.plainfiles import read_plain
-from unsilent.printable import escape_unprintable
-from unsilent.user_code import MOST_BYTES, file_module, user_module_name
 
 NAME = re.compile(r"[A-Za-z][\w-]{0,59}", re.ASCII)
 MOST_ARGUMENTS = 3

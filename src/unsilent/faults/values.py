@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults.bitwise import Burst, Corruption, Flip, MultiBit, Stuck, ValueModel
 from unsilent.faults.codecs import Codec, codec
 from unsilent.faults.population import Region

@@ -14,8 +14,8 @@ from typing import get_args
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import check_count
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import check_count
 from unsilent.recovery.fault_codes import FaultKind
 
 VARIETIES: dict[FaultKind, tuple[str, ...]] = {

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unsilent.basics.errors import UsageError
 from unsilent.engine.device_placement import place, resolve_device
-from unsilent.errors import UsageError
 from unsilent.events.incident_folder import (
     BATCH_FILE,
     RANK_FILE,

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.command import AFTER_ALARM, Command
-from unsilent.errors import UsageError
-from unsilent.options import EXECUTION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.shown import Shown
 

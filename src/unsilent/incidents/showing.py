@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import OUTPUT_PANEL, Asked, Option, check_count
+from unsilent.basics.sizes import parse_whole_number
 from unsilent.command import AFTER_ALARM, Command
-from unsilent.errors import UsageError
-from unsilent.options import OUTPUT_PANEL, Asked, Option, check_count
-from unsilent.sizes import parse_whole_number
 
 if TYPE_CHECKING:
     from unsilent.incidents.shown_incident import ShownIncident

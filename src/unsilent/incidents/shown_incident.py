@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
+from unsilent.basics.sizes import human_bytes
 from unsilent.detectors.series import LOSS, Series, load_recording
-from unsilent.errors import UsageError
 from unsilent.events.event_kinds import Alarm, join_names
 from unsilent.events.incident_folder import (
     BATCH_FILE,
@@ -29,13 +31,11 @@ from unsilent.events.run_report import (
     setting_facts,
     verdict_table,
 )
-from unsilent.printable import escape_unprintable
 from unsilent.report.curves import line_series, line_style
 from unsilent.report.model import Column, Heading, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import listed
 from unsilent.report.theme import figure, vertical_line
-from unsilent.sizes import human_bytes
 
 MOST_SHOWN = 8
 """Series of a rank, and ranks, that are shown where none were asked for."""

@@ -19,8 +19,8 @@ from typing import Any
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from unsilent.errors import UsageError
-from unsilent.monitor.guard import Guard
+from unsilent.basics.errors import UsageError
+from unsilent.guard.guard import Guard
 from unsilent.monitor.monitor import Monitor
 
 

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.last_good import last_good_checkpoint
 from unsilent.checkpoints.verified_saving import CheckpointDamaged, verified_load, verify_saved
-from unsilent.errors import UsageError
-from unsilent.monitor.guard import Guard
+from unsilent.guard.guard import Guard
 from unsilent.monitor.monitor import Monitor
 
 Done = list[tuple[Any, Any]]

@@ -12,10 +12,10 @@ import threading
 from dataclasses import asdict
 from typing import cast
 
-from unsilent.errors import kind_and_line
+from unsilent.basics.errors import kind_and_line
+from unsilent.basics.printable import escape_unprintable
 from unsilent.events.event_kinds import AlarmExplained, Event, Verdict
 from unsilent.events.host import first_step
-from unsilent.printable import escape_unprintable
 from unsilent.recovery.fault_codes import UNDETERMINED_EXIT_CODE, FaultKind
 from unsilent.recovery.fault_verdict import FaultVerdict
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unsilent.options import LARGEST
+from unsilent.basics.options import LARGEST
 
 ENABLE, UPPER, SIGMA = "NPU_ASD_ENABLE", "NPU_ASD_UPPER_THRESH", "NPU_ASD_SIGMA_THRESH"
 CONFIGURATIONS = {"NPU_ASD_CONFIG": 3, "MS_NPU_ASD_CONFIG": 10}

@@ -20,12 +20,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.errors import UsageError, kind_and_line
+from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.guard.monitored import is_monitored
 from unsilent.launch.rerun_loops import RerunLoops
 from unsilent.monitor import backward_hooks
 from unsilent.monitor.actions import MonitorStop
 from unsilent.monitor.monitor import Monitor
-from unsilent.monitor.monitored import is_monitored
 from unsilent.monitor.reporter import Sink
 from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
 from unsilent.sites.modules import unwrapped

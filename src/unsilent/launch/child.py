@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 
-from unsilent.child_processes import exit_with_parent
+from unsilent.basics.child_processes import exit_with_parent
 from unsilent.events.host import SLOT
 
 PARENT, SLOTS, RESUME_FROM = "UNSILENT_PARENT", "UNSILENT_SLOTS", "UNSILENT_RESUME_FROM"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.options import LARGEST
+from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
+from unsilent.basics.strictjson import as_json_values
 from unsilent.events.event_files import MOST_RANKS, check_range, parse_fields
-from unsilent.options import LARGEST
-from unsilent.plainfiles import parse_json, read_plain, replace_file
-from unsilent.strictjson import as_json_values
 
 NAME = "cordon.json"
 SCHEMA = 1

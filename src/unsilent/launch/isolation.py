@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.last_good import FoundCheckpoint, LastGood, last_good_checkpoint
-from unsilent.errors import UsageError
 from unsilent.events.host import host_name
 from unsilent.events.incident_folder import FOLDER, Incident, is_incident, read_incident
 from unsilent.launch.cordon_file import (

@@ -6,7 +6,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from unsilent.errors import kind_and_line
+from unsilent.basics.errors import kind_and_line
+from unsilent.basics.printable import escape_unprintable
 from unsilent.events.sinks import Sink
 from unsilent.launch.alarm_command import LIMIT_SECONDS, AlarmCommand
 from unsilent.launch.meeting_ranks import wait_for_stopped_ranks
@@ -15,7 +16,6 @@ from unsilent.launch.run_summary import RunSummary, StderrHandler
 from unsilent.launch.standard_error import StandardError
 from unsilent.launch.switches import ResolvedSettings
 from unsilent.launch.torch_import import AfterTorchImport
-from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from unsilent.launch.attach import AutomaticMonitor

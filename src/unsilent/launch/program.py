@@ -17,7 +17,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.events.host import FIRST_STEP, SLOT
 from unsilent.launch.child import RESUME_FROM, SLOTS
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from unsilent.monitor.loop_code import is_plain_loop
-from unsilent.monitor.loop_state import is_of_library
+from unsilent.guard.loop_code import is_plain_loop
+from unsilent.guard.loop_state import is_of_library
 from unsilent.monitor.monitor import Monitor
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.options import Asked, options_of
 from unsilent.launch.asd_variables import read_asd_variables
 from unsilent.monitor.settings import MonitorSettings
-from unsilent.options import Asked, options_of
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.errors import UnsilentError
+from unsilent.basics.errors import UnsilentError
+from unsilent.basics.plainfiles import move_aside
 from unsilent.monitor.settings import EXECUTE_AGAIN, MonitorSettings
-from unsilent.plainfiles import move_aside
 
 UNCONFIRMED, CONFIRMED = 16, 17
 """Exit codes, as in Megatron-LM's rerun machine: resume to find out more; a fault is confirmed."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError, kind_and_line
 from unsilent.detectors.rule import NORMAL
 from unsilent.detectors.series import GRADIENT, LOSS, Series
-from unsilent.errors import UsageError, kind_and_line
 from unsilent.events.event_kinds import FINGERPRINT, Verdict
 from unsilent.events.host import first_step
 from unsilent.events.sinks import LOGGER

@@ -24,8 +24,8 @@ from torch.autograd.graph import GradientEdge
 from torch.compiler import is_dynamo_compiling
 from torch.nn.utils import clip_grad
 
+from unsilent.basics.nested import tensors_in
 from unsilent.monitor.torchscript import script_without_hooks
-from unsilent.nested import tensors_in
 
 
 class BackwardListener(Protocol):

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.events.host import SLOT
 from unsilent.recovery.rank_link import RankLink
 

@@ -21,9 +21,12 @@ import xxhash
 from torch import nn
 from torch.optim import Optimizer
 
+from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.basics.nested import leaves_in, tensors_in
+from unsilent.basics.plainfiles import replace_file
+from unsilent.basics.sizes import human_bytes
 from unsilent.checkpoints.recent_saves import RecentSave, recent_saves
 from unsilent.detectors.series import Series
-from unsilent.errors import UsageError, kind_and_line
 from unsilent.events.device_facts import gpu_facts
 from unsilent.events.event_kinds import Alarm, Started, Verdict
 from unsilent.events.incident_folder import (
@@ -38,12 +41,9 @@ from unsilent.events.incident_folder import (
 from unsilent.events.sinks import LOGGER
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.signals.row import SignalValues
-from unsilent.nested import leaves_in, tensors_in
-from unsilent.plainfiles import replace_file
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.recovery.tensor_files import host_copy, write_tensors
 from unsilent.sites.modules import named_parameters
-from unsilent.sizes import human_bytes
 from unsilent.workloads.trainings.snapshots import model_tensors
 
 STEPS_BEFORE, STEPS_AFTER = 64, 16

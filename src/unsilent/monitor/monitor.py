@@ -28,17 +28,23 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unsilent.argument_names import names_arguments
+from unsilent.basics.argument_names import names_arguments
+from unsilent.basics.errors import UsageError, kind_and_line, wrong_value_error
 from unsilent.checkpoints.recent_loads import loads_so_far, note_load, take_loads
 from unsilent.detectors.rule import ALARM, WARNING
 from unsilent.detectors.rules import make_rule, rules_of_preset
 from unsilent.detectors.series import GRADIENT, Series
-from unsilent.errors import UsageError, kind_and_line, wrong_value_error
 from unsilent.events.event_files import path_of_rank
 from unsilent.events.event_kinds import DONE, ERROR, MOST_NAMES, STOPPED, UNRECORDED, Alarm, Verdict
 from unsilent.events.host import host_name
 from unsilent.events.incident_folder import FOLDER as INCIDENTS_FOLDER
 from unsilent.events.sinks import LOGGER, isolated, make_sinks
+from unsilent.guard.guard import ENDED, Guard, cannot_be_put_back
+from unsilent.guard.guard_plan import SNAPSHOT_INTERVAL
+from unsilent.guard.live_steps import LiveSteps
+from unsilent.guard.loop_code import is_plain_loop
+from unsilent.guard.loop_state import is_of_library
+from unsilent.guard.monitored import MONITORED, checked_optimizers
 from unsilent.monitor.actions import CONFIRMED, NO_LOOP, NO_RERUN, UNCONFIRMED, AlarmAction, MonitorStop
 from unsilent.monitor.agreement import Agreement
 from unsilent.monitor.alarm_replay import MOST_REPLAYS, TOO_MANY, AlarmReplay, FaultJudge
@@ -51,13 +57,7 @@ from unsilent.monitor.exchange import (
     device_name,
     settings_by_name,
 )
-from unsilent.monitor.guard import ENDED, Guard, cannot_be_put_back
-from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
 from unsilent.monitor.incident_writer import STEPS_BEFORE, IncidentWriter, training_state
-from unsilent.monitor.live_steps import LiveSteps
-from unsilent.monitor.loop_code import is_plain_loop
-from unsilent.monitor.loop_state import is_of_library
-from unsilent.monitor.monitored import MONITORED, checked_optimizers
 from unsilent.monitor.recorder import Recorder
 from unsilent.monitor.reporter import Reporter, Sink
 from unsilent.monitor.rerun_check import RerunCheck, alarm_of

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import move_aside
 from unsilent.detectors.series import Recording, Series, is_recording
-from unsilent.errors import UsageError
 from unsilent.monitor.signals.row import SignalValues
-from unsilent.plainfiles import move_aside
 
 
 class Recorder:

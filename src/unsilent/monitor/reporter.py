@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from unsilent.basics.errors import kind_and_line
 from unsilent.detectors.rule import ALARM, NORMAL
 from unsilent.detectors.series import GRADIENT, L2, LOSS, Series
-from unsilent.errors import kind_and_line
 from unsilent.events.event_kinds import (
     FINGERPRINT,
     REPLICAS,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unsilent.events.event_kinds import FINGERPRINT, Alarm, Verdict
+from unsilent.guard.execution_record import RepeatableStep
 from unsilent.monitor.exchange import RankRow
-from unsilent.monitor.execution_record import RepeatableStep
 
 if TYPE_CHECKING:
     from unsilent.monitor.monitor import Monitor

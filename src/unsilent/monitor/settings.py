@@ -9,11 +9,11 @@ from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any
 
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.name_and_parameters import parse_named
+from unsilent.basics.options import OUTPUT_PANEL, Option, check_count, options_of
+from unsilent.basics.sizes import parse_whole_number
 from unsilent.detectors.rules import PRESETS
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.name_and_parameters import parse_named
-from unsilent.options import OUTPUT_PANEL, Option, check_count, options_of
-from unsilent.sizes import parse_whole_number
 
 DETECTION_PANEL, ALARM_PANEL, COST_PANEL = "Detection", "Alarms", "Cost"
 ACTIONS = ("log", "skip", "rerun", "replay", "save", "stop")

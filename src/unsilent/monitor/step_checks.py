@@ -19,8 +19,8 @@ from unsilent.detectors.nonfinite import Nonfinite
 from unsilent.detectors.robust_z import NORMAL_MAD, RobustZ
 from unsilent.detectors.rule import ALARM, Rule
 from unsilent.detectors.series import CLIPPED_NORM, LOSS, NUMBER, Series
+from unsilent.guard.host_copy import HostCopy
 from unsilent.monitor.rule_streams import Finding
-from unsilent.monitor.signals.host_copy import HostCopy
 
 Checked = tuple[int, ...]
 """What a number is of: `LOSSES`, or parameters clipped together (the first with a gradient by ``id``, their number)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from unsilent.errors import UsageError, wrong_value_error
-from unsilent.name_and_parameters import build_named
+from unsilent.basics.errors import UsageError, wrong_value_error
+from unsilent.basics.name_and_parameters import build_named
 from unsilent.outcomes.base import Judge as Judge
 from unsilent.outcomes.base import JudgeVerdict as JudgeVerdict
 from unsilent.outcomes.base import Outcome as Outcome

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from unsilent.lazy_numpy import np
+from unsilent.basics.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

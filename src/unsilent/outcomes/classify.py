@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.outcomes.base import Judge, JudgeVerdict, Outcome
 from unsilent.outcomes.decision_judges import DecisionJudge, host_rows
 from unsilent.outcomes.judges import to_verdict

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.outcomes.base import Judge, JudgeVerdict
 from unsilent.outcomes.tensors import array_of, float8_as_float32, leaves, rows_of
 

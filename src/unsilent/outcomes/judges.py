@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.error_origin import call_user_code
-from unsilent.errors import UsageError
+from unsilent.basics.error_origin import call_user_code
+from unsilent.basics.errors import UsageError
 from unsilent.outcomes.base import Judge, JudgeVerdict
 from unsilent.outcomes.decision_judges import (
     ExactSequence,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import CONFIDENCE, OUTPUT_PANEL, PRECISION_PANEL, Option
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import CONFIDENCE, OUTPUT_PANEL, PRECISION_PANEL, Option
 
 UNITS = ("sample", "batch")
 

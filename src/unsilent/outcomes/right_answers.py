@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.outcomes.base import Judge
 from unsilent.outcomes.decision_judges import DecisionJudge, host_rows
 from unsilent.outcomes.tensors import array_of

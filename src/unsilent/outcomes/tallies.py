@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.interval import PART_OF_LIST
+from unsilent.basics.interval import PART_OF_LIST
 from unsilent.outcomes.base import Outcome, incorrect
 from unsilent.outcomes.pvf_options import UNITS as UNITS
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions

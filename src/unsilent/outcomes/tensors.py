@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.nested import leaves_in
+from unsilent.basics.nested import leaves_in
 from unsilent.sites.memory import WORDS
 
 

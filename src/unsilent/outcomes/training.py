@@ -25,8 +25,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from unsilent.errors import UsageError
-from unsilent.lazy_numpy import np
+from unsilent.basics.errors import UsageError
+from unsilent.basics.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unsilent.lazy_module import lazy_names
+from unsilent.basics.lazy_module import lazy_names
 
 if TYPE_CHECKING:
     from unsilent.placement.cost import AlphaBeta

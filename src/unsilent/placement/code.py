@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from itertools import chain, count
 from math import prod
 
+from unsilent.basics.sizes import human_bytes
 from unsilent.placement.placements import Placement
 from unsilent.placement.ranking import RankedProgram, Reduction
-from unsilent.sizes import human_bytes
 
 
 def script(

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from unsilent.lazy_numpy import np, npt
+from unsilent.basics.lazy_numpy import np, npt
 from unsilent.placement.system import System
 
 ROOTED = ("reduce", "broadcast")

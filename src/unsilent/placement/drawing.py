@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unsilent.lazy_numpy import np
+from unsilent.basics.lazy_numpy import np
 from unsilent.placement.placements import Placement
 from unsilent.placement.ranking import Reduction
 from unsilent.placement.system import Level, System

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from unsilent.errors import UnsilentError, UsageError
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.placement.programs import Program, State, Step, check, held_chunks, shares, states
 
 # Named so from torch 2.13 on, where the names before are deprecated.

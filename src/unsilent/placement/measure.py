@@ -20,13 +20,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unsilent.errors import UsageError, first_line
-from unsilent.lazy_numpy import np
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.lazy_numpy import np
+from unsilent.basics.plainfiles import parse_json, read_plain
 from unsilent.placement.cost import ROOTED, AlphaBeta, StepCost, Traffic, traffic
 from unsilent.placement.programs import COLLECTIVES
 from unsilent.placement.synthesis import MOST_LEVELS, groupings
 from unsilent.placement.system import MOST_DEVICES, Level, System
-from unsilent.plainfiles import parse_json, read_plain
 
 if TYPE_CHECKING:
     from unsilent.placement.execution import ProcessGroups

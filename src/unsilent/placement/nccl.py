@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from unsilent.errors import unknown_name_error
+from unsilent.basics.errors import unknown_name_error
 from unsilent.placement.cost import ROOTED, StepCost, Traffic
 from unsilent.placement.system import System
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import OUTPUT_PANEL, Option, check_count
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import OUTPUT_PANEL, Option, check_count
+from unsilent.basics.sizes import parse_bytes
 from unsilent.placement.cost import ALGORITHMS, AlphaBeta, CostModel
 from unsilent.placement.nccl import VERSIONS, Nccl
 from unsilent.placement.programs import GOALS
 from unsilent.placement.ranking import Reduction
 from unsilent.placement.synthesis import MOST_STEPS
 from unsilent.placement.system import System
-from unsilent.sizes import parse_bytes
 
 SEARCH_PANEL, MEASURE_PANEL = "Search", "Measurement"
 MODELS = ("alpha-beta", *(f"nccl-{version}" for version in VERSIONS), "measured")

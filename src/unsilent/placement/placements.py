@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from unsilent.errors import UsageError
-from unsilent.lazy_numpy import np, npt
+from unsilent.basics.errors import UsageError
+from unsilent.basics.lazy_numpy import np, npt
 
 Matrix = tuple[tuple[int, ...], ...]
 MOST_DIMENSIONS = 64

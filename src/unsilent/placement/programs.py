@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_numpy import np, npt
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.lazy_numpy import np, npt
 
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "reduce", "broadcast")
 GOALS = ("all-reduce", "reduce-scatter", "all-gather")

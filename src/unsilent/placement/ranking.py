@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_numpy import np, npt
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.lazy_numpy import np, npt
 from unsilent.placement.cost import AlphaBeta, CostModel, StepCost, Traffic, traffic
 from unsilent.placement.placements import Placement, placements
 from unsilent.placement.programs import Program

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
+from unsilent.basics.sizes import human_bytes
 from unsilent.placement.code import script
 from unsilent.placement.drawing import MOST_DEVICES, bandwidth_text, hierarchy_figure
 from unsilent.placement.ranking import RankedPlacement, RankedProgram, RankedStep, Ranking, Reduction
 from unsilent.report.model import Column, Getter, Plot, Report, Section, Table, TableRow, TextBlock
 from unsilent.report.text import count_text
-from unsilent.sizes import human_bytes
 
 METHOD = (
     "Placements are all parallelism matrices: axes in rows, levels of the machine in columns. Programs are all valid "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.placement.programs import (
     COLLECTIVES,
     GOALS,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.plainfiles import parse_toml, read_plain
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.plainfiles import parse_toml, read_plain
 
 MOST_BYTES = 2**20
 """Of a TOML file or a saved topology."""

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.placement.system import Level, System
 
 _NVLINK = 25e9

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.activations.rule import CHECKSUM, SITES, ActivationRule, Floats
 from unsilent.detectors.activations.rules import make_activation_rule
-from unsilent.errors import UsageError
 from unsilent.protection.layer_readers import ChosenLayers, LayerCosts, LayerReaders
 from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch
 from unsilent.protection.recorded_pass import RecordedPass, check_output

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UnsilentError, UsageError
-from unsilent.nested import leaves_in, tensors_in
+from unsilent.basics.errors import UnsilentError, UsageError
+from unsilent.basics.nested import leaves_in, tensors_in
 from unsilent.protection.recorded_pass import check_output
 from unsilent.workloads.batch_samples import count_samples
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.activations.rule import Floats, limit_scores
-from unsilent.errors import UsageError
 from unsilent.protection.recorded_pass import RecordedPass, record_pass
 from unsilent.workloads.base import call_model
 

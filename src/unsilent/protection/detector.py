@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 from torch import nn
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.name_and_parameters import build_named, parse_named
 from unsilent.detectors.activations.rule import Floats
 from unsilent.detectors.activations.rules import ACTIVATION_RULES
-from unsilent.errors import UsageError
-from unsilent.name_and_parameters import build_named, parse_named
 from unsilent.protection.activation_detector import ActivationDetector
 from unsilent.protection.combination import Combination
 from unsilent.protection.duplication import Duplication

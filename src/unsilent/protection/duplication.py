@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.activations.rule import Floats
-from unsilent.errors import UsageError
 from unsilent.outcomes.tensors import leaves, samples_that_differ
 from unsilent.protection.layer_watch import LayerRun, find_layers
 from unsilent.protection.recorded_pass import RecordedPass

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.basics.nested import map_tensors, tensors_in
 from unsilent.detectors.activations.rule import Floats
-from unsilent.errors import UsageError, kind_and_line
-from unsilent.nested import map_tensors, tensors_in
 from unsilent.outcomes.tensors import leaves, samples_that_differ
 from unsilent.protection.recorded_pass import RecordedPass
 from unsilent.workloads.base import call_model

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unsilent.errors import UsageError, kind_and_line
-from unsilent.nested import map_tensors
-from unsilent.plainfiles import open_plain, parse_json
+from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.basics.nested import map_tensors
+from unsilent.basics.plainfiles import open_plain, parse_json
 from unsilent.sites.memory import content_of
 
 Arrays = dict[str, Tensor]

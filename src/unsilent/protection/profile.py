@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import tensors_in
 from unsilent.detectors.activations.rule import Floats
 from unsilent.engine.digests import tensors_hasher
-from unsilent.errors import UsageError
-from unsilent.nested import tensors_in
 from unsilent.protection.activation_detector import ActivationDetector, not_finite_error
 from unsilent.protection.calibration_batches import ExplainedRun, check_batches, divide
 from unsilent.protection.combination import Combination

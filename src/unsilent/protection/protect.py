@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.detectors.activations.rule import Floats
-from unsilent.errors import UsageError, unknown_name_error
 from unsilent.protection.activation_detector import ActivationDetector
 from unsilent.protection.combination import Combination
 from unsilent.protection.corrupted_weights import CorruptedWeights

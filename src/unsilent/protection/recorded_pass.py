@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError
-from unsilent.nested import map_tensors
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import map_tensors
 from unsilent.outcomes.tensors import leaves
 from unsilent.protection.layer_watch import LayerRun, LayerWatch
 from unsilent.workloads.base import call_model

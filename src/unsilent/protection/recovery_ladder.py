@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UnsilentError, UsageError, unknown_name_error
+from unsilent.basics.nested import map_tensors
 from unsilent.engine.device_placement import resolve_device
-from unsilent.errors import UnsilentError, UsageError, unknown_name_error
-from unsilent.nested import map_tensors
 from unsilent.protection.corrupted_weights import CorruptedWeights, bytes_of, repaired_weights
 from unsilent.protection.weight_integrity import WeightIntegrity, reject_packed_weights
 from unsilent.sites.modules import copied, named_tensors

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.activations.rule import Floats
-from unsilent.errors import UsageError
 from unsilent.protection.recorded_pass import RecordedPass
 from unsilent.protection.weight_integrity import Block, WeightIntegrity
 from unsilent.sites.modules import named_tensors

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.protection.corrupted_weights import CorruptedWeights, repaired_weights
 from unsilent.protection.weight_checksums import checksums, correct, xor_of
 from unsilent.sites.modules import named_tensors, packed_weights

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unsilent.errors import UsageError, first_line
-from unsilent.plainfiles import parse_json, read_plain, replace_file
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
 from unsilent.recovery.evidence import Evidence
 from unsilent.recovery.fault_verdict import FaultVerdict
 

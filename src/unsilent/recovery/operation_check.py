@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.nested import map_tensors, tensors_in
+from unsilent.basics.nested import map_tensors, tensors_in
 from unsilent.outcomes.tensors import words_of
 from unsilent.sites.calling import OperationCall
 from unsilent.sites.operands import gives_uninitialised, gives_views, operands_of, operation_name, written_by

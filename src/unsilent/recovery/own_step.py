@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
+from unsilent.basics.user_code import find_user_object, user_code
 from unsilent.sites.modules import named_parameters
-from unsilent.user_code import find_user_object, user_code
 from unsilent.workloads.trainings.snapshots import (
     check_fit,
     model_tensors,

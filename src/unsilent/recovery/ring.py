@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.free_memory import available_memory_bytes
+from unsilent.basics.options import check_count
+from unsilent.basics.sizes import human_bytes
 from unsilent.engine.holding import HeldTraining
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.free_memory import available_memory_bytes
-from unsilent.options import check_count
 from unsilent.recovery.staged_copy import StagedCopy
-from unsilent.sizes import human_bytes
 from unsilent.workloads.trainings.randomness import GENERATORS, generator_state
 
 log = logging.getLogger("unsilent.guard")

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError, kind_and_line
-from unsilent.nested import leaves_in
+from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.basics.nested import leaves_in
 from unsilent.recovery.digests import digest_text
 from unsilent.recovery.evidence import EARLIER_CHECKPOINT, NEIGHBOUR, SAME_DEVICE, Execution
 from unsilent.recovery.fault_verdict import is_decided

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.nested import map_tensors
+from unsilent.basics.plainfiles import open_plain, parse_json
 from unsilent.checkpoints.writing import write_safetensors
-from unsilent.errors import UsageError, first_line
-from unsilent.nested import map_tensors
-from unsilent.plainfiles import open_plain, parse_json
 
 _NESTING = "nesting"
 _PLAIN = (bool, int, float, str, type(None))

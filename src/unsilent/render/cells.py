@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.report.model import Cell, Column, TableRow, TextCell
 from unsilent.report.text import difference_text, escape_unprintable, interval_text
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.render.figure_traces import POINTS, colour, draw_trace, line_look, thinned
 from unsilent.render.pages import write_file
 from unsilent.report.model import Plot, Report

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unsilent.errors import UsageError
-from unsilent.plainfiles import replace_file
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import replace_file
+from unsilent.basics.strictjson import as_json_values
 from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import Figure
-from unsilent.strictjson import as_json_values
 from unsilent.version import __version__
 
 GENERATOR = "Unsilent"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from unsilent.interval import COUNTED, Interval
+from unsilent.basics.interval import COUNTED, Interval
+from unsilent.basics.strictjson import as_json_values
 from unsilent.report.model import Cell, Report, Table, TableRow, TextCell
-from unsilent.strictjson import as_json_values
 
 FIELDS = ("estimate", "low", "high", "confidence", "n", "method")
 RUN_DETAILS = frozenset(

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.export import for_spreadsheets
-from unsilent.errors import UsageError
 from unsilent.render.cells import filled_columns, header_text, texts
 from unsilent.render.pages import write_file
 from unsilent.render.report_json import row_object

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.replicas import Replica, ReplicaRow, ReplicaStore, Switches
 from unsilent.replicas.spec import same_replica_bits
 from unsilent.statistics.distances import distance

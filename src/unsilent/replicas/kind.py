@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
+from unsilent.basics.errors import UsageError
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError, parse_record
-from unsilent.errors import UsageError
 from unsilent.replicas.spec import (
     MOST_REPLICAS,
     MOST_STEPS,

@@ -14,10 +14,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.option_function import Argument
 from unsilent.campaigns.campaign_run import CampaignRun
 from unsilent.campaigns.observer import Observer
-from unsilent.errors import UsageError
-from unsilent.option_function import Argument
 from unsilent.outcomes.training import TrainingCurves
 from unsilent.replicas.floors import ACCURACY, CHURN, LOSS, Floor
 from unsilent.replicas.kind import ReplicaRequest, ReplicaStore

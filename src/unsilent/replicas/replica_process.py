@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from unsilent.basics.child_processes import end_child, start_child
+from unsilent.basics.closing import Closing
+from unsilent.basics.errors import UnsilentError
 from unsilent.campaigns.spec import TrialId
-from unsilent.child_processes import end_child, start_child
-from unsilent.closing import Closing
-from unsilent.errors import UnsilentError
 
 if TYPE_CHECKING:
     from unsilent.replicas.spec import ReplicaRow, ReplicaSpec
@@ -59,8 +59,8 @@ class ReplicaProcess(Closing):
 
 
 def _serve(connection: Connection) -> None:
+    from unsilent.basics.user_code import set_script_arguments
     from unsilent.replicas.runner import ReplicaRunner
-    from unsilent.user_code import set_script_arguments
 
     spec = connection.recv()[1]
     set_script_arguments(spec.workload)

@@ -22,13 +22,14 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UnsilentError, UsageError
+from unsilent.basics.nested import leaves_in
+from unsilent.basics.user_code import user_code
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash, sorted_json_text
 from unsilent.campaigns.stored_values import dump_stored_json
 from unsilent.engine.digests import digest, digest_unordered, tensors_hasher
 from unsilent.engine.tracing.flow import DataflowRecorder, RecordedOperation
-from unsilent.errors import UnsilentError, UsageError
-from unsilent.nested import leaves_in
 from unsilent.replicas.replica_process import ReplicaProcess
 from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
 from unsilent.replicas.step_trace import Operation, StepTrace, StepTraceId, replica_or_step_trace
@@ -37,7 +38,6 @@ from unsilent.replicas.tf32 import set_tf32, tf32_put_back
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_modules
-from unsilent.user_code import user_code
 from unsilent.workloads import load_training
 from unsilent.workloads.process_side_effects import check_no_returned_fork, take_notes
 from unsilent.workloads.trainings.base import Seeds, TrainingState

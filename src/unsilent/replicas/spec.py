@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Lt
 
+from unsilent.basics.lazy_numpy import np, npt
+from unsilent.basics.options import LARGEST, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
 from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
 from unsilent.campaigns.spec import Json, JsonRecord, Runner, SpecOfTraining, TrialId, WorkerSettings
-from unsilent.lazy_numpy import np, npt
-from unsilent.options import LARGEST, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
 from unsilent.replicas.switches import SWITCHES, Switches
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.sizes import parse_whole_number
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.sizes import parse_whole_number
 
 ALGORITHMIC, IMPLEMENTATION = "algorithmic", "implementation"
 MOST_THREADS = 1024

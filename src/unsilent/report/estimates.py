@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unsilent.interval import PART_OF_LIST, Interval
+from unsilent.basics.interval import PART_OF_LIST, Interval
 from unsilent.report import text
 from unsilent.report.model import Cell, Column, Table, TextCell
 from unsilent.report.text import EstimateWithLimits

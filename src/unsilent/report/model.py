@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.report.theme import Figure
 
 Getter = Callable[[Any], "Cell"]

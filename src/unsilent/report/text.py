@@ -17,8 +17,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from textwrap import wrap
 from typing import Protocol
 
-from unsilent.interval import Interval
-from unsilent.printable import escape_unprintable as escape_unprintable
+from unsilent.basics.interval import Interval
+from unsilent.basics.printable import escape_unprintable as escape_unprintable
 
 NO_TRIAL = "no trial"
 _JOINT = "\xa0"

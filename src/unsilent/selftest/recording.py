@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import leaves_in
 from unsilent.checkpoints.hashes import hash_elements
 from unsilent.engine.device_placement import environment, place, torch_threads
-from unsilent.errors import UsageError
-from unsilent.nested import leaves_in
 from unsilent.outcomes.tensors import words_of
 from unsilent.protection.hashed_file import FileKind
 from unsilent.recovery.own_step import OwnStep, StepFunction, own_code

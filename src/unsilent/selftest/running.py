@@ -9,9 +9,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from unsilent.argument_names import names_arguments
+from unsilent.basics.argument_names import names_arguments
+from unsilent.basics.errors import UnsilentError, UsageError, kind_and_line, wrong_value_error
 from unsilent.engine.device_placement import environment, resolve_device
-from unsilent.errors import UnsilentError, UsageError, kind_and_line, wrong_value_error
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 from unsilent.selftest.known_answers import known_answers

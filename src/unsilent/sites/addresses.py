@@ -16,9 +16,9 @@ from types import EllipsisType
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.printable import escape_unprintable
 from unsilent.faults.naming import KINDS, OPERANDS, PHASES, SiteName, is_cast
-from unsilent.printable import escape_unprintable
 
 _ADDRESS = re.compile(r"(?:(?P<kind>[a-z]+):)?(?P<glob>[^\[\]:]+)(?:\[(?P<index>[^\[\]]*)\])?$")
 _EXAMPLES = {

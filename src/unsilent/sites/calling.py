@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from unsilent.basics.nested import tensors_in
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
-from unsilent.nested import tensors_in
 from unsilent.sites.axes import AxisOrder, axes_of
 from unsilent.sites.corrupting import has_plain_memory
 from unsilent.sites.landing import CorruptedTensor, FaultOrDraw, Landings

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from unsilent.errors import InjectionError
+from unsilent.basics.errors import InjectionError
 from unsilent.faults import CODECS, Fault
 from unsilent.faults.receipts import AppliedFault
 from unsilent.sites.memory import TensorMemory, Words, dtype_name, read_together

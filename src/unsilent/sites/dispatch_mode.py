@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unsilent.errors import InjectionError
+from unsilent.basics.errors import InjectionError
 from unsilent.sites.calls import OperationNamer
 
 

@@ -14,15 +14,15 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from unsilent.argument_names import names_arguments
-from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.argument_names import names_arguments
+from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.options import check_count
 from unsilent.faults import FAULT_MODELS, Fault, FaultModel, fault_model
 from unsilent.faults.fault_texts import function_file
 from unsilent.faults.hardware.presets import PRESETS, preset
 from unsilent.faults.mixtures import asked_fault_model
 from unsilent.faults.naming import PHASES, kind_of, site_in_memory
 from unsilent.faults.unresolved_fault import UnresolvedFault
-from unsilent.options import check_count
 from unsilent.sites.addresses import Address
 from unsilent.sites.landing import FaultOrDraw
 from unsilent.sites.parameters import ParameterInjection, Parameters

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from unsilent.errors import InjectionError
+from unsilent.basics.errors import InjectionError
+from unsilent.basics.nested import Path, leaves_in, map_tensors
 from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
 from unsilent.faults.receipts import AppliedFault
-from unsilent.nested import Path, leaves_in, map_tensors
 from unsilent.sites.corrupting import copied, corrupt, misfit
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from unsilent.basics.nested import tensors_in
 from unsilent.faults import Region
 from unsilent.faults.naming import OPERANDS, SiteName
-from unsilent.nested import tensors_in
 from unsilent.sites.caches import KvCacheObserver, kv_cache_entries
 from unsilent.sites.calls import OperationNamer
 from unsilent.sites.corrupting import corruptible, has_plain_memory

@@ -1,6 +1,6 @@
 """Modules, parameters and buffers of a model by the names that addresses, stores and reports have for them.
 
-They are PyTorch's names, with escapes for characters that cannot be stored or shown (see `unsilent.printable`).
+They are PyTorch's names, with escapes for characters that cannot be stored or shown (see `unsilent.basics.printable`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError, kind_and_line
-from unsilent.printable import escape_unprintable
+from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.basics.printable import escape_unprintable
 
 T = TypeVar("T")
 _PACKED = "_packed_params"

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsilent.basics.nested import Path, map_tensors, tensors_in
 from unsilent.faults.naming import OPERANDS
-from unsilent.nested import Path, map_tensors, tensors_in
 from unsilent.sites.corrupting import corruptible, has_plain_memory
 
 _ROLES = {

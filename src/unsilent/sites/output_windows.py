@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.sampling import Ints
 from unsilent.sites.corrupting import copied, has_plain_memory
 from unsilent.sites.memory import TensorMemory, dtype_name

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from unsilent.errors import InjectionError, UsageError, unknown_name_error
+from unsilent.basics.errors import InjectionError, UsageError, unknown_name_error
+from unsilent.basics.printable import escape_unprintable
 from unsilent.faults import CODECS, Fault, Region
 from unsilent.faults.naming import is_transient
 from unsilent.faults.receipts import AppliedFault, Receipt
-from unsilent.printable import escape_unprintable
 from unsilent.sites.addresses import Address, flat_elements
 from unsilent.sites.content_hash import ContentHash, content_hashes
 from unsilent.sites.corrupting import has_plain_memory, intended, intended_together, landed, write

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault, Region
 from unsilent.faults.naming import OPERANDS, SiteName, parse_site
 from unsilent.sites.addresses import Address, flat_elements

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.printable import escape_unprintable
 from unsilent.faults import Population, Region, codec
 from unsilent.faults.naming import SiteName, parse_site
-from unsilent.printable import escape_unprintable
 from unsilent.sites.parameters import Parameters
 
 LEVELS = ("component", "layer", "tensor", "bit")

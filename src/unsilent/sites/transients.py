@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from unsilent.errors import InjectionError, UsageError
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.faults import Fault
 from unsilent.faults.naming import kind_of, parse_site
 from unsilent.faults.receipts import AppliedFault

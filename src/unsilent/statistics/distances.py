@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.statistics.intervals import Interval
 from unsilent.statistics.replica_spread import mean_over_pairs
 

@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.statistics import noise_p_values
 from unsilent.statistics.comparing import benjamini_hochberg, holm
 from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison

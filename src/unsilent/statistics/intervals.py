@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv, ndtri
 
-from unsilent.interval import Interval as Interval
+from unsilent.basics.interval import Interval as Interval
 
 
 def clopper_pearson(events: float, n: float, confidence: float = 0.95) -> Interval:

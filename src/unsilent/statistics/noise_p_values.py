@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.statistics.null_distribution import Measure, NullDistribution
 
 Floats = NDArray[np.float64]

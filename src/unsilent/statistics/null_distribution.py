@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

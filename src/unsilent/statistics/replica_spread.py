@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.statistics.intervals import Interval, check_confidence, clopper_pearson, median_interval
 
 MIN_REPLICAS = 3

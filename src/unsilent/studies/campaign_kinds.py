@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unsilent.basics.errors import StoreError, UsageError, kind_and_line
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.sqlite_file import application_of
-from unsilent.errors import StoreError, UsageError, kind_and_line
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
 from unsilent.studies.coverage.inference.kind import INFERENCE_COVERAGE
 from unsilent.studies.coverage.kind import COVERAGE

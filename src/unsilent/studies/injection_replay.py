@@ -16,16 +16,16 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
+from unsilent.basics.strictjson import as_json_values
 from unsilent.faults.isca23_injections import EPOCHS, STEPS, PublishedInjection
-from unsilent.strictjson import as_json_values
 from unsilent.workloads.published import log as lines
 from unsilent.workloads.published.geometry import IMAGE
 from unsilent.workloads.published.log import PublishedStepRecord
 from unsilent.workloads.published.mapping import convolution_of, fault_from_injection, victims
 
 if TYPE_CHECKING:
-    from unsilent.fault_trace import FaultTrace
+    from unsilent.basics.fault_trace import FaultTrace
     from unsilent.faults import Fault
     from unsilent.faults.sampling import Ints
     from unsilent.workloads.model_fitting import Progress

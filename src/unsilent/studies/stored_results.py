@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import cast
 
-from unsilent.argument_names import names_arguments
+from unsilent.basics.argument_names import names_arguments
+from unsilent.basics.options import check_path
 from unsilent.campaigns.store import open_store
 from unsilent.campaigns.stored_command import stored_options
 from unsilent.events.event_files import has_events
 from unsilent.events.run_report import WatchedRun
-from unsilent.options import check_path
 from unsilent.report.shown import Shown
 from unsilent.studies.campaign_kinds import kind_of_store
 

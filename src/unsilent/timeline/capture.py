@@ -25,7 +25,7 @@ from torch.autograd.profiler import profile as AnyProfile
 from torch.optim import Optimizer
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from unsilent.errors import kind_and_line
+from unsilent.basics.errors import kind_and_line
 from unsilent.report.text import count_text
 from unsilent.timeline.anchors import measure_offset
 

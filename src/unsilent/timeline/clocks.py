@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
 from unsilent.report.text import count_text, listed
 from unsilent.statistics.intervals import median_interval
 from unsilent.timeline.job import COLLECTIVE, Operations

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.sizes import human_bytes
+from unsilent.basics.errors import UsageError
+from unsilent.basics.sizes import human_bytes
 from unsilent.timeline.job import BACKWARD, COLLECTIVE, Job
 
 _ALL_REDUCE = re.compile("all_?reduce", re.IGNORECASE)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.interval import Interval, known_value
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval, known_value
 from unsilent.report.text import count_text
 from unsilent.timeline.ddp_buckets import RecordedBuckets, recorded_buckets
 from unsilent.timeline.ddp_model import DdpSteps, LinkCost, fit_link_cost

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
-from unsilent.interval import Interval
+from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.interval import Interval
+from unsilent.basics.sizes import human_bytes, parse_whole_number
 from unsilent.report.text import count_text
-from unsilent.sizes import human_bytes, parse_whole_number
 from unsilent.timeline.ddp_model import MIB, LinkCost, assign_buckets, server_cost
 from unsilent.timeline.ddp_traces import DdpJob, ddp_job
 from unsilent.timeline.job import Job

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
+from unsilent.basics.sizes import human_bytes
 from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Plot, Report, Section, Table
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text, escape_unprintable, short
 from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label
-from unsilent.sizes import human_bytes
 from unsilent.timeline.critical_path import Link, critical_path
 from unsilent.timeline.job import COLLECTIVE, KINDS, Job
 from unsilent.timeline.memory import MemoryPeak, memory_peaks

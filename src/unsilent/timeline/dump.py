@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from unsilent.plainfiles import replace_file
+from unsilent.basics.plainfiles import replace_file
 
 
 def write_dump(folder: str | Path) -> None:

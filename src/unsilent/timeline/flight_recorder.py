@@ -1,8 +1,8 @@
 """Reads dumps of PyTorch's flight recorder: what each rank entered of the collectives of its process groups.
 
-The JSON form, and the pickle form without unpickling (`unsilent.pickle_values`). Only what is needed is looked at. Collectives
-are counted by their entries: ``pg_status`` of gloo counts messages between two ranks as well, and a pair of ranks that exchanged
-one would seem to be ahead of the others.
+The JSON form, and the pickle form without unpickling (`unsilent.basics.pickle_values`). Only what is needed is looked at.
+Collectives are counted by their entries: ``pg_status`` of gloo counts messages between two ranks as well, and a pair of ranks
+that exchanged one would seem to be ahead of the others.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from unsilent.errors import UsageError, first_line
-from unsilent.pickle_values import MAGIC, Mapped, PickleDamaged, read_pickle
-from unsilent.plainfiles import parse_json, read_plain
-from unsilent.printable import escape_unprintable
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.pickle_values import MAGIC, Mapped, PickleDamaged, read_pickle
+from unsilent.basics.plainfiles import parse_json, read_plain
+from unsilent.basics.printable import escape_unprintable
 
 DEFAULT_GROUP = "default_pg"
 """Description of the process group of all ranks."""

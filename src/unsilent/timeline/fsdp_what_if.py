@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
-from unsilent.sizes import parse_whole_number
+from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.sizes import parse_whole_number
 from unsilent.timeline.change import Change
 from unsilent.timeline.ddp_model import LinkCost, fit_link_cost
 from unsilent.timeline.ddp_what_if import SIXTEEN_BITS, beyond_fit, sixteen_bit_notes, sixteen_bit_share

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unsilent.options import check_count
+from unsilent.basics.options import check_count
 
 WARMUP = 3
 """Calls that are not timed: the first ones compile."""

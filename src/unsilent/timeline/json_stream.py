@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from unsilent.errors import UsageError
-from unsilent.plainfiles import open_plain
-from unsilent.printable import escape_unprintable
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import open_plain
+from unsilent.basics.printable import escape_unprintable
 
 CHUNK = 2**22
 """Bytes that are read at a time."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.printable import escape_unprintable
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.report.text import count_text
 from unsilent.timeline.job import COLLECTIVE, Gradients, Lane, Operations, Parts
 from unsilent.timeline.matching import Taken, match_collectives

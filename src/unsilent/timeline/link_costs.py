@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.placement.cost import AlphaBeta, CostModel, StepCost, Traffic
 from unsilent.placement.measure import MeasuredTable, fitted_system, load_sweep
 from unsilent.placement.ranking import Reduction, rank_placements

@@ -11,8 +11,8 @@ import fnmatch
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
-from unsilent.sizes import parse_whole_number
+from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.sizes import parse_whole_number
 from unsilent.timeline.change import Change
 from unsilent.timeline.edges import ROUNDING
 from unsilent.timeline.host_operations import EVALUATES

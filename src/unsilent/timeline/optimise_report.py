@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
+from unsilent.basics.sizes import human_bytes
 from unsilent.placement.report import time_text
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table, TextBlock
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text
-from unsilent.sizes import human_bytes
 from unsilent.timeline.ddp_model import DdpSteps, LinkCost
 from unsilent.timeline.ddp_traces import DdpJob
 from unsilent.timeline.ddp_what_if import DOES_NOT_GROW, beyond_fit

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.errors import UsageError
-from unsilent.plainfiles import replace_file
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import replace_file
 from unsilent.timeline.critical_path import Link
 from unsilent.timeline.job import KINDS, PHASES, Job
 from unsilent.timeline.replay import Replay

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.job import (
     BACKWARD,
     CHAIN,

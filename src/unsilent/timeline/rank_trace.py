@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.printable import escape_unprintable
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.timeline.json_stream import Arguments, Event, TraceFile, kept_arguments
 
 CPU_OP, ANNOTATION, RUNTIME, KERNEL, MEMORY = range(5)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.errors import UsageError, kind_and_line
+from unsilent.basics.errors import UsageError, kind_and_line
+from unsilent.basics.printable import escape_unprintable
 from unsilent.launch.program import InterruptAtExit, Program, ProgramNotFound, exit_code
 from unsilent.launch.standard_error import StandardError
 from unsilent.launch.torch_import import AfterTorchImport
-from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from unsilent.timeline.capture import Recorder

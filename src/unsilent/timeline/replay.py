@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.timeline.job import Job, Operations
 from unsilent.timeline.schedule import make_schedule
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.basics.printable import escape_unprintable
 from unsilent.placement.report import time_text
-from unsilent.printable import escape_unprintable
 from unsilent.report.estimates import machine_table, measured
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.text import count_text, interval_text, listed, short

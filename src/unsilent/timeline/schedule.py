@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.printable import escape_unprintable
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.timeline.job import Job, Operations
 
 Indices = NDArray[np.int64]

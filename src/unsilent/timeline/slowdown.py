@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.interval import Interval, known_value
-from unsilent.printable import escape_unprintable
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval, known_value
+from unsilent.basics.printable import escape_unprintable
 from unsilent.report.shown import Shown
 from unsilent.timeline.job import COLLECTIVE, EDGE_KINDS, KINDS, PHASES, Job
 from unsilent.timeline.replay import Floats, Indices, Replay, leave_one_step_out, same_place, unexplained_gaps

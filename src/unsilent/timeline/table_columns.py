@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.plainfiles import open_plain
-from unsilent.printable import escape_unprintable
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import open_plain
+from unsilent.basics.printable import escape_unprintable
 from unsilent.timeline.pipeline import TYPES
 
 WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.plainfiles import read_plain
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import read_plain
 from unsilent.report.text import count_text, listed
 from unsilent.timeline.job import Edges, Job, Lane, Operations
 from unsilent.timeline.pipeline import ACROSS, ALONE, LANES, STEP, TYPES, Pattern, dependencies

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
-from unsilent.interval import Interval
+from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.interval import Interval
+from unsilent.basics.printable import escape_unprintable
 from unsilent.placement.report import time_text
-from unsilent.printable import escape_unprintable
 from unsilent.report.text import listed
 from unsilent.timeline.change import Change
 from unsilent.timeline.ddp_what_if import FORMS as DDP_FORMS

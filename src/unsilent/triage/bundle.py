@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.series import Bools, Floats, load_recording
-from unsilent.errors import UsageError
 from unsilent.events.event_kinds import Alarm
 from unsilent.events.incident_folder import (
     BATCH_FILE,

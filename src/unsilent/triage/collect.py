@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import open_plain, parse_json, read_plain
 from unsilent.events.incident_folder import (
     FOLDER,
     INCIDENT_FILE,
@@ -22,7 +23,6 @@ from unsilent.events.incident_folder import (
     read_incident,
     write_record,
 )
-from unsilent.plainfiles import open_plain, parse_json, read_plain
 from unsilent.report.text import count_text, listed
 from unsilent.triage import job_files, parts
 from unsilent.triage.collected import CHECKPOINTS, Collected, CollectedPart

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
+from unsilent.basics.options import WORKLOAD_PANEL, Option, check_count, options_of
 from unsilent.events.event_kinds import join_names
 from unsilent.incidents.showing import step_range
-from unsilent.options import WORKLOAD_PANEL, Option, check_count, options_of
 from unsilent.report.text import listed
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.events.incident_folder import FOLDER
 
 MOST_FILES, DEEPEST = 100_000, 10

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unsilent.plainfiles import read_plain
-from unsilent.printable import escape_unprintable
+from unsilent.basics.plainfiles import read_plain
+from unsilent.basics.printable import escape_unprintable
 from unsilent.triage.parts import MOST_LOG
 
 MOST_ERRORS, MOST_LINES = 10_000, 200_000

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, first_line
-from unsilent.plainfiles import open_plain, parse_json, read_plain
-from unsilent.printable import escape_unprintable
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import open_plain, parse_json, read_plain
+from unsilent.basics.printable import escape_unprintable
 from unsilent.timeline.flight_recorder import Dump, read_dumps
 from unsilent.triage.parts import MOST_TEXT, TIMELINE_KEYS
 

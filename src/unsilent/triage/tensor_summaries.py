@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,7 @@ def read_recorded_tensors(path: Path) -> RecordedTensors:
     """What a file of a batch or a state holds. Raises ``UsageError``."""
     from torch import Tensor
 
-    from unsilent.nested import leaves_in
+    from unsilent.basics.nested import leaves_in
     from unsilent.recovery.tensor_files import read_tensors
 
     tensors: dict[str, TensorSummary] = {}

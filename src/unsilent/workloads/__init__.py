@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unsilent.argument_names import names_arguments
-from unsilent.lazy_module import lazy_names
+from unsilent.basics.argument_names import names_arguments
+from unsilent.basics.lazy_module import lazy_names
 from unsilent.workloads import registry
 from unsilent.workloads.registry import load_training
 from unsilent.workloads.zoo import HF, TRAININGS, ZOO, WorkloadEntry

@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from unsilent.error_origin import advise_on_arguments, call_user_code, calls_user_code
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.error_origin import advise_on_arguments, call_user_code, calls_user_code
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.outcomes.base import Judge
 from unsilent.workloads.batch_samples import count_samples
 from unsilent.workloads.registry import UNNAMED

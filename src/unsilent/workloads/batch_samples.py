@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from unsilent.errors import UsageError
-from unsilent.nested import parts_of, tensors_in
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import parts_of, tensors_in
 from unsilent.outcomes.tensors import leaves
 from unsilent.report.text import count_text
 

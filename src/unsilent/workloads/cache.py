@@ -22,7 +22,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.model_fitting import Goal, isolated_training
 
 _TEMPORARY = ".unsilent-"

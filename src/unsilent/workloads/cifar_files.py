@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.npz import read_npz
 from unsilent.workloads.saved_files import read_saved
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import SHIFTED, Workload
 from unsilent.workloads.cifar_files import read_images, read_weights
 from unsilent.workloads.clean_inputs import CleanInputs, ImageAlteration, altered_copies, split_originals

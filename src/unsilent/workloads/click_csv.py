@@ -16,8 +16,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.plainfiles import read_plain
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.plainfiles import read_plain
 from unsilent.workloads.cache import digest_of_parts
 from unsilent.workloads.clicks import Clicks, clicks
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
 from unsilent.workloads.clean_clicks import clean_requests

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import open_plain
 from unsilent.outcomes import judge_for_output
-from unsilent.plainfiles import open_plain
 from unsilent.workloads.base import Workload, call_model
 from unsilent.workloads.exported_inputs import FORMS, ProgramInputs
 from unsilent.workloads.model_fitting import isolated_training, parameter_count

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.sites.memory import dtype_name
 from unsilent.workloads.program import Program, code_of
 from unsilent.workloads.saved_files import read_saved

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.error_origin import call_user_code
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.error_origin import call_user_code
+from unsilent.basics.errors import UsageError, first_line
 from unsilent.outcomes import NUMERIC
 from unsilent.workloads.base import Workload
 from unsilent.workloads.hf_generate import SEQUENCES, prepare, run_generate

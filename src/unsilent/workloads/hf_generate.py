@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.model_fitting import check_option_range
 
 SEQUENCES = "exact-sequence"

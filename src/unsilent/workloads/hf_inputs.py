@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.workloads.npz import read_npz
 
 TEXT = 200_000

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import Workload
 from unsilent.workloads.help_texts import (
     ALPHABET,

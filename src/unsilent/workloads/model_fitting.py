@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from unsilent.errors import UnsilentError, UsageError
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.workloads.base import call_model
 
 THREADS = 1

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.plainfiles import open_plain
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import open_plain
 
 MOST_UNPACKED, PER_BYTE = 2**30, 32
 """Bytes that the arrays of a file may come to: the first, or so many for each byte of a larger file."""

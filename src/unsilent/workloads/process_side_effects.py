@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import torch
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 _forked = mmap.mmap(-1, 8)
 """Shared with children: the process whose child last returned from user code."""

@@ -10,8 +10,8 @@ import torch
 from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 
-from unsilent.errors import UsageError
-from unsilent.nested import leaves_in
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import leaves_in
 from unsilent.sites.memory import dtype_name
 
 

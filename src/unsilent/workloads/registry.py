@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.error_origin import call_user_code
-from unsilent.errors import UsageError, unknown_name_error, wrong_value_error
-from unsilent.lazy_module import load_named
-from unsilent.name_and_parameters import convert
-from unsilent.user_code import find_user_object, user_code
+from unsilent.basics.error_origin import call_user_code
+from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.lazy_module import load_named
+from unsilent.basics.name_and_parameters import convert
+from unsilent.basics.user_code import find_user_object, user_code
 from unsilent.workloads.zoo import EXPORTED, HF, TRAININGS, ZOO, WorkloadEntry
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from unsilent.errors import UsageError, first_line
-from unsilent.plainfiles import open_plain
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import open_plain
 
 
 def read_saved(path: str | Path, kind: str) -> Any:

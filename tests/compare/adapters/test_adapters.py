@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.compare.adapters.fake_quant import (
     converted,
     dequantised,
@@ -15,7 +16,6 @@ from unsilent.compare.adapters.fake_quant import (
 from unsilent.compare.adapters.names import ADAPTERS, adapt, describe
 from unsilent.compare.adapters.pruning import pruned
 from unsilent.compare.adapters.training import fine_tuned, surrogate
-from unsilent.errors import UsageError
 from unsilent.workloads.model_fitting import Schedule
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from unsilent.basics.errors import UsageError
 from unsilent.compare.adapters.fake_quant import converted, fake_quantised
 from unsilent.compare.attacks.apgd import apgd, checkpoints
 from unsilent.compare.attacks.evaluation import ATTACKS, BATCH, RULES, Task, agreed_rows, run_attack, score
 from unsilent.compare.attacks.objectives import LOSSES, diva, dlr, margin
 from unsilent.compare.attacks.pgd import pgd
 from unsilent.compare.attacks.search import Ball, Budget, Found, Pair
-from unsilent.errors import UsageError
 
 VALID = torch.tensor(-1.0), torch.tensor(1.0)
 

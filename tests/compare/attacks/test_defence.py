@@ -10,6 +10,7 @@ import torch
 from scipy.spatial.distance import jensenshannon
 
 from compare.attacks.test_attacks import VALID, near, net
+from unsilent.basics.errors import UsageError
 from unsilent.compare.adapters.pruning import pruned
 from unsilent.compare.attacks.defence import (
     EVADING_GATE,
@@ -22,7 +23,6 @@ from unsilent.compare.attacks.defence import (
 )
 from unsilent.compare.attacks.evaluation import Task, agreed_rows, run_attack, score
 from unsilent.compare.attacks.search import Budget, Pair
-from unsilent.errors import UsageError
 from unsilent.workloads.model_fitting import Schedule
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.hardware.description import GRADES
 from unsilent.faults.hardware.description_file import MOST_BYTES, load_accelerator, parse_accelerator

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault, Region, fault_model
 from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.hardware.description_file import load_accelerator, parse_accelerator

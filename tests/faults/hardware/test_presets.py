@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.hardware.presets import CORRUPTED_PHASES, PRESETS, ArraySizes, preset, presets_for_array

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.errors import InjectionError, UsageError
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.fault_timing import faults_in_step
 from unsilent.faults.unresolved_fault import UnresolvedFault

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sites.training.products import array
-from unsilent.errors import InjectionError, UsageError
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.training.step import StepInjection

@@ -9,7 +9,7 @@ from torch import nn
 
 from conftest import few
 from sites.training.products import PRODUCTS, array, gradients
-from unsilent.errors import InjectionError
+from unsilent.basics.errors import InjectionError
 from unsilent.faults import Fault, fault_model
 from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.hardware.presets import PRESETS, preset

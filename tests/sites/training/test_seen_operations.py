@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from conftest import few
-from unsilent.errors import InjectionError, UsageError
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.training.step import StepInjection

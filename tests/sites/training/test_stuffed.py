@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from unsilent.errors import InjectionError
+from unsilent.basics.errors import InjectionError
 from unsilent.faults import Fault
 from unsilent.sites.training.step import StepInjection
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from conftest import in_process
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.triage.farm import collection, grading
 from unsilent.triage.farm.collection import FARM_FILE, PLANNED_FILE, make_collection, read_planned, simulate_pair
 from unsilent.triage.farm.labelled import LABELS_FILE, RIGHT, read_labels

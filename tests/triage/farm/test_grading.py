@@ -11,10 +11,10 @@ import torch
 
 from triage import made_triage as made
 from unsilent import verified_save
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
+from unsilent.basics.strictjson import as_json_values
 from unsilent.events.incident_folder import SavedCheckpoint, read_incident, write_record
 from unsilent.incidents.plant import VARIETIES
-from unsilent.strictjson import as_json_values
 from unsilent.triage.farm.grading import grade, grade_incident, label_collection
 from unsilent.triage.farm.labelled import LABELS_FILE, RIGHT, read_labels
 from unsilent.triage.farm.naming import NAMING, NAMING_REAL, naming

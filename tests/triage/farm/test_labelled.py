@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.triage.farm.labelled import GradedQuery, LabelledIncident, read_labels, write_labels
 from unsilent.triage.farm.planned import planned_incidents
 from unsilent.triage.findings import Blanks, FindingKind, Outcome, Query

@@ -11,7 +11,7 @@ import pytest
 
 from triage import made_triage as made
 from triage.ranking import made_labels as labels
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.recovery.fault_verdict import FaultVerdict
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.candidates import candidates_of

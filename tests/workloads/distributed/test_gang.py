@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from distributed_runs import CUT, END, TRAINING, altered, read, strategy_row
+from unsilent.basics.errors import InjectionError, UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
-from unsilent.errors import InjectionError, UsageError
 from unsilent.faults.models import fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.workloads import load_training

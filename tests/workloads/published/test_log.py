@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.receipts import Receipt
 from unsilent.sites.corrupting import corrupt

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from oracles import stuffed_oracle as oracle
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.isca23_injections import FLIPS, OPERANDS, PublishedInjection, injection_text, parse_injection
 from unsilent.sites.training.step import StepInjection

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from oracles import published_oracle as oracle
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.isca23_injections import injection_text, parse_injection, read_injection
 from unsilent.workloads.published.layer_lists import convolutions
 from unsilent.workloads.published.mapping import fault_from_injection

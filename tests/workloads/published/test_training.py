@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.workloads.published.layer_lists import convolutions
 from unsilent.workloads.published.layers import SameConv2d

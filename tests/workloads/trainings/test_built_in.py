@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from conftest import in_process
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads import TRAININGS, ZOO, load_training
 from unsilent.workloads.clicks import synthetic_clicks
 from unsilent.workloads.help_texts import encode

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 import unsilent
-from unsilent.errors import UsageError, UserCodeError
+from unsilent.basics.errors import UsageError, UserCodeError
 from unsilent.workloads import load, load_training
 from unsilent.workloads.trainings import Evaluation, Seeds
 from unsilent.workloads.trainings.randomness import stream_seed

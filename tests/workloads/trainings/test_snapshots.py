@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Training
 from unsilent.workloads.trainings.restore_check import check_restorable

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats.dcp_metadata import (
     ENDING,
@@ -25,7 +26,6 @@ from unsilent.checkpoints.formats.dcp_metadata import (
 )
 from unsilent.checkpoints.formats.torch_zip import ArchiveValue, read_archive, with_names
 from unsilent.checkpoints.stored_tensors import Block, StoredTensor
-from unsilent.errors import UsageError
 
 NAME = "torch.distributed.checkpoint"
 _QUANTISED = ("qint", "quint")

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.pickle_values import Call, Mapped, Name, PickleDamaged, read_pickle
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats.torch_pickle import MOST_LEAVES, size_values
 from unsilent.checkpoints.stored_tensors import Shape
-from unsilent.errors import UsageError
-from unsilent.pickle_values import Call, Mapped, Name, PickleDamaged, read_pickle
-from unsilent.printable import escape_unprintable
 
 METADATA = ".metadata"
 ENDING = ".distcp"

@@ -20,14 +20,14 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.pickle_values import Call, Mapped
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats import zero_partitions
 from unsilent.checkpoints.formats.torch_pickle import key_text, size_values
 from unsilent.checkpoints.formats.torch_zip import ArchiveValue, read_archive, with_names
 from unsilent.checkpoints.formats.zero_partitions import Flat, Layout, Parameter
 from unsilent.checkpoints.stored_tensors import Shape, StoredTensor
-from unsilent.errors import UsageError
-from unsilent.pickle_values import Call, Mapped
 
 NAME = "DeepSpeed"
 _LATEST = "latest"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats.hdf5_filters import (
     CHECKSUM_BYTES,
@@ -21,7 +22,6 @@ from unsilent.checkpoints.formats.hdf5_filters import (
 from unsilent.checkpoints.formats.hdf5_reader import Chunk, Dataset, datasets
 from unsilent.checkpoints.names import unique_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, Checksum, Shape, StoredTensor, c_strides, dense_block
-from unsilent.errors import UsageError
 
 NAME = "HDF5"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"

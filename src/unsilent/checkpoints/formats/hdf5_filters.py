@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.stored_tensors import Patch, Read
-from unsilent.errors import UsageError
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 CHECKSUM_BYTES = 4

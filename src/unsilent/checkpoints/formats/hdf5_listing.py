@@ -16,7 +16,7 @@ import resource
 import sys
 from typing import Any
 
-from unsilent.lazy_numpy import np
+from unsilent.basics.lazy_numpy import np
 
 MOST_OBJECTS = 1_000_000
 MOST_LEVELS = 60

@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import parse_json
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
-from unsilent.errors import UsageError
-from unsilent.plainfiles import parse_json
-from unsilent.printable import escape_unprintable
 
 LISTING = Path(__file__).with_name("hdf5_listing.py")
 MOST_DIMENSIONS = 32

@@ -5,11 +5,11 @@ A byte of the HDF5 file is at the entry's offset plus its own; the CRC-32 of the
 
 from __future__ import annotations
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats.hdf5 import range_tensors
 from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.checkpoints.zip_directory import STORED, ZipDirectory
-from unsilent.errors import UsageError
 
 NAME = "Keras"
 _WEIGHTS = "model.weights.h5"

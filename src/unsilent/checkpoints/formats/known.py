@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats import (
     dcp,
@@ -18,7 +19,6 @@ from unsilent.checkpoints.formats import (
     trainer_folder,
 )
 from unsilent.checkpoints.stored_tensors import StoredTensor
-from unsilent.errors import UsageError
 
 
 class Format(NamedTuple):

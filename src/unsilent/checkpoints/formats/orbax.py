@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import parse_json
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats.torch_pickle import MOST_DEPTH, MOST_LEAVES
 from unsilent.checkpoints.formats.torch_zip import ArchiveValue, with_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Shape, StoredTensor
-from unsilent.errors import UsageError
-from unsilent.plainfiles import parse_json
 
 NAME = "Orbax"
 _METADATA = "_METADATA"

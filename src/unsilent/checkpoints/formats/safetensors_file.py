@@ -11,12 +11,12 @@ import codecs
 import math
 from typing import Any, NamedTuple
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.plainfiles import parse_json
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.names import unique_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, StoredTensor, dense_block
-from unsilent.errors import UsageError
-from unsilent.plainfiles import parse_json
-from unsilent.printable import escape_unprintable
 
 NAME = "safetensors"
 _MOST_HEADER = 100_000_000

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.pickle_values import MAGIC, Call, Mapped, Name, Persistent, PickleDamaged, read_pickle
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
 from unsilent.checkpoints.formats.torch_pickle import STORAGE_DTYPES, Leaf, PickledTensor, leaves
 from unsilent.checkpoints.formats.torch_zip import ArchiveValue, number, with_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, StoredTensor
-from unsilent.errors import UsageError
-from unsilent.pickle_values import MAGIC, Call, Mapped, Name, Persistent, PickleDamaged, read_pickle
 
 NAME = "torch.save (legacy)"
 _START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"

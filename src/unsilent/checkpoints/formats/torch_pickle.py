@@ -1,7 +1,7 @@
 """The tensors and numbers of what ``torch.save`` pickled, from its records: nested dicts, lists, state dicts, optimizers.
 
-The pickle is read by `unsilent.pickle_values`, so nothing in it is called. What torch would call to make a tensor is known here
-by name: ``_rebuild_tensor_v2`` and its like take a storage, an offset, a size and strides. Of everything that
+The pickle is read by `unsilent.basics.pickle_values`, so nothing in it is called. What torch would call to make a tensor is known
+here by name: ``_rebuild_tensor_v2`` and its like take a storage, an offset, a size and strides. Of everything that
 ``torch.load(weights_only=True)`` calls:
 
     interpreted   Parameter, _rebuild_parameter(_with_state), _rebuild_tensor(_v2, _v3), _rebuild_qtensor,
@@ -26,9 +26,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
-from unsilent.checkpoints.stored_tensors import ITEM_SIZES
-from unsilent.errors import UsageError
-from unsilent.pickle_values import (
+from unsilent.basics.errors import UsageError
+from unsilent.basics.pickle_values import (
     DICTS,
     SETS,
     SIZE,
@@ -40,7 +39,8 @@ from unsilent.pickle_values import (
     Persistent,
     PickleDamaged,
 )  # fmt: skip
-from unsilent.printable import escape_unprintable
+from unsilent.basics.printable import escape_unprintable
+from unsilent.checkpoints.stored_tensors import ITEM_SIZES
 
 MOST_LEAVES = 500_000
 """Tensors and numbers; an optimizer has about four for each of its parameters."""

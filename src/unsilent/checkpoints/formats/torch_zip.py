@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.pickle_values import ByteString, Float, PickleDamaged, read_pickle
+from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
 from unsilent.checkpoints.formats.torch_pickle import KeyPath, Leaf, PickledObject, PickledTensor, leaves
 from unsilent.checkpoints.names import unique_names, with_parameter_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, OBJECT, Block, StoredTensor
 from unsilent.checkpoints.zip_directory import STORED, ZipDirectory, ZipEntry
-from unsilent.errors import UsageError
-from unsilent.pickle_values import ByteString, Float, PickleDamaged, read_pickle
-from unsilent.printable import escape_unprintable
 
 NAME = "torch.save"
 _PICKLE = "data.pkl"
@@ -97,7 +97,7 @@ def read_archive(
         start, size: The archive's bytes within that file; by default all.
 
     Returns:
-        The pickled object, made of the records of `unsilent.pickle_values`, and its values in their order.
+        The pickled object, made of the records of `unsilent.basics.pickle_values`, and its values in their order.
 
     Raises:
         UsageError: it is no such archive, or damaged.

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats import safetensors_file
 from unsilent.checkpoints.formats.torch_pickle import KeyPath
 from unsilent.checkpoints.formats.torch_zip import ArchiveValue, read_archive, with_names
 from unsilent.checkpoints.stored_tensors import StoredTensor
-from unsilent.errors import UsageError
 
 NAME = "transformers"
 _STATES = {

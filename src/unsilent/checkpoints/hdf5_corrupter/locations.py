@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.drawing import without_shared_bytes
 from unsilent.checkpoints.stored_tensors import StoredTensor
-from unsilent.errors import UsageError, unknown_name_error
 
 
 def editable_tensors(checkpoint: Checkpoint) -> list[StoredTensor]:

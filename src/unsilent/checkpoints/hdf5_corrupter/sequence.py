@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.hdf5_corrupter.locations import editable_tensors, is_below, tensors_below
 from unsilent.checkpoints.hdf5_corrupter.successive import SuccessiveInjections, shortest_form_mask
 from unsilent.checkpoints.injection_file import renamed
 from unsilent.checkpoints.stored_tensors import StoredTensor
-from unsilent.errors import UsageError
 from unsilent.faults.lists.hdf5_corrupter import SequenceEntry, read_sequence
 from unsilent.faults.record import Fault
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.plainfiles import read_plain
 from unsilent.faults.lists.entries import short_repr
-from unsilent.plainfiles import read_plain
 
 MOST_BYTES = 2**17
 """Room for a thousand locations; the YAML package takes quadratic time for numbers like 1:1:1."""

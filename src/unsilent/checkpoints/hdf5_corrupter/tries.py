@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.drawing import MOST_ROUNDS
 from unsilent.checkpoints.hdf5_corrupter.locations import editable_tensors, tensors_below
 from unsilent.checkpoints.hdf5_corrupter.settings import InjectorSettings
 from unsilent.checkpoints.hdf5_corrupter.successive import SuccessiveInjections, is_finite, shortest_form_mask
 from unsilent.checkpoints.stored_tensors import StoredTensor
-from unsilent.errors import UsageError
 from unsilent.faults.codecs import Codec, codec
 from unsilent.faults.record import Fault
 from unsilent.report.text import count_text

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.compare.adapters.layers import NONE_ERROR, computes_as, disable_fused_paths
-from unsilent.errors import UsageError
 from unsilent.workloads.base import call_model
 
 ACTIVATION_LEVELS = 255

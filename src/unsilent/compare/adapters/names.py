@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.nested import map_tensors
 from unsilent.compare.adapters.fake_quant import fake_quantised, quantised_layers
 from unsilent.compare.adapters.pruning import pruned
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.nested import map_tensors
 from unsilent.report.text import count_text
 from unsilent.workloads.base import call_model
 

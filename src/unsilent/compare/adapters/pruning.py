@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.compare.adapters.fake_quant import FakeQuantized
 from unsilent.compare.adapters.layers import NONE_ERROR, computes_as
-from unsilent.errors import UsageError
 from unsilent.workloads.base import call_model
 
 

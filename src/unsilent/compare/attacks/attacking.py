@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
 from unsilent.compare.adapters.fake_quant import converted
 from unsilent.compare.adapters.names import adapt, describe
 from unsilent.compare.attacks.evaluation import (
@@ -27,8 +29,6 @@ from unsilent.compare.attacks.evaluation import (
 )
 from unsilent.compare.attacks.objectives import Objective
 from unsilent.compare.attacks.search import Budget, Pair
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
 from unsilent.outcomes.decision_judges import decision_tensor
 from unsilent.report.shown import Shown
 from unsilent.report.text import count_text

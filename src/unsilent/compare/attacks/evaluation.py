@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.compare.attacks.apgd import apgd
 from unsilent.compare.attacks.objectives import CROSS_ENTROPY, CROSS_ENTROPY_OF_ORIGINAL, DLR, Objective, diva
 from unsilent.compare.attacks.pgd import noise, pgd
 from unsilent.compare.attacks.search import Ball, Budget, Classifier, Found, Pair, no_parameter_gradients
-from unsilent.errors import UsageError, unknown_name_error
 from unsilent.report.text import count_text
 
 ATTACKS: Mapping[str, str] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from unsilent.basics.interval import Interval, known_value
 from unsilent.compare.attacks.evaluation import RULES, WHITEBOX_AGREEMENT, Scores
-from unsilent.interval import Interval, known_value
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Report, Section, Table
 from unsilent.report.text import count_text, duration_text, share_with_limits_text

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.compare.attacks.objectives import Objective
-from unsilent.errors import UsageError
 
 Classifier = Callable[[Tensor], Tensor]
 """Inputs [n, …] -> class scores [n, classes]."""

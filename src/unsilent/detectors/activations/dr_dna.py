@@ -26,8 +26,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.activations.rule import SITES, Floats, largest_so_far, limit_scores
-from unsilent.errors import UsageError
 
 _MOST_BINS = 10**6
 _LEAST = 1e-12

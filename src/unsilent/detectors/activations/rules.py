@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from unsilent.basics.name_and_parameters import build_named
 from unsilent.detectors.activations.checksum import Checksum
 from unsilent.detectors.activations.dr_dna import DrDna
 from unsilent.detectors.activations.quantile_monitor import QuantileMonitor
 from unsilent.detectors.activations.rule import ActivationRule
 from unsilent.detectors.activations.value_range import ClippedActivations, MagnitudeSymptom, Nonfinite, ValueRange
-from unsilent.name_and_parameters import build_named
 
 ACTIVATION_RULES: dict[str, type[ActivationRule]] = {
     rule.name: rule

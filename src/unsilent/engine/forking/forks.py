@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.basics.errors import InjectionError, UsageError, UserCodeError
 from unsilent.engine.forking.golden import METRIC, GoldenTraining, metric_of
-from unsilent.errors import InjectionError, UsageError, UserCodeError
 from unsilent.faults import Fault
 from unsilent.faults.naming import SiteName
 from unsilent.faults.receipts import AppliedFault

@@ -11,9 +11,9 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.basics.errors import ProcessUnusable, UnsilentError, UsageError, kind_and_line
+from unsilent.basics.nested import tensors_in
 from unsilent.engine.digests import tensors_hasher
-from unsilent.errors import ProcessUnusable, UnsilentError, UsageError, kind_and_line
-from unsilent.nested import tensors_in
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import model_tensors
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unsilent.cuda_capture import capture, side_stream
+from unsilent.basics.cuda_capture import capture, side_stream
 from unsilent.engine.graphs.host_reads import READ, HostReads
 from unsilent.engine.tape import READBACK, Tape
 from unsilent.outcomes.base import JudgeVerdict

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.basics.errors import InjectionError
 from unsilent.engine.fault_entries import storage_offsets
-from unsilent.errors import InjectionError
 from unsilent.faults import Fault
 from unsilent.sites.memory import WORDS, TensorMemory, Words, read_together
 

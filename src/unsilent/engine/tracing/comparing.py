@@ -1,4 +1,4 @@
-"""Two tensors bit for bit: the numbers of what differs between them (see `unsilent.fault_trace`)."""
+"""Two tensors bit for bit: the numbers of what differs between them (see `unsilent.basics.fault_trace`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsilent.fault_trace import OutputDifference
+from unsilent.basics.fault_trace import OutputDifference
 from unsilent.outcomes.tensors import words_of
 
 CHUNK = 1 << 22

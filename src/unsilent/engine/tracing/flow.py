@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from unsilent.basics.nested import tensors_in
 from unsilent.engine.digests import digest_unordered
 from unsilent.engine.tracing.tracer import ACCUMULATED, OutputKey, Tracer, computed_outputs
-from unsilent.nested import tensors_in
 from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.operands import draws_numbers, gives_uninitialised, is_view, operands_of, operation_name, written_by
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from unsilent.basics.errors import UnsilentError, UsageError
+from unsilent.basics.fault_trace import OutputDifference
 from unsilent.engine.digests import digest
 from unsilent.engine.tracing.comparing import change
 from unsilent.engine.tracing.tracer import OutputKey, Tracer
-from unsilent.errors import UnsilentError, UsageError
-from unsilent.fault_trace import OutputDifference
 from unsilent.sites.memory import dtype_name
 from unsilent.workloads.model_fitting import Progress
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from unsilent.nested import tensors_in
+from unsilent.basics.nested import tensors_in
 from unsilent.sites.calls import OUTSIDE, OperationNamer
 from unsilent.sites.corrupting import has_plain_memory
 from unsilent.sites.dispatch_mode import DispatchMode
@@ -46,7 +46,7 @@ _WORKSPACE = {
 
 
 class OutputKey(NamedTuple):
-    """Which output of which operation: see `unsilent.fault_trace.TraceRow`."""
+    """Which output of which operation: see `unsilent.basics.fault_trace.TraceRow`."""
 
     name: str
     kernel: str

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from unsilent.errors import UsageError, kind_and_line
+from unsilent.basics.errors import UsageError, kind_and_line
 from unsilent.events.event_kinds import Event
 
 LOGGER = "unsilent.monitor"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from unsilent.basics.printable import escape_unprintable
 from unsilent.events.event_kinds import (
     Alarm,
     AlarmExplained,
@@ -17,7 +18,6 @@ from unsilent.events.event_kinds import (
     Verdict,
 )
 from unsilent.events.sinks import LOGGER
-from unsilent.printable import escape_unprintable
 from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL
 
 ASD_KEYWORD = "accuracy sensitivity feature abnormal"

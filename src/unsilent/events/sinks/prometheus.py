@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.events.event_kinds import (
     FINGERPRINT,
     REPLICAS,

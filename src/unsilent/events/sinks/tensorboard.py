@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.events.event_kinds import (
     Alarm,
     AlarmExplained,
@@ -15,7 +16,6 @@ from unsilent.events.event_kinds import (
     StepSummary,
     Verdict,
 )
-from unsilent.printable import escape_unprintable
 
 
 class TensorBoardSink:

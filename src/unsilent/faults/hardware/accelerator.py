@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.hardware.description import AcceleratorDescription, FlipFlopGroup
 from unsilent.faults.hardware.presets import ArraySizes, Preset, presets_for_array
 from unsilent.faults.unresolved_fault import FASTEST, UnresolvedFault

@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.sizes import parse_bytes
 from unsilent.faults.blocks import parse_tile as read_tile
 from unsilent.faults.codecs import codec
 from unsilent.faults.hardware.memories import MOST_CODE_WORD, PROTECTIONS, Code, flips_bits, make_code
@@ -20,7 +21,6 @@ from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.models import fault_model
 from unsilent.faults.naming import kind_of
 from unsilent.faults.patterns import Rate
-from unsilent.sizes import parse_bytes
 
 GRADES: Mapping[str, str] = {
     "read": "read in a named source",

@@ -7,11 +7,11 @@ from importlib import resources
 
 from pydantic import ValidationError
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.plainfiles import parse_toml, read_plain
 from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.hardware.accelerator import Accelerator
 from unsilent.faults.hardware.description import AcceleratorDescription
-from unsilent.plainfiles import parse_toml, read_plain
 
 MOST_BYTES = 2**20
 

@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.bitwise import Burst, Flip, MultiBit
 from unsilent.faults.models import FaultModel
 from unsilent.faults.patterns import Strided

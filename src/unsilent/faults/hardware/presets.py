@@ -16,7 +16,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.unresolved_fault import UnresolvedFault

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.pickle_values import MAGIC as PICKLE
 from unsilent.faults.lists.entries import (
     ColumnNames,
     FaultListEntry,
@@ -31,7 +32,6 @@ from unsilent.faults.lists.entries import (
     short_repr,
 )
 from unsilent.faults.lists.pickled import NotAnArray, read_array
-from unsilent.pickle_values import MAGIC as PICKLE
 
 NUMPY = b"\x93NUMPY"
 KINDS = ("conv2d", "conv3d", "fcc")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.record import Fault
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from unsilent import name_and_parameters
+from unsilent.basics import name_and_parameters
+from unsilent.basics.pickle_values import MAGIC as PICKLE
+from unsilent.basics.plainfiles import read_plain
 from unsilent.faults.lists import alfi
 from unsilent.faults.lists.entries import FaultListEntry, Format, fault_list_error
 from unsilent.faults.lists.hdf5_corrupter import Hdf5Corrupter, is_sequence
@@ -13,8 +15,6 @@ from unsilent.faults.lists.json_lines import JsonLines
 from unsilent.faults.lists.scifi import HEADER, SciFi
 from unsilent.faults.naming import kind_of
 from unsilent.faults.record import Fault
-from unsilent.pickle_values import MAGIC as PICKLE
-from unsilent.plainfiles import read_plain
 
 FORMATS: Mapping[str, Callable[..., Format]] = MappingProxyType(
     {"unsilent": JsonLines, "sci-fi": SciFi, "pytorchalfi": alfi.PyTorchAlfi, "hdf5-corrupter": Hdf5Corrupter}

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import parse_json
 from unsilent.faults.lists.entries import (
     ColumnNames,
     FaultListEntry,
@@ -23,7 +24,6 @@ from unsilent.faults.lists.entries import (
     fault_list_error,
     short_repr,
 )
-from unsilent.plainfiles import parse_json
 
 MOST_BYTES = 64 * 2**20
 _BEGIN = re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.){0,2000}"\s*:\s*\[\s*\[')

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import parse_json
 from unsilent.faults.fault_json import read_fault
 from unsilent.faults.lists.entries import FaultListEntry, fault_list_error, short_repr
 from unsilent.faults.naming import is_transient, parse_site, site_in_memory
 from unsilent.faults.record import LABELS, TIMING_FIELDS, Fault
-from unsilent.plainfiles import parse_json
 
 SUPPORTED_TIMING_FIELDS: Mapping[str, tuple[str, ...]] = {
     "param": ("step",),

@@ -1,4 +1,4 @@
-"""A pickled numpy array of plain numbers, read without unpickling (`unsilent.pickle_values`): nothing in it is called.
+"""A pickled numpy array of plain numbers, read without unpickling (`unsilent.basics.pickle_values`): nothing in it is called.
 
 Anything but the structure that numpy writes for an array is refused. Protocols 3 to 5.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.pickle_values import ByteString, Call, Name, PickleDamaged, read_pickle
+from unsilent.basics.pickle_values import ByteString, Call, Name, PickleDamaged, read_pickle
 
 _MOST_MEMORY = 20_000
 """Of the objects of a pickled array, which has about 100 opcodes; its numbers are bytes."""

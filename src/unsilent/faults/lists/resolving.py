@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults.lists.entries import (
     FaultListEntry,
     ListedCorruption,

@@ -15,6 +15,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from unsilent.basics.sizes import parse_whole_number
 from unsilent.faults.lists.entries import (
     ColumnNames,
     FaultListEntry,
@@ -22,7 +23,6 @@ from unsilent.faults.lists.entries import (
     fault_list_error,
     short_repr,
 )
-from unsilent.sizes import parse_whole_number
 
 HEADER = ("Injection", "Layer", "TensorIndex", "Bit")
 _COLUMNS = ColumnNames("Layer", ("TensorIndex",), "Bit")

@@ -27,11 +27,11 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from unsilent.detectors.series import GRADIENT, L2, LARGEST, LOSS, NORM_INPUT_GRADIENT, NUMBER, UPDATE, VALUE, Series
+from unsilent.guard.magnitudes import ReusedSum, local_tensor, norms_and_largest
 from unsilent.monitor.backward_hooks import add_listener, bind_to_this_thread, remove_listener
 from unsilent.monitor.sampling import SampleIntervals
 from unsilent.monitor.signals import layers
 from unsilent.monitor.signals.forward_hook import ForwardHook, is_transformed
-from unsilent.monitor.signals.magnitudes import ReusedSum, local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.state_watch import StateWatch, UpdateSizes
 from unsilent.monitor.signals.step_ends import StepEnds

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import tensors_in
+from unsilent.guard.magnitudes import is_read
 from unsilent.monitor.signals.input_gradients import read_input_gradient
-from unsilent.monitor.signals.magnitudes import is_read
-from unsilent.nested import tensors_in
 from unsilent.sites.modules import named_modules
 
 INPUT, OUTPUT, GRADIENT_OF_OUTPUT = "input", "output", "gradient"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.detectors.series import Bools, Floats
-from unsilent.monitor.signals.host_copy import HostCopy
+from unsilent.guard.host_copy import HostCopy
 
 Ints = NDArray[np.int64]
 MOST_PARTS = 256

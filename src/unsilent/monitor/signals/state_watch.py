@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from unsilent.guard.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.fingerprints import StateEntry, state_entries
-from unsilent.monitor.signals.magnitudes import local_tensor, norms_and_largest
 from unsilent.monitor.signals.row import SignalRow
 from unsilent.monitor.signals.trained_parameters import part_in_turn
 from unsilent.recovery.digests import digests_of

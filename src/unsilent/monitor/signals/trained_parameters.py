@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unsilent.guard.magnitudes import is_read
 from unsilent.monitor.sampling import PARTS_OF_STATE
-from unsilent.monitor.signals.magnitudes import is_read
 from unsilent.sites.modules import named_parameters
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unsilent.nested import tensors_in
+from unsilent.basics.nested import tensors_in
 
 _NAMES = {
     "allreduce": "all_reduce",

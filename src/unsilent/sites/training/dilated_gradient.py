@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, conv2d, conv3d
 
-from unsilent.errors import InjectionError
+from unsilent.basics.errors import InjectionError
 from unsilent.faults.naming import SiteName
 from unsilent.sites.calling import OperationCall
 from unsilent.sites.corrupting import copied

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from unsilent.errors import InjectionError
+from unsilent.basics.errors import InjectionError
+from unsilent.basics.nested import map_tensors, tensors_in
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
-from unsilent.nested import map_tensors, tensors_in
 from unsilent.sites.calling import OperationCall, call_axes, window_refusal
 from unsilent.sites.corrupting import copied, has_plain_memory
 from unsilent.sites.landing import FaultOrDraw, Landings

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from unsilent.errors import InjectionError, UsageError, unknown_name_error
+from unsilent.basics.errors import InjectionError, UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.faults.fault_timing import faults_in_step
 from unsilent.faults.receipts import AppliedFault, Receipt

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unsilent.errors import InjectionError, UsageError, unknown_name_error
+from unsilent.basics.errors import InjectionError, UsageError, unknown_name_error
 from unsilent.faults.naming import PHASES, SiteName, is_cast, parse_site
 from unsilent.sites.calling import OperationCall
 from unsilent.sites.landing import FaultOrDraw, Landings

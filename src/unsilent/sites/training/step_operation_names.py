@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from unsilent.nested import tensors_in
+from unsilent.basics.nested import tensors_in
 from unsilent.sites.calls import OperationNamer
 from unsilent.sites.operands import operation_name
 from unsilent.sites.threads import StepThread

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.errors import unknown_name_error
+from unsilent.basics.errors import unknown_name_error
 from unsilent.faults import Region
 from unsilent.faults.naming import OPERANDS, SiteName
 from unsilent.sites.addresses import Address

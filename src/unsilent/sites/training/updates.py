@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from unsilent.nested import tensors_in
+from unsilent.basics.nested import tensors_in
 from unsilent.sites.corrupting import has_plain_memory
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.operands import first_tensor_list, operation_name

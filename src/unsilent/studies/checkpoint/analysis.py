@@ -17,9 +17,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
 from unsilent.campaigns.campaign_result import CampaignResult
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, classify_training
 from unsilent.replicas.noise_floor_records import NoiseFloors, stored_floors
 from unsilent.replicas.noise_floors import NoiseFloorTest

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unsilent.basics.lazy_module import LazyFunction
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
-from unsilent.lazy_module import LazyFunction
 from unsilent.replicas.noise_floor_records import FLOOR, are_numbers, parse_noise_floor
 from unsilent.studies.checkpoint.spec import (
     ENDS,

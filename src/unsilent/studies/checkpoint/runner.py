@@ -15,6 +15,8 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId, campaign_hash, sorted_json_text, trial_seed
@@ -23,12 +25,10 @@ from unsilent.checkpoints.drawing import DrawOptions, draw_faults
 from unsilent.checkpoints.hashes import hash_tensors
 from unsilent.checkpoints.stored_tensors import Patch
 from unsilent.engine.forking.golden import METRIC
-from unsilent.errors import UsageError
 from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.population import Region
 from unsilent.faults.record import Fault
 from unsilent.outcomes import Outcome
-from unsilent.printable import escape_unprintable
 from unsilent.studies.checkpoint.sections import regions_of
 from unsilent.studies.checkpoint.spec import (
     COLLECTIVES,

@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Lt
 
-from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
-from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
-from unsilent.campaigns.spec import JsonRecord, Runner, StoredSpec, TrialId, WorkerSettings
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_numpy import np, npt
-from unsilent.options import (
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.lazy_numpy import np, npt
+from unsilent.basics.options import (
     EXECUTION_PANEL,
     FAULTS_PANEL,
     NOT_AN_OPTION,
@@ -24,6 +21,9 @@ from unsilent.options import (
     Asked,
     Option,
 )
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
+from unsilent.campaigns.spec import JsonRecord, Runner, StoredSpec, TrialId, WorkerSettings
 from unsilent.workloads.distributed.strategy_names import STRATEGY_NAMES
 
 if TYPE_CHECKING:

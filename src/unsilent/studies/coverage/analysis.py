@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
 from unsilent.campaigns.campaign_result import CampaignResult
 from unsilent.detectors.rule import ALARM, WARNING, Rule
 from unsilent.detectors.series import Bools, Floats, Recording, Series
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.coverage.paired_tests import paired_differences
 from unsilent.studies.coverage.scoring import (

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from unsilent.basics.lazy_module import LazyFunction
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
-from unsilent.lazy_module import LazyFunction
 from unsilent.replicas.spec import MOST_STEPS
 from unsilent.studies.coverage.spec import (
     CHANGES,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.statistics.comparing import holm, paired
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unsilent.nested import map_tensors
+from unsilent.basics.nested import map_tensors
 from unsilent.studies.coverage.spec import CHANGES, CLEAN, CoverageSpec
 from unsilent.workloads import TRAININGS, load_training
 from unsilent.workloads.trainings.base import TrainingState, TrainingWorkload

@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unsilent.basics.errors import InjectionError, InternalError, UsageError, UserCodeError, first_line
+from unsilent.basics.printable import escape_unprintable
+from unsilent.basics.user_code import user_code
 from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.detectors.series import Bools, Floats
-from unsilent.errors import InjectionError, InternalError, UsageError, UserCodeError, first_line
 from unsilent.faults.receipts import AppliedFault
 from unsilent.outcomes.base import Outcome
-from unsilent.printable import escape_unprintable
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.training.step import StepInjection
 from unsilent.studies.coverage.planted_changes import possible_changes, workload_and_change
@@ -52,7 +53,6 @@ from unsilent.studies.coverage.spec import (
 from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 from unsilent.studies.training.runner import TrainingRunner
 from unsilent.studies.training.spec import RANDOM, InjectionPoint
-from unsilent.user_code import user_code
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.trainings.base import Seeds, StepRecord, TrainingState
 

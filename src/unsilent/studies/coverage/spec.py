@@ -11,12 +11,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Lt
 
-from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
-from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions, Budget
-from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_numpy import np, npt
-from unsilent.options import (
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.lazy_numpy import np, npt
+from unsilent.basics.options import (
     FAULTS_PANEL,
     LARGEST,
     NOT_AN_OPTION,
@@ -26,6 +23,9 @@ from unsilent.options import (
     Option,
     check_count,
 )
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions, Budget
+from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
 from unsilent.replicas.spec import MOST_STEPS
 from unsilent.studies.training.spec import (
     LAYER_OPTION,

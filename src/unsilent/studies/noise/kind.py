@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unsilent.basics.errors import unknown_name_error
+from unsilent.basics.lazy_module import LazyFunction
+from unsilent.basics.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
-from unsilent.errors import unknown_name_error
-from unsilent.lazy_module import LazyFunction
-from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Asked, Option, check_count
 from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.spec import MOST_REPLICAS
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.replicas import Replica, ReplicaRow, ReplicaStore, Switches
 from unsilent.statistics.distances import Distances, distance, weight_distances
 from unsilent.statistics.groups import GroupSpread, group_spread

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from unsilent.basics.interval import Interval
 from unsilent.campaigns.campaign_result import CampaignResult
-from unsilent.interval import Interval
 from unsilent.statistics.groups import GroupSpread
 from unsilent.statistics.replica_spread import Spread
 

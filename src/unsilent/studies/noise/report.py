@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-from unsilent.interval import Interval
-from unsilent.interval import known_value as count
+from unsilent.basics.interval import Interval
+from unsilent.basics.interval import known_value as count
 from unsilent.report.estimates import Estimate, machine_table
 from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextCell
 from unsilent.report.text import (

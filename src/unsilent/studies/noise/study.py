@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.basics.errors import UnsilentError, UsageError
 from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, campaign_function
-from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import (
     Replica,
     ReplicaBaseline,

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
-from unsilent.sizes import human_bytes
+from unsilent.basics.errors import UsageError
+from unsilent.basics.sizes import human_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.statistics import Stratum, stratified
 from unsilent.statistics.interim import confidence_at
 from unsilent.statistics.planning import expected_interval

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
+from unsilent.basics.sizes import parse_bytes
 from unsilent.faults import Region, fault_model
 from unsilent.faults.hardware.description import Memory as DescribedMemory
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.hardware.memories import ALTERED, outcome_shares
-from unsilent.sizes import parse_bytes
 from unsilent.studies.plan.assignment import Block, Floats, Ints, Memory, optimal_assignment
 
 _PERCENT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.report.model import Report
 from unsilent.report.shown import Shown
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
+from unsilent.basics.sizes import human_bytes
 from unsilent.report.curves import line_series
 from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text
 from unsilent.report.estimates import Estimate, machine_table
@@ -20,7 +21,6 @@ from unsilent.report.text import (
     upper_bound_text,
 )
 from unsilent.report.theme import GREY, INK, Figure, figure, marker_series, percent_ticks, series_colour, series_marker
-from unsilent.sizes import human_bytes
 from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlanResult
 
 _LEAST_AXIS = 1e-7

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import (
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import (
     CONFIDENCE,
     EXECUTION_PANEL,
     OUTPUT_PANEL,
@@ -17,6 +16,7 @@ from unsilent.options import (
     Option,
     check_count,
 )
+from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
 from unsilent.outcomes.pvf_options import UNITS
 
 GRANULARITIES = ("tensor", "rows", "tensor-bits")

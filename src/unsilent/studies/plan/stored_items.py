@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from unsilent.errors import StoreError, UsageError
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.faults import codec
 from unsilent.faults.naming import parse_site
 from unsilent.outcomes.tallies import Tally

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unsilent.argument_names import names_arguments
+from unsilent.basics.argument_names import names_arguments
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
+from unsilent.basics.options import Asked
+from unsilent.basics.sizes import human_bytes
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.stored_command import stored_options
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
-from unsilent.options import Asked
 from unsilent.outcomes.pvf_options import PvfReportOptions
-from unsilent.sizes import human_bytes
 from unsilent.statistics.comparing import difference
 from unsilent.studies.plan.assignment import (
     Assignment,

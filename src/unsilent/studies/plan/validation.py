@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.campaigns.confirmed_files import with_confirmed_files
 from unsilent.campaigns.observer import Observer
-from unsilent.errors import StoreError, UsageError
 from unsilent.faults.fault_texts import function_file
 from unsilent.studies.plan.items import Item, ItemTrials
 from unsilent.studies.plan.spec import PlanOptions

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from unsilent.fault_trace import BEFORE_FIRST_ROW, FaultTrace, TracedFault, TraceRow
+from unsilent.basics.fault_trace import BEFORE_FIRST_ROW, FaultTrace, TracedFault, TraceRow
 from unsilent.report.text import count_text
 from unsilent.report.theme import (
     GREY,

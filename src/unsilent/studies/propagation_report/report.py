@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from unsilent.fault_trace import BEFORE_FIRST_ROW, SCHEMA, FaultTrace, TracedFault
+from unsilent.basics.fault_trace import BEFORE_FIRST_ROW, SCHEMA, FaultTrace, TracedFault
 from unsilent.report.model import Column, Part, Plot, Report, Section, Table, TableRow, TextCell
 from unsilent.report.text import count_text, escape_unprintable, short
 from unsilent.studies.propagation_report.plots import (

@@ -22,9 +22,9 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.campaigns.merging import command_without_shard
 from unsilent.campaigns.stored_command import without_options
-from unsilent.errors import StoreError, UsageError
 from unsilent.faults import Codec, codec
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions, PvfReportOptions
 from unsilent.outcomes.tallies import PvfEstimator, Tally

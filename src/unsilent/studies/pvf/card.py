@@ -20,20 +20,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
+from unsilent.basics.plainfiles import parse_json, read_plain
+from unsilent.basics.strictjson import as_json_values
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.merging import shard_in_command
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import sorted_json_text, strata_of
 from unsilent.campaigns.stored_command import without_options
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.outcomes.tallies import UNITS, PvfEstimator
-from unsilent.plainfiles import parse_json, read_plain
 from unsilent.report.estimates import Estimate, limits_text, machine_table, share_cells
 from unsilent.report.model import Column, Report, Section, Table, TableRow, TextCell, columns
 from unsilent.report.text import count_text, estimate_text, flips_number_text, flips_text, percent_text
-from unsilent.strictjson import as_json_values
 from unsilent.studies.pvf.analysis import analyse, non_default_question_options
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import Precision

@@ -10,11 +10,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.options import options_of
 from unsilent.campaigns.spec import Baseline, differences
 from unsilent.campaigns.stored_command import given_options
-from unsilent.errors import UsageError
 from unsilent.faults.fault_texts import with_function_file
-from unsilent.options import options_of
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.studies.pvf.card import PvfCard
 from unsilent.studies.pvf.file_hashes import content_hash, files_in, named_files

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xxhash
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import PART_OF_LIST
 from unsilent.campaigns.spec import differences as changed
 from unsilent.campaigns.spec import spec_value_text
-from unsilent.errors import UsageError
-from unsilent.interval import PART_OF_LIST
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials
 from unsilent.statistics import Interval
 from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.dots import Dots, dot_traces, rows_axis
 from unsilent.report.estimates import NO_ESTIMATE_KEY, Estimate, estimate_cells, limits_text, machine_table, share_cells

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.lazy_module import LazyFunction
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.kinds import Kind, count_budgeted_trials
@@ -20,10 +22,8 @@ from unsilent.campaigns.stored_values import (
     RemovedOptionError,
     parse_record,
 )
-from unsilent.errors import UsageError
 from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.naming import parse_site
-from unsilent.lazy_module import LazyFunction
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions, PvfReportOptions
 from unsilent.studies.pvf.spec import STRATA, PvfBaseline, PvfBudget, PvfSpec, PvfTrialRow, make_pvf_spec

@@ -15,19 +15,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.printable import escape_unprintable
+from unsilent.basics.sizes import human_bytes
 from unsilent.engine.plain import PlainEngine
-from unsilent.errors import UsageError
 from unsilent.faults import Fault, Region, fault_model
 from unsilent.faults.hardware.accelerator import Accelerator
 from unsilent.faults.hardware.description import Memory
 from unsilent.faults.hardware.memories import ALTERED, DRAWS, decoded, fitted, outcome_shares
 from unsilent.faults.naming import SiteName, is_transient, kind_of, parse_site
-from unsilent.printable import escape_unprintable
 from unsilent.report.text import listed
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.lifetimes import LifetimeObserver, StoredValue, Window, seconds, windows
 from unsilent.sites.targets import RegionsByBatch, Target, component_of
-from unsilent.sizes import human_bytes
 from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
 
 MOST_REDRAWS = 100_000

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, Tally
 from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryFitRow, MemoryPart

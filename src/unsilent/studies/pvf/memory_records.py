@@ -12,7 +12,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 
 Rate = Annotated[float, Ge(0), Lt(math.inf)]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
+from unsilent.basics.sizes import human_bytes
 from unsilent.report.estimates import Estimate
 from unsilent.report.model import Section, Table, TableRow, TextCell, columns
 from unsilent.report.text import estimate_text, number_text
-from unsilent.sizes import human_bytes
 from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryFitRow
 from unsilent.studies.pvf.records import MOST_LAYERS_SHOWN, PvfResult
 

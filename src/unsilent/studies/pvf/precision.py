@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.sizes import parse_share
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.expected_end import ExpectedEnd
 from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans, trial_ids_of_plans
 from unsilent.campaigns.spec import Json, TrialId
-from unsilent.errors import UsageError
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.text import listed
-from unsilent.sizes import parse_share
 from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import GROWTH, confidence_at
 from unsilent.statistics.planning import allocate, expected_half_width, expected_interval

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.interval import Interval
 from unsilent.campaigns.campaign_result import CampaignResult
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.interval import Interval
 from unsilent.report.estimates import has_few_trials
 from unsilent.report.heat import HeatMap
 from unsilent.report.text import listed, upper_bound_text

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.fault_trace import FaultTrace
 from unsilent.campaigns.confirmed_files import with_confirmed_files
 from unsilent.campaigns.replay import TrialReplay, replay_executor, run_one_trial
 from unsilent.campaigns.spec import TrialId, WorkerSettings
-from unsilent.errors import UsageError
-from unsilent.fault_trace import FaultTrace
 from unsilent.faults import Fault
 from unsilent.outcomes.base import Outcome
 from unsilent.report.model import Report

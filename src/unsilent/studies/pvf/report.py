@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.report.bars import Bar, stacked_shares_figure
 from unsilent.report.dots import Dots, axis_bottom, dot_traces, hover_text, share_axis, shares_figure
 from unsilent.report.estimates import (

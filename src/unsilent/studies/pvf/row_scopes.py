@@ -14,9 +14,9 @@ from math import prod
 
 import numpy as np
 
+from unsilent.basics.errors import StoreError, UsageError
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans
-from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
 from unsilent.studies.pvf.kind import PvfStore

@@ -15,6 +15,9 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import InjectionError, UsageError, unknown_name_error
+from unsilent.basics.fault_trace import FaultTrace
+from unsilent.basics.printable import escape_unprintable
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import MOST_ELEMENTS, faults_text
 from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash, sorted_json_text, trial_seed
@@ -24,8 +27,6 @@ from unsilent.engine.embedding_lookups import EmbeddingLookupCounter
 from unsilent.engine.listed_faults import ListedFaults
 from unsilent.engine.running_out import release_cached_memory, unusable_if_raised
 from unsilent.engine.trial_work import WorkCounter
-from unsilent.errors import InjectionError, UsageError, unknown_name_error
-from unsilent.fault_trace import FaultTrace
 from unsilent.faults import Fault, FaultModel, Region
 from unsilent.faults.fault_texts import function_file
 from unsilent.faults.hardware.description_file import load_accelerator
@@ -37,7 +38,6 @@ from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
 from unsilent.outcomes.classify import same_outcome_for_all
 from unsilent.outcomes.right_answers import right_answers
-from unsilent.printable import escape_unprintable
 from unsilent.report.text import count_text
 from unsilent.sites.modules import unregistered
 from unsilent.sites.targets import (

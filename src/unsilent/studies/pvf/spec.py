@@ -15,14 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Lt
 
-from unsilent.campaigns import codec
-from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
-from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget, known_device
-from unsilent.campaigns.spec import JsonRecord, StoredSpec, TrialId
-from unsilent.campaigns.stored_values import MOST_THREADS, MOST_TRIALS
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.faults.naming import is_transient, parse_site
-from unsilent.options import (
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import (
     FAULTS_PANEL,
     NOT_AN_OPTION,
     PRECISION_PANEL,
@@ -31,9 +25,15 @@ from unsilent.options import (
     Option,
     check_count,
 )
+from unsilent.basics.sizes import parse_whole_number
+from unsilent.campaigns import codec
+from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget, known_device
+from unsilent.campaigns.spec import JsonRecord, StoredSpec, TrialId
+from unsilent.campaigns.stored_values import MOST_THREADS, MOST_TRIALS
+from unsilent.faults.naming import is_transient, parse_site
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
-from unsilent.sizes import parse_whole_number
 from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
 
 if TYPE_CHECKING:

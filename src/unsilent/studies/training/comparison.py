@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
 from unsilent.report.dots import Dots, hover_text, shares_figure
 from unsilent.report.estimates import Estimate, machine_table, rows_across
 from unsilent.report.model import Column, Plot, Report, Section, Table

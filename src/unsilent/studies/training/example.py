@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.campaigns.spec import TrialId
-from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas.noise_floor_records import NoiseFloors, parse_noise_floor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from unsilent.interval import known_value
+from unsilent.basics.interval import known_value
 from unsilent.report.estimates import Estimate, machine_table
 from unsilent.report.model import Column, Plot, Report, Section, Table, TextBlock
 from unsilent.report.text import count_text, number_text

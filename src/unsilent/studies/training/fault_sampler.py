@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.campaigns.spec import TrialId, trial_seed
-from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault, Region
 from unsilent.faults.hardware.accelerator import WeightedPreset
 from unsilent.faults.hardware.description_file import load_accelerator
@@ -25,7 +25,7 @@ from unsilent.faults.mixtures import lasting_fault_model
 from unsilent.faults.models import FaultModel
 from unsilent.faults.naming import SiteName, parse_site
 from unsilent.faults.unresolved_fault import UnresolvedFault
-from unsilent.monitor.watched_tensors import MOMENTS_OF_OPTIMIZERS, MOVING, PARAMETER, STATISTICS
+from unsilent.guard.watched_tensors import MOMENTS_OF_OPTIMIZERS, MOVING, PARAMETER, STATISTICS
 from unsilent.sites.operands import PRODUCTS
 from unsilent.sites.targets import LEVELS, component_of
 from unsilent.studies.training.spec import MOMENTS, RANDOM, InjectionPoint, OperationPhase, TrainingSpec, TrainingTarget

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from unsilent.engine.forking import GoldenTraining
 from unsilent.faults.receipts import AppliedFault
-from unsilent.monitor import Alarm, GuardStop, RepeatabilityWarning
-from unsilent.monitor.guard import LOGGER
-from unsilent.monitor.guard_plan import SNAPSHOT_INTERVAL
-from unsilent.monitor.watched_tensors import HISTORY, WatchedTensor, find_watched_tensors, magnitudes_of
-from unsilent.monitor.workload import guard_training
+from unsilent.guard import GuardStop, RepeatabilityWarning
+from unsilent.guard.guard import LOGGER
+from unsilent.guard.guard_plan import SNAPSHOT_INTERVAL
+from unsilent.guard.watched_tensors import HISTORY, WatchedTensor, find_watched_tensors, magnitudes_of
+from unsilent.guard.workload import guard_training
+from unsilent.monitor import Alarm
 from unsilent.sites.training.step import StepInjection
 from unsilent.studies.training.fault_sampler import SampledFault
 from unsilent.studies.training.spec import MOMENTS

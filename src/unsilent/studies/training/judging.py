@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, averaged, classify_training
 from unsilent.replicas import ReplicaSpec
 from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences

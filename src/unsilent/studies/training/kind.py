@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from unsilent.basics.lazy_module import LazyFunction
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
@@ -13,7 +14,6 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, DamagedRecordError
 from unsilent.faults.hardware import SHIPPED
-from unsilent.lazy_module import LazyFunction
 from unsilent.replicas.noise_floor_records import FLOOR, are_numbers, parse_noise_floor
 from unsilent.replicas.spec import MOST_STEPS
 from unsilent.studies.training.spec import (

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unsilent.interval import Interval
-from unsilent.interval import known_value as certain
+from unsilent.basics.interval import Interval
+from unsilent.basics.interval import known_value as certain
 from unsilent.report.estimates import FEW_TRIALS, Estimate, machine_table, share_cells
 from unsilent.report.model import (
     Heading,

@@ -15,6 +15,9 @@ import numpy as np
 import torch
 import xxhash
 
+from unsilent.basics.errors import InternalError, UsageError, UserCodeError, first_line
+from unsilent.basics.printable import escape_unprintable
+from unsilent.basics.user_code import user_code
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash
@@ -22,11 +25,9 @@ from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
 from unsilent.engine.forking.forks import FaultFreeBand, NotInjected
 from unsilent.engine.forking.golden import MEMORY
 from unsilent.engine.running_out import out_of_memory, release_cached_memory, unusable_if_raised
-from unsilent.errors import InternalError, UsageError, UserCodeError, first_line
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.receipts import AppliedFault
 from unsilent.outcomes.base import Outcome
-from unsilent.printable import escape_unprintable
 from unsilent.replicas.runner import apply_switches
 from unsilent.replicas.switches import Switches
 from unsilent.sites.modules import named_parameters
@@ -43,7 +44,6 @@ from unsilent.studies.training.spec import (
     TrainingRow,
     TrainingSpec,
 )
-from unsilent.user_code import user_code
 from unsilent.workloads import load_training
 from unsilent.workloads.model_fitting import Progress
 from unsilent.workloads.process_side_effects import check_no_returned_fork, take_notes

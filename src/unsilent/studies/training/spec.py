@@ -16,13 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Lt
 
-from unsilent.campaigns import codec
-from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
-from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, Budget
-from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_numpy import np, npt
-from unsilent.options import (
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.lazy_numpy import np, npt
+from unsilent.basics.options import (
     CONFIDENCE,
     EXECUTION_PANEL,
     FAULTS_PANEL,
@@ -35,6 +31,10 @@ from unsilent.options import (
     Option,
     check_count,
 )
+from unsilent.campaigns import codec
+from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, Budget
+from unsilent.campaigns.spec import JsonRecord, SpecOfTraining, TrialId
 from unsilent.outcomes.training import Thresholds
 from unsilent.replicas.spec import MOST_REPLICAS, MOST_STEPS
 

@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.options import check_count
+from unsilent.basics.plainfiles import parse_json, read_plain, replace_file
 from unsilent.events.event_files import parse_fields
-from unsilent.options import check_count
-from unsilent.plainfiles import parse_json, read_plain, replace_file
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.farm.planned import PlannedIncident, planned_incidents
 from unsilent.version import __version__

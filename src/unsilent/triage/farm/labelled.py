@@ -10,10 +10,10 @@ from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from unsilent.errors import UsageError, first_line
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import parse_json, read_lines, replace_file
+from unsilent.basics.strictjson import as_json_values
 from unsilent.events.event_files import check_range, parse_fields
-from unsilent.plainfiles import parse_json, read_lines, replace_file
-from unsilent.strictjson import as_json_values
 from unsilent.triage.farm.planned import FAMILIES, PlannedIncident
 from unsilent.triage.findings import Blanks, FindingKind, Outcome, Query
 

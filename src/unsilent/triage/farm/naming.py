@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.triage.farm.planned import FAMILIES, HEALTHY, REAL, PlannedIncident
 from unsilent.triage.findings import FindingKind
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from unsilent.errors import UnsilentError
+from unsilent.basics.errors import UnsilentError
 from unsilent.events.incident_folder import FOLDER, find_incident, read_incident
 from unsilent.incidents.plant import VARIETIES, WORKLOADS, plant
 from unsilent.incidents.plant import PlantedIncident as PlantedAnomaly

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.inspection import Values, summarise
-from unsilent.errors import UsageError
 from unsilent.report.text import listed
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from unsilent.printable import escape_unprintable
+from unsilent.basics.printable import escape_unprintable
 from unsilent.report.text import listed
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome

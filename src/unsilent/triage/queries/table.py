@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import options_of
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.options import options_of
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Finding, Outcome, Query
 from unsilent.triage.queries import (

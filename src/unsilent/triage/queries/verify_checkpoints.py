@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.manifest import read_manifest, verify
-from unsilent.errors import UsageError
 from unsilent.report.text import count_text, listed
 from unsilent.triage.bundle import Bundle
 from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome

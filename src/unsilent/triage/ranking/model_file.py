@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, first_line
-from unsilent.plainfiles import parse_json, replace_file
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.plainfiles import parse_json, replace_file
 from unsilent.triage.findings import FindingKind, Outcome, Query
 from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.ranking.equations import EquationsOrder

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsilent.basics.errors import UsageError
 from unsilent.detectors.series import Floats
-from unsilent.errors import UsageError
 from unsilent.triage.farm.labelled import RIGHT
 from unsilent.triage.findings import Finding, FindingKind, Outcome, Query
 from unsilent.triage.possible_queries import PossibleQuery, possible_queries

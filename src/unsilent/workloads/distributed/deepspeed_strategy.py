@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.distributed.strategies import Snapshot, Strategy
 from unsilent.workloads.trainings import TrainingState

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from unsilent.nested import map_tensors
+from unsilent.basics.nested import map_tensors
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.distributed.strategies import Snapshot, Strategy
 from unsilent.workloads.trainings import TrainingState

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unsilent.closing import Closing
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.closing import Closing
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
 from unsilent.faults.unresolved_fault import UnresolvedFault

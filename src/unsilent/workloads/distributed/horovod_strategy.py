@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed, nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.distributed.strategies import Strategy
 from unsilent.workloads.distributed.strategy_names import STRATEGIES_PAGE

@@ -11,7 +11,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from unsilent.nested import leaves_in
+from unsilent.basics.nested import leaves_in
 from unsilent.outcomes.tensors import words_of
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_buffers, named_parameters

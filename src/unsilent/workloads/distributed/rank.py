@@ -15,9 +15,9 @@ import sys
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from unsilent.child_processes import exit_with_parent
-from unsilent.error_origin import internal_error
-from unsilent.errors import UnsilentError, kind_and_line
+from unsilent.basics.child_processes import exit_with_parent
+from unsilent.basics.error_origin import internal_error
+from unsilent.basics.errors import UnsilentError, kind_and_line
 from unsilent.workloads.distributed.orders import RankEnd, ResumeOrder, TrainOrder
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(fd: int, parent: int) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    from unsilent.user_code import set_script_arguments
+    from unsilent.basics.user_code import set_script_arguments
     from unsilent.workloads.distributed.rank_training import FaultEffect, RankTraining
 
     _, settings, number = connection.recv()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from unsilent.child_processes import end_child, start_child
-from unsilent.closing import Closing
-from unsilent.errors import UnsilentError
+from unsilent.basics.child_processes import end_child, start_child
+from unsilent.basics.closing import Closing
+from unsilent.basics.errors import UnsilentError
 from unsilent.workloads.distributed.orders import GangSettings
 from unsilent.workloads.distributed.records import End
 

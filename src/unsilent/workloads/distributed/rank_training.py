@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed, nn
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults.fault_timing import faults_in_step
 from unsilent.faults.receipts import AppliedFault
 from unsilent.sites.modules import named_parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 
 STRATEGY_NAMES = ("single", "ddp", "fsdp2", "horovod", "zero1")
 PACKAGES = {"horovod": "horovod", "zero1": "deepspeed"}

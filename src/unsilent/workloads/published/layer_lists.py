@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from unsilent.errors import unknown_name_error
+from unsilent.basics.errors import unknown_name_error
 from unsilent.workloads.published.geometry import IMAGE, Convolution
 
 NETWORKS = ("resnet18", "resnet18_nobn", "resnet18_sgd", "densenet", "effnet")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.isca23_injections import EPOCHS, STEPS
 from unsilent.faults.naming import parse_site

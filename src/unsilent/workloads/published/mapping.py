@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.faults.codecs import Array
 from unsilent.faults.isca23_injections import BACKWARD, FORWARD, OPERANDS, STEPS, WORKERS, PublishedInjection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.workloads.published.densenet import PublishedDenseNet
 from unsilent.workloads.published.efficientnet import PublishedEfficientNet
 from unsilent.workloads.published.layer_lists import NETWORKS

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.isca23_injections import STEPS, WORKERS
 from unsilent.sites.training.step import StepInjection

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.errors import unknown_name_error
+from unsilent.basics.errors import unknown_name_error
 from unsilent.workloads.base import CALIBRATION, CLEAN_PARTS, SHIFTED, TEST, Workload
 from unsilent.workloads.digits import digits
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import call_model
 from unsilent.workloads.model_fitting import Goal, Progress, Schedule, no_progress
 from unsilent.workloads.scenes.composing import CANVAS, PIXEL_LABELS, Scenes, ScenesWorkload

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

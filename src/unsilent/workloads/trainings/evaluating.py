@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.error_origin import advise_on_arguments
-from unsilent.errors import UsageError
-from unsilent.nested import tensors_in
+from unsilent.basics.error_origin import advise_on_arguments
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import tensors_in
 from unsilent.workloads.base import call_model
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import call_model
 from unsilent.workloads.cache import digest_of_parts
 from unsilent.workloads.cifar_files import read_images

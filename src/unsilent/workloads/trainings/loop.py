@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.error_origin import call_user_code
-from unsilent.errors import UsageError
-from unsilent.nested import map_tensors
+from unsilent.basics.error_origin import call_user_code
+from unsilent.basics.errors import UsageError
+from unsilent.basics.nested import map_tensors
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.registry import UNNAMED
 from unsilent.workloads.trainings import snapshots

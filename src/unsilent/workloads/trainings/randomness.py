@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.process_side_effects import contain_user_process
 from unsilent.workloads.trainings.base import STREAMS, Seeds
 

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.loop import Training

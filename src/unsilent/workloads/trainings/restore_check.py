@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from unsilent.errors import UsageError, first_line
-from unsilent.user_code import set_script_arguments
+from unsilent.basics.errors import UsageError, first_line
+from unsilent.basics.user_code import set_script_arguments
 from unsilent.workloads.registry import Origin, load_training, origin_of
 from unsilent.workloads.trainings.base import Seeds, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import first_snapshot_difference

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.modules import named_parameters, named_tensors
 

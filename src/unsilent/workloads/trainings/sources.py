@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.workloads.trainings.base import TrainingState
 from unsilent.workloads.trainings.randomness import DATA, FETCHED, seed_globals, stream_seed
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError, unknown_name_error
+from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.workloads.base import call_model
 from unsilent.workloads.chargpt import CharGpt
 from unsilent.workloads.help_texts import ALPHABET, CITATION, CONTEXT, DESCRIPTION, load_help_texts, loss

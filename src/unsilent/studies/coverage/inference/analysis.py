@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
 from unsilent.campaigns.campaign_result import CampaignResult
-from unsilent.errors import UsageError
-from unsilent.interval import Interval
 from unsilent.statistics.bounded import bounded_mean, ratio_of_means
 from unsilent.statistics.conformal import exchanged_false_alarms
 from unsilent.studies.coverage.inference.scoring import (

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from unsilent.basics.errors import UsageError
 from unsilent.engine.device_placement import place
-from unsilent.errors import UsageError
 from unsilent.studies.coverage.inference.spec import CALIBRATION, CLEAN_TARGETS, InferenceCoverageSpec
 from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload, own_originals
 from unsilent.workloads.batch_samples import count_samples

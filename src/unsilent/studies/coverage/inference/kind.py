@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unsilent.basics.lazy_module import LazyFunction
+from unsilent.basics.lazy_numpy import np
+from unsilent.basics.options import Asked
 from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
@@ -12,9 +15,6 @@ from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
-from unsilent.lazy_module import LazyFunction
-from unsilent.lazy_numpy import np
-from unsilent.options import Asked
 from unsilent.studies.coverage.inference.spec import (
     CLEAN_TARGETS,
     ENDS,

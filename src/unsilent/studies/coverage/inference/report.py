@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from unsilent.interval import Interval
+from unsilent.basics.interval import Interval
 from unsilent.report.dots import hover_text
 from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
 from unsilent.report.model import Column, Part, Plot, Report, Section, Table

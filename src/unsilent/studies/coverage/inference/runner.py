@@ -19,6 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from unsilent.basics.errors import InjectionError, InternalError, UnsilentError, UsageError, UserCodeError, first_line
+from unsilent.basics.nested import tensors_in
+from unsilent.basics.printable import escape_unprintable
+from unsilent.basics.user_code import user_code
 from unsilent.campaigns.code import code_fingerprint, code_hash, versions
 from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId, WorkerSettings, campaign_hash, trial_seed
@@ -28,13 +32,10 @@ from unsilent.engine.device_placement import resolve_device
 from unsilent.engine.digests import tensors_hasher
 from unsilent.engine.plain import RANDOM_SEED, same_outputs
 from unsilent.engine.running_out import unusable_if_raised
-from unsilent.errors import InjectionError, InternalError, UnsilentError, UsageError, UserCodeError, first_line
 from unsilent.faults import Fault
-from unsilent.nested import tensors_in
 from unsilent.outcomes import judge, judge_text
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import classify
-from unsilent.printable import escape_unprintable
 from unsilent.protection.detector import make_detector
 from unsilent.protection.layer_watch import find_layers
 from unsilent.protection.recorded_pass import RecordedPass, record_pass
@@ -57,7 +58,6 @@ from unsilent.studies.coverage.inference.spec import (
     InferenceCoverageSpec,
 )
 from unsilent.studies.coverage.inference.timing import flops_by_layer, seconds_of_detectors
-from unsilent.user_code import user_code
 from unsilent.workloads.base import CalibratedWorkload, InferenceWorkload
 from unsilent.workloads.batch_samples import count_samples
 from unsilent.workloads.model_fitting import Progress

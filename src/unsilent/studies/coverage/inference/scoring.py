@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
+from unsilent.basics.errors import UsageError
 from unsilent.statistics.conformal import conformal_threshold
 from unsilent.studies.coverage.inference.detector_rows import AFTER_CALL, layers_run
 from unsilent.studies.coverage.inference.spec import (

@@ -10,12 +10,9 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Lt
 
-from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
-from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
-from unsilent.campaigns.spec import JsonRecord, StoredSpec, TrialId
-from unsilent.errors import UsageError, unknown_name_error
-from unsilent.lazy_numpy import np, npt
-from unsilent.options import (
+from unsilent.basics.errors import UsageError, unknown_name_error
+from unsilent.basics.lazy_numpy import np, npt
+from unsilent.basics.options import (
     FAULTS_PANEL,
     LARGEST,
     NOT_AN_OPTION,
@@ -25,6 +22,9 @@ from unsilent.options import (
     Option,
     check_count,
 )
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, AnalysisOptions, Budget, known_device
+from unsilent.campaigns.spec import JsonRecord, StoredSpec, TrialId
 
 WEIGHT_FLIP, WEIGHT_RATE, OUTPUT_FLIP, OUTPUT_BURST = ERROR_MODELS = (
     "weight-flip",

@@ -1,0 +1,48 @@
+"""Errors of Python functions name arguments (``trials=``) where the same errors of a command name options (``--trials``)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection
+from typing import ParamSpec, TypeVar
+
+from unsilent.basics.errors import UnsilentError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_OPTION = re.compile(r"(?<![\w'\"-])--([a-z]+(?:-[a-z]+)*)(?: (?=[\d'\"A-Z]|\w+:\w))?")
+"""An option, with the blank before a value; a lower-case word after it is the sentence."""
+RENAMED = {"with": "options"}
+"""Options whose names are keywords in Python."""
+
+
+def name_arguments_in(text: str, known: Collection[str] | None) -> str:
+    """The text with ``trials=`` where it has ``--trials``, if that is one of the known arguments; None: any is."""
+
+    def argument(match: re.Match[str]) -> str:
+        name = RENAMED.get(match[1], match[1].replace("-", "_"))
+        return f"{name}=" if known is None or name in known else match[0]
+
+    return _OPTION.sub(argument, text)
+
+
+def names_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, whose errors name its arguments.
+
+    What checks them is shared with the command, and names its options. Names of no argument are left as they are: they belong to
+    a command that the error advises.
+    """
+    parameters = inspect.signature(function).parameters
+    known = None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else parameters
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except UnsilentError as error:
+            error.args = tuple(name_arguments_in(part, known) if isinstance(part, str) else part for part in error.args)
+            raise
+
+    return call

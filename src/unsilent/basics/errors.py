@@ -1,0 +1,138 @@
+"""Errors a user can meet.
+
+UnsilentError            anything this package raises on purpose
+├── UsageError           bad input: one line saying what was found, what was expected, what to do (exit code 2)
+│   └── UserCodeError    the user's own file raised; carries its traceback to be shown in a frame
+├── Interrupted          a campaign was interrupted; the message says whether trials are stored (exit code 130)
+├── InternalError        our own code raised what it must not; carries the traceback to be reported (exit code 1)
+├── InjectionError       a fault could not be applied, hit another number of times than asked, or was not undone
+│   └── ValueModelError  the user's function that makes new words of old ones raises, or returns something else (exit code 2)
+├── ProcessUnusable      after an exception the model cannot be restored, or a fault-free run raises: trials need another process
+└── StoreError           a campaign store is foreign, corrupt, locked, full, or holds another campaign (exit code 2)
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from unsilent.basics.printable import escape_unprintable
+
+
+class UnsilentError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UsageError(UnsilentError):
+    """Bad input from the user; the message is one line: found, expected, what to do."""
+
+
+class UserCodeError(UsageError):
+    """The user's own code raised; ``traceback_text`` is its traceback as text."""
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.traceback_text = trace
+
+    def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, str]]:
+        return UserCodeError, (str(self), self.traceback_text)
+
+
+class Interrupted(UnsilentError):
+    """A campaign was interrupted; the message says whether trials are stored."""
+
+
+class InternalError(UnsilentError):
+    """A defect of this package; ``traceback_text`` is the whole traceback as text."""
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.traceback_text = trace
+
+    def __reduce__(self) -> tuple[type[InternalError], tuple[str, str]]:
+        return InternalError, (str(self), self.traceback_text)
+
+
+class InjectionError(UnsilentError):
+    """A fault did not land exactly as asked, or its undo did not restore the bits."""
+
+
+class ValueModelError(InjectionError, UsageError):
+    """The user's function that makes new words of old ones raises, returns something else, or is not there."""
+
+
+class ProcessUnusable(UnsilentError):
+    """This process can run no further trial, as after a device-side assertion, which leaves every later call raising.
+
+    Attributes:
+        caused_by_trial: Whether it is certainly the trial that was running that did it.
+        while_preparing_shortcuts: Whether it happened while the engine's shortcuts were prepared, so no trial
+            did it.
+    """
+
+    def __init__(self, reason: str, known: bool = False, shortcuts: bool = False) -> None:
+        super().__init__(reason)
+        self.caused_by_trial, self.while_preparing_shortcuts = known, shortcuts
+
+
+class StoreError(UnsilentError):
+    """A campaign store cannot be used."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, else its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def kind_and_line(error: BaseException) -> str:
+    """Type and first line of an error: ``RuntimeError: CUDA error: device-side assert triggered``."""
+    kind, text = type(error).__name__, " ".join(first_line(error).split())
+    return escape_unprintable(kind if text == kind else f"{kind}: {text}")[:300]
+
+
+_MOST_SHOWN = 150
+"""Characters of one name in an error."""
+_MOST_LISTED = 600
+"""Characters of all names in an error."""
+_MOST_COMPARED = 10_000
+"""Names that are looked through for the closest one, which takes a second or so."""
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts ``add.2`` before ``add.10``."""
+    return [(int(part), "") if part.isdecimal() and len(part) < 19 else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def wrong_value_error(name: str, value: object, expected: str) -> UsageError:
+    """The error for an argument of another type or size; one line, whatever text the value has."""
+    return UsageError(f"{name} is {escape_unprintable(repr(value))[:60]}; expected {expected}")
+
+
+def unknown_name_error(noun: str, name: object, known: Iterable[str], limit: int = 20) -> UsageError:
+    """The error for a name that does not exist: closest match first, then what there is.
+
+    ``noun`` is the noun ("workload"), ``name`` what was asked, ``known`` what exists (at most ``limit`` are listed).
+    """
+    name = name if isinstance(name, str) else escape_unprintable(repr(name))
+    names = sorted(known, key=_natural)
+    close = difflib.get_close_matches(name[:_MOST_SHOWN], names[:_MOST_COMPARED], n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    shown = names[:limit]
+    while len(shown) > 1 and sum(map(len, shown)) > _MOST_LISTED:
+        shown.pop()
+    listed = ", ".join(map(_short, shown)) + (f", … ({len(names)} in all)" if len(names) > len(shown) else "")
+    return UsageError(f"unknown {noun} {_short(name)!r}{_short(hint) or '.'} Known: {listed or 'none'}.")
+
+
+def missing_name_error(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for a name that a module does not have, with the closest name, which may be meant by one of its words."""
+    names = sorted(known)
+    by_word = {word: one for one in names for word in one.split("_")} | {one: one for one in names}
+    close = difflib.get_close_matches(name[:_MOST_SHOWN], by_word, n=1, cutoff=0.55)
+    hint = f"; did you mean {by_word[close[0]]!r}?" if close else ""
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"

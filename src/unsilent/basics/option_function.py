@@ -1,0 +1,95 @@
+"""Functions for Python whose arguments are options: signature, docstring and checks follow from the dataclasses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from unsilent.basics.argument_names import name_arguments_in, names_arguments
+from unsilent.basics.options import OptionField, options_of
+
+T = TypeVar("T")
+REQUIRED = inspect.Parameter.empty
+RAISES = """Raises:
+    UsageError: Input that does not fit, or that cannot be run.
+    StoreError: A store cannot be used."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a function: an option, or what only Python callers can give.
+
+    Attributes:
+        hint: Its type.
+        default: `REQUIRED` makes it an argument that may be given without its name.
+    """
+
+    name: str
+    hint: Any
+    help: str
+    default: Any = None
+
+    @classmethod
+    def of_option(cls, option: OptionField) -> Argument:
+        """An option as an argument."""
+        default = f" Default: {option.option.default_text}." if option.option.default_text else ""
+        value = REQUIRED if option.option.missing_error else option.default
+        return cls(option.python_name, option.argument_hint, option.option.help + default, value)
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """What a signature shows of it."""
+        positional, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        kind = positional if self.default is REQUIRED else keyword
+        return inspect.Parameter(self.name, kind, default=self.default, annotation=self.hint)
+
+
+OBSERVER = Argument("observer", "Observer | None", "Notified of progress, see `unsilent.campaigns.observer.Observer`.")
+
+
+def option_function(
+    name: str,
+    run: Callable[[Mapping[str, Any]], T],
+    option_classes: Sequence[type],
+    text: str,
+    *,
+    module: str,
+    further: Sequence[Argument] = (),
+    returns: type[T] | None = None,
+) -> Callable[..., T]:
+    """A function with options as arguments. Its errors name arguments where those of a command name options.
+
+    Args:
+        run: Is given the arguments of a call by name, defaults included.
+        text: What the function does, before its arguments are listed.
+        module: The module that has it, so that it can be pickled.
+        further: Arguments besides the options, or instead of one of the same name.
+        returns: The class of what it returns; None: the docstring does not say.
+    """
+    options = [Argument.of_option(option) for option in options_of(*option_classes).values()]
+    by_name = {argument.name: argument for argument in (*options, *further)}
+    arguments = sorted(by_name.values(), key=lambda argument: argument.default is not REQUIRED)
+    signature = inspect.Signature(
+        [argument.parameter for argument in arguments],
+        return_annotation=inspect.Signature.empty if returns is None else returns,
+    )
+
+    def function(*args: Any, **kwargs: Any) -> T:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
+        bound.apply_defaults()
+        return run(bound.arguments)
+
+    lines = [text.strip(), "", "Args:"]
+    lines += [f"    {argument.name}: {name_arguments_in(argument.help, by_name)}" for argument in arguments]
+    if returns is not None:
+        first = inspect.cleandoc(returns.__doc__ or "").partition("\n")[0]
+        lines += ["", "Returns:", f"    {returns.__name__}: {first}", "", RAISES]
+    function.__name__ = function.__qualname__ = name
+    function.__module__, function.__doc__ = module, "\n".join(lines)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return names_arguments(function)

@@ -1,0 +1,407 @@
+"""Options: what may be asked, said once on the fields of frozen dataclasses.
+
+``trials: Annotated[int, Option("Trials of each target.", PRECISION)] = 1000`` is an option of the command line, a key of a TOML
+file and an argument of a Python function. A field that is marked `NOT_AN_OPTION` is none: it is derived from others.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import shlex
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from numbers import Integral, Real
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.basics.plainfiles import parse_toml, read_plain
+
+T = TypeVar("T")
+WORKLOAD_PANEL, FAULTS_PANEL, PRECISION_PANEL, EXECUTION_PANEL, OUTPUT_PANEL = (
+    "Workload",
+    "Faults",
+    "Precision",
+    "Execution",
+    "Output",
+)
+"""Panels of the help, in this order."""
+PANELS = (WORKLOAD_PANEL, FAULTS_PANEL, PRECISION_PANEL, EXECUTION_PANEL, OUTPUT_PANEL)
+NOT_AN_OPTION = "internal"
+"""Marks a field that nobody asks for."""
+MOST_BYTES = 2**20
+"""Of a TOML file."""
+LARGEST = 2**63 - 1
+"""Whole number, as a store can hold it."""
+LONGEST_SHOWN = 256
+"""Bits of a number in a message."""
+_NOUNS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", Path: "a file name"}
+_METAVARS = {int: "<int>", float: "<float>", Path: "<path>"}
+_BY_FIELD = object()
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is asked for.
+
+    Attributes:
+        help: One or two sentences.
+        panel: The heading that it stands under.
+        name: Of the option; empty: the field's.
+        default_text: What help shows as the default, where that is not the field's own.
+        unset_value: Stands for nothing said, where something else than the field's default decides then.
+        parser: Makes the value from what was given; None: by the type of the field.
+        formatter: The reverse, a text for each time that the option is given.
+        is_repeatable: Whether it may be given more than once.
+        separator: What stands between whole numbers.
+        short_flag: A short name on the command line.
+        missing_error: Makes it an argument of the command that has to be given; the error where it is not.
+        is_argument: Makes it an argument of the command, in the order of the fields.
+        metavar: Stands for its value in help, where that is not its type; of an argument, its name.
+    """
+
+    help: str
+    panel: str
+    name: str = ""
+    default_text: str = ""
+    unset_value: Any = _BY_FIELD
+    parser: Callable[[Any], Any] | None = None
+    formatter: Callable[[Any], Sequence[str]] | None = None
+    is_repeatable: bool = False
+    separator: str = ""
+    short_flag: str = ""
+    missing_error: str = ""
+    is_argument: bool = False
+    metavar: str = ""
+
+
+CONFIDENCE = Option("Confidence level of every interval.", PRECISION_PANEL)
+
+
+@dataclass(frozen=True)
+class OptionField:
+    """An option and its field: ``hint`` is the field's type, ``default`` what nothing said means."""
+
+    option: Option
+    field: str
+    hint: Any
+    default: Any
+
+    @property
+    def option_name(self) -> str:
+        """The name on the command line, without dashes in front, and in a TOML file."""
+        return self.option.name or self.field.replace("_", "-")
+
+    @property
+    def python_name(self) -> str:
+        """The name in Python."""
+        name = self.option_name.replace("-", "_")
+        return self.field if keyword.iskeyword(name) else name
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the command, without a name in front."""
+        return self.option.is_argument or bool(self.option.missing_error)
+
+    @property
+    def flag(self) -> str:
+        """As a command is written: ``--with``, or ``WORKLOAD`` for an argument."""
+        return self.option.metavar or self.option_name.upper() if self.is_argument else f"--{self.option_name}"
+
+    @property
+    def is_boolean(self) -> bool:
+        """Whether it is on or off."""
+        return self.hint is bool
+
+    @property
+    def default_text(self) -> str:
+        """What help shows as the default; empty where that is nothing."""
+        return self.option.default_text or (
+            ""
+            if self.default is None or self.default is False or self.default == ()
+            else " ".join(self.format_value(self.default))
+        )
+
+    @property
+    def help_text(self) -> str:
+        """What help says of it, with its default."""
+        return f"{self.option.help} [default: {self.default_text}]" if self.default_text else self.option.help
+
+    @property
+    def metavar(self) -> str:
+        """What stands for its value in help; empty where it has none."""
+        if self.is_boolean:
+            return ""
+        hints = (self.hint, *typing.get_args(self.hint))
+        is_plain = not (self.option.parser or self.option.separator)
+        typed = next((name for hint, name in _METAVARS.items() if is_plain and hint in hints), "<str>")
+        return typed if self.is_argument else self.option.metavar or typed
+
+    @property
+    def argument_hint(self) -> Any:
+        """The type of what a function takes for it, which `parse_value` reads."""
+        hint = Any if self.option.parser is None else _argument_hint(self.option.parser)
+        if hint is Any:
+            hint = self.hint
+            if self.option.separator:
+                hint = int | str | Sequence[int]
+            elif typing.get_origin(hint) is tuple:
+                hint = str | Sequence[str]
+            elif Path in (hint, *typing.get_args(hint)):
+                hint = str | hint
+        return hint | None if self.default is None and not self.option.missing_error else hint
+
+    def parse_value(self, given: Any, name: str, *, typed: bool = False) -> Any:
+        """The value of the field; raises ``UsageError``, where it is called ``name``.
+
+        ``typed``: it has a type already, as in Python or TOML, so that a text is no number.
+        """
+        if self.option.parser is not None:
+            return self.option.parser(given)
+        if self.option.separator:
+            return _numbers(given, self.option.separator, name, typed)
+        if self.option.is_repeatable:
+            items = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+            return tuple(_plain(item, Path if Path in typing.get_args(self.hint) else str, name) for item in items)
+        return _plain(given, self.hint, name, typed)
+
+    def format_value(self, value: Any) -> list[str]:
+        """The reverse: texts, one for each time that the option is given."""
+        if self.option.formatter is not None:
+            return list(self.option.formatter(value))
+        if self.option.separator:
+            return [self.option.separator.join(map(str, value))]
+        return [
+            f"{v:.15g}" if isinstance(v, float) else str(v) for v in (value if self.option.is_repeatable else [value])
+        ]
+
+
+def _argument_hint(parser: Callable[[Any], Any]) -> Any:
+    """The type of the argument of a parser; `Any` where it does not say, or names a type that only type checkers import."""
+    try:
+        hints = typing.get_type_hints(parser)
+    except NameError:
+        return Any
+    return next((hint for name, hint in hints.items() if name != "return"), Any)
+
+
+def _plain(given: Any, hint: Any, name: str, typed: bool = False) -> Any:
+    """A value of a simple type, or None where that is one; raises ``UsageError``."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if given is None:
+            return None
+        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+    try:
+        if hint is bool and isinstance(given, bool):
+            return given
+        if hint in (str, Path) and isinstance(given, str | PathLike):
+            return hint(fspath(given))
+        if hint is int and isinstance(given, Integral if typed else str | Integral) and not isinstance(given, bool):
+            number = int(given)
+            if abs(number) <= LARGEST:
+                return number
+            raise UsageError(
+                f"{name} is {_shown(number)}; expected a whole number of at most {LARGEST.bit_length()} bits"
+            )
+        if hint is float and isinstance(given, Real if typed else str | Real) and not isinstance(given, bool):
+            real = float(given)
+            return real if math.isfinite(real) else _refuse(given, hint, name)
+    except (ValueError, TypeError, OverflowError):
+        pass
+    return _refuse(given, hint, name)
+
+
+def _refuse(given: Any, hint: Any, name: str) -> NoReturn:
+    raise wrong_value_error(name, given, _NOUNS[hint])
+
+
+def check_path(name: str, value: Any) -> Path:
+    """The path itself; raises ``UsageError`` for what is none."""
+    return Path(_plain(value, Path, name))
+
+
+def check_count(name: str, value: Any, least: int, most: int = LARGEST) -> int:
+    """The number itself; raises ``UsageError`` where it is no whole number, or not within these limits."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise wrong_value_error(name, value, f"a whole number, {least} or more")
+    number = int(value)
+    if least <= number <= most:
+        return number
+    limit = f", and at most {most}" if number > most else ""
+    raise UsageError(f"{name} is {_shown(number)}; expected {least} or more{limit}")
+
+
+def _shown(value: int) -> str:
+    """A number as a message has it; Python refuses to write one of thousands of digits."""
+    return str(value) if value.bit_length() < LONGEST_SHOWN else f"a number of {value.bit_length()} bits"
+
+
+def _numbers(given: Any, joined: str, name: str, typed: bool) -> tuple[int, ...]:
+    text = isinstance(given, str)
+    items = given.split(joined) if text else [given] if isinstance(given, Integral) else given
+    try:
+        return tuple(_plain(item, int, name, typed and not text) for item in items)
+    except (UsageError, TypeError):
+        like = joined.join("28" if joined == "," else "24")
+        raise UsageError(f"{name} is {given!r}; expected whole numbers separated by {joined!r}, like {like}") from None
+
+
+def check_option_fields(cls: type, needs_defaults: bool = True) -> None:
+    """Raise ``UsageError`` for a field of a dataclass that no command could give.
+
+    Args:
+        needs_defaults: Whether fields that are not options must have a default.
+    """
+    hints, options = typing.get_type_hints(cls, include_extras=True), options_of(cls)
+    for one in fields(cls):
+        name = f"{cls.__name__}.{one.name}"
+        if one.name not in options:
+            if NOT_AN_OPTION not in getattr(hints[one.name], "__metadata__", ()):
+                raise UsageError(
+                    f"{name} has no Option; expected Annotated[TYPE, Option(…)] or Annotated[TYPE, NOT_AN_OPTION]"
+                )
+            if needs_defaults and one.default is MISSING and one.default_factory is MISSING:
+                raise UsageError(
+                    f"{name} is not an option and has no default; give it one, or give the kind a resolve_spec"
+                )
+        elif options[one.name].option.parser is None and not _can_be_parsed(options[one.name]):
+            hint = options[one.name].hint
+            raise UsageError(f"{name} has type {getattr(hint, '__name__', hint)}; expected {SUPPORTED_TYPES}")
+
+
+SUPPORTED_TYPES = (
+    "int, float, str, bool, Path, one of these but bool or None, tuple[int, ...] with a separator, "
+    "tuple[str, ...] with is_repeatable=True, or an Option with a parser"
+)
+
+
+def _can_be_parsed(asking: OptionField) -> bool:
+    """Whether texts can be made into values of the field without a parser of its own."""
+    if asking.option.separator or asking.option.is_repeatable:
+        item = int if asking.option.separator else str
+        items = set(typing.get_args(asking.hint)) - {...}
+        known = {item, item | None, Path} if asking.option.is_repeatable else {item, item | None}
+        return typing.get_origin(asking.hint) is tuple and items <= known and bool(items)
+    hints = [asking.hint]
+    if typing.get_origin(asking.hint) in (typing.Union, types.UnionType):
+        hints = [hint for hint in typing.get_args(asking.hint) if hint is not types.NoneType]
+        return len(hints) == 1 and hints[0] in _NOUNS and hints[0] is not bool
+    return hints[0] in _NOUNS
+
+
+def options_of(*classes: type) -> Mapping[str, OptionField]:
+    """The options of some dataclasses, by field."""
+    by_name: dict[str, OptionField] = {}
+    for cls in classes:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        for field in fields(cls):
+            hint = hints[field.name]
+            option = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Option)), None)
+            if option is not None:
+                made = field.default_factory
+                own = made() if made is not MISSING else None if field.default is MISSING else field.default
+                default = own if option.unset_value is _BY_FIELD else option.unset_value
+                by_name[field.name] = OptionField(option, field.name, hint.__origin__, default)
+    return by_name
+
+
+class Asked:
+    """What was asked of some dataclasses of options: ``asked[Spec]`` is the one of that class.
+
+    Attributes:
+        options: All there are.
+        given_values: Values of those that were asked.
+        script: Arguments of a script of the user's.
+        observer: Where progress is reported; None: nowhere.
+    """
+
+    script: tuple[str, ...] = ()
+    observer: Any = None
+
+    def __init__(self, classes: Sequence[type], given: Mapping[str, Any] | None = None, call: bool = False) -> None:
+        """``given``: texts of a command line, or (``call``) arguments of a function, where the default counts as not given."""
+        self.options = options_of(*classes)
+        self._call = call
+        self.given_values: dict[str, Any] = {}
+        for name, value in (given or {}).items():
+            default = self.options[name].default
+            if call and _equal(value, default):
+                continue
+            read = self.options[name].parse_value(value, self._named(name), typed=call)
+            if not (call and _equal(read, default)):
+                self.given_values[name] = read
+
+    @classmethod
+    def from_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> Asked:
+        """What the arguments of a function ask, those of other names left out."""
+        own = {asking.python_name: name for name, asking in options_of(*classes).items()}
+        return cls(classes, {own[name]: value for name, value in arguments.items() if name in own}, call=True)
+
+    def _named(self, name: str) -> str:
+        asking = self.options[name]
+        return f"{asking.python_name}=" if self._call else asking.flag
+
+    def read_toml(self, path: Path) -> None:
+        """Take what a TOML file asks and the command line does not; raises ``UsageError``."""
+        record = parse_toml(read_plain(path, MOST_BYTES), str(path))
+        own = {asking.option_name: name for name, asking in self.options.items() if name != "config"}
+        for key, value in record.items():
+            if key.replace("_", "-") not in own:
+                raise unknown_name_error(f"key in {path}:", key, own, limit=len(own))
+            name = own[key.replace("_", "-")]
+            read = self.options[name].parse_value(value, f"{path}: {key}", typed=True)
+            if name not in self.given_values and not (self.options[name].is_boolean and not read):
+                self.given_values[name] = read
+
+    def refuse_given(self, names: Collection[str], why: str) -> None:
+        """Raise ``UsageError`` where one of these was given and would be ignored."""
+        if given := [self._named(name) for name in names if name in self.given_values]:
+            raise UsageError(f"{why}: leave out {', '.join(given)}")
+
+    def value(self, name: str) -> Any:
+        """What was asked of one field, or its default."""
+        return self.given_values.get(name, self.options[name].default)
+
+    def __getitem__(self, cls: type[T]) -> T:
+        """One of the dataclasses; raises ``UsageError`` where an argument of the command is missing."""
+        own = options_of(cls)
+        for name, asking in own.items():
+            if asking.option.missing_error and name not in self.given_values:
+                raise UsageError(asking.option.missing_error)
+        return cls(**{name: value for name, value in self.given_values.items() if name in own})
+
+    def command_line(self, verb: str, *classes: type) -> str:
+        """The command line that asks for this, of these dataclasses; the seed is named in any case."""
+        arguments: list[str] = []
+        words: list[str] = []
+        for asking, value in self._said(classes):
+            texts = asking.format_value(value)
+            if asking.is_argument:
+                arguments += texts
+            else:
+                words += [
+                    word for text in texts for word in ([asking.flag] if asking.is_boolean else [asking.flag, text])
+                ]
+        return shlex.join(["unsilent", *verb.split(), *arguments, *words])
+
+    def python_call(self, function: str, *classes: type) -> str:
+        """The same as a call in Python, of an argument that no text can name."""
+        words = [
+            f"{asking.python_name}={list(value) if isinstance(value, tuple) else value!r}"
+            for asking, value in self._said(classes)
+            if not asking.is_argument
+        ]
+        return f"unsilent.{function}({', '.join(['workload', *words])})"
+
+    def _said(self, classes: Sequence[type]) -> list[tuple[OptionField, Any]]:
+        names = [name for name in options_of(*classes) if name in self.given_values or name == "seed"]
+        ordered = [self.options[name] for name in sorted(names, key=lambda name: name == "seed")]
+        return [(asking, self.value(asking.field)) for asking in ordered]
+
+
+def _equal(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and bool(value == default))

@@ -1,0 +1,109 @@
+"""Code of the user: finding the object that ``FILE.py:NAME`` or a module names, and showing errors of that code as theirs.
+
+Invariant: an exception in the user's code leaves here as `UserCodeError`, one in ours as `InternalError` (see `blame`);
+`UsageError` raised on the way (a judge that does not exist, say) passes unchanged, for it is already one clear line.
+The file is compiled from its text at every load, so that no stale byte code is run and none is written next to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from unsilent.basics.error_origin import call_user_code, internal_error, is_user_error, user_code_error
+from unsilent.basics.errors import UnsilentError, UsageError
+from unsilent.basics.plainfiles import read_plain
+
+MOST_BYTES = 2**26
+
+
+def find_user_object(ref: str) -> Any:
+    """The object that ``path/to/file.py:name`` or ``package.module:name`` names.
+
+    Raises ``UsageError`` when the file, module or name does not exist, ``UserCodeError`` when importing it raises.
+    """
+    place, _, name = (ref, "", "") if ref.endswith(".py") else ref.rpartition(":")
+    if place.endswith(".py") or "/" in place or os.sep in place:
+        module = file_module(Path(place).expanduser(), ref)
+    else:
+        module = _from_module(place, ref)
+    if not name or not hasattr(module, name):
+        wanted = f"has no {name!r}" if name else "needs a name after it, as in FILE.py:NAME"
+        public = ", ".join(_public(module)) or "none"
+        raise UsageError(f"{place} {wanted}; its public names: {public}")
+    return getattr(module, name)
+
+
+def set_script_arguments(ref: str, arguments: Sequence[str] = ()) -> None:
+    """Make ``sys.argv`` of this process that of the user's script: its path (or module) and its own arguments, none of ours."""
+    place = ref if ref.endswith(".py") else ref.rpartition(":")[0]
+    sys.argv = [str(Path(place).expanduser()) if place.endswith(".py") else place or ref, *arguments]
+
+
+def user_module_name(path: Path) -> str:
+    """The name that the module of a file has while it is loaded."""
+    return f"_unsilent_user_{path.stem}"
+
+
+def file_module(path: Path, ref: str, noun: str = "workload") -> types.ModuleType:
+    """Run a Python file as a module of its own, with its folder importable as for ``python file.py``."""
+    source = read_plain(path, MOST_BYTES, f"{path} of {noun} {ref!r}")
+    path = path.resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = types.ModuleType(user_module_name(path))
+    module.__file__ = str(path)
+    # Dataclasses and pickling look the module up by its name.
+    sys.modules[module.__name__] = module
+    with user_code(ref, noun):
+        exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - running the user's file is the point
+    return module
+
+
+def _from_module(place: str, ref: str) -> types.ModuleType:
+    """Import a module by name; the current folder counts, as for ``python -m``."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise UsageError(f"workload {ref!r}: {place!r} is neither a .py file nor a module name")
+    with user_code(ref):
+        try:
+            return cast("types.ModuleType", call_user_code(importlib.import_module, place))
+        except ModuleNotFoundError as error:
+            if error.name and (place == error.name or place.startswith(error.name + ".")):
+                raise UsageError(
+                    f"workload {ref!r}: no module named {error.name!r}; give package.module:name or file.py:name"
+                ) from None
+            raise
+
+
+def _public(module: types.ModuleType) -> list[str]:
+    """Names a user could have meant: workloads, and functions and classes the module itself defines."""
+    names = []
+    for name, value in vars(module).items():
+        own = getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_") and ((callable(value) and own) or hasattr(value, "batches")):
+            names.append(name)
+    return sorted(names)
+
+
+@contextmanager
+def user_code(ref: str, noun: str = "workload") -> Iterator[None]:
+    """Turn what the user's code raises into ``UserCodeError``, what ours raises into ``InternalError``.
+
+    Errors of ours that are meant for the user, and Ctrl-C, pass unchanged.
+    """
+    try:
+        yield
+    except (UnsilentError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        if is_user_error(error, 2):  # this function and the one that uses it
+            raise user_code_error(ref, error, noun) from None
+        raise internal_error(error) from error

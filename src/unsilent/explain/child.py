@@ -1,0 +1,139 @@
+"""One run of the user's code in a process of its own: ``python -m unsilent.explain.child FOLDER NUMBER``.
+
+``NUMBER.json`` in the folder says what to run (see `running.Launcher`); ``NUMBER.done.json`` is what it
+told at its end. What the user's code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from unsilent.basics.errors import UsageError, UserCodeError
+
+_NO_RANDOM_ADDRESSES = 0x0040000
+
+
+def main(folder: Path, number: int) -> None:
+    """Do one run and tell about it."""
+    try:
+        job = json.loads((folder / f"{number}.json").read_text())
+    except FileNotFoundError:  # the driver was interrupted while it started this process
+        return
+    if "addresses" in job["pinned"]:
+        _fix_addresses()
+    from unsilent.basics.child_processes import exit_with_parent
+    from unsilent.campaigns.worker import as_picklable_error
+
+    if "addresses" not in job["pinned"]:  # its thread makes objects in between
+        exit_with_parent(job["driver"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
+    os.dup2(2, 1)
+    try:
+        values = _timed(job) if job["time_rounds"] else _run(job, folder)
+    except UserCodeError as error:
+        values = {"error": "user", "message": str(error), "trace": error.traceback_text}
+    except UsageError as error:
+        values = {"error": "usage", "message": str(error)}
+    except Exception as error:
+        defect = as_picklable_error(error)
+        values = {"error": "internal", "message": str(defect), "trace": getattr(defect, "trace", "")}
+    sys.stdout.flush()
+    (folder / f"{number}.done.json").write_text(json.dumps(values))
+    # Threads and open resources of the user's code must not keep the process, nor change how it ends.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _fix_addresses() -> None:
+    """Start this process again with the same addresses in each run; the system may refuse, or be another than Linux."""
+    system = ctypes.CDLL(None)
+    if not hasattr(system, "personality"):
+        return
+    system.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the driver
+    personality = system.personality
+    now = personality(0xFFFFFFFF)
+    if now & _NO_RANDOM_ADDRESSES:
+        return
+    personality(now | _NO_RANDOM_ADDRESSES)
+    if personality(0xFFFFFFFF) & _NO_RANDOM_ADDRESSES:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+
+def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What a run reported: see `running.Run`."""
+    import torch
+
+    from unsilent.basics.user_code import set_script_arguments
+    from unsilent.campaigns.code import versions
+    from unsilent.explain.finals import FinalStateRecorder
+    from unsilent.explain.loops import run_loop
+    from unsilent.explain.operation_logger import OperationLogger
+    from unsilent.explain.optimizer_steps import OptimizerStepCounter
+    from unsilent.explain.pinning import SourceInterceptor
+    from unsilent.explain.user_frames import UserFrameFinder
+
+    set_script_arguments(job["ref"], job["arguments"])
+    place = job["ref"].rpartition(":")[0]
+    frames = UserFrameFinder(str(Path(place).expanduser().resolve()) if place.endswith(".py") else None)
+    steps, finals, watch = OptimizerStepCounter(job["steps"]), FinalStateRecorder(), None
+    with ExitStack() as stack:
+        # All of this is imported by now, so that what the sources do to clocks and random numbers is only for the user's code.
+        sources = SourceInterceptor(job["pinned"], job["number"], frames, job["threads"])
+        stack.enter_context(steps)
+        if job["final"]:
+            stack.enter_context(finals)
+        if job["file"]:
+            watch = stack.enter_context(
+                OperationLogger(folder / job["file"], frames, steps, zero_uninitialised="memory" in job["pinned"])
+            )
+        before: list[int] = []
+
+        def loaded() -> None:
+            steps.has_called_module = False
+            before.append(watch.count if watch is not None else 0)
+
+        returned = run_loop(job["ref"], steps, job["steps"], loaded)
+        touched, threads = sources.sources_read(), torch.get_num_threads()
+    by_name: dict[str, Any] = {
+        "versions": versions(),
+        "threads": threads,
+        "steps": steps.done,
+        "touched": sorted(touched),
+    }
+    by_name["reads"] = [(source, call, *line, direct) for source, call, line, direct in sources.reads]
+    by_name["called"] = steps.has_called_module
+    by_name["final"] = finals.hashes(steps.optimizers, returned) if job["final"] else []
+    if watch is not None:
+        by_name |= {"file": job["file"], "operations": watch.count, "names": watch.names}
+        by_name |= {"places": watch.places, "origins": watch.origins, "own": watch.count - before[0]}
+        if watch.uninitialised_allocations:
+            by_name["touched"] = sorted(touched | {"memory"})
+            by_name["reads"] += [("memory", call, *line, True) for call, line in watch.uninitialised_allocations]
+    return by_name
+
+
+def _timed(job: dict[str, Any]) -> dict[str, Any]:
+    """Times of steps, see `step_timer`; nothing else comes between the program and torch."""
+    import torch
+
+    from unsilent.basics.user_code import set_script_arguments
+    from unsilent.campaigns.code import versions
+    from unsilent.explain.loops import run_loop
+    from unsilent.explain.step_timer import StepTimer
+
+    set_script_arguments(job["ref"], job["arguments"])
+    with StepTimer(job["time_rounds"], job["steps"]) as timer:
+        run_loop(job["ref"], timer, job["steps"] or sys.maxsize, lambda: None)
+    found = {"rounds": timer.rounds, "unmeasured": timer.unmeasured, "refused": sorted(timer.refused)}
+    return {**found, "versions": versions(), "threads": torch.get_num_threads(), "steps": timer.done}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

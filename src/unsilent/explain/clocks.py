@@ -1,0 +1,111 @@
+"""The clocks of a process replaced: by ones that are noted and moved on by a day and some for each further run, or frozen.
+
+A frozen clock counts how often it is read, a millisecond each, so that loops which wait for a time still end.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import datetime
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from unsilent.basics.error_origin import calls_user_code
+
+Replace = Callable[..., None]
+
+_START = 1_700_000_000_000_000_000
+_TICK = 1_000_000
+_APART = 93_787_370_000_000
+"""Nanoseconds between the clocks of two runs: 26 h 3 min 7.37 s. A date, an hour, a minute and a second all differ."""
+_WALL = ("time",)
+_SINCE = ("perf_counter", "monotonic", "process_time", "thread_time")
+_datetime, _date = datetime.datetime, datetime.date
+_REAL: dict[str, Any] = {"datetime": _datetime, "date": _date}
+
+
+def replace_clocks(replace: Replace, pinned: bool, number: int) -> None:
+    """``replace(source, holder, name, call)`` puts a probe in the place of a function. ``number``: of the run."""
+    ticks, real = itertools.count(_START, _TICK), time.time_ns
+    apart = number * _APART
+
+    def wall() -> int:
+        return next(ticks) if pinned else real() + apart
+
+    for name in _WALL:
+        replace("clock", time, name, lambda: wall() / 1e9)
+        replace("clock", time, f"{name}_ns", wall)
+    for name in _SINCE:
+        if hasattr(time, name):
+            replace("clock", time, name, (lambda: next(ticks) / 1e9) if pinned else None)
+            replace("clock", time, f"{name}_ns", (lambda: next(ticks)) if pinned else None)
+    for name, place in (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0)):
+        _replace_formatting(replace, name, place, wall)
+    _replace_dates(replace, wall)
+
+
+def _replace_formatting(replace: Replace, name: str, place: int, wall: Callable[[], int]) -> None:
+    """A function that takes the time as argument number ``place``, and reads the clock where it is given none."""
+    plain, local = getattr(time, name), time.localtime
+
+    @calls_user_code
+    def call(*args: Any) -> Any:
+        if len(args) > place and args[place] is not None:
+            return plain(*args)
+        now = wall() / 1e9
+        return plain(*args[:place], local(now) if name in ("strftime", "asctime") else now)
+
+    replace("clock", time, name, call)
+
+
+def _replace_dates(replace: Replace, wall: Callable[[], int]) -> None:
+    """``datetime.now()`` and the like; what they give is of the plain classes."""
+
+    class Clocked(type):
+        """What is an instance of the class that was replaced is one of this."""
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, _REAL[cls.__name__]) if cls in stands else type.__instancecheck__(cls, instance)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, _REAL[cls.__name__]) if cls in stands else type.__subclasscheck__(cls, subclass)
+
+    stands: list[Any] = []
+    for real in (_datetime, _date):
+        stands.append(Clocked(real.__name__, (real,), {"__new__": _new(real, stands), "__module__": "datetime"}))
+        # Pickle would not find the plain class under its name.
+        copyreg.pickle(real, _reduced)
+    stand, day = stands
+
+    @calls_user_code
+    def now(tz: Any = None) -> Any:
+        return _datetime.fromtimestamp(wall() / 1e9, tz)
+
+    @calls_user_code
+    def utcnow() -> Any:
+        return _datetime.fromtimestamp(wall() / 1e9, datetime.UTC).replace(tzinfo=None)
+
+    for name, call in (("now", now), ("utcnow", utcnow), ("today", now)):
+        replace("clock", stand, name, call)
+    replace("clock", day, "today", lambda: _date.fromtimestamp(wall() / 1e9))
+    datetime.datetime, datetime.date = stand, day  # type: ignore[misc]
+
+
+def _new(real: Any, stands: list[Any]) -> Callable[..., Any]:
+    """Makes instances of the plain class; of classes that the user derives their own."""
+
+    @calls_user_code
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return real.__new__(real if cls in stands else cls, *args, **kwargs)
+
+    return new
+
+
+def _reduced(value: Any) -> tuple[Any, ...]:
+    return _made, (type(value).__name__, *value.__reduce__()[1])
+
+
+def _made(name: str, *parts: Any) -> Any:
+    return _REAL[name](*parts)

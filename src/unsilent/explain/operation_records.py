@@ -1,0 +1,118 @@
+"""The file of a run, a record of fixed size for each operation, and where two such files part.
+
+Records are written as the run goes on, so a long one holds no memory. Names and lines are numbered in the order in which
+they are met, and written next to the records when the run is over.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unsilent.basics.lazy_numpy import np
+from unsilent.explain.results import RunDivergence, UserCodeLine
+from unsilent.explain.sources import DATA, KERNEL, PATH, RANDOM
+
+FIELDS = (
+    ("name", "<u4"),
+    ("place", "<u4"),
+    ("origin", "<u4"),
+    ("step", "<u4"),
+    ("flags", "<u4"),
+    ("given", "<u8"),
+    ("inputs", "<u8"),
+    ("first", "<u8"),
+    ("rest", "<u8"),
+)
+"""What it is called and where; what Python gives it; then hashes of the tensors it reads, its first output and its others."""
+PACKED = struct.Struct("<5I4Q")
+DRAWS, BACKWARD, UPDATE, OWN = 1, 2, 4, 8
+"""Flags: it draws random numbers; it is of a backward pass, of an update; its generator is one of the user's own."""
+_DIFFERENT = ("name", "place", "flags", "step", "given", "first")
+_CHUNK = 1 << 16
+
+
+def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, Any]) -> RunDivergence | None:
+    """Where two runs of ``folder`` part: None where all operations gave the same.
+
+    ``one``, ``other``: what the runs reported at their ends (``file``, ``names``, ``places``). A further output that differs
+    only counts if something differs after it that it can have caused: it may be scratch memory of a kernel.
+    """
+    kind = np.dtype(list(FIELDS))
+    sizes = [os.path.getsize(folder / run["file"]) // kind.itemsize for run in (one, other)]
+    both, suspect = min(sizes), None
+    for start in range(0, both, _CHUNK):
+        count = min(_CHUNK, both - start)
+        a, b = (np.fromfile(folder / r["file"], kind, count, offset=start * kind.itemsize) for r in (one, other))
+        unequal = np.zeros(count, bool)
+        for name in _DIFFERENT:
+            unequal |= a[name] != b[name]
+        at = int(unequal.argmax()) if unequal.any() else count
+        further = np.flatnonzero(a["rest"][:at] != b["rest"][:at])
+        if suspect is None and len(further):
+            suspect = (start + int(further[0]), a[further[0]], b[further[0]])
+        if at < count:
+            caused = suspect is not None and a[at]["inputs"] != b[at]["inputs"]
+            index, left, right = suspect if caused and suspect else (start + at, a[at], b[at])
+            return _parting(index, left, right, one, other, (sizes[0] - index, sizes[1] - index))
+    if sizes[0] == sizes[1]:
+        return None
+    longer = one if sizes[0] > sizes[1] else other
+    left = np.fromfile(folder / longer["file"], kind, 1, offset=both * kind.itemsize)[0]
+    return _parting(both, left, None, longer, one, (max(sizes) - both, 0))
+
+
+def _parting(
+    index: int, a: Any, b: Any, one: Mapping[str, Any], other: Mapping[str, Any], to_go: tuple[int, int]
+) -> RunDivergence:
+    """``a``, ``b``: the records; None for a run that is over. ``to_go``: operations that each has left."""
+    name, flags = one["names"][a["name"]], int(a["flags"])
+    place, origin = _place(one, a["place"]), one["origins"][a["origin"]]
+    also, theirs = ("", None) if b is None else (other["names"][b["name"]], _place(other, b["place"]))
+    step, generator, instead = int(a["step"]), "", ""
+    if b is None:
+        kind = PATH
+    elif also != name or place != theirs:
+        kind = PATH
+        instead = f"{also} at {theirs}" if theirs else also
+    elif a["given"] != b["given"] or a["step"] != b["step"]:
+        kind = DATA
+    elif flags & DRAWS and a["inputs"] == b["inputs"]:
+        kind, generator = RANDOM, "own" if flags & OWN else "global"
+    else:
+        kind = KERNEL if a["inputs"] == b["inputs"] else DATA
+    phase = "update" if flags & UPDATE else "backward" if flags & BACKWARD else "forward"
+    return RunDivergence(
+        index,
+        step,
+        name,
+        phase,
+        place,
+        None if origin is None else _place(one, origin[1]),
+        "" if origin is None else one["names"][origin[0]],
+        kind,
+        generator,
+        instead,
+        to_go if kind == PATH else None,
+    )
+
+
+def _place(run: Mapping[str, Any], number: int) -> UserCodeLine | None:
+    file, line, function = run["places"][number]
+    return UserCodeLine(_shown(file), line, function) if line else None
+
+
+def _shown(file: str) -> str:
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative
+
+
+def source_read_locations(run: Mapping[str, Any]) -> dict[str, list[tuple[bool, str, UserCodeLine]]]:
+    """Where a run read its sources: source -> (called by the user's own line?, function, line)."""
+    by_name: dict[str, list[tuple[bool, str, UserCodeLine]]] = {}
+    for source, call, file, line, function, direct in run["reads"]:
+        by_name.setdefault(source, []).append((direct, call, UserCodeLine(_shown(file), line, function)))
+    return by_name

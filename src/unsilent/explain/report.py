@@ -1,0 +1,333 @@
+"""The report of why runs of a loop differ (schema ``unsilent/noise-explain/1``, ``unsilent/noise-control/1``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from unsilent.explain.chance import RARE_DIFFERENCE_SHARE, probability_of_missing
+from unsilent.explain.results import (
+    FoundSource,
+    NondeterminismResult,
+    ReproducibilityResult,
+    RunDivergence,
+)
+from unsilent.explain.sources import DATA, KERNEL, PATH, RANDOM, SOURCES
+from unsilent.report.model import Column, Report, Section, Table, TableRow
+from unsilent.report.text import count_text, duration_text, escape_unprintable, listed
+
+EXPLAIN_SCHEMA, CONTROL_SCHEMA = "unsilent/noise-explain/1", "unsilent/noise-control/1"
+COLUMNS = ("source", "step", "phase", "operation", "place", "kind", "pinned")
+_WHY = {
+    KERNEL: "it returns different bits for the same inputs",
+    DATA: "it receives different values from outside torch",
+    PATH: "the runs execute different operations",
+}
+_DRAWN = {
+    "global": "it draws random numbers from torch's global generator",
+    "own": "it draws random numbers from its own torch.Generator",
+}
+_NO_STEP = "No optimizer made a step, so everything is reported as step 0; if the loop should train, check that it does"
+_RACE = "; the step at which runs first differ is random, so other runs may first differ at another step"
+_UNSURE = "may be chance, because runs differ rarely; compare more runs with --runs"
+_OVER = 10
+"""A run that has fewer operations to go than the other by this factor is called almost over."""
+_UNKNOWN = (
+    "pinning each known source did not make the runs agree",
+    "look for races between your own threads or processes, files that a run leaves behind or changes, an order that depends on "
+    "id() or on a set of objects, network access, and kernels that torch.use_deterministic_algorithms does not cover",
+)
+
+
+def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequence[str] = ()) -> Report:
+    """All that is shown of a search, or of a comparison of ends with the search that it led to."""
+    machine = result.machine
+    spec = {"loop": result.ref, "runs": result.runs, "threads": machine.threads, "hash_seed": machine.hash_seed}
+    if isinstance(result, ReproducibilityResult):
+        schema, results, lines, sections = (
+            CONTROL_SCHEMA,
+            _controlled(result),
+            [*_control_lines(result)],
+            [*_switches(result)],
+        )
+        searched = result.explained if result.explained and not result.explained.has_no_difference else None
+    else:
+        schema, results, lines, sections, searched = EXPLAIN_SCHEMA, _explained(result), [], [], result
+    if searched:
+        lines += _explain_lines(searched)
+        sections += _findings(searched)
+    return Report(
+        schema=schema,
+        report_type="Why runs differ",
+        title=f"Runs of {result.ref}",
+        headline=lines[0],
+        estimates=_rows(searched.findings if searched else ()),
+        findings=tuple(lines[1:]),
+        sections=tuple(sections),
+        notes=tuple(_notes(searched)) if searched else (),
+        further_json={
+            "command": "explain",
+            "spec": spec | {"arguments": list(arguments)},
+            "seed": None,
+            "seconds": result.seconds,
+            "launched": result.runs_launched,
+            "store": None,
+            "versions": dict(machine.versions),
+            "results": results,
+        },
+    )
+
+
+# -- words ---------------------------------------------------------------------------------------------------------------
+
+
+def _explain_lines(result: NondeterminismResult) -> Iterator[str]:
+    """Whether runs differ and because of what, and what was compared."""
+    if result.interrupted:
+        yield _interrupted(result)
+    elif result.has_no_difference:
+        yield "All operations returned the same bits in all runs"
+    else:
+        sources = [_title(f) + (" (may be chance)" if f.may_be_chance else "") for f in result.findings]
+        yield f"Runs differ because of {'; '.join(sources)}"
+    yield _compared(result, f"{count_text(result.operations, 'operation')} in {count_text(result.steps, 'step')}")
+    if result.has_no_difference:
+        yield _few(result.runs)
+
+
+def _control_lines(result: ReproducibilityResult) -> Iterator[str]:
+    """Whether runs are reproducible, and what was compared."""
+    if result.has_no_difference:
+        yield "Reproducible on this machine without changes: all runs end in the same bits"
+    else:
+        yield f"Not reproducible on this machine: runs end in different bits, first in {result.first_different_tensor}"
+    yield f"{_compared(result, count_text(result.steps, 'step'))}, {count_text(result.tensors, 'tensor')} compared at the end"
+    if result.has_no_difference:
+        yield from (_few(result.runs), *([] if result.steps else [_NO_STEP]))
+    elif result.interrupted and result.explained is None:
+        yield "Interrupted before the search for the source began"
+    elif result.explained is not None and result.explained.has_no_difference:
+        yield "No operation differed while operations were logged, so the cause may be a rare race; compare more runs (--runs)"
+
+
+def _compared(result: NondeterminismResult | ReproducibilityResult, what: str) -> str:
+    runs, threads = count_text(result.runs, "run"), count_text(result.machine.threads, "thread")
+    return f"{result.ref}: {runs} in fresh processes, {what}, {threads}"
+
+
+def _switches(result: ReproducibilityResult) -> Iterator[Section]:
+    """What makes runs agree."""
+    claim = (
+        "With these changes runs end in the same bits"
+        if result.pins_verified
+        else "Changes that help but do not suffice"
+    )
+    rows = tuple(TableRow((SOURCES[source].advice,)) for source in result.sources_to_pin)
+    if rows:
+        yield Section(
+            "What to change", "", (Table((Column(""),), rows, f"{claim}:", plain_line_format=f"{claim}: {{0}}"),)
+        )
+
+
+def _findings(result: NondeterminismResult) -> Iterator[Section]:
+    """A table for each source."""
+    titles = [f"{number}. {_title(finding)}" for number, finding in enumerate(result.findings, 1)]
+    columns = (Column(""), Column("", left_aligned=True))
+    tables = [
+        Table(columns, tuple(map(TableRow, _block(finding))), title, plain_line_format=f"{title}: {{0}}: {{1}}")
+        for title, finding in zip(titles, result.findings, strict=True)
+    ]
+    if tables:
+        yield Section("What makes runs differ", "", tuple(tables))
+
+
+def _title(result: FoundSource) -> str:
+    return SOURCES[result.source].title if result.source else "an unknown source"
+
+
+def _block(result: FoundSource) -> Iterator[tuple[str, str]]:
+    """The facts of one finding, each with its label."""
+    yield "where", divergence_location_text(result.parting)
+    yield "why", _why(result.parting) + (_RACE if result.parting.kind == KERNEL and result.source != "memory" else "")
+    if result.reads:
+        word = "made" if result.source == "memory" else "read"
+        yield word, listed(f"{r.call} at {r.place}" for r in result.reads)
+    if result.source is None:
+        yield from zip(("evidence", "fix"), _UNKNOWN, strict=True)
+        return
+    pinned = SOURCES[result.source].pin
+    if result.pinned_together:
+        pinned += f", together with {'; '.join(SOURCES[s].pin for s in result.pinned_together)}"
+    then = f"{count_text(result.runs, 'run')} agree to the last bit"
+    if result.divergence_when_pinned is not None:
+        then = f"runs diverge later: {divergence_location_text(result.divergence_when_pinned)}"
+    yield "evidence", f"with this source pinned ({pinned}), {then}"
+    if result.may_be_chance:
+        yield "caution", _UNSURE
+    yield "fix", SOURCES[result.source].advice
+
+
+def divergence_location_text(parting: RunDivergence) -> str:
+    """``step 0, uniform at train.py:8 (train)``; of a backward operation also what it is the backward of."""
+    at = f" at {parting.place} ({parting.place.function})" if parting.place else ""
+    text = f"step {parting.step}, {parting.operation}{at}"
+    if parting.forward_line is not None:
+        return f"{text}, in the backward of {parting.forward_operation} at {parting.forward_line}"
+    return text if parting.phase == "forward" else f"{text}, in the {parting.phase}"
+
+
+def _why(parting: RunDivergence) -> str:
+    if parting.kind == RANDOM:
+        return _DRAWN[parting.generator]
+    if parting.kind != PATH or parting.operations_left is None:
+        return _WHY[parting.kind]
+    this, other = parting.operations_left
+    instead = f", next {parting.other_operation}" if parting.other_operation else ""
+    if not other:
+        return f"one run has ended; the other continues with {count_text(this, 'operation')} more"
+    if this * _OVER <= other or other * _OVER <= this:
+        few, many = sorted((this, other))
+        over = f"one run is almost over ({count_text(few, 'operation')} left{instead if few == other else ''})"
+        return f"{over} while the other continues ({many:,} left{instead if few == this else ''})"
+    return f"{_WHY[PATH]}: the other run executes {parting.other_operation}"
+
+
+def finding_summary_line(result: FoundSource) -> str:
+    """A finding in one line, shown while the search goes on."""
+    return escape_unprintable(
+        f"found: {_title(result)}, {divergence_location_text(result.parting)}{' (may be chance)' if result.may_be_chance else ''}"
+    )
+
+
+def _interrupted(result: NondeterminismResult) -> str:
+    """What a search that was not finished has shown."""
+    so_far = "; ".join(_title(f) for f in result.findings)
+    text = f"Interrupted. Runs differ because of {so_far}" if so_far else "Interrupted before a source was found"
+    if result.unexplained_divergence is None:
+        return f"{text}; whether {'there are other sources' if so_far else 'runs differ'} is not known"
+    return (
+        f"{text}; {'with these pinned, ' if so_far else ''}runs first differ at "
+        f"{divergence_location_text(result.unexplained_divergence)}, and the cause of that is not known yet{_tested(result)}"
+    )
+
+
+def _tested(result: NondeterminismResult) -> str:
+    """Which sources a search that was not finished was testing."""
+    if not result.candidates:
+        return ""
+    together = " together" if len(result.candidates) > 1 else ""
+    return f"; when interrupted, the search was testing {listed(SOURCES[s].title for s in result.candidates)}{together}"
+
+
+def _few(runs: int) -> str:
+    """How little some runs that agree can show."""
+    return (
+        f"{runs} runs agree; a difference that occurs in one run of ten would be missed in "
+        f"{100 * probability_of_missing(runs):.0f} of 100 "
+        "such comparisons (raise --runs to miss fewer)"
+    )
+
+
+def _notes(result: NondeterminismResult) -> Iterator[str]:
+    if result.divergence_by_threads is not None and result.other_thread_count is not None:
+        yield (
+            f"With {count_text(result.other_thread_count, 'thread')} instead of {result.machine.threads} the values "
+            f"differ, first at {divergence_location_text(result.divergence_by_threads)}: fix the number of threads if runs "
+            "on different machines must agree"
+        )
+    if result.machine.hash_seed is not None:
+        yield f"PYTHONHASHSEED is set to {result.machine.hash_seed}, so the order of sets was the same in all runs"
+    yield from (f"Could not be pinned: {SOURCES[source].title} ({why})" for source, why in result.pin_failures.items())
+    if not result.steps:
+        yield _NO_STEP
+    yield (
+        f"{count_text(result.runs_launched, 'run')} in {duration_text(result.seconds)}; steps are "
+        "optimizer updates, counted from 0"
+    )
+
+
+# -- for machines --------------------------------------------------------------------------------------------------------
+
+
+def _rows(findings: Sequence[FoundSource]) -> Table:
+    """One row for each source; no table where there is none."""
+    rows = []
+    for result in findings:
+        parting = result.parting
+        place = str(parting.forward_line or parting.place or "-")
+        words = (result.source or "unknown", parting.step, parting.phase, parting.operation, place, parting.kind)
+        rows.append(TableRow((*words, _effect(result).replace(" ", "-"))))
+    return Table(tuple(map(Column, COLUMNS)) if rows else (), tuple(rows))
+
+
+def _explained(result: NondeterminismResult) -> dict[str, Any]:
+    return {
+        "agreed": result.has_no_difference,
+        "interrupted": result.interrupted,
+        "unexplained": _parting(result.unexplained_divergence),
+        "candidates": list(result.candidates),
+        "would_miss": _would_miss(result),
+        "operations": result.operations,
+        "steps": result.steps,
+        "findings": [_finding(f) for f in result.findings],
+        "sensitive_to_threads": result.divergence_by_threads
+        and {"threads": result.other_thread_count, "parting": _parting(result.divergence_by_threads)},
+        "not_pinned": dict(result.pin_failures),
+    }
+
+
+def _controlled(result: ReproducibilityResult) -> dict[str, Any]:
+    return {
+        "reproducible": result.has_no_difference,
+        "tensors": result.tensors,
+        "first_different": result.first_different_tensor or None,
+        "switches": [
+            {"source": s, "pinned": SOURCES[s].pin, "advice": SOURCES[s].advice} for s in result.sources_to_pin
+        ],
+        "verified": result.pins_verified,
+        "interrupted": result.interrupted,
+        "would_miss": _would_miss(result),
+        "explained": result.explained and _explained(result.explained),
+    }
+
+
+def _would_miss(result: NondeterminismResult | ReproducibilityResult) -> dict[str, float] | None:
+    return (
+        {"shows_in": RARE_DIFFERENCE_SHARE, "missed": probability_of_missing(result.runs)}
+        if result.has_no_difference
+        else None
+    )
+
+
+def _finding(result: FoundSource) -> dict[str, Any]:
+    source = SOURCES[result.source] if result.source else None
+    return {
+        "source": result.source,
+        "title": source and source.title,
+        "pinned": source and source.pin,
+        "advice": source.advice if source else _UNKNOWN[1],
+        "parting": _parting(result.parting),
+        "with_it_pinned": _effect(result),
+        "then_parts_at": _parting(result.divergence_when_pinned if source else None),
+        "runs": result.runs,
+        "unsure": result.may_be_chance,
+        "together_with": list(result.pinned_together),
+        "read_at": [{"call": read.call, **asdict(read.place)} for read in result.reads],
+    }
+
+
+def _effect(result: FoundSource) -> str:
+    return "unknown" if result.source is None else "agree" if result.divergence_when_pinned is None else "part later"
+
+
+def _parting(result: RunDivergence | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    return {name: getattr(result, name) for name in ("index", "step", "operation", "phase", "kind")} | {
+        "generator": result.generator or None,
+        "other_run": result.other_operation or None,
+        "operations_to_go": result.operations_left,
+        "place": result.place and asdict(result.place),
+        "origin": result.forward_line and {"operation": result.forward_operation, **asdict(result.forward_line)},
+    }

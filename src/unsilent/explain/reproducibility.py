@@ -1,0 +1,88 @@
+"""Does a loop end in the same bits whenever it is run here, as it is? If not: which switches make it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from unsilent.basics.errors import UsageError
+from unsilent.explain.results import ReproducibilityResult
+from unsilent.explain.running import DEADLINE, Launcher, Notify, Run
+from unsilent.explain.source_search import RUNS, NondeterminismSearch, Pins, Shown, check
+
+
+def check_reproducibility(
+    ref: str,
+    *,
+    runs: int = RUNS,
+    steps: int | None = None,
+    deadline: float = DEADLINE,
+    arguments: Sequence[str] = (),
+    notify: Notify = lambda text: None,
+    on_finding: Shown = lambda finding: None,
+) -> ReproducibilityResult:
+    """Compare what runs end with; arguments and errors as of `explain`, and Ctrl-C once it is known that runs differ.
+
+    Runs are not watched: nothing comes between the program and torch. Only where they differ the sources are searched for,
+    what is superfluous among them is left out, and the rest is tried on runs that are not watched.
+    """
+    check(runs, steps, deadline)
+    begun = time.perf_counter()
+    with Launcher(ref, steps, deadline, notify, arguments) as launcher:
+        ends, first = _ends(launcher, frozenset(), runs)
+        explained, switches, verified, interrupted = None, frozenset[str](), not first, False
+        try:
+            if first:
+                search = NondeterminismSearch(launcher, runs, on_finding)
+                explained = search.find_sources(ref, begun)
+                interrupted = explained.interrupted
+                switches = frozenset(f.source for f in explained.findings if f.source)
+                if switches and not interrupted and all(f.source for f in explained.findings):
+                    switches = search.without_superfluous_pin(switches)
+                    verified = not _ends(launcher, switches, runs)[1]
+        except KeyboardInterrupt:
+            interrupted = True
+        ordered = tuple(f.source for f in explained.findings if f.source in switches) if explained else ()
+        return ReproducibilityResult(
+            ref,
+            runs,
+            launcher.launched,
+            ends["steps"],
+            len(ends["final"]),
+            first,
+            tuple(s for s in ordered if s),
+            verified,
+            explained,
+            launcher.machine,
+            time.perf_counter() - begun,
+            interrupted,
+        )
+
+
+def _ends(launcher: Launcher, pins: Pins, runs: int) -> tuple[Run, str]:
+    """The first of some runs, and the first tensor that another ends with in other bits (empty: none)."""
+    # New memory can only be set to zero where operations are watched.
+    watched = "memory" in pins
+    one = launcher.run(pins, 0, log_operations=watched, hash_final_state=True)
+    launcher.delete_records(one)
+    if not one["final"]:
+        raise UsageError(
+            "the loop called no module, used no optimizer and returned no tensor, so there is nothing to compare; "
+            "return the trained model or its tensors from the loop"
+        )
+    for number in range(1, runs):
+        other = launcher.run(pins, number, log_operations=watched, hash_final_state=True)
+        launcher.delete_records(other)
+        if first := _first_unequal(one["final"], other["final"]):
+            return one, first
+    return one, ""
+
+
+def _first_unequal(one: Sequence[Sequence[object]], other: Sequence[Sequence[object]]) -> str:
+    for a, b in zip(one, other, strict=False):
+        if list(a) != list(b):
+            return str(a[0])
+    if len(one) != len(other):
+        longer = one if len(one) > len(other) else other
+        return str(longer[min(len(one), len(other))][0])
+    return ""

@@ -1,0 +1,173 @@
+"""Starting runs of the user's code in processes of their own, as two real runs would be, and what they tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from unsilent.basics.errors import InternalError, UsageError, UserCodeError
+from unsilent.explain.results import Machine
+
+DEADLINE = 600.0
+"""Seconds that one run may take where nothing was said."""
+SECONDS_BETWEEN = 10.0
+"""Between two reports of a run that lasts."""
+HASH_SEED = "PYTHONHASHSEED"
+_LAST = 4294967295
+Run = dict[str, Any]
+"""What a run reported at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and of a watched one ``operations``,
+``own`` (of them, those that were not of its file being read) and the tables of `records`."""
+Notify = Callable[[str], None]
+
+
+class Launcher:
+    """Makes runs of one loop, one after the other, in a folder that is gone afterwards.
+
+    Args:
+        ref: What to run.
+        steps: Updates after which a run is ended (None: none).
+        deadline: Seconds for one run.
+        notify: Called with a line before every run, and every ten seconds while it lasts.
+        arguments: ``sys.argv[1:]`` of the script.
+
+    Attributes:
+        folder: Where the files of runs are.
+        launched: How many runs there were.
+    """
+
+    def __init__(
+        self, ref: str, steps: int | None, deadline: float, notify: Notify, arguments: Sequence[str] = ()
+    ) -> None:
+        self.launched = 0
+        self._arguments, self._begun = list(arguments), time.perf_counter()
+        self._ref, self._steps, self._deadline, self._notify = ref, steps, deadline, notify
+        self._plain: Run = {}
+        """The first run: nothing was pinned in it."""
+
+    def __enter__(self) -> Launcher:
+        self._temporary = tempfile.TemporaryDirectory(prefix="unsilent-explain-")
+        self.folder = Path(self._temporary.name)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._temporary.cleanup()
+
+    def run(
+        self,
+        pinned: Collection[str],
+        number: int,
+        *,
+        log_operations: bool = True,
+        hash_final_state: bool = False,
+        threads: int | None = None,
+        time_rounds: int | None = None,
+    ) -> Run:
+        """One run. ``number``: which of the runs that are compared; ``threads``: of torch, whatever the program says.
+
+        ``time_rounds``: instead of anything else, time steps in so many rounds (see `step_timer`).
+
+        Raises ``UserCodeError`` for what the user's code raises, ``UsageError`` for a run that does not end or dies.
+        """
+        name = self.launched
+        self.launched += 1
+        what = f"run {self.launched}" + (f", pinned: {', '.join(sorted(pinned))}" if pinned else "")
+        self.report(what)
+        job = {"ref": self._ref, "pinned": sorted(pinned), "number": number, "steps": self._steps, "threads": threads}
+        job |= {"arguments": self._arguments, "time_rounds": time_rounds}
+        job |= {"file": f"{name}.records" if log_operations else "", "final": hash_final_state, "driver": os.getpid()}
+        (self.folder / f"{name}.json").write_text(json.dumps(job))
+        self._process(name, what, self._environment({*pinned, "kernels"} if time_rounds else pinned, threads))
+        run = _read_run(self.folder / f"{name}.done.json")
+        self._plain = self._plain or run
+        return run
+
+    def report(self, text: str) -> None:
+        """Progress, with the seconds since the beginning."""
+        self._notify(f"{text} ({time.perf_counter() - self._begun:.0f} s so far)")
+
+    def delete_records(self, run: Run) -> None:
+        """Remove the records of a run."""
+        if "file" in run:
+            (self.folder / run["file"]).unlink(missing_ok=True)
+
+    @property
+    def machine(self) -> Machine:
+        """What the runs ran on."""
+        return Machine(self._plain["versions"], self._plain["threads"], own_hash_seed())
+
+    def _environment(self, pinned: Collection[str], threads: int | None) -> dict[str, str]:
+        """That of the caller; hash seeds of two runs surely differ, unless the caller has set one."""
+        result = dict(os.environ)
+        if "hash" in pinned or "addresses" in pinned:
+            result[HASH_SEED] = "0"
+        elif own_hash_seed() is None:
+            result[HASH_SEED] = str(1 + self.launched * 2_654_435_761 % _LAST)
+        if (count := 1 if "threads" in pinned else threads) is not None:
+            result |= {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}
+        if "kernels" in pinned:
+            result.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        return result
+
+    def _process(self, name: int, what: str, environment: dict[str, str]) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "unsilent.explain.child", str(self.folder), str(name)],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # a group of its own: a kill reaches its children too
+        )
+        end = time.perf_counter() + self._deadline
+        try:
+            while (left := end - time.perf_counter()) > 0:
+                try:
+                    code = process.wait(min(left, SECONDS_BETWEEN))
+                    break
+                except subprocess.TimeoutExpired:
+                    self.report(f"{what}: still running")
+            else:
+                raise UsageError(
+                    f"{self._ref!r} did not finish within {self._deadline:g} s; "
+                    "run fewer steps (--steps N) or allow more time (--deadline SECONDS)"
+                )
+        finally:
+            _end(process)
+        if code < 0:
+            raise UsageError(
+                f"the process of {self._ref!r} was ended by {signal.Signals(-code).name}; run it without unsilent to see why"
+            )
+        if not (self.folder / f"{name}.done.json").exists():
+            raise UsageError(f"{self._ref!r} ended its process with exit code {code}; it must return instead")
+
+
+def own_hash_seed() -> str | None:
+    """The hash seed that the caller has fixed."""
+    seed = os.environ.get(HASH_SEED, "")
+    return seed if seed.isdecimal() else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its children; those of one that is over as well."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # all are gone
+    process.wait()
+
+
+def _read_run(path: Path) -> Run:
+    run: Run = json.loads(path.read_text())
+    kind = run.get("error")
+    if kind == "user":
+        raise UserCodeError(run["message"], run["trace"])
+    if kind == "usage":
+        raise UsageError(run["message"])
+    if kind is not None:
+        raise InternalError(run["message"], run["trace"])
+    return run

@@ -1,0 +1,348 @@
+"""Why do two runs of a loop differ? Sources are found one after the other, each by pinning it.
+
+Runs in fresh processes are compared operation by operation. Where they part says which sources are likely; each is pinned
+in turn, and the one that makes the runs agree, or part later, is a finding and stays pinned. So on, until the runs agree or
+nothing helps. Where no source helps alone, all are pinned together, and those that can be left out are. What could be chance
+is tried again, without the pin and with it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from unsilent.basics.errors import UsageError
+from unsilent.explain.chance import DIFFERING_SETS_NEEDED, agreeing_runs_needed
+from unsilent.explain.operation_records import find_divergence, source_read_locations
+from unsilent.explain.results import (
+    FoundSource,
+    NondeterminismResult,
+    RunDivergence,
+    SourceRead,
+    UserCodeLine,
+)
+from unsilent.explain.running import DEADLINE, Launcher, Notify, Run
+from unsilent.explain.sources import DATA, KERNEL, PATH, SOURCES, candidates
+
+RUNS = 3
+"""Runs that are compared where nothing was said: two of them may agree by chance where little is drawn."""
+_READS = 5
+"""Lines that are shown of a source."""
+_GUESSED = (DATA, PATH)
+"""Kinds of partings that do not say by themselves what their source is."""
+_PLAIN_SETS, _PINNED_SETS = 3, 5
+"""Sets of runs that are made at most to tell a guess from chance: without the pin, until two differ, and with it."""
+_NO_WORK = 2
+"""Operations of a loop that does nothing worth the name."""
+Pins = frozenset[str]
+Shown = Callable[[FoundSource], None]
+
+
+def explain_run_differences(
+    ref: str,
+    *,
+    runs: int = RUNS,
+    steps: int | None = None,
+    deadline: float = DEADLINE,
+    arguments: Sequence[str] = (),
+    notify: Notify = lambda text: None,
+    on_finding: Shown = lambda finding: None,
+) -> NondeterminismResult:
+    """Which sources make runs of ``ref`` differ.
+
+    Args:
+        ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
+        runs: How many are compared.
+        steps: Updates of optimizers after which a run is ended.
+        deadline: Seconds for one run.
+        arguments: Of the user's script, its ``sys.argv[1:]``.
+        notify: Called with a line about every run, and now and then while it lasts.
+        on_finding: Is given every finding as it is made.
+
+    Ctrl-C after the first run ends the search: what was found by then is returned, as ``interrupted``.
+
+    Raises:
+        UsageError: bad arguments, nothing of that name, or a run that does not end. UserCodeError: the loop raises.
+    """
+    check(runs, steps, deadline)
+    begun = time.perf_counter()
+    with Launcher(ref, steps, deadline, notify, arguments) as launcher:
+        return NondeterminismSearch(launcher, runs, on_finding).find_sources(ref, begun)
+
+
+def check(runs: int, steps: int | None, deadline: float) -> None:
+    """Raise ``UsageError`` for numbers that make no sense."""
+    if runs < 2:
+        raise UsageError(f"--runs is {runs}; expected at least 2, because runs are compared with each other")
+    if steps is not None and steps < 1:
+        raise UsageError(f"--steps is {steps}; expected at least 1")
+    if not deadline > 0:
+        raise UsageError(f"--deadline is {deadline:g} s; expected more than 0")
+
+
+class NondeterminismSearch:
+    """The search for the sources of one loop."""
+
+    def __init__(self, launcher: Launcher, runs: int, shown: Shown = lambda finding: None) -> None:
+        self._launcher, self._runs, self._shown = launcher, runs, shown
+        self._findings: list[FoundSource] = []
+        self._pins: Pins = frozenset()
+        self._open: RunDivergence | None = None
+        """Where runs with all findings pinned part."""
+        self._candidates: Pins = frozenset()
+        """Sources that are being tested as the cause of that."""
+        self._sensitive: RunDivergence | None = None
+        self._unpinned: Run | None = None
+        """The very first run."""
+        self._first: Run | None = None
+        """The first run of the newest condition; its records are kept."""
+        self._touched: set[str] = set()
+        self._failed: dict[str, str] = {}
+
+    def find_sources(self, ref: str, begun: float) -> NondeterminismResult:
+        """All findings, and whether the number of threads would matter."""
+        interrupted = False
+        try:
+            self._search()
+        except KeyboardInterrupt:
+            if self._unpinned is None:  # nothing is known
+                raise
+            interrupted = True
+        first = self._unpinned
+        assert first is not None
+        return NondeterminismResult(
+            ref,
+            self._runs,
+            self._launcher.launched,
+            first["operations"],
+            first["steps"],
+            tuple(self._findings),
+            self._launcher.machine,
+            time.perf_counter() - begun,
+            self._sensitive,
+            _other_threads(first) if self._sensitive else None,
+            self._failed,
+            interrupted,
+            self._open if interrupted else None,
+            tuple(source for source in SOURCES if source in self._candidates) if interrupted else (),
+        )
+
+    def _search(self) -> None:
+        self._open = self._plain()
+        assert self._unpinned is not None
+        if self._open is None:
+            _check_work(self._unpinned)
+        while self._open is not None:
+            result = self._one(self._pins, self._open) or self._together(self._pins, self._open)
+            for finding in result or [FoundSource(None, self._open, self._open, self._runs)]:
+                self._findings.append(finding)
+                self._shown(finding)
+            if not result:
+                return
+            self._pins |= {f.source for f in result if f.source}
+            self._open, self._candidates = result[-1].divergence_when_pinned, frozenset()
+        # With other threads objects lie elsewhere, whatever is done to addresses.
+        other = _other_threads(self._unpinned)
+        if other != self._unpinned["threads"] and not {"threads", "addresses"} & self._pins:
+            self._sensitive = self._with_threads(self._pins, other)
+
+    def without_superfluous_pin(self, pins: Pins) -> Pins:
+        """Pins that make runs agree, without what is superfluous: one thread makes most kernels deterministic."""
+        if {"kernels", "threads"} <= pins and self._parting(pins - {"kernels"}) is None:
+            return pins - {"kernels"}
+        return pins
+
+    def _plain(self) -> RunDivergence | None:
+        """Runs as they are."""
+        return self._parting(frozenset())
+
+    def _parting(self, pins: Pins, earliest: int | None = None) -> RunDivergence | None:
+        """Where runs part first, with these sources pinned; with one at or before ``earliest`` the others are spared."""
+        return self._compared(pins, earliest)[0]
+
+    def _compared(self, pins: Pins, earliest: int | None = None) -> tuple[RunDivergence | None, int]:
+        """As `_parting`, and how many runs were compared with the first."""
+        if self._first is not None:
+            self._launcher.delete_records(self._first)
+        first = self._first = self._launcher.run(pins, 0)
+        self._unpinned = self._unpinned or first
+        self._touched |= set(first["touched"])
+        best: RunDivergence | None = None
+        for number in range(1, self._runs):
+            other = self._launcher.run(pins, number)
+            self._touched |= set(other["touched"])
+            parting = find_divergence(self._launcher.folder, first, other)
+            self._launcher.delete_records(other)
+            if parting is not None and (best is None or parting.index < best.index):
+                best = parting
+            if best is not None and (earliest is None or best.index <= earliest):
+                return best, number
+        return best, self._runs - 1
+
+    def _pinned(self, source: str, pins: Pins, parting: RunDivergence) -> tuple[bool, RunDivergence | None]:
+        """Whether runs agree or part later with a source pinned too, and where.
+
+        Where it is guessed what the source is, all runs are made twice: two values of a source that has few may agree by chance.
+        """
+        earliest: RunDivergence | None = None
+        for _ in range(self._times(parting)):
+            try:
+                after = self._parting(pins | {source}, parting.index)
+            except UsageError as error:  # a program need not stand what is done to it
+                self._failed[source] = str(error)
+                return False, None
+            if not is_later_divergence(parting, after):
+                return False, after
+            earliest = min((p for p in (earliest, after) if p), key=lambda p: p.index, default=None)
+        return True, earliest
+
+    @staticmethod
+    def _times(parting: RunDivergence) -> int:
+        return 2 if parting.kind in _GUESSED else 1
+
+    def _one(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
+        """The source that helps alone."""
+        assert self._first is not None
+        reads = source_read_locations(self._first)
+        for source in candidates(parting.kind, parting.generator, self._touched):
+            if source not in pins and source not in self._failed:
+                self._candidates = frozenset({source})
+                helped, after = self._pinned(source, pins, parting)
+                if not helped:
+                    continue
+                finding = FoundSource(source, parting, after, self._runs * self._times(parting), _reads(reads, source))
+                if result := self._confirmed([finding], pins):
+                    return result
+        return []
+
+    def _confirmed(self, findings: list[FoundSource], pins: Pins) -> list[FoundSource]:
+        """Findings of one parting, unless chance has made them; marked as unsure where that cannot be ruled out.
+
+        Runs without the pins are made again until they part twice: one that differs rarely agrees by chance, pinned or
+        not. The rarer it is, the more pinned ones have to agree. An operation that was seen to give or draw other bits for the
+        same inputs is no guess.
+        """
+        parting, after, runs = findings[0].parting, findings[0].divergence_when_pinned, findings[0].runs
+        if parting.kind not in _GUESSED:
+            return findings
+        # Where all agreed, any difference counts; else one that is no later than before.
+        latest = None if after is None else parting.index
+        parted, compared = self._until_parted(pins, latest)
+        if not parted and after is not None:  # without the pin they part later as well
+            return []
+        # A set of runs has one comparison less than runs.
+        agreed, each = runs - runs // self._runs, self._runs - 1
+        most = agreed + _PINNED_SETS * each
+        enough = agreeing_runs_needed(compared) if parted == DIFFERING_SETS_NEEDED else most + 1
+        # At least once more; where it cannot be settled anyhow, no more than that.
+        goal = enough if enough <= most else agreed + each
+        pinned = pins | {f.source for f in findings if f.source}
+        while True:
+            helped, then = self._pinned_all(pinned, parting)
+            if not helped:
+                return []
+            agreed, runs = agreed + each, runs + self._runs
+            late = latest is None and then is not None  # it was not all, and rarely shows
+            after = min((p for p in (after, then) if p), key=lambda p: p.index, default=None)
+            if agreed >= goal or late:
+                return [
+                    replace(f, divergence_when_pinned=after, runs=runs, may_be_chance=late or agreed < enough)
+                    for f in findings
+                ]
+
+    def _until_parted(self, pins: Pins, latest: int | None) -> tuple[int, int]:
+        """Compare sets of runs until `DIFFERING_SETS_NEEDED` of them differ, at ``latest`` or before.
+
+        Returns:
+            How many differed, and how many comparisons it took.
+        """
+        parted = made = 0
+        for _ in range(_PLAIN_SETS):
+            result, compared = self._compared(pins, latest)
+            made += compared
+            parted += result is not None and (latest is None or result.index <= latest)
+            if parted == DIFFERING_SETS_NEEDED:
+                break
+        return parted, made
+
+    def _together(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
+        """Sources that only help together: of all pinned at once, those that cannot be left out."""
+        kept = frozenset(SOURCES) - self._failed.keys()
+        self._candidates = kept - pins
+        helped, after = self._pinned_all(kept, parting)
+        if not helped:
+            return []
+        assert self._first is not None
+        reads = source_read_locations(self._first)
+        groups = self._groups(kept - pins)
+        while groups:
+            out = groups.pop(0)
+            helps_less, then = self._pinned_all(kept - set(out), parting)
+            if helps_less:
+                kept, after = kept - set(out), then
+                self._candidates = kept - pins
+            elif len(out) > 1:
+                groups[:0] = [out[: len(out) // 2], out[len(out) // 2 :]]
+        ordered = sorted(kept - pins, key=list(SOURCES).index)
+        together = [
+            FoundSource(s, parting, after, self._runs, _reads(reads, s), tuple(k for k in ordered if k != s))
+            for s in ordered
+        ]
+        return self._confirmed(together, pins) if together else []
+
+    def _groups(self, pins: Pins) -> list[list[str]]:
+        """What to leave out: first all that was never read, then half and half of the rest, the unlikely ones first."""
+        likely = [key for key in candidates(DATA, "", self._touched) if key in pins]
+        groups = [[key for key in pins if key not in likely], likely[::-1][: len(likely) // 2]]
+        return [g for g in (*groups, likely[::-1][len(likely) // 2 :]) if g]
+
+    def _pinned_all(self, pins: Pins, parting: RunDivergence) -> tuple[bool, RunDivergence | None]:
+        try:
+            after = self._parting(pins, parting.index)
+        except UsageError:
+            return False, None
+        return is_later_divergence(parting, after), after
+
+    def _with_threads(self, pins: Pins, threads: int) -> RunDivergence | None:
+        """Where a run with another number of threads parts from one with the program's own."""
+        assert self._first is not None
+        try:
+            other = self._launcher.run(pins, 0, threads=threads)
+        except UsageError:
+            return None
+        return find_divergence(self._launcher.folder, self._first, other)
+
+
+def _other_threads(run: Run) -> int:
+    """The number of threads with which a run is tried besides the program's own."""
+    return (os.cpu_count() or 1) if run["threads"] == 1 else 1
+
+
+def _check_work(run: Run) -> None:
+    """Raise ``UsageError`` for a loop that does nothing: all its runs would agree."""
+    if not run["steps"] and not run["called"] and run["own"] <= _NO_WORK:
+        raise UsageError(
+            "the loop runs no torch operation that could differ: no module was called and no optimizer made a step; "
+            "give a loop that trains"
+        )
+
+
+def is_later_divergence(before: RunDivergence, after: RunDivergence | None) -> bool:
+    """Whether runs agree now, or part later.
+
+    A race may go the same way for a while: where one operation returns different bits for the same inputs, its next time is no
+    notify.
+    """
+    if after is None:
+        return True
+    raced = before.kind == KERNEL and after.kind == KERNEL and before.site == after.site
+    return after.index > before.index and not raced
+
+
+def _reads(known: dict[str, list[tuple[bool, str, UserCodeLine]]], source: str) -> tuple[SourceRead, ...]:
+    """Where it was read: lines that did so themselves, else those that led to it."""
+    value = known.get(source, [])
+    lines = [(call, place) for direct, call, place in value if direct] or [(call, place) for _, call, place in value]
+    return tuple(SourceRead(call, place) for call, place in lines[:_READS])

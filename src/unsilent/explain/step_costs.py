@@ -1,0 +1,174 @@
+"""What pinning sources of nondeterminism costs in a loop: the time of its steps with each pinned, as a ratio to none pinned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from unsilent.basics.errors import UsageError
+from unsilent.basics.interval import Interval
+from unsilent.explain.results import Machine
+from unsilent.explain.running import DEADLINE, Launcher, Notify
+from unsilent.report.estimates import Estimate, machine_table, measured, rows_across
+from unsilent.report.model import Column, Report, Section, Table
+from unsilent.report.shown import Shown
+from unsilent.report.text import count_text, duration_text, listed
+
+SCHEMA = "unsilent/explain-cost/1"
+RUNS, ROUNDS, FEWEST = 3, 10, 6
+"""Runs, rounds of each; and rounds of all runs below which a median has no 95 % interval."""
+FREE = "free"
+"""The mode that pins nothing."""
+CPU, WALL = "CPU time", "wall time"
+PINS = {
+    "seeds": "global generators seeded at every step",
+    "kernels": "deterministic algorithms of torch, new memory not filled",
+    "kernels+memory": "deterministic algorithms of torch, new memory filled",
+    "threads": "one thread",
+    "cudnn-benchmark": "cuDNN chooses kernels without measuring them",
+    "tf32": "no TF32",
+    "all": "all of these",
+}
+"""What is done, by source."""
+ONE_THREAD = "the loop runs with one thread"
+NO_CUDA = "the loop uses no CUDA device"
+OVERRIDDEN = "the loop sets it itself during a step"
+_AT_START = "set when the process starts, so that steps of one run cannot take turns"
+_IN_LOOP = "what fixing it costs depends on what the loop does instead"
+NEVER_MEASURED = {
+    "order of sets (hash, addresses)": _AT_START,
+    "instruction sets of torch, oneDNN and MKL": _AT_START,
+    "order of data and of folders, generators of the loop": _IN_LOOP,
+    "clock, process id, random numbers of the system": _IN_LOOP,
+}
+
+
+@dataclass(frozen=True, repr=False)
+class StepCosts(Shown):
+    """What was measured.
+
+    Attributes:
+        rounds: Of each, by mode, seconds of a step: of the CPU, and of the wall.
+        unmeasured: Why sources were not measured, by name.
+        refused: Operations without a deterministic form; they ran as they are.
+        steps: Updates of optimizers in all runs.
+        seconds: The command took.
+    """
+
+    ref: str
+    runs: int
+    rounds: tuple[Mapping[str, tuple[float, float]], ...]
+    unmeasured: Mapping[str, str]
+    refused: tuple[str, ...]
+    steps: int
+    machine: Machine
+    seconds: float
+    arguments: tuple[str, ...] = ()
+
+    def ratio(self, source: str, measure: str = CPU) -> Interval:
+        """Time of a step with the source pinned over that of a free one of the same round: the median, with its limits."""
+        from unsilent.statistics.intervals import median_interval
+
+        at = (CPU, WALL).index(measure)
+        return median_interval([times[source][at] / times[FREE][at] for times in self.rounds])
+
+    @property
+    def estimates(self) -> list[Estimate]:
+        """Ratios of both measures by source."""
+        sources = [source for source in PINS if source in self.rounds[0]]
+        return [
+            estimate
+            for source in sources
+            for estimate in measured({"source": source}, {m: self.ratio(source, m) for m in (CPU, WALL)}, "round")
+        ]
+
+    def report(self) -> Report:
+        """Ratios by source, and what was not measured."""
+        rows = [row | {"pinned by": PINS[str(row["source"])]} for row in rows_across(self.estimates, "measure")]
+        columns = [Column.text("source"), Column(CPU, "estimate"), Column(WALL, "estimate"), Column.text("pinned by")]
+        last = "all" if "all" in self.rounds[0] else rows[-1]["source"]
+        every, pinned = self.ratio(str(last)), "all sources below" if last == "all" else f"{last} alone"
+        missing = [{"source": name, "not measured": why} for name, why in {**self.unmeasured, **NEVER_MEASURED}.items()]
+        notes = [
+            "ratios above 1: steps take longer with the source pinned; brackets are 95 % intervals of the median over rounds",
+            "wall time also depends on other programs; with fewer threads CPU time falls while wall time may rise",
+            "the CPU time of processes that the loop starts, such as workers of a data loader, is not counted",
+            f"{count_text(self.steps, 'step')} in {duration_text(self.seconds)}",
+        ]
+        if self.refused:
+            notes.insert(0, f"torch has no deterministic form of {listed(self.refused)}; it ran as it is")
+        return Report(
+            schema=SCHEMA,
+            report_type="What determinism costs",
+            title=f"Steps of {self.ref}",
+            headline=f"With {pinned} pinned, a step takes {every.estimate:.2f} times the CPU time "
+            f"({every.low:.2f} to {every.high:.2f})",
+            findings=(
+                f"{count_text(len(self.rounds), 'round')} in {count_text(self.runs, 'run')}, "
+                f"{count_text(self.machine.threads, 'thread')}",
+            ),
+            estimates=machine_table(self.estimates, ("source", "measure", "")),
+            sections=(
+                Section(
+                    "Time of a step, pinned / free",
+                    "In every round, each source has its turn of steps within the same run.",
+                    (Table.of(rows, columns),),
+                ),
+                Section("Not measured", "", (_left_out(missing),)),
+            ),
+            notes=tuple(notes),
+            further_json={
+                "command": "explain", "seed": None, "seconds": self.seconds, "store": None,
+                "spec": {"loop": self.ref, "runs": self.runs, "threads": self.machine.threads, "cost": True,
+                         "arguments": list(self.arguments)},
+                "versions": dict(self.machine.versions), "rounds": len(self.rounds), "not_measured": missing,
+                "without_deterministic_form": list(self.refused),
+            },
+        )  # fmt: skip
+
+
+def _left_out(missing: list[dict[str, str]]) -> Table:
+    """Sources that were not measured, and why."""
+    columns = [Column.text("source"), Column.text("not measured")]
+    return replace(Table.of(missing, columns), plain_line_format="not measured: {0}: {1}")
+
+
+def measure_step_costs(
+    ref: str,
+    *,
+    runs: int = RUNS,
+    steps: int | None = None,
+    deadline: float = DEADLINE,
+    arguments: Sequence[str] = (),
+    notify: Notify = lambda text: None,
+) -> StepCosts:
+    """Time the steps of a loop with each source pinned; arguments as of `explain_run_differences`.
+
+    Raises:
+        UsageError: The loop makes too few steps, or as `explain_run_differences`.
+    """
+    if runs < 1 or (steps is not None and steps < 1) or not deadline > 0:
+        raise UsageError(f"--runs is {runs}, --steps {steps}, --deadline {deadline:g} s; expected 1 or more of each")
+    begun = time.perf_counter()
+    with Launcher(ref, steps, deadline, notify, arguments) as launcher:
+        found = [launcher.run((), number, log_operations=False, time_rounds=ROUNDS) for number in range(runs)]
+        machine = launcher.machine
+    rounds = [{name: (one[0], one[1]) for name, one in times.items()} for run in found for times in run["rounds"]]
+    made = sum(run["steps"] for run in found)
+    if len(rounds) < FEWEST:
+        raise UsageError(
+            f"{count_text(runs, 'run')} of {ref!r} made {count_text(made, 'step')}, enough for "
+            f"{count_text(len(rounds), 'round')}; expected {FEWEST} rounds or more: let the loop make more steps, or raise --runs"
+        )
+    unmeasured = {name: why for run in found for name, why in run["unmeasured"].items()}
+    if FREE in unmeasured or not rounds[0].keys() - {FREE} - unmeasured.keys():
+        raise UsageError(
+            f"{ref!r} sets deterministic algorithms, threads or cuDNN's switches in every step; set none of them in the loop"
+        )
+    rounds = [{name: own for name, own in times.items() if name not in unmeasured} for times in rounds]
+    refused = sorted({name for run in found for name in run["refused"]})
+    return StepCosts(
+        ref, runs, tuple(rounds), unmeasured, tuple(refused), made, machine,
+        time.perf_counter() - begun, tuple(arguments),
+    )  # fmt: skip

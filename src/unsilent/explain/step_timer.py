@@ -1,0 +1,135 @@
+"""Times the steps of a running loop with one source of nondeterminism after the other switched off.
+
+Steps take turns within one run: in each round every mode has a few steps, in shuffled order. A step lasts from one update of the
+first optimizer to its next one, so that other optimizers of the loop belong to it. What is around an update may put settings
+back: the mode is set again when a module is called, and a source whose settings do not hold at the end of a step counts as not
+measured.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unsilent.explain.optimizer_steps import OptimizerStepCounter, StepLimitReached
+from unsilent.explain.step_costs import FREE, NO_CUDA, ONE_THREAD, OVERRIDDEN
+from unsilent.explain.switching import Mode, seed_generators, switched
+
+SETTLING, UNTIMED, TIMED = 3, 1, 2
+"""Steps before the first round; of each turn, those that are not timed (kernels and threads change) and those that are."""
+NO_DETERMINISTIC_FORM = "does not have a deterministic implementation"
+
+
+def modes_of(threads: int, cuda: bool) -> tuple[dict[str, Mode], dict[str, str]]:
+    """By source the mode that pins it, the one that pins nothing first; and why other sources cannot be measured."""
+    free = Mode(tune=cuda, tf32=True if cuda else None)
+    modes = {
+        FREE: free,
+        "seeds": free._replace(seeds=True),
+        "kernels": free._replace(deterministic=True, fill=False),
+        "kernels+memory": free._replace(deterministic=True),
+    }
+    every, unmeasured = modes["kernels+memory"]._replace(seeds=True), {}
+    if threads > 1:
+        modes["threads"], every = free._replace(threads=1), every._replace(threads=1)
+    else:
+        unmeasured["threads"] = ONE_THREAD
+    if cuda:
+        modes |= {"cudnn-benchmark": free._replace(tune=False), "tf32": free._replace(tf32=False)}
+        every = every._replace(tune=False, tf32=False)
+    else:
+        unmeasured |= {"cudnn-benchmark": NO_CUDA, "tf32": NO_CUDA}
+    return modes | {"all": every}, unmeasured
+
+
+class StepTimer(OptimizerStepCounter):
+    """Times steps while it is active, and ends the loop after so many rounds.
+
+    Args:
+        rounds: After which `StepLimitReached` is raised.
+        limit: Updates after which it is raised (None: none).
+
+    Attributes:
+        rounds: Of each, by mode, seconds of a step: of the CPU, and of the wall.
+        unmeasured: Why sources were not measured, by name.
+        refused: What torch warned of: operations that have no deterministic form.
+    """
+
+    def __init__(self, rounds: int, limit: int | None = None) -> None:
+        super().__init__(limit)
+        self.rounds: list[dict[str, tuple[float, float]]] = []
+        self.unmeasured: dict[str, str] = {}
+        self.refused: set[str] = set()
+        self._planned, self._turns = rounds, self._take_turns()
+        self._mode: Mode | None = None
+        self._show, self._warnings = warnings.showwarning, warnings.catch_warnings()
+
+    def __enter__(self) -> StepTimer:
+        self._show = warnings.showwarning
+        self._warnings.__enter__()
+        warnings.filterwarnings("default", f".*{NO_DETERMINISTIC_FORM}")  # no error, whatever the program says
+        warnings.showwarning = self._note
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._mode = None
+        self._turns.close()
+        self._warnings.__exit__(*raised)
+
+    def _call(self, module: nn.Module, args: Any) -> None:
+        super()._call(module, args)
+        if self._mode is not None and not self._mode.is_set:
+            self._mode.set(warn_only=True)
+
+    def _note(self, message: Any, *args: Any, **more: Any) -> None:
+        name, found, _ = str(message).partition(NO_DETERMINISTIC_FORM)
+        if found:
+            self.refused.add(name.strip())
+        else:
+            self._show(message, *args, **more)
+
+    def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer is self.optimizers[0] and next(self._turns, self) is self:
+            self.done += 1
+            raise StepLimitReached
+        super()._end(optimizer, args, kwargs)
+
+    def _take_turns(self) -> Generator[None]:
+        """Goes on at the end of each step."""
+        for _ in range(SETTLING - 1):  # one is over
+            yield
+        modes, self.unmeasured = modes_of(torch.get_num_threads(), torch.cuda.is_initialized())
+        mix = np.random.Generator(np.random.PCG64(0))
+        for _ in range(self._planned):
+            seconds = {}
+            for name in map(str, mix.permutation(list(modes))):
+                self._mode = mode = modes[name]
+                with switched(mode, warn_only=True):
+                    for _ in range(UNTIMED):
+                        yield
+                    begun = _clocks()
+                    for _ in range(TIMED):
+                        if mode.seeds:
+                            seed_generators(self.done)
+                        yield
+                        if not mode.is_set:
+                            self.unmeasured[name] = OVERRIDDEN
+                    cpu, wall = (after - before for before, after in zip(begun, _clocks(), strict=True))
+                seconds[name] = (cpu / TIMED, wall / TIMED)
+            self.rounds.append(seconds)
+
+
+def _clocks() -> tuple[float, float]:
+    """Seconds of this process's CPU and of the wall, once all work is done."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.process_time(), time.perf_counter()

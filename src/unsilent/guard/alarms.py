@@ -1,0 +1,64 @@
+"""What a guard reports besides alarms: recoveries that are not exact, the stop where nothing helps, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unsilent.basics.errors import UnsilentError
+from unsilent.events.event_kinds import Alarm
+
+LOOP_LEFT_MESSAGE = (
+    "the loop was left while steps were executed again after the alarm at {}, so some steps are missing; "
+    "if a counter ends the loop, take it from the batch: guard.iterate(enumerate(loader))"
+)
+
+
+class RepeatabilityWarning(UserWarning):
+    """A step that was executed again after an alarm was not the same step: the recovery may not be exact."""
+
+
+class NotRepeatable(UnsilentError):
+    """The same as an error, for a guard with ``strict=True``. The oldest state kept was put back."""
+
+    exit_code = 17
+
+
+class GuardStop(UnsilentError):
+    """The guard gives up: the fault is not transient, its traces are older than the states kept, or a bound is too tight.
+
+    The oldest state kept was put back, so that a checkpoint saved now is sound unless the fault is older than that.
+
+    Attributes:
+        alarm: The last alarm.
+        first: The one that began the recovery; the same where nothing could be executed again.
+    """
+
+    exit_code = 17
+
+    def __init__(self, alarm: Alarm, first: Alarm, steps: int = 0) -> None:
+        what = "; the loop was left, so its last steps cannot be executed again"
+        if steps:
+            what = (
+                f", although the last {steps} iteration{'s' if steps > 1 else ''} ran again (first alarm at {first.summary}); "
+                "the fault is not transient, the fault is older than these iterations, or the bound is too tight: check this "
+                "device, or give Guard a larger "
+                "factor or snapshot_count"
+            )
+        super().__init__(
+            f"{alarm.summary}{what}. The oldest kept state was restored; it is sound unless the fault is older"
+        )
+        self.alarm, self.first = alarm, first
+
+
+@dataclass
+class GuardOverhead:
+    """Seconds (wall) that the guard itself took, and over how many steps.
+
+    ``check``: finding the largest magnitudes and comparing them. ``synchronise``: waiting for the device and for other ranks.
+    """
+
+    steps: int = 0
+    check: float = 0.0
+    synchronise: float = 0.0
+    snapshot: float = 0.0
+    recovery: float = 0.0

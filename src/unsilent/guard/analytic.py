@@ -1,0 +1,132 @@
+"""The analytic bounds of a model: how many terms each weight's gradient sums up is counted while one step runs.
+
+Bound of a first moment: 20 sqrt(n) / m (see `unsilent.detectors.moment_bounds`). n is the number of positions that a layer
+was applied to (samples times pixels or tokens; of an embedding all indices, as if they were the same one), m the number of terms
+that the loss is the mean of. What is assumed: layer inputs and gradients of outputs (times m) of variance 1 and independent,
+gradients that are not scaled (no loss scaler's factor is left in the moments), no weight decay in the gradient.
+
+Moving statistics have no bound here: the sound one follows from the weights of the layer before and is looser than any damage,
+and which layer that is would have to be known. They are calibrated, and so are weights that are no part of a known layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.optim import SGD, Optimizer
+
+from unsilent.basics.errors import UsageError
+from unsilent.detectors.moment_bounds import first_moment_bounds
+from unsilent.guard.watched_tensors import find_history_tensors
+from unsilent.sites.modules import named_parameters
+
+RULE = "analytic"
+_AVERAGES = ("exp_avg", "grad_avg", "exp_inf")
+_SQUARES = ("exp_avg_sq", "square_avg", "max_exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class AnalyticBounds:
+    """Ask a guard for analytic bounds, measured in its first step.
+
+    Args:
+        loss_terms: That the loss of one step is the mean of. None: the samples, which is right where a loss
+            is averaged over samples, and too loose by the root of the length where it is averaged over tokens
+            (then give batch times length).
+    """
+
+    loss_terms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss_terms is not None and self.loss_terms < 1:
+            raise UsageError(
+                f"loss_terms is {self.loss_terms}, the number of terms averaged by the loss; expected 1 or more"
+            )
+
+
+class GradientTermCounter:
+    """Counts, from now until `close`, what the layers of a model are applied to.
+
+    Attributes:
+        sums: Terms of the gradient of each parameter, by ``id``.
+        samples: First dimension of the model's inputs, summed up over its forward passes.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sums: dict[int, int] = {}
+        self.samples = 0
+        self._hooks = [model.register_forward_pre_hook(self._batch, with_kwargs=True)]
+        self._hooks += [m.register_forward_hook(self._layer) for m in model.modules()]
+
+    def close(self) -> None:
+        """Count no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _batch(self, model: nn.Module, args: Any, given: Any) -> None:
+        inputs = [x for x in (*args, *given.values()) if isinstance(x, Tensor) and x.ndim]
+        if model.training and inputs:
+            self.samples += len(inputs[0])
+
+    def _layer(self, layer: nn.Module, args: Any, output: Any) -> None:
+        if not (layer.training and isinstance(output, Tensor) and output.requires_grad and args):
+            return
+        count = _positions(layer, args[0], output)
+        for parameter in layer.parameters(recurse=False) if count else ():
+            self.sums[id(parameter)] = self.sums.get(id(parameter), 0) + count
+
+
+def _positions(layer: nn.Module, given: Any, output: Tensor) -> int:
+    """How many terms a weight's gradient sums up; 0: not known."""
+    weight = getattr(layer, "weight", None)
+    if not (isinstance(weight, Tensor) and weight.numel()):
+        return 0
+    if isinstance(layer, _ConvTransposeNd):
+        return int(max(output.numel() // layer.out_channels, given.numel() // layer.in_channels))
+    if isinstance(layer, _ConvNd):
+        return output.numel() // layer.out_channels
+    if isinstance(layer, nn.Linear):
+        return output.numel() // layer.out_features
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        return int(given.numel())
+    return output.numel() // weight.numel() if "Norm" in type(layer).__name__ else 0
+
+
+def analytic_moment_bounds(
+    model: nn.Module, optimizers: Sequence[Optimizer], positions: GradientTermCounter, bounds_options: AnalyticBounds
+) -> Mapping[str, float]:
+    """Bounds by name, of what optimizers remember now and the rule covers.
+
+    Raises:
+        UsageError: no forward pass of a known layer was seen.
+    """
+    terms = bounds_options.loss_terms or positions.samples
+    if not positions.sums or not terms:
+        raise UsageError(
+            "analytic bounds need one forward pass in training mode through the layers of the model, but none ran; "
+            "give Guard the uncompiled model that is trained, or leave out bounds= to use calibrated bounds"
+        )
+    names = dict(named_parameters(model))
+    settings = {id(p): (o, group) for o in optimizers for group in o.param_groups for p in group["params"]}
+    result = {}
+    for part in find_history_tensors(model, optimizers):
+        parameter = names.get(part.owner)
+        sums = positions.sums.get(id(parameter))
+        if sums is None:
+            continue
+        optimizer, group = settings[id(parameter)]
+        bound = float(first_moment_bounds(np.array([float(sums)]), terms)[0])
+        key = part.name.rpartition("/")[2]
+        if key in _AVERAGES:
+            result[part.name] = bound
+        elif key in _SQUARES:
+            result[part.name] = bound**2
+        elif key == "momentum_buffer" and isinstance(optimizer, SGD):
+            result[part.name] = float(first_moment_bounds(np.array([float(sums)]), terms, group["momentum"])[0])
+    return {name: bound for name, bound in result.items() if math.isfinite(bound)}

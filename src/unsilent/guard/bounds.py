@@ -1,0 +1,129 @@
+"""Bounds by name of a tensor: what was given, and what was learnt of clean steps for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from unsilent.basics.errors import UsageError
+from unsilent.detectors.moment_bounds import (
+    FACTOR,
+    CalibratedBounds,
+    Floats,
+    indices_beyond_bounds,
+    updated_magnitudes,
+)
+from unsilent.guard.watched_tensors import KINDS, WatchedTensor
+
+WARM_UP = 10
+"""Steps that a tensor is learnt from before its bound holds; what is not finite is beyond every bound from the first step on."""
+_ANY = float(np.finfo(np.float64).max)
+CALIBRATED, FIXED, NOT_FINITE, NEGATIVE = "calibrated", "fixed", "not finite", "negative"
+
+
+class ExceededBound(NamedTuple):
+    """A bound that was passed: of which part (its number), by what, and the rule it comes from."""
+
+    tensor_number: int
+    largest_magnitude: float
+    bound: float
+    rule: str
+
+
+class Bounds:
+    """What is remembered now, and the bounds of it.
+
+    Args:
+        factor: Of the calibrated ones.
+        fixed: By name; they hold from the first step on.
+        rule: What alarms call the fixed ones.
+    """
+
+    def __init__(self, factor: float = FACTOR, fixed: Mapping[str, float] | None = None, rule: str = FIXED) -> None:
+        self._factor = factor
+        self._parts: list[WatchedTensor] = []
+        self._rule = CalibratedBounds(np.zeros(0, np.int64), factor)
+        self._known: dict[str, tuple[float, int]] = {}
+        self._names: list[str] = []
+        self.set_fixed_bounds(fixed or {}, rule)
+
+    def set_fixed_bounds(self, fixed: Mapping[str, float], rule: str = FIXED) -> None:
+        """Have these bounds by name, in place of fixed ones before."""
+        self._fixed_by_name, self._fixed_rule = dict(fixed), rule
+        self._place_fixed()
+
+    def update_tensors(self, parts: Sequence[WatchedTensor]) -> bool:
+        """These are remembered now; what was learnt of one of this name stays. Whether they are others than before."""
+        names = [part.name for part in parts]
+        if names == self._names:
+            return False
+        self._store()
+        self._names = names
+        self._place([KINDS.index(part.kind) for part in parts])
+        return True
+
+    def learn(self, names: Sequence[str], largest: Floats) -> None:
+        """Take in clean steps of before, float64[steps, n]; NaN where there was no such tensor yet."""
+        rows = np.atleast_2d(np.asarray(largest, dtype=np.float64))
+        if rows.shape[1:] != (len(names),) or len(set(names)) != len(names):
+            raise UsageError(
+                f"largest has shape {list(rows.shape)} for {len(names)} names ({len(set(names))} distinct); "
+                "expected [steps, names], with every name once"
+            )
+        if np.isinf(rows).any() or (rows < 0).any():
+            raise UsageError("largest has an infinite or negative value; expected magnitudes of fault-free steps")
+        self._store()
+        known = [self._known.get(name, (0.0, 0)) for name in names]
+        most = np.array([before for before, _ in known], dtype=np.float64)
+        for row in rows:
+            most = updated_magnitudes(most, row)
+        counts = (~np.isnan(rows)).sum(0)
+        for name, before, value, count in zip(names, known, most.tolist(), counts.tolist(), strict=True):
+            self._known[name] = value, before[1] + count
+        self._place(self._rule.kinds.tolist())
+
+    @property
+    def all_hold(self) -> bool:
+        """Whether every tensor has a bound."""
+        return bool(((self._rule.steps_seen >= WARM_UP) | ~np.isnan(self._fixed)).all())
+
+    def learn_step(self, result: Floats, numbers: Sequence[int]) -> None:
+        """Take in the step just found clean: float64[n] of the tensors of these numbers."""
+        every = np.full(len(self._names), np.nan)
+        every[numbers] = result
+        self._rule.learn(every)
+
+    def first_exceeded(self, result: Floats, numbers: Sequence[int]) -> ExceededBound | None:
+        """The first bound that is passed; ``result``: float64[n] of the tensors of these numbers."""
+        limits = np.where(self._rule.steps_seen >= WARM_UP, self._rule.bounds, _ANY)
+        limits = np.where(np.isnan(self._fixed), limits, self._fixed)[numbers]
+        over = indices_beyond_bounds(result, limits)
+        if not len(over):
+            return None
+        worst = int(over[0])
+        limit = float(limits[worst])
+        value = float(result[worst])
+        if not np.isfinite(value):
+            rule = NOT_FINITE
+        elif value < 0:
+            rule = NEGATIVE
+        else:
+            rule = CALIBRATED if np.isnan(self._fixed[numbers[worst]]) else self._fixed_rule
+        return ExceededBound(numbers[worst], value, limit, rule)
+
+    def _store(self) -> None:
+        values = zip(self._rule.largest.tolist(), self._rule.steps_seen.tolist(), strict=True)
+        self._known.update(zip(self._names, values, strict=True))
+
+    def _place(self, kinds: list[int]) -> None:
+        """Arrays of the present parts, from what is known by name."""
+        known = [self._known.get(name, (0.0, 0)) for name in self._names]
+        self._rule = CalibratedBounds(np.array(kinds, dtype=np.int64), self._factor)
+        self._rule.largest[:] = [largest for largest, _ in known]
+        self._rule.steps_seen[:] = [seen for _, seen in known]
+        self._place_fixed()
+
+    def _place_fixed(self) -> None:
+        self._fixed: Floats = np.array([self._fixed_by_name.get(name, np.nan) for name in self._names], np.float64)

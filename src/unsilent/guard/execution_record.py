@@ -1,0 +1,310 @@
+"""What one execution of steps depended on, recorded so that a second execution can be compared with the first.
+
+Recorded are the inputs of the model (a fingerprint, computed on their device), the numbers in ``param_groups`` at each step of an
+optimizer, and, when the step is over, the states of random generators. Nothing waits for a device before two executions are
+compared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from unsilent.guard.loop_state import LoopVariables
+from unsilent.outcomes.tensors import leaves
+from unsilent.recovery.digests import device_digests
+from unsilent.workloads.trainings.randomness import generator_state
+
+if TYPE_CHECKING:
+    from unsilent.guard.loop_watch import KeptVariables
+
+SAMPLE = 16384
+"""Elements of an input that its fingerprint is made of, evenly spread where there are more."""
+
+
+class IterationStart(NamedTuple):
+    """What an iteration began with."""
+
+    batch: Tensor
+    settings: list[dict[str, Any]]
+    gradients: int
+    schedules: dict[str, int | float]
+
+
+@dataclass(eq=False)
+class ExecutionRecord:
+    """One execution of some steps.
+
+    Attributes:
+        iteration_starts: Of each iteration a fingerprint of its batch, the settings of all parameter groups,
+            how many parameters have a gradient, and numbers of schedulers.
+        inputs: Of each forward pass of the model a fingerprint, int64 tensors.
+        settings: At each optimizer step the optimizer's number and, of each parameter group, its settings.
+        generators: States at the end, by name.
+    """
+
+    iteration_starts: list[IterationStart] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    settings: list[tuple[int, list[Mapping[str, Any]]]] = field(default_factory=list)
+    generators: dict[str, Any] = field(default_factory=dict)
+
+    def record_end(self, generators: Mapping[str, Any]) -> None:
+        """Record the end: the global generators, and ``generators``."""
+        self.generators = {name: generator_state(generator) for name, generator in generators.items()}
+        self.generators["torch's global generator"] = torch.random.get_rng_state()
+        self.generators["numpy's global generator"] = np.random.get_state()
+        self.generators["Python's global generator"] = random.getstate()
+
+
+class ReplayableIteration(NamedTuple):
+    """What an iteration began with, what puts the generators of then back, and what returns the variables that it can reach."""
+
+    item: Any
+    restore_generators: Callable[[], None]
+    variables: Callable[[], LoopVariables]
+
+
+class RepeatableStep:
+    """A step that is a function, with its arguments; ``results`` gets what it returns, and holds the last one alone."""
+
+    def __init__(self, run: Callable[..., Any], arguments: Sequence[Any], results: deque[Any]) -> None:
+        self.run, self.arguments, self.results = run, arguments, results
+
+    def __call__(self) -> None:
+        self.results.append(self.run(*self.arguments))
+
+
+LONGEST_STEP = 256
+"""Iterations without a step of an optimizer after which each iteration is taken for a step."""
+
+
+@dataclass(eq=False)
+class SnapshotSegment:
+    """The iterations from one state that is kept to the next.
+
+    Attributes:
+        execution: What it depended on.
+        variables: What the variables of the loop led to when the state was kept.
+        updates: The count of updates when the last iteration began; it goes up with every step of an
+            optimizer.
+        iterations: Since the state was kept.
+        steps: That had ended when the last iteration began.
+    """
+
+    execution: ExecutionRecord
+    updates: int
+    variables: KeptVariables
+    iterations: list[ReplayableIteration] = field(default_factory=list)
+    steps: int = 0
+
+    def steps_ended(self, updates: int) -> int:
+        """Steps that have ended, at this count of updates."""
+        return self.steps + (updates != self.updates or len(self.iterations) >= LONGEST_STEP)
+
+    def begin_iteration(self, iteration: ReplayableIteration, updates: int) -> None:
+        """One more iteration begins, at this count of updates."""
+        self.steps, self.updates = self.steps_ended(updates), updates
+        self.iterations.append(iteration)
+
+
+def input_differences(first: ExecutionRecord, again: ExecutionRecord) -> Iterator[str]:
+    """How what two executions were given differs, in words: what does not follow from the state they started from.
+
+    A fault in the first execution does not change these, so that they can be compared even with a faulty execution.
+    """
+    if len(first.inputs) != len(again.inputs):
+        yield (
+            f"the model was called {len(again.inputs)} times instead of {len(first.inputs)}: if a counter ends the "
+            "step, take it from the batch, guard.iterate(enumerate(loader))"
+        )
+    elif (
+        torch.stack(first.inputs or [torch.zeros(0)]).tolist() != torch.stack(again.inputs or [torch.zeros(0)]).tolist()
+    ):
+        yield (
+            "the model received other inputs (the loop changes data in place, or uses a random generator that Guard "
+            "did not find: give the generator to Guard)"
+        )
+    if len(first.settings) == len(again.settings):  # a loss scaler may have left out a step of a faulty execution
+        for (_, groups), (_, groups_again) in zip(first.settings, again.settings, strict=True):
+            for text in settings_differ(groups, groups_again):
+                yield f"{text} (give Guard the scheduler, or take the number that sets it from the batch)"
+    for one, other in zip(first.iteration_starts, again.iteration_starts, strict=False):
+        yield from _begun_differently(one, other)
+
+
+BETWEEN = "work between steps is not executed again: make it part of the step"
+
+
+def _begun_differently(one: IterationStart, other: IterationStart) -> Iterator[str]:
+    """How what an iteration began with differs, in words."""
+    if int(one.batch) != int(other.batch):
+        yield "a batch was changed in place (change a copy of the batch instead)"
+    for text in settings_differ(one.settings, other.settings):
+        yield f"before a step {text} ({BETWEEN})"
+    if one.gradients != other.gradients:
+        yield (
+            f"before a step {other.gradients} parameters had gradients instead of {one.gradients} (zero_grad() outside of the "
+            "step is not executed again: call it in the step)"
+        )
+    for name, number in one.schedules.items():
+        if not _same(number, now := other.schedules.get(name, number)):
+            yield f"before a step {name} was {now!r} instead of {number!r} ({BETWEEN})"
+
+
+def settings_differ(groups: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How the settings of parameter groups differ, in words."""
+    if len(groups) != len(again):
+        yield f"there were {len(again)} parameter groups instead of {len(groups)}"
+        return
+    for number, (one, other) in enumerate(zip(groups, again, strict=True)):
+        for key in one:
+            if not _same(one[key], other.get(key)):
+                yield f"parameter group {number} had {key}={_text(other.get(key))} instead of {_text(one[key])}"
+
+
+def generators_that_differ(first: ExecutionRecord, again: ExecutionRecord) -> list[str]:
+    """Random generators that two executions left in other states, in words."""
+    names = [n for n, state in first.generators.items() if not _same(state, again.generators.get(n, state))]
+    return [f"{name} ended in another state" for name in names]
+
+
+def repetition_differences(
+    first: Sequence[SnapshotSegment],
+    second: Sequence[SnapshotSegment],
+    third: Sequence[SnapshotSegment],
+    same_end: bool,
+) -> list[str]:
+    """Why three executions of the same segments are not the same, in words; empty where they are.
+
+    The first one may be faulty, so that it is compared by what it was given alone, and in the random generators that it left
+    before its last segment. ``same_end``: the second and the third ended with the same bits.
+    """
+    causes: list[str] = []
+    for one, other in zip(first, second, strict=True):
+        causes += input_differences(one.execution, other.execution)
+    for one, other in zip(first[:-1], second, strict=False):
+        causes += generators_that_differ(one.execution, other.execution)
+    for one, other in zip(second, third, strict=True):
+        causes += input_differences(one.execution, other.execution)
+        causes += generators_that_differ(one.execution, other.execution)
+    if not causes and not same_end:
+        causes.append(
+            "repeating the steps from the same state gave other bits (they use an object that Guard was not given, a random "
+            "generator that Guard did not find, or a nondeterministic operation)"
+        )
+    return list(dict.fromkeys(causes))
+
+
+class ExecutionRecorder:
+    """Records executions of a model's training steps, from `begin` to `end`; removes its hooks on `close`.
+
+    Args:
+        gradients: Whether steps may begin with gradients, so that how many there are counts.
+
+    Attributes:
+        current_execution: The execution that is recorded.
+        updates: Optimizer steps since the recorder was made.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], gradients: bool = True) -> None:
+        self.current_execution = ExecutionRecord()
+        self._gradients = gradients
+        self.updates = 0
+        self._optimizers = list(optimizers)
+        self._hooks: list[Any] = [model.register_forward_pre_hook(self._inputs_of(model), with_kwargs=True)]
+        for number, optimizer in enumerate(optimizers):
+            self._hooks.append(optimizer.register_step_pre_hook(self._settings_of(number)))
+
+    def record_iteration_start(self, item: Any, others: Sequence[Any]) -> None:
+        """An iteration begins, with this batch; ``others``: schedulers and the like."""
+        settings = [settings_of_group(group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        gradients = sum(
+            p.grad is not None and self._gradients
+            for optimizer in self._optimizers
+            for g in optimizer.param_groups
+            for p in g["params"]
+        )
+        schedules = {
+            f"{type(other).__name__} {key}": value
+            for other in others
+            if isinstance(other, (LRScheduler, GradScaler))
+            for key, value in other.state_dict().items()
+            if type(value) in (int, float)
+        }
+        self.current_execution.iteration_starts.append(
+            IterationStart(fingerprint(list(leaves(item))), settings, gradients, schedules)
+        )
+
+    def close(self) -> None:
+        """Record no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _inputs_of(self, model: nn.Module) -> Any:
+        """A hook; a function, because a copy of the model (``deepcopy``) would copy what a bound method belongs to."""
+
+        def note(called: nn.Module, arguments: Any, named: Any) -> None:
+            if called is model and not torch.compiler.is_compiling():
+                self.current_execution.inputs.append(fingerprint([*leaves(arguments), *leaves(named)]))
+
+        return note
+
+    def _settings_of(self, number: int) -> Any:
+        def note(optimizer: Optimizer, *_: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self.updates += 1
+                self.current_execution.settings.append(
+                    (number, [settings_of_group(group) for group in optimizer.param_groups])
+                )
+
+        return note
+
+
+@torch.no_grad()
+def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
+    """A number that stands for the bits of tensors in their order, int64[] on the device of the first."""
+    samples = [_sample(t) for t in tensors if t.layout is torch.strided and t.numel()]
+    if not samples:
+        return torch.zeros((), dtype=torch.int64)
+    return device_digests([device_digests(samples)])[0]
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: -(-flat.numel() // SAMPLE)] if flat.numel() > SAMPLE else flat
+
+
+def settings_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a parameter group."""
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params" and isinstance(value, (bool, int, float, tuple, Tensor))
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and (one == other if len(one) > 100 else all(map(_same, one, other)))
+    return bool(one == other) or (one != one and other != other)
+
+
+def _text(value: Any) -> str:
+    return f"{value.item():g}" if isinstance(value, Tensor) and value.numel() == 1 else f"{value!r:.60}"

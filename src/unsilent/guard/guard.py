@@ -1,0 +1,590 @@
+"""A guard around a training loop: it detects a fault by what it leaves in memory, goes back some steps, and executes them again.
+
+    guard = Guard(model, optimizer, scheduler)
+    for batch in guard.iterate(loader):      # instead of: for batch in loader
+        ...
+
+After each iteration the largest magnitudes of moments, moving statistics and parameters are compared with their bounds, those of
+all tensors or (``spread``) of a part of them in turn. Beyond a bound,
+the oldest state kept is put back bit for bit (parameters, buffers, gradients, optimizers, schedulers, random generators), and the
+batches since then come again, twice, each with the generators as they were. A step that is a function is guarded by
+``guard.step(function)``. If a bound is passed again meanwhile: `GuardStop`, with the oldest state put back.
+
+The state is kept before every fourth step (on CUDA every sixteenth); iterations that only accumulate gradients belong to the step
+after them. As many states are kept as are needed to undo a fault however late a check notices it (`guard_plan`). Where a
+loop turns out not to be repeatable, a `RepeatabilityWarning` names the cause (with ``strict=True``: `NotRepeatable`). Late, on
+CUDA: the magnitudes of a step are read after the next one, so that nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, Self, TypeVar, cast
+
+import numpy as np
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+
+from unsilent.basics.errors import UsageError, wrong_value_error
+from unsilent.checkpoints.recent_loads import loads_so_far
+from unsilent.detectors.moment_bounds import FACTOR, Floats
+from unsilent.events.event_kinds import Alarm
+from unsilent.guard.alarms import (
+    LOOP_LEFT_MESSAGE,
+    GuardOverhead,
+    GuardStop,
+    NotRepeatable,
+    RepeatabilityWarning,
+)
+from unsilent.guard.analytic import AnalyticBounds
+from unsilent.guard.execution_record import (
+    ExecutionRecord,
+    ExecutionRecorder,
+    RepeatableStep,
+    ReplayableIteration,
+    SnapshotSegment,
+    repetition_differences,
+)
+from unsilent.guard.guard_plan import announce, make_plan
+from unsilent.guard.live_steps import LiveSteps
+from unsilent.guard.loop_state import (
+    LoopVariables,
+    find_objects,
+    is_put_back,
+    variables_of_function,
+    variables_of_loop,
+)
+from unsilent.guard.loop_watch import LoopWatch, differing_values, some_names
+from unsilent.guard.magnitude_check import MagnitudeCheck, StepCheck
+from unsilent.guard.monitored import checked_optimizers
+from unsilent.guard.pending_magnitudes import Ranks, any_rank, differs_between_ranks, process_group_for
+from unsilent.guard.watched_tensors import find_watched_tensors, magnitudes_of
+from unsilent.recovery.digests import digest_text, state_tensors
+from unsilent.recovery.ring import SnapshotLocation, SnapshotRing
+from unsilent.workloads.trainings.randomness import GENERATORS, generator_state, save_generator_states
+
+__all__ = ["Alarm", "Guard", "GuardStop"]
+
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
+Replay = Callable[[Alarm, LiveSteps], Iterator[Any]]
+"""Yields what iterations begin with, to have their bodies executed."""
+SEARCHES = 2
+"""Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
+ENDED = "no loop is running whose steps could be"
+LOGGER = "unsilent.guard"
+log = logging.getLogger(LOGGER)
+_guarded: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
+
+
+class Guard:
+    """Watches and recovers one training; a context manager that checks the last step and closes itself.
+
+    Args:
+        model: What is trained; its parameters, buffers and moving statistics.
+        optimizers: One, or several. stateful_objects: schedulers, loss scalers and the like, with
+            ``state_dict`` and ``load_state_dict``, and random generators that the loop uses. Schedulers,
+            scalers and generators that variables of the loop lead to are found without being given.
+        factor: Of the calibrated bounds.
+        bounds: Largest magnitudes by name of the tensor (see `names`), or `AnalyticBounds`; what these do not
+            cover is calibrated.
+        snapshot_location: Where states are kept: ``device``, ``host`` or ``file``.
+        snapshot_gradients: Keep those, too; False where every step begins by setting them to zero.
+        snapshot_interval: Steps from one kept state to the next; after an alarm, at most ``snapshot_interval *
+            snapshot_count`` steps are executed again, whose batches stay in memory. None: 4, or 16 on CUDA.
+        snapshot_count: States that are kept; None: as many as are needed (`states_needed`), at least 2.
+        spread: Steps in which every watched tensor is checked once: each step checks one of so many parts.
+            None: 1, or 8 on CUDA.
+        delayed_check: Read the magnitudes of a step after the next one; None: where they are on CUDA.
+        ranks: Whose magnitudes count, so that all go back together: ``all`` of torch.distributed where it is
+            in use, ``alone``, or a process group.
+        strict: A recovery that may not be exact is an error, not a warning.
+        on_alarm: Is called with every alarm.
+        check: What finds alarms; None: the magnitudes of parameters, moments and moving statistics.
+        replay: Executes steps again only to compare them; None: they are executed again to go on from there.
+
+    Raises:
+        UsageError: the model or an optimizer is guarded already, an optimizer remembers no gradients, a part cannot be put back.
+
+    Attributes:
+        alarms: All there were.
+        recoveries: How often steps were executed again.
+        overhead: What it cost.
+        plan: How soon it notices a fault, and what it keeps for that (`GuardPlan`); logged before the first state is kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Optimizer | Sequence[Optimizer],
+        *stateful_objects: Any,
+        factor: float = FACTOR,
+        bounds: Mapping[str, float] | AnalyticBounds | None = None,
+        snapshot_location: SnapshotLocation = "device",
+        snapshot_gradients: bool = True,
+        snapshot_interval: int | None = None,
+        snapshot_count: int | None = None,
+        spread: int | None = None,
+        delayed_check: bool | None = None,
+        ranks: Ranks = "all",
+        strict: bool = False,
+        on_alarm: Callable[[Alarm], None] | None = None,
+        check: StepCheck | None = None,
+        replay: Replay | None = None,
+    ) -> None:
+        self._model = model
+        further = [other for other in stateful_objects if isinstance(other, Optimizer)]
+        stateful_objects = tuple(other for other in stateful_objects if not isinstance(other, Optimizer))
+        self._optimizers = _with_bases(
+            [*checked_optimizers("Guard", model, optimizers, _guarded.__contains__), *further]
+        )
+        if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+            raise UsageError(
+                "the model has parameters without a shape (lazy modules); run one batch through it before making the Guard"
+            )
+        if on_alarm is not None and not callable(on_alarm):
+            raise wrong_value_error("on_alarm", on_alarm, "a function that is called with each alarm")
+        if check is not None and not callable(getattr(check, "check_last", None)):
+            raise wrong_value_error("check", check, "an object with the methods of StepCheck, or None")
+        self._on_alarm, self._ranks, self._strict, self._replay = on_alarm, ranks, strict, replay
+        process_group_for(ranks)
+        on_cuda = any(p.is_cuda for p in model.parameters())
+        self.plan = make_plan(snapshot_interval, spread, delayed_check, snapshot_count, on_cuda)
+        self._where = snapshot_location
+        self._ring = SnapshotRing(
+            model,
+            self._optimizers,
+            stateful_objects,
+            snapshot_count=self.plan.states,
+            snapshot_location=snapshot_location,
+            snapshot_gradients=snapshot_gradients,
+        )
+        self._generators: dict[str, Any] = {f"generator {n}": g for n, g in enumerate(self._ring.generators)}
+        self._variables: Callable[[], LoopVariables] = LoopVariables
+        self._watch = LoopWatch(model, self._optimizers, self._ring)
+        self._is_repeating = False
+        self._searches, self._loads = 0, loads_so_far()
+        self._segments: list[SnapshotSegment] = []
+        self._results: deque[Any] = deque(maxlen=1)
+        self._alarm_when_left: Alarm | None = None
+        self._in_loop = self._loop_was_left = self._closed = False
+        self._recorder = ExecutionRecorder(model, self._optimizers, snapshot_gradients)
+        self.alarms: list[Alarm] = []
+        self.recoveries = 0
+        self.overhead = GuardOverhead()
+        self._check_steps: StepCheck = check or MagnitudeCheck(
+            model, self._optimizers, factor, bounds, ranks, self.overhead, self.plan.spread
+        )
+        _guarded.update((model, *self._optimizers))
+
+    def close(self) -> None:
+        """Remove all hooks and let another guard take over; closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        _guarded.difference_update((self._model, *self._optimizers))
+        self._recorder.close()
+        self._check_steps.close()
+        self.discard_snapshots()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None and not self._closed:
+                self.check_pending_steps()
+        finally:
+            self.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that all states take, but for what ``others`` hold."""
+        return self._ring.nbytes
+
+    def names(self) -> list[str]:
+        """Of tensors that are watched now: ``fc.weight/exp_avg``, ``bn1.running_var``, ``fc.weight``; moments after a step."""
+        return [part.name for part in find_watched_tensors(self._model, self._optimizers)]
+
+    def magnitudes(self) -> Floats:
+        """The largest magnitude of each tensor of `names`, in that order, float64[n]; of this rank alone."""
+        return np.asarray(magnitudes_of(find_watched_tensors(self._model, self._optimizers)).cpu(), dtype=np.float64)
+
+    def learn(self, names: Sequence[str], largest: Floats) -> None:
+        """Begin with the bounds of a guard that has seen these clean steps: for a run that starts in the middle.
+
+        Args:
+            names: As of `names`; what is not remembered yet is learnt for later.
+            largest: `magnitudes` after each step, float64[steps, n]; NaN where there was no such tensor
+                yet.
+
+        Raises:
+            UsageError: the shape does not fit, a name comes twice, a value is infinite or negative.
+        """
+        if not isinstance(self._check_steps, MagnitudeCheck):
+            raise UsageError("this guard has a check of its own; learn() is for the bounds of magnitudes")
+        self._check_steps.bounds.learn(names, largest)
+
+    def lengthen(self, steps: int) -> None:
+        """From now on keep states so far apart that at least so many steps can be executed again."""
+        self.plan = replace(self.plan, interval=max(self.plan.interval, steps))
+
+    # -- what a loop calls -------------------------------------------------------------------------------------
+
+    def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches, and those of the last steps again after an alarm; the body between two of them is one iteration."""
+        if self._loop_was_left:
+            self.check_pending_steps()
+        self._start_loop(lambda: variables_of_loop(sys._getframe(1)))
+        self._watch.start(batches)
+        self._in_loop = True
+        try:
+            for batch in batches:
+                self._begin(batch)
+                yield batch
+                if (alarm := self._end()) is not None:
+                    yield from self._execute_again(alarm)
+            if (alarm := self._check_steps.check_last()) is not None:
+                after = save_generator_states(self._ring.generators)  # the loader may have drawn at its end
+                yield from self._execute_again(alarm)
+                after()
+            self.discard_snapshots()  # batches and states
+        except GeneratorExit:  # by break, return or an exception in the body
+            self._loop_was_left = True
+            if self._alarm_when_left is not None:
+                warnings.warn(
+                    LOOP_LEFT_MESSAGE.format(self._alarm_when_left.summary), RepeatabilityWarning, stacklevel=2
+                )
+            raise
+        finally:
+            self._in_loop = False
+
+    def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
+        """One step, ``run(*arguments)``, that can be run again with the same arguments; returns what it returned last."""
+        again = RepeatableStep(run, arguments, self._results)
+        self.begin(again, variables=run)
+        again()
+        self.end()
+        return cast(Result, self._results.pop())
+
+    def begin(self, again: Callable[[], object], variables: Callable[..., Any] | None = None) -> None:
+        """A step begins; ``again`` would do all of it once more. For loops that report the beginning and the end of a step.
+
+        ``variables``: the function whose variables are searched for generators, ``again`` itself by default.
+        """
+        self._require_open()
+        function = variables or again
+
+        def look_up() -> LoopVariables:
+            reachable = variables_of_function(function)
+            return LoopVariables(reachable, reachable, function)
+
+        self._variables = look_up
+        self._begin(again)
+
+    def end(self) -> None:
+        """The step that began is over; raises `GuardStop`."""
+        self._run_again(self._end())
+
+    def check_pending_steps(self) -> None:
+        """Check every step that is not checked yet: before a checkpoint, after ``break``, at the end; not in a loop of `iterate`.
+
+        Raises:
+            GuardStop: a fault came again, or the loop was left and its last step cannot be executed again.
+            UsageError: called inside a loop of `iterate`.
+        """
+        self._require_open()
+        if self._in_loop:
+            raise UsageError(
+                "check_pending_steps() was called inside the loop of guard.iterate; call it after the loop, and first close() a "
+                "named iterator of guard.iterate that you left early"
+            )
+        if not self._loop_was_left:
+            self._run_again(self._check_steps.check_last())
+            return
+        self._loop_was_left = False
+        left, self._alarm_when_left = self._alarm_when_left, None
+        if left is not None and self._strict:
+            self._give_up(NotRepeatable(LOOP_LEFT_MESSAGE.format(left.summary)))
+        if self._segments and (alarm := self._check(whole=True)) is not None:
+            self._report(alarm)
+            self._give_up(GuardStop(alarm, alarm))
+
+    def why_not_repeatable(self) -> str:
+        """Why executing the last steps again would change the training, the same in all ranks; empty where nothing is known."""
+        if self._is_repeating:
+            return ""
+        if not self._segments or self._loop_was_left:
+            return ENDED
+        count = sum(len(segment.iterations) for segment in self._segments)
+        if differs_between_ranks(count, process_group_for(self._ranks), next(self._model.parameters()).device):
+            return "the ranks made other numbers of iterations since a state was kept, as where one of them has loaded another"
+        names = self.changes()
+        if not self._any_rank(bool(names)):
+            return ""
+        return cannot_be_put_back(names) or "the loop of another rank changes what cannot be put back"
+
+    def changes(self) -> list[str]:
+        """Names of all that cannot be put back and that the loop of this rank has changed since the oldest state."""
+        return self._watch.changed_since(self._segments[0].variables, self._variables()) if self._segments else []
+
+    def batches(self) -> Sequence[Any]:
+        """Those of the iterations since the oldest state, as far as they are known."""
+        return self._live_steps().batches()
+
+    def discard_snapshots(self) -> None:
+        """Forget states, not bounds: what was done since the last step cannot be executed again."""
+        self._ring.clear()
+        self._segments.clear()
+        self._check_steps.restart()
+        self._loop_was_left = False
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("this guard is closed; make a new Guard(model, optimizer)")
+
+    def _run_again(self, first: Alarm | None) -> None:
+        if first is not None:
+            for again in self._execute_again(first):
+                again()
+
+    # -- one iteration -----------------------------------------------------------------------------------------
+
+    def _start_loop(self, variables: Callable[[], LoopVariables]) -> None:
+        self._require_open()
+        self.discard_snapshots()  # what a user does between two epochs cannot be executed again
+        self._variables, self._searches = variables, 0
+
+    def _begin(self, item: Any, fresh: bool | None = None) -> None:
+        """An iteration begins; ``fresh``: with a state that is kept (None: where it is time for one)."""
+        begun = time.perf_counter()
+        if self._searches < SEARCHES:
+            self._searches += 1
+            self._search()
+        updates = self._updates()
+        if (loads := loads_so_far()) != self._loads and not self._is_repeating:
+            self._loads = loads
+            self.discard_snapshots()  # steps before a load are no way to what was loaded
+        if fresh is None:
+            fresh = not self._segments or self._segments[-1].steps_ended(updates) >= self.plan.interval
+        if fresh:
+            if not self._ring.nbytes:
+                announce(self.plan, self._ring.live_tensors(), self._where, log)
+            kept = self._watch.keep(self._variables())
+            put_back = save_generator_states(self._ring.generators)
+            self._recorder.current_execution = ExecutionRecord()
+            segment = SnapshotSegment(self._recorder.current_execution, updates, kept)
+            self._segments = [*self._segments, segment][-self.plan.states :]
+        else:
+            put_back = save_generator_states(self._ring.generators)
+        self._segments[-1].begin_iteration(ReplayableIteration(item, put_back, self._variables), updates)
+        self._recorder.record_iteration_start(item, self._ring.others)
+        self.overhead.snapshot += time.perf_counter() - begun
+
+    def _end(self, whole: bool = False) -> Alarm | None:
+        """The first bound that is passed after an iteration, or (late) after the one before it.
+
+        ``whole``: of all tensors after this one, read at once.
+        """
+        if self._segments:
+            begun = time.perf_counter()
+            self._segments[-1].execution.record_end(self._generators)
+            self.overhead.snapshot += time.perf_counter() - begun
+        return self._check(whole)
+
+    def _updates(self) -> int:
+        """Goes up with every update of parameters, by a step of an optimizer that calls its hooks or by any write."""
+        return self._recorder.updates + sum(p._version for p in self._model.parameters())
+
+    def _search(self) -> None:
+        """Find the random generators, schedulers and scalers that the loop can reach, so that they are put back with the rest."""
+        known = {id(one) for one in (*self._generators.values(), *self._ring.others)}
+        for name, used in find_objects(
+            self._variables().reachable, lambda value: is_put_back(value, self._optimizers)
+        ).items():
+            if id(used) in known:
+                continue
+            if not isinstance(used, GENERATORS):
+                self._ring.others.append(used)
+                continue
+            try:
+                generator_state(used)
+            except UsageError as error:
+                self._not_repeatable([f"{name}: {error}"])
+                continue
+            self._generators[name] = used
+            self._ring.generators.append(used)
+
+    # -- recovery ----------------------------------------------------------------------------------------------
+
+    def _execute_again(self, alarm: Alarm) -> Iterator[Any]:
+        return self._recover(alarm) if self._replay is None else self._compare(alarm, self._replay)
+
+    def _compare(self, alarm: Alarm, replay: Replay) -> Iterator[Any]:
+        """Executes the iterations since the oldest state again, to be compared, and puts all back as it is now."""
+        self._report(alarm)
+        execution, updates = self._recorder.current_execution, self._updates()
+        returned, variables = list(self._results), self._variables
+        now = self._ring.hold()
+        self._recorder.current_execution = ExecutionRecord()
+        self._is_repeating = True
+        try:
+            yield from replay(alarm, self._live_steps())
+        finally:
+            self._is_repeating = False
+            now.restore()
+            self._loads = loads_so_far()
+            self._check_steps.drop_pending()
+            self._recorder.current_execution, self._variables = execution, variables
+            self._results.extend(returned)
+            self._segments[-1].updates += self._updates() - updates
+
+    def _live_steps(self) -> LiveSteps:
+        return LiveSteps(self._model, self._optimizers, self._ring, self._segments, self._check_steps)
+
+    def _recover(self, first: Alarm) -> Iterator[Any]:
+        """Goes back to the oldest state and yields what the iterations since then began with, to be executed again, twice.
+
+        The first execution may be faulty; what it was given is compared with what the second one is given. The second and the
+        third are compared in all that they leave: neither has the fault.
+        """
+        self._report(first)
+        self.recoveries += 1
+        causes = self._found_late()
+        tensors, values = self._watch.not_restored(self._segments[0].variables, self._variables())
+        hooks = self._watch.hooks_changed(self._segments[0].variables)
+        first_end = second_end = self._watch.contents(self._variables())
+        self._is_repeating = True
+        try:
+            segments = self._go_back()
+            count = sum(len(segment.iterations) for segment in segments)
+            yield from self._again(segments, first, count)
+            digest = self._digest()
+            second_end = self._watch.contents(self._variables())
+            second = self._go_back()
+            yield from self._again(second, first, count)
+        except GeneratorExit:
+            self._alarm_when_left = first
+            raise
+        finally:
+            self._is_repeating = False
+        third = self._segments
+        causes += repetition_differences(segments, second, third, digest == self._digest())
+        more_tensors, counted = differing_values(first_end, second_end, self._watch.contents(self._variables()), values)
+        tensors = list(dict.fromkeys((*tensors, *more_tensors)))
+        if tensors:
+            causes.append(
+                f"tensors that the loop changes are not restored: {some_names(tensors)} (create them before the loop and change "
+                "them in place, or give Guard an object that has them in its state_dict)"
+            )
+        if hooks:
+            causes.append(
+                f"hooks are not restored: {some_names(hooks)} (register and remove hooks outside of the loop)"
+            )
+        if self._any_rank(bool(causes)):
+            self._not_repeatable(
+                list(dict.fromkeys(causes))
+                or ["the repeated steps of another rank differed from their first execution"],
+                first,
+            )
+        if counted:
+            text = f"variables of the loop are not restored: {some_names(counted)}. If the training depends on such a variable, "
+            warnings.warn(
+                text + "take it from the batch: guard.iterate(enumerate(loader))", RepeatabilityWarning, stacklevel=2
+            )
+        what = f"{count} iterations and executed them" if count > 1 else "1 iteration and executed it"
+        log.warning(
+            "%s: went back %s again%s",
+            first.summary,
+            what,
+            "".join(
+                [
+                    "; the repeated steps differed, see the warning" if causes else "",
+                    f"; not restored: {some_names([*tensors, *hooks, *counted])}"
+                    if tensors or hooks or counted
+                    else "",
+                ]
+            ),
+        )
+
+    def _found_late(self) -> list[str]:
+        """Schedulers and scalers that are not in the states, because they are newer than the loop."""
+        known = {id(other) for other in self._ring.others}
+        self._search()
+        names = [type(other).__name__ for other in self._ring.others if id(other) not in known]
+        return [f"{', '.join(names)} was created after the loop began (give it to Guard)"] if names else []
+
+    def _go_back(self) -> list[SnapshotSegment]:
+        """Put the oldest state back; the segments since then."""
+        begun = time.perf_counter()
+        self._ring.restore_snapshot(len(self._ring))
+        segments, self._segments = self._segments, []
+        self._check_steps.drop_pending()
+        self.overhead.steps -= sum(len(segment.iterations) for segment in segments)
+        self.overhead.recovery += time.perf_counter() - begun
+        return segments
+
+    def _again(self, segments: Sequence[SnapshotSegment], first: Alarm, count: int) -> Iterator[Any]:
+        for segment in segments:
+            for number, (item, put_back, self._variables) in enumerate(segment.iterations):
+                put_back()
+                self._begin(item, fresh=number == 0)
+                self._check_steps.before_again(item)
+                yield item
+                if (alarm := self._end(whole=True)) is not None:
+                    self._give_up(GuardStop(alarm, first, count))
+
+    def _digest(self) -> str:
+        return digest_text(state_tensors(self._model, self._optimizers))
+
+    def _any_rank(self, flag: bool) -> bool:
+        return any_rank(flag, process_group_for(self._ranks), next(self._model.parameters()).device)
+
+    def _report(self, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
+
+    def _not_repeatable(self, causes: Sequence[str], alarm: Alarm | None = None) -> None:
+        """Warn, or in strict mode put the oldest state back and raise."""
+        after = f"after the alarm at {alarm.summary if alarm else None}, the repeated steps differed from their first execution"
+        text = f"{after if alarm else 'this loop is not repeatable'}: {'; '.join(causes)}"
+        if not self._strict:
+            warnings.warn(text, RepeatabilityWarning, stacklevel=2)
+            return
+        self._give_up(NotRepeatable(text))
+
+    def _give_up(self, error: GuardStop | NotRepeatable) -> NoReturn:
+        """Put the oldest state back and raise."""
+        if len(self._ring):
+            self._ring.restore_snapshot(len(self._ring))
+        self.discard_snapshots()
+        log.error("%s", error)
+        raise error
+
+    # -- checking ----------------------------------------------------------------------------------------------
+
+    def _check(self, whole: bool = False) -> Alarm | None:
+        return self._check_steps.check(self.plan.late and not whole, self._stepped, whole)
+
+    def _stepped(self) -> bool:
+        return bool(self._segments) and self._segments[-1].steps_ended(self._updates()) > 0
+
+
+def cannot_be_put_back(names: Sequence[str]) -> str:
+    """Why steps cannot be executed again: what a loop changes; empty where that is nothing."""
+    return f"the loop changes what cannot be put back: {some_names(names)}" if names else ""
+
+
+def _with_bases(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+    """Optimizers, and those inside of them, whose steps they make (sharpness-aware ones), each once."""
+    bases = [v for o in optimizers for v in vars(o).values() if isinstance(v, Optimizer) and v.state is not o.state]
+    return list({id(one): one for one in (*optimizers, *bases)}.values())

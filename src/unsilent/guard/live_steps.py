@@ -1,0 +1,123 @@
+"""The last iterations of a guarded loop, as the engine of `recovery.step_replay` executes them again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.basics.errors import UsageError
+from unsilent.guard.execution_record import (
+    BETWEEN,
+    RepeatableStep,
+    ReplayableIteration,
+    SnapshotSegment,
+    settings_differ,
+    settings_of_group,
+)
+from unsilent.guard.magnitude_check import StepCheck
+from unsilent.recovery.digests import state_tensors
+from unsilent.recovery.ring import SnapshotRing
+from unsilent.recovery.step_replay import IterationStart
+from unsilent.workloads.trainings.randomness import (
+    generator_state,
+    global_generators,
+    save_generator_states,
+    set_generator_state,
+)
+
+
+class LiveSteps:
+    """A `ReplayedSteps` of the iterations since the oldest state of a ring; ``check`` judges their signals."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        ring: SnapshotRing,
+        segments: Sequence[SnapshotSegment],
+        check: StepCheck,
+    ) -> None:
+        self.model, self.problem = model, ""
+        iterations = [one for segment in segments for one in segment.iterations]
+        self._begun = [start.settings for segment in segments for start in segment.execution.iteration_starts]
+        self._optimizers, self._ring, self._iterations, self._check = optimizers, ring, iterations, check
+
+    def go_back(self) -> None:
+        """Put the oldest state back."""
+        self._ring.put_back_oldest()
+        self._check.drop_pending()
+
+    def starts(self) -> Sequence[IterationStart]:
+        """What the iterations began with."""
+
+        def begin(number: int, one: ReplayableIteration) -> None:
+            self._begin(number, one.restore_generators)
+            self._check.before_again(one.item)
+
+        return [
+            IterationStart(one.item, functools.partial(begin, number, one))
+            for number, one in enumerate(self._iterations)
+        ]
+
+    def _begin(self, number: int, restore_generators: Callable[[], object]) -> None:
+        restore_generators()
+        now = [settings_of_group(group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        if not self.problem and (texts := list(settings_differ(self._begun[number], now))):
+            self.problem = f"before a step {texts[0]} ({BETWEEN})"
+
+    def end_iteration(self) -> None:
+        """Have the signals judged."""
+        self._check.check(late=False, stepped=lambda: True, whole=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the training has now, by name."""
+        return state_tensors(self.model, self._optimizers)
+
+    def batches(self) -> Sequence[Any]:
+        """What the iterations take: batches, or arguments of a step; nothing where a step is a function alone."""
+        return [_batch_of(one.item) for one in self._iterations]
+
+    def portable(self) -> Any:
+        """Batches, and states of random generators, for another rank."""
+        if any(callable(one.item) and not isinstance(one.item, RepeatableStep) for one in self._iterations):
+            raise UsageError("a step is a function without arguments, so that its batch is not known")
+        put_back = save_generator_states(self._ring.generators)
+        try:
+            states = []
+            for one in self._iterations:
+                one.restore_generators()
+                states.append([generator_state(generator) for generator in self._generators])
+        finally:
+            put_back()
+        return list(zip(self.batches(), states, strict=True))
+
+    def starts_of(self, portable: Any) -> Sequence[IterationStart]:
+        """Iterations with the batches of another rank, and what its generators drew."""
+
+        def start(number: int, own: Any, batch: Any, states: Sequence[Any]) -> IterationStart:
+            def restore() -> None:
+                for generator, state in zip(self._generators, states, strict=False):
+                    set_generator_state(generator, state)
+
+            is_step = isinstance(own, RepeatableStep)
+            item = RepeatableStep(own.run, batch, own.results) if is_step else batch
+            return IterationStart(item, functools.partial(self._begin, number, restore))
+
+        return [
+            start(number, one.item, *theirs)
+            for number, (one, theirs) in enumerate(zip(self._iterations, portable, strict=True))
+        ]
+
+    @property
+    def _generators(self) -> list[Any]:
+        return [*global_generators(), *self._ring.generators]
+
+
+def _batch_of(item: Any) -> Any:
+    if isinstance(item, RepeatableStep):
+        return item.arguments
+    return None if callable(item) else item

@@ -1,0 +1,140 @@
+"""Follows what the variables of a guarded loop lead to: what is kept with the states, and what cannot be put back, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.guard.loop_hooks import hooks_changed, hooks_of
+from unsilent.guard.loop_record import Content, Length, LoopRecord, Opaque, Path, name_of, record_loop
+from unsilent.guard.loop_state import LoopVariables, Variables, find_objects
+from unsilent.guard.loop_tensors import LoopTensors, versions_of
+from unsilent.recovery.ring import SnapshotRing
+from unsilent.report.text import count_text
+
+MOST_NAMES = 5
+"""Names that one sentence has."""
+
+
+class KeptVariables(NamedTuple):
+    """What variables led to when a state was kept.
+
+    ``versions``: of tensors that are not part of the state. ``hooks``: of the model and its optimizers.
+    """
+
+    owner: Any
+    record: LoopRecord
+    versions: Mapping[str, tuple[Tensor, int]]
+    hooks: Mapping[str, tuple[Any, ...]]
+
+
+class LoopWatch:
+    """Records a loop at its states, and compares it with them later.
+
+    Args:
+        model, optimizers, ring: Whose tensors and objects are put back anyway.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], ring: SnapshotRing) -> None:
+        self._ring, self._model, self._optimizers = ring, model, optimizers
+        state = [*model.modules(), *model.parameters(), *model.buffers(), *optimizers]
+        self._restored = [*state, *(table for o in optimizers for table in (o.state, o.param_groups))]
+        self._tensors = LoopTensors(sum(t.nbytes for t in ring.live_tensors()))
+        self._fetching: list[Any] = []
+
+    def start(self, batches: object) -> None:
+        """A loop begins; what its batches come from goes on with each of them, and is not looked at."""
+        self._fetching = []
+
+        def is_wanted(value: Any) -> bool:
+            self._fetching.append(value)
+            return False  # but what it leads to
+
+        find_objects({"batches": batches}, is_wanted)
+
+    def keep(self, variables: LoopVariables) -> KeptVariables:
+        """Keep a state; what the variables lead to now."""
+        record = self._record(variables.taken_over, variables.reachable)
+        self._ring.further_tensors = self._tensors.choose([t for _, t in record.tensors], self._ring.newest)
+        versions = versions_of(record.tensors, self._ring.keep().live)
+        return KeptVariables(variables.owner, record, versions, hooks_of(self._model, self._optimizers))
+
+    def changed_since(self, then: KeptVariables, variables: LoopVariables) -> list[str]:
+        """Names of all that is not as it was, but for tensors that are part of the state."""
+        changed = map(name_of, then.record.changed(self._now(then, variables)))
+        return [*dict.fromkeys((*changed, *_written(then), *self.hooks_changed(then)))]
+
+    def hooks_changed(self, then: KeptVariables) -> list[str]:
+        """Where the model and its optimizers have other hooks than when a state was kept."""
+        return hooks_changed(then.hooks, hooks_of(self._model, self._optimizers))
+
+    def not_restored(self, then: KeptVariables, variables: LoopVariables) -> tuple[list[str], list[Path]]:
+        """What has changed since a state was kept, or is new or gone, and is not put back: tensors by name, other values by path.
+
+        A container that has grown is one of the values, also where it has tensors.
+        """
+        now, before = self._now(then, variables), then.record.values
+        paths = [
+            path
+            for path in then.record.changed(now)  # where an iterator is, is not known
+            if not (isinstance(before.get(path), Opaque) and isinstance(now.values.get(path), Opaque))
+        ]
+        changed = [path for path in paths if not isinstance(before.get(path), Length)]
+        tensors = {*then.record.tensors_at(changed), *now.tensors_at(changed)}
+        names = [name_of(path) for path in changed if path in tensors]
+        return [*dict.fromkeys([*names, *_written(then)])], [path for path in paths if path not in tensors]
+
+    def contents(self, variables: LoopVariables) -> LoopRecord:
+        """All that variables lead to, with fingerprints of tensors."""
+        return record_loop(variables.reachable, self._left_out()).contents()
+
+    def _now(self, then: KeptVariables, variables: LoopVariables) -> LoopRecord:
+        """What the variables of then lead to now; the record of then where each step is a function with variables of its own."""
+        if variables.owner is not then.owner:
+            return then.record
+        return self._record(variables.taken_over, variables.reachable)
+
+    def _record(self, variables: Variables, known: Variables) -> LoopRecord:
+        return record_loop(variables, self._left_out() | {id(one) for one in self._fetching}, known)
+
+    def _left_out(self) -> set[int]:
+        return {id(one) for one in (*self._restored, *self._ring.others, *self._ring.generators)}
+
+
+def differing_values(
+    first: LoopRecord, second: LoopRecord, third: LoopRecord, also: Sequence[Path] = ()
+) -> tuple[list[str], list[str]]:
+    """Tensors, then other values, that two repetitions of the same steps left otherwise, in words.
+
+    Args:
+        first: Before the repetitions.
+        also: Paths of values that are known to have changed.
+    """
+    paths = second.changed(third)
+    tensors = [name_of(path) for path in paths if isinstance(third.values.get(path), Content)]
+    values = []
+    for path in dict.fromkeys((*paths, *also)):
+        now, then = third.values.get(path), first.values.get(path)
+        if isinstance(now, Content):
+            continue
+        if isinstance(now, Length) and isinstance(then, Length) and now != then:
+            values.append(f"{name_of(path)} has {count_text(now, 'element')} instead of {then:,}")
+        elif type(now) in (int, float, bool) and now != then:
+            values.append(f"{name_of(path)} was {now!r} instead of {then!r}")
+        else:
+            values.append(f"{name_of(path)} has changed")
+    return tensors, values
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def _written(then: KeptVariables) -> list[str]:
+    """Tensors outside of the state that have been written to since then."""
+    return [name for name, (tensor, version) in then.versions.items() if tensor._version != version]

@@ -1,0 +1,259 @@
+"""The largest magnitudes of watched tensors, compared with their bounds after each step, at once or one step late."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
+from unsilent.detectors.series import LARGEST
+from unsilent.events.event_kinds import Alarm
+from unsilent.events.host import host_name
+from unsilent.guard.alarms import GuardOverhead
+from unsilent.guard.analytic import RULE, AnalyticBounds, GradientTermCounter, analytic_moment_bounds
+from unsilent.guard.bounds import Bounds
+from unsilent.guard.magnitude_pass import MagnitudePass
+from unsilent.guard.pending_magnitudes import PendingMagnitudes, Ranks, check_alike, process_group_for
+from unsilent.guard.watched_tensors import (
+    WatchedTensor,
+    find_history_tensors,
+    find_watched_tensors,
+    has_history,
+    no_gradient_history_message,
+    possible_names,
+    same_watched_tensors,
+)
+
+
+class StepCheck(Protocol):
+    """What a guard asks after each step."""
+
+    def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
+        """An alarm in the step before this one if it was not checked yet, or in this one unless ``late``.
+
+        ``stepped`` tells whether an optimizer has made a step since the last state that was kept. ``whole``: everything is to be
+        checked, although a check may look at one part in each step.
+        """
+        ...
+
+    def check_last(self) -> Alarm | None:
+        """An alarm in what is not checked yet; no step follows."""
+        ...
+
+    def drop_pending(self) -> None:
+        """Forget what is not checked yet: the training went back."""
+        ...
+
+    def before_again(self, item: Any) -> None:
+        """An iteration is about to be executed again; ``item``: what it begins with."""
+        ...
+
+    def restart(self) -> None:
+        """A new loop begins."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        ...
+
+
+class MagnitudeCheck:
+    """Finds the tensors to watch, learns their bounds from clean steps, and returns an alarm where one is exceeded.
+
+    Args:
+        model, optimizers: What is watched.
+        factor, bounds, ranks, spread: As of `Guard`.
+        overhead: Steps are counted and times are added there.
+
+    Attributes:
+        bounds: Of every tensor.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        factor: float,
+        bounds: Mapping[str, float] | AnalyticBounds | None,
+        ranks: Ranks,
+        overhead: GuardOverhead,
+        spread: int = 1,
+    ) -> None:
+        self._spread, self._turn, self._are_new = spread, 0, False
+        self._passes: list[tuple[MagnitudePass, list[int]]] = []
+        self._model, self._optimizers, self._ranks, self._overhead = model, optimizers, ranks, overhead
+        self._analytic = bounds if isinstance(bounds, AnalyticBounds) else None
+        fixed = None if isinstance(bounds, AnalyticBounds) else bounds
+        _check_bounds(factor, fixed, model, optimizers)
+        self.bounds = Bounds(factor, fixed)
+        self._positions = GradientTermCounter(model) if self._analytic else None
+        self._parts: list[WatchedTensor] = []
+        self._unread: PendingMagnitudes | None = None
+
+    def close(self) -> None:
+        """Remove the hooks that count positions."""
+        if self._positions is not None:
+            self._positions.close()
+
+    def before_again(self, item: Any) -> None:
+        """Nothing is to be done."""
+
+    def drop_pending(self) -> None:
+        """Forget the step that is not read yet."""
+        self._unread = None
+
+    def restart(self) -> None:
+        """Forget that step and the tensors found, not the bounds."""
+        self._unread, self._parts, self._passes = None, [], []
+
+    def _has_base(self, optimizer: Optimizer) -> bool:
+        """Whether others of the optimizers remember, or will, the gradients of all its parameters: the base of a wrapper."""
+        known = {
+            id(p)
+            for o in self._optimizers
+            if has_history(o) or not o.state
+            for g in o.param_groups
+            for p in g["params"]
+        }
+        return all(id(p) in known for group in optimizer.param_groups for p in group["params"])
+
+    def check(self, late: bool, stepped: Callable[[], bool], whole: bool = False) -> Alarm | None:
+        """The verdict on the step before this one if it is still due, and on this one unless ``late``.
+
+        ``stepped`` tells whether an optimizer has made a step since the last state that was kept. It is called only where
+        no optimizer has a state yet, because it reads every parameter. ``whole``: all parts are checked at once.
+        """
+        alarm = self.check_pending()
+        if alarm is None:
+            begun = time.perf_counter()
+            self.update_watched_tensors(stepped)
+            # Until bounds hold, every tensor is learnt from in every step.
+            whole = whole or not self.bounds.all_hold or self._are_new
+            self._are_new = False
+            turns: Sequence[int] = range(len(self._passes)) if whole else [self._turn % len(self._passes)]
+            self._turn += 1
+            self._add_overhead(begun, 0.0)
+            alarm = self._check_parts(self._overhead.steps, turns, late)
+        self._overhead.steps += 1
+        return alarm
+
+    def check_last(self) -> Alarm | None:
+        """An alarm in what is not read yet, and in all tensors as they are now where the last step has checked some of them."""
+        alarm = self.check_pending()
+        if alarm is None and len(self._passes) > 1 and self._overhead.steps:
+            alarm = self._check_parts(self._overhead.steps - 1, range(len(self._passes)), late=False)
+        return alarm
+
+    def _check_parts(self, step: int, turns: Sequence[int], late: bool) -> Alarm | None:
+        """The first alarm in these parts as they are after a step; the last one is not read yet where it is ``late``."""
+        for number, turn in enumerate(turns):
+            begun = time.perf_counter()
+            find, numbers = self._passes[turn]
+            self._unread = PendingMagnitudes(step, find, numbers, process_group_for(self._ranks))
+            self._add_overhead(begun, self._unread.seconds_waited)
+            if (number < len(turns) - 1 or not late) and (alarm := self.check_pending()) is not None:
+                return alarm
+        return None
+
+    def check_pending(self) -> Alarm | None:
+        """The verdict on the step that is not read yet; None as well where there is none."""
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return None
+        begun, before = time.perf_counter(), unread.seconds_waited
+        result = unread.read()
+        passed = self.bounds.first_exceeded(result, unread.numbers)
+        if passed is None:
+            self.bounds.learn_step(result, unread.numbers)
+        self._add_overhead(begun, unread.seconds_waited - before)
+        if passed is None:
+            return None
+        part = self._parts[passed.tensor_number]
+        group = process_group_for(self._ranks)
+        return Alarm(
+            time=time.time(),
+            rank=0 if group is None else dist.get_rank(group),
+            step=unread.step,
+            host=host_name(),
+            device=str(part.tensor.device),
+            rule=passed.rule,
+            feature=part.kind,
+            tensor=part.name,
+            statistic=LARGEST,
+            level="alarm",
+            value=passed.largest_magnitude,
+            baseline=passed.bound,
+            score=abs(passed.largest_magnitude) / passed.bound if passed.bound else float("inf"),
+        )
+
+    def _add_overhead(self, begun: float, waited: float) -> None:
+        self._overhead.synchronise += waited
+        self._overhead.check += time.perf_counter() - begun - waited
+
+    def update_watched_tensors(self, stepped: Callable[[], bool]) -> None:
+        """Find the tensors that are watched now; ``stepped``: as of `check`."""
+        if self._parts and same_watched_tensors(self._parts, self._optimizers):
+            return
+        parts = find_watched_tensors(self._model, self._optimizers)
+        for optimizer in self._optimizers:
+            if optimizer.state and not has_history(optimizer) and not self._has_base(optimizer):
+                raise UsageError(no_gradient_history_message(optimizer))
+        if (
+            not any(o.state for o in self._optimizers)
+            and not find_history_tensors(self._model, self._optimizers)
+            and stepped()
+        ):
+            raise UsageError(no_gradient_history_message(self._optimizers[0]))
+        others = self.bounds.update_tensors(parts)
+        if others and (group := process_group_for(self._ranks)) is not None:
+            check_alike(parts, group)
+        if self._analytic and self._positions and any(o.state for o in self._optimizers):
+            self.bounds.set_fixed_bounds(
+                analytic_moment_bounds(self._model, self._optimizers, self._positions, self._analytic), RULE
+            )
+            self._positions.close()
+            self._positions = None
+        self._parts = parts
+        self._are_new = True
+        self._passes = [
+            (MagnitudePass([parts[n] for n in numbers]), numbers) for numbers in divided(parts, self._spread)
+        ]
+
+
+def _check_bounds(factor: Any, fixed: Any, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Raise ``UsageError`` for a factor that is no number above 1, and for bounds that no tensor has."""
+    if not (_is_finite(factor) and factor > 1):
+        raise wrong_value_error("factor", factor, "a number above 1")
+    if fixed is None:
+        return
+    if not isinstance(fixed, Mapping):
+        raise wrong_value_error("bounds", fixed, "largest magnitudes by name, or AnalyticBounds()")
+    names = possible_names(model, optimizers)
+    for name, bound in fixed.items():
+        if name not in names:
+            raise unknown_name_error("watched tensor", str(name), names)
+        if not (_is_finite(bound) and bound > 0):
+            raise wrong_value_error(f"bounds: that of {name}", bound, "a number above 0")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def divided(parts: Sequence[WatchedTensor], count: int) -> list[list[int]]:
+    """Numbers of tensors in so many parts of about as many elements, the same in every rank; none is empty but a lone one."""
+    order = sorted(range(len(parts)), key=lambda n: (-parts[n].tensor.numel(), parts[n].name))
+    result: list[list[int]] = [[] for _ in range(max(1, min(count, len(parts))))]
+    sizes = [0] * len(result)
+    for number in order:
+        least = sizes.index(min(sizes))
+        result[least].append(number)
+        sizes[least] += parts[number].tensor.numel() + 1
+    return [sorted(numbers) for numbers in result]

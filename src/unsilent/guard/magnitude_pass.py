@@ -1,0 +1,65 @@
+"""The largest magnitudes of the same tensors, step after step: on a CUDA device by one launch of a graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsilent.basics.cuda_capture import capture
+from unsilent.guard.watched_tensors import WatchedTensor, magnitudes_of
+
+log = logging.getLogger("unsilent.guard")
+
+
+class MagnitudePass:
+    """Finds the largest magnitudes of some tensors each time it is called.
+
+    Args:
+        parts: The tensors.
+
+    The first call on tensors at their places finds them directly, the second captures that as a CUDA graph, and later ones
+    launch the graph. Where a tensor has moved, it begins anew.
+    """
+
+    def __init__(self, parts: Sequence[WatchedTensor]) -> None:
+        self.parts = list(parts)
+        self._capturable = bool(parts) and all(p.tensor.is_cuda and is_plain(p.tensor) for p in parts)
+        self._places: list[tuple[int, int]] = []
+        self._graph: Any = None
+        self._result = torch.zeros(0)
+
+    def __call__(self) -> Tensor:
+        """The largest magnitude of each, float64[n], see `magnitudes_of`; its memory may be used again by the next call."""
+        if not self._capturable:
+            return magnitudes_of(self.parts)
+        places = [(p.tensor.data_ptr(), p.tensor.numel()) for p in self.parts]
+        if places != self._places:
+            self._places, self._graph = places, None
+            return magnitudes_of(self.parts)
+        if self._graph is None:
+            self._capture()
+        if self._graph is None:
+            return magnitudes_of(self.parts)
+        self._graph.replay()
+        return self._result
+
+    def _capture(self) -> None:
+        if torch.cuda.is_current_stream_capturing():  # by the training itself
+            return
+        try:
+            graph, self._result = capture(partial(magnitudes_of, self.parts), self.parts[0].tensor.device)
+        except RuntimeError as error:
+            self._capturable = False
+            log.info("the check of the guard runs without a CUDA graph: %s", error)
+            return
+        self._graph = graph
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is nothing but its memory."""
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided

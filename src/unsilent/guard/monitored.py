@@ -1,0 +1,60 @@
+"""Which models and optimizers have a monitor, and whether one can be made for some."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from unsilent.basics.errors import UsageError
+from unsilent.sites.modules import unwrapped
+
+MONITORED: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
+"""Those of monitors that are not closed."""
+
+
+def is_monitored(part: nn.Module | Optimizer) -> bool:
+    """Whether a model or an optimizer has a monitor that is not closed."""
+    return (unwrapped(part) if isinstance(part, nn.Module) else part) in MONITORED
+
+
+def checked_optimizers(
+    kind: str,
+    model: nn.Module,
+    optimizers: Optimizer | Sequence[Optimizer],
+    is_taken: Callable[[Any], bool] = is_monitored,
+) -> list[Optimizer]:
+    """The optimizers, which train something of the model; raises ``UsageError``.
+
+    Args:
+        kind: What they are for: ``Monitor`` or ``Guard``.
+        is_taken: Whether a part has one already.
+    """
+    found = (
+        [optimizers]
+        if isinstance(optimizers, Optimizer)
+        else list(optimizers)
+        if isinstance(optimizers, Sequence)
+        else []
+    )
+    if not isinstance(model, nn.Module) or not found or not all(isinstance(one, Optimizer) for one in found):
+        given = f"{type(model).__name__}, {type(optimizers).__name__}"
+        raise UsageError(
+            f"{kind}({given}) was given; expected a module and a torch optimizer, or a list: {kind}(model, optimizer)"
+        )
+    parts: list[nn.Module | Optimizer] = [model, *found]
+    for part in parts:
+        if is_taken(part):
+            raise UsageError(
+                f"this {type(part).__name__} has a {kind.lower()} already; make one {kind} per training, or close() the first"
+            )
+    own = {id(parameter) for parameter in nn.Module.parameters(model)}
+    trained = {id(p) for one in found for group in one.param_groups for p in group["params"]}
+    if own and trained and not own & trained:
+        raise UsageError(
+            f"no parameter of {type(found[0]).__name__} belongs to this {type(model).__name__}; give the optimizer of this model"
+        )
+    return found

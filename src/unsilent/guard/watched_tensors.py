@@ -1,0 +1,126 @@
+"""What a guard watches, as named tensors: moments of optimizers, moving statistics and parameters; their largest magnitudes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.guard.magnitudes import largest_magnitudes
+from unsilent.sites.modules import named_modules, named_parameters
+
+FIRST, SECOND, MOVING, PARAMETER = "first moment", "second moment", "moving statistic", "parameter"
+HISTORY = (FIRST, SECOND, MOVING)
+"""Kinds of tensors that gradients and activations are remembered in."""
+KINDS = (*HISTORY, PARAMETER)
+MOMENTS_OF_OPTIMIZERS: Mapping[str, str] = {
+    **dict.fromkeys(("exp_avg", "momentum_buffer", "grad_avg", "exp_inf"), FIRST),
+    **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq"), SECOND),
+}
+"""Entries of the state of torch's optimizers that gradients are remembered in."""
+STATISTICS = ("running_mean", "running_var")
+
+
+class WatchedTensor(NamedTuple):
+    """One tensor: its name (``fc.weight/exp_avg``, ``bn1.running_var``), its kind, the parameter or buffer it belongs to.
+
+    ``table[key]`` is where it was found; of a moment ``states[parameter]`` is that table.
+    """
+
+    name: str
+    kind: str
+    owner: str
+    tensor: Tensor
+    table: Mapping[str, Any]
+    key: str
+    states: Mapping[Any, Any] | None = None
+    parameter: Tensor | None = None
+
+
+def find_history_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[WatchedTensor]:
+    """Moments (once the optimizer has made a step) and moving statistics."""
+    return [*_moments(model, optimizers), *_statistics(model)]
+
+
+def find_watched_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[WatchedTensor]:
+    """All that a guard watches: what is remembered, and the parameters of the model."""
+    return [*find_history_tensors(model, optimizers), *_parameters(model)]
+
+
+def possible_names(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[str]:
+    """Names that watched tensors have or may get with the first step."""
+    owners = [owner for number, optimizer in enumerate(optimizers) for owner, _ in _owners(model, optimizer, number)]
+    moments = [f"{owner}/{key}" for owner in owners for key in MOMENTS_OF_OPTIMIZERS]
+    return [*(part.name for part in (*_parameters(model), *_statistics(model))), *moments]
+
+
+def same_watched_tensors(parts: Sequence[WatchedTensor], optimizers: Sequence[Optimizer]) -> bool:
+    """Whether a new look would find the same tensors, as far as a quick one tells (a module that is new is not seen)."""
+    states = [o.state for o in optimizers]
+    if sum(len(state) for state in states) != len({id(p.parameter) for p in parts if p.parameter is not None}):
+        return False
+    return all(
+        p.table.get(p.key) is p.tensor
+        and (p.states is None or (any(p.states is s for s in states) and p.states.get(p.parameter) is p.table))
+        for p in parts
+    )
+
+
+def has_history(optimizer: Optimizer) -> bool:
+    """Whether an optimizer that has made a step remembers any gradient."""
+    return any(
+        key in MOMENTS_OF_OPTIMIZERS and isinstance(v, Tensor) for e in optimizer.state.values() for key, v in e.items()
+    )
+
+
+def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[WatchedTensor]:
+    for number, optimizer in enumerate(optimizers):
+        for owner, parameter in _owners(model, optimizer, number):
+            table = optimizer.state.get(parameter, {})
+            for key, value in table.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and (kind := MOMENTS_OF_OPTIMIZERS.get(key)):
+                    yield WatchedTensor(f"{owner}/{key}", kind, owner, value, table, key, optimizer.state, parameter)
+
+
+def _owners(model: nn.Module, optimizer: Optimizer, number: int) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of an optimizer, each with its name in the model."""
+    names = {id(p): name for name, p in named_parameters(model)}
+    for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        yield names.get(id(parameter), f"optimizer {number}, parameter {i}"), parameter
+
+
+def _statistics(model: nn.Module) -> Iterator[WatchedTensor]:
+    for name, module in named_modules(model):
+        for key in STATISTICS:
+            value = module._buffers.get(key)
+            if isinstance(value, Tensor) and value.is_floating_point():
+                owner = f"{name}.{key}" if name else key
+                yield WatchedTensor(owner, MOVING, owner, value, module._buffers, key)
+
+
+def _parameters(model: nn.Module) -> Iterator[WatchedTensor]:
+    seen = set()
+    for name, module in named_modules(model):
+        for key, value in module._parameters.items():
+            if value is not None and value.is_floating_point() and id(value) not in seen:
+                seen.add(id(value))
+                owner = f"{name}.{key}" if name else key
+                yield WatchedTensor(owner, PARAMETER, owner, value, module._parameters, key)
+
+
+def magnitudes_of(parts: Sequence[WatchedTensor]) -> Tensor:
+    """The largest magnitude of each, float64[n]; see `largest_magnitudes`.
+
+    On the CPU a negative second moment is returned as it is.
+    """
+    return largest_magnitudes([part.tensor for part in parts], [part.kind == SECOND for part in parts])
+
+
+def no_gradient_history_message(optimizer: Optimizer) -> str:
+    """Why a training with this optimizer cannot be guarded."""
+    return (
+        f"{type(optimizer).__name__} keeps no momentum or moments, so there is nothing to watch; "
+        "use momentum, or an optimizer with moments (Adam, AdamW, RMSprop)"
+    )

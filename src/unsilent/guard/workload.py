@@ -1,0 +1,38 @@
+"""The guard of a training workload: counters of its state go back with the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unsilent.guard.guard import Guard
+from unsilent.workloads.trainings.base import TrainingState
+
+_COUNTERS = ("step", "epoch", "cursor")
+
+
+class Counters:
+    """Where a training is, as something with ``state_dict`` and ``load_state_dict``."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, int]:
+        """Steps done, epoch, and batches taken of it."""
+        return {name: getattr(self._state, name) for name in _COUNTERS}
+
+    def load_state_dict(self, kept: Mapping[str, int]) -> None:
+        """Go there."""
+        for name in _COUNTERS:
+            setattr(self._state, name, kept[name])
+        self._state.cached_values.clear()
+
+
+def guard_training(state: TrainingState, **options: Any) -> Guard:
+    """A guard for ``guard.step(lambda: workload.step(state))``; options as of `Guard`.
+
+    Gradients are not kept unless asked for: a step of a workload begins by setting them to zero.
+    """
+    scaler = [] if state.scaler is None else [state.scaler]
+    others = [*state.schedulers, *scaler, Counters(state)]
+    return Guard(state.model, state.optimizers, *others, **{"snapshot_gradients": False, **options})
