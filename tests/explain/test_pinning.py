@@ -90,3 +90,16 @@ def test_what_the_runs_never_read_is_not_tried():
     data = candidates("path", "", {"clock", "random", "memory"})
     assert data == ["clock", "random", "memory", "hash", "addresses"]
     assert all(SOURCES[key].advice for key in data)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_pandas_can_be_imported_where_dates_are_replaced(tmp_path: Path, pinned: bool):
+    pytest.importorskip("pandas")
+    (tmp_path / "check.py").write_text(
+        "from unsilent.explain.clocks import replace_clocks\n"
+        f"replace_clocks(lambda source, holder, name, call: call and setattr(holder, name, call), {pinned}, 0)\n"
+        "import datetime, pandas\n"
+        "assert pandas.Timestamp(datetime.datetime(2020, 1, 2)).year == 2020\n"
+    )
+    ended = subprocess.run([sys.executable, "check.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

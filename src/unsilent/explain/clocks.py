@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copyreg
 import datetime
+import importlib
 import itertools
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from unsilent.basics.error_origin import calls_user_code
@@ -28,6 +30,8 @@ _REAL: dict[str, Any] = {"datetime": _datetime, "date": _date}
 
 def replace_clocks(replace: Replace, pinned: bool, number: int) -> None:
     """``replace(source, holder, name, call)`` puts a probe in the place of a function. ``number``: of the run."""
+    if find_spec("pandas") is not None:
+        importlib.import_module("pandas")  # its compiled classes cannot be made of the classes that replace dates
     ticks, real = itertools.count(_START, _TICK), time.time_ns
     apart = number * _APART
 
