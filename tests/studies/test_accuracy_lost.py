@@ -79,3 +79,11 @@ def test_labels_that_do_not_fit_are_noted(labelled):
     assert "No accuracy lost, because the labels of a batch are float32[" in in_process(
         "report", "s.sqlite"
     ).stdout.replace("\n", " ")
+
+
+def test_labels_of_other_batches_are_noted(labelled):
+    source = Path("tiny.py").read_text().replace("labels=labels, judge", "labels=[torch.cat(labels)], judge")
+    Path("tiny.py").write_text(source)
+    rows = campaign(labelled, "--trials", 5)
+    assert all(row["accuracy_lost"] is None for row in rows.values())
+    assert "there are labels of 1 batch, but 2 batches of inputs" in Path("page.html").read_text()

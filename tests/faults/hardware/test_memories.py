@@ -30,6 +30,7 @@ model = "bitflip:run=4"
 share = 0.1
 evidence = "read"
 """
+from unsilent.faults.hardware.description import _event
 
 
 def flips_of(*bits):
@@ -191,3 +192,9 @@ def test_memories_of_devices_that_come_with_the_package(name):
         region = [Region("param:w", "float32", (2**16,))]
         altered = [outcome_shares(fault_model(p.model), region, memory.code) for p in memory.patterns.values()]
         assert any(shares.keys() & {"missed", "miscorrected"} for shares in altered)  # there is something to measure
+
+
+@pytest.mark.parametrize("text", ["mine.py:worn", "1*bitflip + 1*burst", "bitflip:lasts=2"])
+def test_a_pattern_is_one_built_in_fault_model(text):
+    with pytest.raises(UsageError, match="a pattern is one built-in fault model, without lasts"):
+        _event(text)

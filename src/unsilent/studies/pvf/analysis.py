@@ -332,8 +332,8 @@ def check_rate(fit_per_bit: float, transient: bool = False) -> float:
         )
     if transient:
         raise UsageError(
-            "--fit-per-bit is a fault rate of memory, but the targets are values computed in a run; "
-            "omit --fit-per-bit or use --at 'param:*'"
+            "--fit-per-bit is a fault rate of parameters in memory, but the targets are values of a run, or the memories of an "
+            "accelerator, which have rates of their own; omit --fit-per-bit, or run a campaign at 'param:*'"
         )
     return fit_per_bit
 

@@ -80,8 +80,8 @@ class MemoryFaults:
         if not targets:
             detected = sum(part.detected for part in parts)
             raise UsageError(
-                "every fault is corrected or detected by the memories of --accelerator, so there is nothing to measure: "
-                f"0 FIT are silent, {detected:.3g} FIT are detected"
+                f"the memories of --accelerator corrected or detected all {DRAWS:,} drawn events of each pattern, so there is "
+                f"nothing to measure: {detected:.3g} FIT are detected; patterns that come through more rarely were not seen"
             )
         whole = math.fsum(part.altered for part in parts)
         by_target = {part.target: part.altered / whole for part in parts}
@@ -93,8 +93,9 @@ class MemoryFaults:
     def notes(self) -> Iterator[str]:
         """What a reader must know of the rates: what they are of, and what was assumed."""
         yield (
-            "FIT are events in 1e9 device hours that make an inference call (a batch) incorrect. They are those of what the "
-            "memories hold, while it is needed; events in other content of the memories are in no rate."
+            "FIT are events in 1e9 device hours that make an inference call incorrect, which evaluates one batch (with --unit "
+            "sample: that make a sample of it incorrect, on average), so they depend on the size of the batches. They are those "
+            "of what the memories hold, while it is needed; events in other content of the memories are in no rate."
         )
         for facts in self.facts:
             if facts.unmatched:
@@ -114,8 +115,8 @@ class MemoryFaults:
                 yield f"No memory holds {len(sites):,} {noun}: {listed(sites, 4)}."
         yield (
             "Assumed: calls follow each other without a pause; an operation takes as long as its memories need to move what it "
-            "reads and writes, one after the other; tensors begin at a code word; check bits do not fail; what a code makes of a "
-            f"pattern is that of {DRAWS:,} drawn events."
+            "reads and writes, one after the other; tensors begin at a code word; check bits do not fail; shares of what a code "
+            f"makes of a pattern are those of {DRAWS:,} drawn events: what is rarer than one in {DRAWS // 3:,} may be missing."
         )
 
     # -- what a memory holds --------------------------------------------------------------------------------------

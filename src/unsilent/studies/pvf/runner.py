@@ -152,6 +152,13 @@ class TrialRunner:
         notes += self.memories.notes() if self.memories else []
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
+        if self.spec.is_transient and (
+            fused := [r.site for r in self.regions if "_transformer_encoder_layer_fwd" in r.site]
+        ):
+            notes.append(
+                f"{fused[0]} is a whole layer in one operation, so that no values inside of it are corrupted; before the model "
+                "is built, torch.backends.mha.set_fastpath_enabled(False) makes torch run its parts."
+            )
         outside = [] if self.spec.is_transient else unregistered(engine.model)
         if outside:
             notes.append(
@@ -216,7 +223,13 @@ class TrialRunner:
     def _right_answers(self, notes: list[str]) -> str:
         """See `PvfBaseline`; labels that do not fit are noted."""
         engine, labels = self.engine, labels_of(self.workload)
-        if labels is None or len(labels) != len(engine.golden):
+        if labels is None:
+            return ""
+        if len(labels) != len(engine.golden):
+            notes.append(
+                f"No accuracy lost, because there are labels of {count_text(len(labels), 'batch')}, but "
+                f"{count_text(len(engine.golden), 'batch')} of inputs: give labels batch by batch."
+            )
             return ""
         try:
             parts = [

@@ -250,6 +250,12 @@ def all_rows_lead(result: PvfResult) -> str:
     return (
         f"n counts faults, which are independent. The columns masked to detectable count {judged}. Click a heading to "
         f"sort. Hover over a row for its elements, bits, {every} and method."
+        + (
+            " Accuracy lost is in percentage points: right answers that a fault changes, or that end without one; wrong answers "
+            "that become right are not subtracted."
+            if has_accuracy_lost(result)
+            else ""
+        )
     )
 
 
@@ -272,11 +278,6 @@ def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
         yield (
             f"rows that combine several targets: counts of outcomes are plain sums; {result.measure} and the shares silent and "
             "due weight each target by its probability under the sampling law"
-        )
-    if has_accuracy_lost(result):
-        yield (
-            "accuracy lost: right answers that a fault changes, or that end without one; wrong answers that become right are "
-            "not subtracted"
         )
     if fit_per_bit is not None and not fits and not result.transient:
         yield f"no FIT: {FIT_REQUIREMENT}"
