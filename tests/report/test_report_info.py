@@ -204,9 +204,7 @@ def test_fit_needs_single_flips(result, row):
 
 
 def test_fit_of_values_of_a_run_is_refused():
-    with pytest.raises(
-        UsageError, match="a fault rate of parameters in memory, but the targets are values of a run, or the memories"
-    ):
+    with pytest.raises(UsageError, match="a fault rate of parameters in memory, but the targets are values of a run"):
         check_rate(1e-4, transient=True)
     assert check_rate(1e-4) == 1e-4
 

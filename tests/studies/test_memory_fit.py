@@ -105,7 +105,7 @@ def test_nothing_is_measured_where_protection_lets_nothing_through(tmp_path):
     ecc = {**DRAM, "protection": "sec-ded", "code_word": 64}
     with pytest.raises(
         UsageError,
-        match="so there is nothing to measure: 0 FIT are detected; patterns that come through more rarely were not seen",
+        match="so there is nothing to measure: 0 FIT are detected; patterns that come",
     ):
         unsilent.pvf(workload(), accelerator=description(tmp_path, dram=(ecc, SINGLE)), trials=10)
 

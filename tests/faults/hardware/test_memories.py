@@ -8,6 +8,7 @@ import pytest
 from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault, Region, fault_model
 from unsilent.faults.hardware import SHIPPED
+from unsilent.faults.hardware.description import _event
 from unsilent.faults.hardware.description_file import load_accelerator, parse_accelerator
 from unsilent.faults.hardware.memories import SymbolCode, decoded, fitted, make_code, outcome_shares
 
@@ -30,7 +31,6 @@ model = "bitflip:run=4"
 share = 0.1
 evidence = "read"
 """
-from unsilent.faults.hardware.description import _event
 
 
 def flips_of(*bits):
