@@ -209,3 +209,13 @@ def test_boxes_without_a_fill_have_none():
 def test_axes_of_numbers_are_wider_than_high_and_those_of_rows_as_high_as_their_names_need(ends, most):
     drawn = draw_plot(plot_of(figure([], 560, yaxis={"range": ends})))
     assert drawn.get_figheight() == pytest.approx(min(most * COLUMN_WIDTH, 560 * 8 / 13 / 72))
+
+
+def test_steps_are_drawn_as_steps():
+    line = {"color": "#0072B2", "width": 2}
+    points = [(1, 0.2), (2, 0.4)]
+    drawn = draw_plot(
+        plot_of(figure([line_series("a", points, {**line, "shape": "hv"}), line_series("b", points, line)], 300))
+    )
+    lines = [one for one in drawn.axes[0].lines if len(one.get_xdata())]
+    assert [one.get_drawstyle() for one in lines] == ["steps-post", "default"]

@@ -18,6 +18,8 @@ MARKERS = {
 }  # fmt: skip
 DEFAULTS: dict[str, Any] = {"symbol": "circle", "color": "#000000", "size": 6}
 DASHES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}
+STEPS = {"linear": "default", "hv": "steps-post"}
+"""How points are joined: by straight lines, or horizontally up to the next point and then vertically."""
 _RGBA = re.compile(r"rgba\((\d+),(\d+),(\d+),([\d.]+)\)")
 
 
@@ -52,7 +54,7 @@ def _scatter(axes: Any, trace: Figure, ends: dict[float, float]) -> Any:
     x, y = (np.array([np.nan if v is None else v for v in trace[along]], float) for along in ("x", "y"))
     handle = Line2D([], [], linestyle="none")
     if "lines" in trace["mode"]:
-        axes.plot(x, y, **line_look(trace["line"]))
+        axes.plot(x, y, drawstyle=STEPS[trace["line"].get("shape", "linear")], **line_look(trace["line"]))
         handle = Line2D([], [], **line_look(trace["line"]))
     for along in ("x", "y"):
         bars = trace.get(f"error_{along}")

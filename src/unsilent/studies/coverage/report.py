@@ -247,10 +247,10 @@ def _events_after(change: str) -> Getter:
 
 def _roc(result: CoverageResult) -> Figure:
     least = 0.5 / max(result.clean_steps, 1)
-    curves = {rule: [(one.false_alarms, one.detected) for one in points] for rule, points in result.roc.items()}
-    return roc_figure(
-        curves, least, "share of fault-free steps that reach the threshold", "detected finite faults of 1 % or more"
-    )
+    # From the highest threshold to the lowest, so that between two shares of false alarms the step is that of the smaller one.
+    curves = {rule: [(one.false_alarms, one.detected) for one in points[::-1]] for rule, points in result.roc.items()}
+    steps = "share of fault-free steps that reach the threshold"
+    return roc_figure(curves, least, result.options.rate, steps, "detected finite faults of 1 % or more")
 
 
 def _comparisons(result: CoverageResult) -> Section:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from unsilent.report.curves import line_series, line_style
 from unsilent.report.model import Cell, Column, Table, TableRow
 from unsilent.report.text import p_value_text
-from unsilent.report.theme import Figure, figure, label
+from unsilent.report.theme import Figure, figure, label, percent_label, quarter_ticks
+
+LEAST_WIDTH = 20
+"""The end of the axis of false alarms over its beginning, at least: ten false alarms."""
+MOST_TICKS = 8
 
 
 def comparison_table(reference: str, names: Sequence[str], rows: Iterable[tuple[Cell, ...]]) -> Table:
@@ -20,15 +25,39 @@ def comparison_table(reference: str, names: Sequence[str], rows: Iterable[tuple[
 
 
 def roc_figure(
-    curves: Mapping[str, Sequence[tuple[float, float]]], least: float, false_alarms: str, detected: str
+    curves: Mapping[str, Sequence[tuple[float, float]]], least: float, most: float, false_alarms: str, detected: str
 ) -> Figure:
-    """Detected faults against false alarms: a curve of points for each detector; ``least``: the leftmost place."""
+    """Detected faults against false alarms: a curve of points for each detector.
+
+    Args:
+        least: Where no false alarm is drawn, below the smallest share that can be measured.
+        most: The largest share of false alarms that was asked for, where the axis ends; it ends later if it would hardly begin.
+    """
+    end = min(max(most, LEAST_WIDTH * least), 1.0)
     traces = []
     for number, (name, points) in enumerate(curves.items()):
         hover = [f"{label(name)}<br>{100 * y:.3g} % detected at {100 * x:.3g} % false alarms" for x, y in points]
         line = {**line_style(number), "shape": "hv"}
         traces.append(line_series(name, [(max(x, least), y) for x, y in points], line, hover))
     return figure(
-        traces, 460, xaxis={"type": "log", "title": {"text": false_alarms}},
-        yaxis={"range": [0, 1.02], "title": {"text": detected}},
+        traces, 460,
+        xaxis={"type": "log", "range": [math.log10(least), math.log10(end)], **_false_alarm_ticks(least, end),
+               "title": {"text": false_alarms}},
+        yaxis={"range": [0, 1.02], **quarter_ticks(), "title": {"text": detected}},
     )  # fmt: skip
+
+
+def _false_alarm_ticks(least: float, end: float) -> Figure:
+    """Ticks from no false alarm at ``least`` to ``end``: at 1, 2 and 5 times powers of ten, of a long axis at these alone."""
+    decades = range(math.floor(math.log10(least)), 1)
+    ticks: list[float] = []
+    for steps in ((1, 2, 5), (1,)):
+        ticks = [
+            step * 10.0**decade
+            for decade in decades
+            for step in steps
+            if 1.9 * least <= step * 10.0**decade <= 1.001 * end
+        ]
+        if len(ticks) <= MOST_TICKS:
+            break
+    return {"tickvals": [least, *ticks], "ticktext": ["none", *map(percent_label, ticks)]}

@@ -15,6 +15,7 @@ from unsilent.report.text import count_text, share_with_limits_text, upper_bound
 from unsilent.report.theme import Figure, figure, label, marker_series, series_colour
 from unsilent.statistics.conformal import promised_rate
 from unsilent.studies.coverage.inference.analysis import ALL, LADDER, Detection, InferenceCoverageResult
+from unsilent.studies.coverage.inference.cost_section import cost_section, duplication_is_cheaper
 from unsilent.studies.coverage.inference.spec import CALIBRATION, ERROR_MODELS, SHIFTED, TEST, TIMED_BATCHES
 from unsilent.studies.coverage.report_parts import comparison_table, roc_figure
 
@@ -158,6 +159,7 @@ def _findings(result: InferenceCoverageResult) -> Iterator[str]:
         )
     for needed, count in result.unreported.items():
         yield f"nothing is said of {rate_text(needed)} false alarms, which need a campaign with --clean-samples {count}"
+    yield from duplication_is_cheaper(result)
     for tries in result.tries:
         if tries.found >= LEAST_FAULTS and tries.same_answer >= MOST_OF_ONE_ANSWER * tries.found:
             yield (
@@ -203,7 +205,7 @@ def _sections(result: InferenceCoverageResult) -> Iterator[Section]:
         yield _restored(result)
     if result.comparisons:
         yield _comparisons(result)
-    yield _costs(result)
+    yield cost_section(result)
     yield _tries(result)
 
 
@@ -233,7 +235,8 @@ def _depth_table(rows: Sequence[Detection]) -> Table:
 
 def _roc(result: InferenceCoverageResult) -> Figure:
     least = 0.5 / max(result.clean[TEST], 1)
-    return roc_figure(result.roc, least, "share of clean samples with an alarm", "detected answers")
+    most = max(result.rates, default=result.options.rate)
+    return roc_figure(result.roc, least, most, "share of clean samples with an alarm", "detected answers")
 
 
 def _cost_plot(result: InferenceCoverageResult) -> Iterator[Part]:
@@ -301,20 +304,6 @@ def _comparisons(result: InferenceCoverageResult) -> Section:
         "exact test of the faults of which one detects more, adjusted by Holm over all rows.",
         (comparison_table(result.reference, ("detector", "errors"), rows),),
     )
-
-
-def _costs(result: InferenceCoverageResult) -> Section:
-    times = [f"CPU time at batch {size}" for size in TIMED_BATCHES]
-    columns = (Column.text("detector"), *map(Column.percent, (*times, "memory")))
-    rows = (
-        {"detector": one.detector, **{name: ratio for name, ratio in zip(times, one.ratios, strict=True) if math.isfinite(ratio)},
-         "memory": one.memory}
-        for one in result.costs
-    )  # fmt: skip
-    return Section(
-        "Cost", "CPU time of a pass with the detector over that of the model alone, and memory over that of the model.",
-        (Table.of(rows, columns, "Cost of a detector"),),
-    )  # fmt: skip
 
 
 def _tries(result: InferenceCoverageResult) -> Section:
