@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = Path(unsilent.__file__).parent
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 VARIABLES = {
-    "guard": ("monitor.guard:Guard",),
+    "guard": ("guard.guard:Guard",),
     "guarded": ("protection.protect:ProtectedModel",),
     "monitor": ("monitor.monitor:Monitor",),
     "store": ("campaigns.store:Store", "replicas.kind:ReplicaStore"),
