@@ -21,7 +21,7 @@ from unsilent.studies.stored_results import read_result
 def test_without_a_store_there_are_no_options_of_a_kind(verb):
     assert set(options_of(*load_command(verb).all_option_classes())) < {
         "store", "first", "second", "output", "canonical", "as_json", "plain", "figure", "table",
-        "trial", "workload", "accelerator", "options", "data", "weights",
+        "trial", "workload", "accelerator", "fault", "options", "data", "weights",
     }  # fmt: skip
 
 

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 import unsilent
+from unsilent.basics import user_code
 from unsilent.basics.errors import InternalError, UnsilentError, UserCodeError
 from unsilent.campaigns.worker import as_picklable_error
 from unsilent.outcomes import judge
 from unsilent.outcomes.tensors import rows_of
 from unsilent.sites import OperationInjector
 from unsilent.sites.memory import TensorMemory
-from unsilent.workloads import Workload, user
+from unsilent.workloads import Workload
 from unsilent.workloads.base import call_model
 from unsilent.workloads.trainings import Training
 
@@ -39,11 +40,11 @@ def called_back(give): return give()
 @pytest.fixture
 def mine(tmp_path):
     (tmp_path / "mine.py").write_text(LINES)
-    return user._from_file(tmp_path / "mine.py", "mine.py:x")
+    return user_code.file_module(tmp_path / "mine.py", "mine.py:x")
 
 
 def raised(function, *given):
-    with pytest.raises(UnsilentError) as caught, user.user_code("mine.py:x"):
+    with pytest.raises(UnsilentError) as caught, user_code.user_code("mine.py:x"):
         function(*given)
     return caught.value
 
@@ -139,7 +140,7 @@ def test_an_operation_that_we_only_pass_on_is_the_users(mine):
 )
 def test_a_name_that_a_module_of_ours_lacks_is_the_error_of_who_asked(tmp_path, module):
     (tmp_path / "lacking.py").write_text(f"import {module} as ours\n\ndef use(): return ours.no_such_name\n")
-    error = raised(user._from_file(tmp_path / "lacking.py", "lacking.py:use").use)
+    error = raised(user_code.file_module(tmp_path / "lacking.py", "lacking.py:use").use)
     assert type(error) is UserCodeError
     assert str(error).endswith(
         f"AttributeError: module {module!r} has no attribute 'no_such_name' (lacking.py, line 3)"
