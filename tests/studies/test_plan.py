@@ -375,6 +375,115 @@ def test_a_plan_with_an_accelerator_says_what_does_not_fit(campaign):
         unsilent.plan(campaign / "t.sqlite", accelerator=campaign / "small.toml", fit_per_bit=0.1)
 
 
+def memory_text(name, holds, fit, protection=""):
+    """A memory of an accelerator's file, with room for all parameters and single flips only."""
+    return f"""
+[memories.{name}]
+size = "1GB"
+fit_per_mbit = {fit}
+{protection}
+bandwidth = "1GB"
+holds = {json.dumps(holds)}
+evidence = "assumed"
+patterns.single = {{ model = "bitflip", share = 1.0, evidence = "assumed" }}
+"""
+
+
+ECC = 'protection = "sec-ded"\ncode_word = 32'
+
+
+def plan_for(campaign, *memories):
+    head = 'name = "mine"\ndescription = "memories"\nsources = []\n'
+    (campaign / "held.toml").write_text(head + "".join(itertools.starmap(memory_text, memories)))
+    return unsilent.plan(campaign / "t.sqlite", accelerator=campaign / "held.toml")
+
+
+def rate_outside(campaign, corrected):
+    """The failure rate per fault if those in tensors that begin like this are corrected, from the rows of the store."""
+    with PvfStore(campaign / "t.sqlite") as store:
+        shares = {t.name: t.share for t in store.baseline.targets}
+        outcomes = {name: [] for name in shares}
+        for row in store.rows():
+            (fault,) = json.loads(row.faults)
+            spared = fault["site"].startswith(f"param:{corrected}")
+            outcomes[row.trial.target].append(0 if spared else np.mean([c >= 2 for c in row.outcome_codes]))
+    return sum(shares[name] * np.mean(values) for name, values in outcomes.items())
+
+
+def test_memories_that_hold_other_things_are_no_place_for_parameters(campaign):
+    """A memory of inputs with a high rate does not make the memory that parameters are in look protected."""
+    result = plan_for(campaign, ("hbm", ["param:*"], 10), ("sram", ["op:*"], 50, ECC), ("fifo", ["input:*"], 1000))
+    assert {block for item in result.items for block in item.blocks.values()} == {"hbm"}
+    assert result.fit_per_bit == 10 / 2**20
+    assert result.unprotected.estimate == pytest.approx(rate_outside(campaign, "nothing"))
+    shown = report(result)
+    assert "leaves the failure rate per fault as it is where they are now (hbm): " in shown.headline
+    assert shown.findings[0] == "hbm is the only memory that may hold parameters, so there is nothing to choose"
+    assert any(note.startswith("rates and FIT are not those of unsilent pvf --accelerator") for note in shown.notes)
+
+
+def test_a_plan_is_compared_with_where_parameters_are_now(campaign):
+    """In the first memory that holds them, in the worst one where none does."""
+    first, main, spare = ("ecc", ["first.*"], 50, ECC), ("main", ["param:*"], 50), ("spare", [], 50, ECC)
+    result = plan_for(campaign, first, main, spare)
+    assert result.compared_with == "where they are now (ecc and main)"
+    assert result.unprotected.estimate == pytest.approx(rate_outside(campaign, "first."))
+    assert result.budgets[0].predicted.high == 0  # all of it can be moved
+    result = plan_for(campaign, first, ("main", [], 50), spare)
+    assert result.compared_with == "where they are now (ecc; parts that no memory holds taken to be in main)"
+    assert result.unprotected.estimate == pytest.approx(rate_outside(campaign, "first."))
+    result = plan_for(campaign, ("ecc", [], 50, ECC), ("main", [], 25), ("other", [], 50))
+    assert result.compared_with == "with all of them in other"
+    assert result.unprotected.estimate == pytest.approx(rate_outside(campaign, "nothing"))
+    result = plan_for(campaign, ("slow", ["param:*"], 25), ("other", [], 50))
+    assert result.unprotected.estimate == pytest.approx(rate_outside(campaign, "nothing") / 2)  # per fault of the other
+
+
+@pytest.mark.parametrize(
+    ("memories", "message"),
+    [
+        ((("sram", ["op:*"], 50),), "has no memory for parameters"),
+        ((("sram", ["op:*"], 50), ("main", ["param:*"], 0)), "no memory for parameters with fit_per_mbit above 0"),
+        ((("main", ["param:first.weight[0]"], 5),), "memory main has elements of a tensor (param:first.weight[0])"),
+    ],
+)
+def test_memories_that_no_plan_can_be_made_for_are_refused(campaign, memories, message):
+    with pytest.raises(UsageError) as error:
+        plan_for(campaign, *memories)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rate", "change", "said"),
+    [
+        ((0.014, 0.01, 0.02), (-0.003, -0.01, -0.001), " of 1.4 % [1.0, 2.0]; without protection it is 1.7 % [1.2, 2.2]."),
+        ((0.0, 0.0, 0.068), (-0.01, -0.02, -0.001), " of < 6.8 %; without protection it is 1.7 % [1.2, 2.2]."),
+        ((0.018, 0.01, 0.03), (-0.01, -0.02, -0.001), "1.7 % [1.2, 2.2]; by the same trials, the plan leaves less."),
+        ((0.018, 0.01, 0.03), (0.001, -0.01, 0.02), "1.7 % [1.2, 2.2]; by the same trials, the plan leaves more."),
+        ((0.014, 0.01, 0.02), (-0.001, -0.01, 0.02), "1.7 % [1.2, 2.2]; that the plan leaves less is not shown."),
+    ],
+)  # fmt: skip
+def test_the_headline_says_whether_less_remains(campaign, rate, change, said):
+    result = plan(campaign / "t.sqlite", budget=("20%", "5%"))
+    large, small = result.budgets
+
+    def interval(values):
+        return replace(result.unprotected, **dict(zip(("estimate", "low", "high"), values, strict=True)))
+
+    large = replace(large, predicted=interval(rate), change=interval(change))
+    shown = report(replace(result, unprotected=interval((0.017, 0.012, 0.022)), budgets=(large, small))).headline
+    assert shown.startswith("Protecting 20% of the parameters")  # the budget that leaves least, in any order
+    assert shown.endswith(said)
+
+
+def test_the_headline_for_memories_is_the_plan_that_leaves_least(campaign):
+    (campaign / "mine.toml").write_text(MEMORIES)
+    result = unsilent.plan(campaign / "t.sqlite", accelerator=campaign / "mine.toml", granularity="rows")
+    least = min(result.budgets, key=lambda budget: budget.predicted.estimate)
+    assert least.name == result.budgets[0].name
+    assert f"to the memories with {least.name} is predicted to leave" in report(result).headline
+
+
 def item_of(name, element):
     """The block of rows of the tiny workload that an element is in: a matrix has at most 8 rows, and each is a block."""
     columns = {"first.weight": 6, "last.weight": 8}.get(name)
@@ -487,11 +596,31 @@ def test_other_stores_are_refused(campaign):
     assert in_process("pvf", "tiny.py:make", *words, cwd=campaign).returncode == 0
     done = in_process("plan", "op.sqlite", cwd=campaign)
     assert done.returncode == 2
-    assert "has faults at op:*, which no memory holds; run unsilent pvf tiny.py:make --per tensor" in done.stderr
+    assert "has faults at op:*; a plan needs faults in parameters: run unsilent pvf tiny.py:make --per" in done.stderr
     (campaign / "text.sqlite").write_text("no store")
     done = in_process("plan", "text.sqlite", cwd=campaign)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+def test_campaigns_with_other_faults_are_refused_for_what_they_have(campaign):
+    (campaign / "three.toml").write_text(MEMORIES.replace("holds = []", 'holds = ["param:*"]'))
+    (campaign / "own.py").write_text(
+        'import unsilent\n\n\n@unsilent.value_model("top")\ndef top(words):\n    return words ^ words.dtype.type(1)\n'
+    )
+    needs = "a plan needs trials with one drawn fault each: run unsilent pvf tiny.py:make"
+    for name, words, reason in (
+        ("acc", ("--accelerator", "three.toml"), "faults drawn by the memories of an accelerator; a plan needs a campaign"),
+        ("mix", ("--fault", "0.7*bitflip + 0.3*burst:length=3"), f"length=3, which says itself what a trial corrupts; {needs}"),
+        ("own", ("--fault", "own.py:top:count=2"), f"own.py:top:count=2, which says itself what a trial corrupts; {needs}"),
+        ("many", ("--flips", "8,16"), f"has 8, 16 flips in a trial; {needs}"),
+    ):  # fmt: skip
+        store = ("--trials", 3, "--store", f"{name}.sqlite", "--quiet")
+        done = in_process("pvf", "tiny.py:make", *words, *store, cwd=campaign)
+        assert done.returncode == 0, done.stderr
+        done = in_process("plan", f"{name}.sqlite", cwd=campaign)
+        assert done.returncode == 2
+        assert reason in done.stderr
 
 
 def test_capacities():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -15,7 +16,10 @@ from unsilent.faults import Region, fault_model
 from unsilent.faults.hardware.description import Memory as DescribedMemory
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.hardware.memories import ALTERED, outcome_shares
+from unsilent.faults.naming import kind_of, parse_site
+from unsilent.sites.addresses import Address
 from unsilent.studies.plan.assignment import Block, Floats, Ints, Memory, optimal_assignment
+from unsilent.studies.plan.items import Item
 
 _PERCENT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
 LIMITS = 4
@@ -40,30 +44,78 @@ def parse_capacity(text: str, total: int, name: str) -> int:
     return min(8 * size, total)
 
 
-def accelerator_memory(accelerator: str, total: int) -> tuple[Memory, float]:
-    """The memories of an accelerator as blocks, and the most events that a bit of them has in 1e9 hours.
+@dataclass(frozen=True, slots=True)
+class PlaceNow:
+    """Where parameters are before a plan moves any.
 
-    ``total``: bits of all parameters. The share of faults that remain in a block is relative to that rate. Raises
-    ``UsageError`` where no memory is described.
+    Attributes:
+        words: Where that is, as a report says it.
+        blocks: The block of each item, int64[items].
+    """
+
+    words: str
+    blocks: Ints
+
+
+def accelerator_memory(accelerator: str, items: Sequence[Item]) -> tuple[Memory, float, PlaceNow]:
+    """The memories of an accelerator that may hold parameters, the most events of a bit of them, and where the items are now.
+
+    Those are memories that name parameters in ``holds``, or nothing. Events are those in 1e9 hours; the share of faults that
+    remain in a block is relative to them. Raises ``UsageError`` where no such memory is described.
     """
     described = load_accelerator(accelerator).description.memories
     if not described:
         raise UsageError(f"--accelerator {accelerator} describes no memories; add a table [memories.NAME] for each")
-    worst = max(memory.fit_per_bit for memory in described.values())
-    if worst == 0:
-        raise UsageError(f"--accelerator {accelerator} has no memory with fit_per_mbit above 0, so nothing can fail")
-    return Memory(
-        tuple(
-            Block(
-                name,
-                min(8 * memory.size_bytes, total),
-                _altered(memory) / worst,
-                memory.latency or 0.0,
-                memory.energy or 0.0,
-            )
-            for name, memory in described.items()
+    for_parameters = {
+        name: memory for name, memory in described.items() if not memory.holds or _parameter_addresses(name, memory)
+    }
+    if not for_parameters:
+        raise UsageError(
+            f"--accelerator {accelerator} has no memory for parameters: none has param: in holds, or an empty holds"
         )
-    ), worst
+    most = max(memory.fit_per_bit for memory in for_parameters.values())
+    if most == 0:
+        raise UsageError(
+            f"--accelerator {accelerator} has no memory for parameters with fit_per_mbit above 0, so nothing can fail"
+        )
+    total = sum(item.size for item in items)
+    blocks = tuple(
+        Block(
+            name,
+            min(8 * memory.size_bytes, total),
+            _altered(memory) / most,
+            memory.latency or 0.0,
+            memory.energy or 0.0,
+        )
+        for name, memory in for_parameters.items()
+    )
+    return Memory(blocks), most, _place_now(for_parameters, blocks, items)
+
+
+def _parameter_addresses(name: str, memory: DescribedMemory) -> list[Address]:
+    """The addresses of parameters that a memory holds; raises ``UsageError`` for one of single elements."""
+    addresses = [Address.parse(text) for text in memory.holds if kind_of(text) == "param"]
+    if any(address.index is not None for address in addresses):
+        raise UsageError(
+            f"holds of memory {name} has elements of a tensor ({' '.join(memory.holds)}); a plan needs whole tensors"
+        )
+    return addresses
+
+
+def _place_now(memories: Mapping[str, DescribedMemory], blocks: Sequence[Block], items: Sequence[Item]) -> PlaceNow:
+    """Each item in the first memory that holds it; in the one that leaves most of the faults where none does."""
+    worst = max(range(len(blocks)), key=lambda n: (blocks[n].residual, blocks[n].capacity or 0))
+    globs = [[address.glob for address in _parameter_addresses(*one)] for one in memories.items()]
+    names = [parse_site(item.tensor[0]).name for item in items]
+    held = [next((n for n, own in enumerate(globs) if any(fnmatchcase(name, g) for g in own)), None) for name in names]
+    used = " and ".join(blocks[n].name for n in sorted({n for n in held if n is not None}))
+    if not used:
+        words = f"with all of them in {blocks[worst].name}"
+    elif None in held:
+        words = f"where they are now ({used}; parts that no memory holds taken to be in {blocks[worst].name})"
+    else:
+        words = f"where they are now ({used})"
+    return PlaceNow(words, np.array([worst if n is None else n for n in held], np.int64))
 
 
 def _altered(memory: DescribedMemory) -> float:

@@ -47,6 +47,7 @@ class PlannedBudget:
         optimal: Whether the solver proved that no other assignment is better, by the selecting half of the trials.
         predicted: Failure rate that remains, from the other half; its limits hold for all budgets together.
         baselines: The same of `BASELINES`; missing where that order does not fit into the blocks.
+        change: Remaining rate minus that without the plan, by the trials of ``gains`` and with joint limits.
         gains: Remaining rate minus `HALF` of that of each baseline, with joint limits: of the second campaign where there is
             one, else predicted. An upper limit below 0 shows that at most half remains.
         oracle, plan_by_truth: The lowest rate that any plan reaches by the truth (see `PlanResult`), and that of this one.
@@ -63,6 +64,7 @@ class PlannedBudget:
     optimal: bool
     predicted: Interval
     baselines: Mapping[str, Interval]
+    change: Interval
     gains: Mapping[str, Interval]
     oracle: float
     plan_by_truth: float
@@ -80,7 +82,8 @@ class PlanResult(Shown):
 
     Attributes:
         bytes: Of all parameters.
-        unprotected: Failure rate without protection, from all trials, which select nothing here.
+        unprotected: Failure rate without a plan (see ``compared_with``), from all trials, which select nothing here.
+        compared_with: What that is: without protection, or in which memories of an accelerator the parameters are.
         truth: What the oracle goes by: a store that is taken for the truth, or all trials of the campaign, which makes its rate a
             lower bound on average.
         fit_per_bit: Failures of one bit of memory per 1e9 hours; None: not known, or not applicable to the campaign.
@@ -99,6 +102,7 @@ class PlanResult(Shown):
     bytes: float
     trials: int
     unprotected: Interval
+    compared_with: str
     truth: str
     budgets: tuple[PlannedBudget, ...]
     items: tuple[PlannedItem, ...]

@@ -15,6 +15,7 @@ from unsilent.report.estimates import Estimate, machine_table
 from unsilent.report.model import Column, Getter, Plot, Report, Section, Table, TextCell
 from unsilent.report.text import (
     count_text,
+    estimate_text,
     number_text,
     percent_text,
     share_with_limits_text,
@@ -30,8 +31,13 @@ MOST_ITEMS = 20
 """Parts of the parameters that a terminal lists."""
 MEMORIES_LEAD = (
     "Plans that no other one beats: none leaves fewer failures, by the half of the trials that selects, at no more latency and "
-    "no more energy. What remains is relative to the memory whose bits fail most often, and what a memory corrects or reports "
-    "does not remain. Every event is taken to be as harmful as a flipped bit."
+    "no more energy. What remains is relative to the memory for parameters whose bits fail most often, and what a memory "
+    "corrects or reports does not remain. Every event is taken to be as harmful as a fault of the campaign."
+)
+MEMORY_RATES = (
+    "rates and FIT are not those of unsilent pvf --accelerator: a plan takes the outcomes of the campaign's own faults (bitflip: "
+    "one flipped bit) times the events that come through a memory, so a burst or a miscorrected word counts like one such fault, "
+    "and counts incorrect samples, or batches with --unit batch; pvf injects the events themselves and counts incorrect calls"
 )
 METHOD = (
     "The remaining failure rate is the probability that one fault, drawn over all parameters by the law of the campaign, "
@@ -44,13 +50,8 @@ METHOD = (
 
 def report(result: PlanResult) -> Report:
     """What is shown of a plan."""
-    best = result.budgets[-1]
-    headline = (
-        f"{_budget_text(best, result)} is predicted to leave a failure rate per fault of "
-        f"{share_with_limits_text(best.predicted)}; without protection it is {share_with_limits_text(result.unprotected)}."
-    )
     return Report(
-        "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", headline,
+        "unsilent/plan/1", "plan", f"Protected memory for {result.workload}", _headline(result),
         machine_table(estimates(result), ("budget", "assignment", "")),
         findings=tuple(_findings(result)),
         sections=tuple(_sections(result)),
@@ -60,6 +61,32 @@ def report(result: PlanResult) -> Report:
         method=METHOD,
         further_json=_further(result),
     )  # fmt: skip
+
+
+def _headline(result: PlanResult) -> str:
+    """What the plan leaves that leaves least by the half of the trials that selects, and what is left without it."""
+    first = result.budgets[0]
+    best = first if first.capacity is None else max(result.budgets, key=lambda budget: budget.capacity or 0.0)
+    start, without = _budget_text(best, result), _rate_text(result.unprotected)
+    if best.change.low == best.change.high == 0:
+        return f"{start} leaves the failure rate per fault as it is {result.compared_with}: {without}."
+    said = (
+        f"{start} is predicted to leave a failure rate per fault of {_rate_text(best.predicted)}; "
+        f"{result.compared_with} it is {without}"
+    )
+    seems_worse = (best.predicted.estimate or 0.0) >= (result.unprotected.estimate or 0.0)
+    if (best.change.estimate or 0.0) > 0:
+        return f"{said}; by the same trials, the plan leaves more."
+    if best.change.high >= 0:
+        return f"{said}; that the plan leaves less is not shown."
+    return f"{said}; by the same trials, the plan leaves less." if seems_worse else f"{said}."
+
+
+def _rate_text(rate: Interval) -> str:
+    """A failure rate with its limits; the upper limit alone where no trial failed: ``< 6.8 %``."""
+    if rate.estimate == 0 and rate.high > 0:
+        return f"{estimate_text(rate.estimate, rate.low, rate.high).estimate} %"
+    return share_with_limits_text(rate)
 
 
 def _budget_text(budget: PlannedBudget, result: PlanResult) -> str:
@@ -80,6 +107,7 @@ def estimates(result: PlanResult) -> list[Estimate]:
     found = [_estimate("", "unprotected", result.unprotected)]
     for budget in result.budgets:
         found += [_estimate(budget.name, name, rate) for name, rate in _rates(budget).items()]
+        found.append(_estimate(budget.name, "plan minus unprotected", budget.change))
         found += [_estimate(budget.name, f"plan minus half of {name}", gain) for name, gain in budget.gains.items()]
         if budget.second_campaign and budget.difference:
             found.append(_estimate(budget.name, "validation", budget.second_campaign))
@@ -106,7 +134,10 @@ def _scaled(rate: Interval, factor: float) -> Interval:
 
 def _findings(result: PlanResult) -> Iterator[str]:
     source = "in the second campaign" if result.validation_store else "by prediction"
-    for name in BASELINES:
+    memories = tuple(result.budgets[0].used)
+    if len(memories) == 1:
+        yield f"{memories[0]} is the only memory that may hold parameters, so there is nothing to choose"
+    for name in BASELINES if len(memories) > 1 else ():
         gains = {b.name: b.gains[name] for b in result.budgets if name in b.gains}
         shown = [budget for budget, gain in gains.items() if gain.high < 0]
         estimated = [budget for budget, gain in gains.items() if gain.estimate is not None and gain.estimate <= 0]
@@ -164,7 +195,7 @@ def _sections(result: PlanResult) -> Iterator[Section]:
         yield Section("Memories", MEMORIES_LEAD, (_memories_table(result),))
     yield Section(
         "What is protected",
-        f"Parts of the parameters ({result.granularity}), those that contribute most to the failure rate without protection "
+        f"Parts of the parameters ({result.granularity}), those that contribute most to the failure rate if nothing is corrected "
         "first, and where each budget puts them.",
         (_items_table(result),),
     )
@@ -251,7 +282,11 @@ def _facts(result: PlanResult) -> Iterator[tuple[str, str]]:
 
 
 def _notes(result: PlanResult) -> Iterator[str]:
-    yield "none: by all trials, as in the report of the campaign; limits of remains hold for all budgets"
+    if result.budgets[0].capacity is None:
+        yield f"none: the parameters {result.compared_with}, by all trials; limits of remains hold for all budgets"
+        yield MEMORY_RATES
+    else:
+        yield "none: by all trials, as in the report of the campaign; limits of remains hold for all budgets"
     yield "remains, and assignments that do not use the trials: predicted from the half that did not select"
     yield "plan, trials of oracle: the rate that the plan leaves by the trials of the oracle, to compare the oracle with"
     yield "smallest first and largest first: parts in order of their size; random: mean of 100 random orders"

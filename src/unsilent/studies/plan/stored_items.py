@@ -18,7 +18,7 @@ from unsilent.outcomes.tallies import Tally
 from unsilent.studies.plan.items import Item, ItemTrials, ParameterItems, StratumTrials
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.row_scopes import StoredTrials, single_element_trials
-from unsilent.studies.pvf.spec import PvfBaseline, PvfTrialRow, TargetInfo, TensorInfo
+from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow, TargetInfo, TensorInfo
 
 MOST_ROW_BLOCKS = 8
 """Blocks of rows that a tensor is divided into at most."""
@@ -28,14 +28,29 @@ def check_plannable(store: PvfStore, granularity: str) -> None:
     """Raise ``UsageError`` for a campaign whose trials do not say which tensors to protect, with the command that does."""
     spec = store.spec
     fitting = f"run unsilent pvf {spec.workload} --per tensor --strata bits --trials 500"
+    if spec.accelerator is not None:
+        raise UsageError(
+            f"{store.path} has faults drawn by the memories of an accelerator; a plan needs a campaign with single faults in "
+            f"parameters: {fitting}"
+        )
     if spec.is_transient:
-        raise UsageError(f"{store.path} has faults at {' '.join(spec.at)}, which no memory holds; {fitting}")
+        raise UsageError(
+            f"{store.path} has faults at {' '.join(spec.at)}; a plan needs faults in parameters: {fitting}"
+        )
     if spec.faults is not None or 1 not in spec.flips:
-        found = "faults of a list" if spec.faults is not None else f"flips {spec.flips} in a trial"
-        raise UsageError(f"{store.path} has {found}; a plan needs trials with one drawn fault each: {fitting}")
+        raise UsageError(f"{store.path} has {_found(spec)}; a plan needs trials with one drawn fault each: {fitting}")
     if spec.fault != "bitflip" and (granularity == "tensor-bits" or spec.per != "tensor"):
         needed = "--granularity tensor-bits needs" if spec.per == "tensor" else f"one row per {spec.per} needs"
         raise UsageError(f"{store.path} has the fault model {spec.fault}; {needed} bitflip: {fitting}")
+
+
+def _found(spec: PvfSpec) -> str:
+    """What a campaign without trials of one drawn fault has."""
+    if spec.faults is not None:
+        return "faults of a list"
+    if None in spec.flips:
+        return f"the fault model {spec.fault}, which says itself what a trial corrupts"
+    return f"{', '.join(map(str, spec.flips))} flips in a trial"
 
 
 def read_items(store: PvfStore, granularity: str, unit: str) -> ParameterItems:

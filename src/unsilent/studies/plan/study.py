@@ -36,7 +36,7 @@ from unsilent.studies.plan.assignment import (
     protected_memory,
 )
 from unsilent.studies.plan.items import ItemTrials, ParameterItems
-from unsilent.studies.plan.memories import accelerator_memory, pareto_memories, parse_capacity
+from unsilent.studies.plan.memories import PlaceNow, accelerator_memory, pareto_memories, parse_capacity
 from unsilent.studies.plan.records import BASELINES, HALF, PlannedBudget, PlannedItem, PlanResult
 from unsilent.studies.plan.spec import DEFAULT_BUDGETS, PlanOptions
 from unsilent.studies.plan.stored_items import read_items
@@ -112,8 +112,9 @@ def make_plan(
         store.check_has_trials()
         items = read_items(store, options.granularity, options.unit)
         sizes, rates = items.sizes, items.selection_rates()
-        memories, worst = _memories(options, items, rates)
-        fit_per_bit = _fit_per_bit(options, store, worst)
+        memories, most, now = _memories(options, items, rates)
+        fit_per_bit = _fit_per_bit(options, store, most)
+        unplanned = np.ones(sizes.size) if now is None else next(iter(memories.values())).residuals(now.blocks)
         true_rates = items.pooled_rates() if options.truth is None else _true_rates(options, items)
         second = run_validation(store, items.items, options, live, observer) if options.validate else None
         joint = 1 - (1 - options.confidence) / len(
@@ -127,6 +128,7 @@ def make_plan(
                 choices[name],
                 items,
                 true_rates,
+                unplanned,
                 None if second is None else second.trials,
                 options,
                 joint,
@@ -141,7 +143,8 @@ def make_plan(
             workload=store.spec.workload, store=str(options.store), fault=store.spec.fault, law=store.spec.law,
             granularity=options.granularity, unit=options.unit, confidence=options.confidence,
             bytes=float(sizes.sum()) / 8, trials=sum(1 for _ in store.rows()),
-            unprotected=items.pooled().rate(np.ones(sizes.size), options.confidence),
+            unprotected=items.pooled().rate(unplanned, options.confidence),
+            compared_with="without protection" if now is None else now.words,
             truth="all trials of the campaign" if options.truth is None else str(options.truth),
             budgets=tuple(budgets), items=_planned_items(items, used), curve=_curve(items, rates), command=command,
             fit_per_bit=fit_per_bit, validation_store=second.store if second else "",
@@ -169,8 +172,10 @@ def _fit_per_bit(options: PlanOptions, store: PvfStore, described: float | None)
     return None
 
 
-def _memories(options: PlanOptions, items: ParameterItems, rates: Floats) -> tuple[dict[str, Memory], float | None]:
-    """The memory of each budget, by the name of the budget, and the highest rate of a bit that an accelerator has.
+def _memories(
+    options: PlanOptions, items: ParameterItems, rates: Floats
+) -> tuple[dict[str, Memory], float | None, PlaceNow | None]:
+    """The memory of each budget, by its name; of an accelerator the highest rate of a bit, and where the items are now.
 
     Raises ``UsageError`` where no item fits into one.
     """
@@ -179,8 +184,8 @@ def _memories(options: PlanOptions, items: ParameterItems, rates: Floats) -> tup
         given = {"--budget": options.budget != DEFAULT_BUDGETS, "--fit-per-bit": options.fit_per_bit is not None}
         for name in (name for name, is_given in given.items() if is_given):
             raise UsageError(f"{name} and --accelerator both describe the memory; leave out {name}")
-        memory, worst = accelerator_memory(options.accelerator, total)
-        return pareto_memories(memory, rates, items.sizes), worst
+        memory, most, now = accelerator_memory(options.accelerator, items.items)
+        return pareto_memories(memory, rates, items.sizes), most, now
     result = {}
     smallest = min(items.items, key=lambda item: item.size)
     for text in options.budget:
@@ -193,7 +198,7 @@ def _memories(options: PlanOptions, items: ParameterItems, rates: Floats) -> tup
                 f"({smallest.name}) takes {human_bytes(-(-smallest.size // 8))}; give a larger --budget{finer}"
             )
         result[text] = protected_memory(bits)
-    return result, None
+    return result, None, None
 
 
 def _true_rates(options: PlanOptions, items: ParameterItems) -> Floats:
@@ -216,6 +221,7 @@ def _planned(
     assignment: Assignment,
     items: ParameterItems,
     true_rates: Floats,
+    unplanned: Floats,
     second: ItemTrials | None,
     options: PlanOptions,
     joint: float,
@@ -235,6 +241,7 @@ def _planned(
         optimal=assignment.optimal,
         predicted=items.prediction.rate(remaining, confidence),
         baselines={name: items.prediction.rate(weights, confidence) for name, weights in orders.items()},
+        change=trials.rate(remaining - unplanned, confidence),
         gains={name: trials.rate(remaining - HALF * weights, confidence) for name, weights in orders.items()},
         oracle=min(float(true_rates @ oracle), plan_by_truth),
         plan_by_truth=plan_by_truth,
