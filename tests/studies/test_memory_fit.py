@@ -231,3 +231,39 @@ def test_a_pattern_that_does_not_fit_a_dtype_is_named(tmp_path):
 def test_an_accelerator_without_memories_is_refused():
     with pytest.raises(UsageError, match=r"describes no memories; add a table \[memories.NAME\]"):
         unsilent.pvf(workload(), accelerator="nvdla", trials=5)
+
+
+class Uneven(nn.Module):
+    """A large weight, and a gain of one or two elements."""
+
+    def __init__(self, gains: int) -> None:
+        super().__init__()
+        self.gain, self.body = nn.ParameterDict({"a": torch.ones(gains)}), nn.Linear(40, 40)
+
+    def forward(self, x):
+        return torch.cat([self.body(x), self.gain["a"].expand(len(x), -1)], 1)
+
+
+def uneven(gains):
+    return unsilent.Workload(Uneven(gains).eval(), [torch.rand(BATCH, 40)], judge=differs, name="uneven")
+
+
+def test_a_part_from_which_no_event_comes_through_has_no_trials(tmp_path):
+    """Runs of three are one flip in a tensor of one element, which the code corrects."""
+    coded = {**DRAM, "protection": "sec-ded", "code_word": 128}
+    path = description(tmp_path, dram=(coded, {"runs": ("bitflip:run=3", 1.0)}))
+    result = unsilent.pvf(uneven(1), accelerator=path, trials=20)
+    assert rates(result, "component", "gain").raw > 0
+    assert failures(rates(result, "component", "gain")) == 0
+    assert failures(rates(result, "component", "body")) > 0
+
+
+def test_each_part_has_its_own_share_of_what_comes_through(tmp_path):
+    """Runs of two begin at a code word of two elements in a tensor of two, and at every other element of a large one."""
+    coded = {**DRAM, "protection": "parity", "code_word": 64}
+    path = description(tmp_path, dram=(coded, {"runs": ("bitflip:run=2", 1.0)}))
+    result = unsilent.pvf(uneven(2), accelerator=path, trials=40)
+    gain, body = (rates(result, "component", name) for name in ("gain", "body"))
+    assert failures(gain) == pytest.approx(gain.raw)
+    assert gain.detected == 0
+    assert body.detected / body.raw == pytest.approx(0.5, abs=0.05)

@@ -139,7 +139,9 @@ def apply_function(key: str, words: Array, random: Array, dtype: str) -> Array:
     function = _LOADED[key].function
     try:
         result = function(*(words.copy(), random, dtype)[: _argument_count(name, function)])
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit as well: it is no outcome of a trial
         raise ValueModelError(f"value model {name} raised {type(error).__name__}: {error}") from error
     if not isinstance(result, np.ndarray) or (result.dtype, result.shape) != (words.dtype, words.shape):
         got = f"{result.dtype} of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__

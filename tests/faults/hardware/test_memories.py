@@ -198,3 +198,27 @@ def test_memories_of_devices_that_come_with_the_package(name):
 def test_a_pattern_is_one_built_in_fault_model(text):
     with pytest.raises(UsageError, match="a pattern is one built-in fault model, without lasts"):
         _event(text)
+
+
+def test_sec_ded_has_the_lightest_odd_columns():
+    code = make_code("sec-ded", 64)  # as the (72, 64) code of Hsiao: 56 columns of weight 3 and 8 of weight 5
+    assert sorted(column.bit_count() for column in code.columns) == [3] * 56 + [5] * 8
+    assert len(set(code.columns)) == 64
+    rows = [sum(column >> row & 1 for column in code.columns) for row in range(8)]
+    assert max(rows) - min(rows) <= 1
+    assert sorted({column.bit_count() for column in make_code("on-die", 128).columns}) == [2, 3, 4]
+
+
+def test_three_flips_of_a_word_are_miscorrected_as_often_as_their_syndrome_is_a_column():
+    code = make_code("sec-ded", 64)
+    columns, rng = set(code.columns), np.random.default_rng(5)
+    for _ in range(2000):
+        flips = frozenset(rng.choice(64, 3, replace=False).tolist())
+        a, b, c = (code.columns[bit] for bit in flips)
+        syndrome = a ^ b ^ c
+        left = code.decode(flips)
+        if syndrome in columns or syndrome.bit_count() == 1:
+            assert left is not None
+            assert len(left) in (3, 4)
+        else:
+            assert left is None

@@ -4,7 +4,7 @@ A code decodes the flips of each of its words: ``corrected`` if none is left, ``
 ``missed`` if flips are left and nothing is reported, ``miscorrected`` if the code flipped another bit besides.
 
     parity    one check bit: an odd number of flips is detected, an even one is missed
-    sec-ded   Hsiao's code of odd columns: one flip is corrected, two are detected, three or more may be miscorrected
+    sec-ded   Hsiao's code (odd columns of least weight): one flip is corrected, two are detected, more may be miscorrected
     on-die    a Hamming code inside the memory device, which reports nothing: two flips often become three
     chipkill  a Reed-Solomon code over symbols of 8 bits (one chip each): a wrong symbol is corrected, two are detected
 
@@ -18,6 +18,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
+from itertools import combinations
+from math import comb
 from operator import xor
 from typing import Protocol
 
@@ -133,9 +135,38 @@ def make_code(protection: str, word: int) -> Code:
     if protection == "parity":
         return BinaryCode((1,) * word, corrects=False)
     odd = protection == "sec-ded"
-    columns = (n for n in range(3, 2**14) if n.bit_count() > 1 and (not odd or n.bit_count() % 2))
-    chosen = sorted((next(columns) for _ in range(word)), key=int.bit_count)
-    return BinaryCode(tuple(chosen), reports=odd)
+    return BinaryCode(_lightest_columns(word, odd), reports=odd)
+
+
+def _lightest_columns(word: int, odd: bool) -> tuple[int, ...]:
+    """Columns of as few check bits as do, of the lowest weights above 1 (of odd ones alone), rows as equally full as they can be.
+
+    Hsiao's rule (IBM Journal of Research and Development 14, 1970). Which column belongs to which bit is not in it: the order
+    here is drawn once for each code.
+    """
+    weights = range(3, 64, 2) if odd else range(2, 64)
+    check = next(r for r in range(3, 64) if sum(comb(r, w) for w in weights if w <= r) >= word)
+    chosen: list[int] = []
+    for weight in weights:
+        alike = [sum(1 << row for row in rows) for rows in combinations(range(check), weight)]
+        if len(alike) > word - len(chosen):
+            alike = _balanced(alike, word - len(chosen), check)
+        chosen += alike
+        if len(chosen) == word:
+            break
+    return tuple(chosen[place] for place in np.random.default_rng(word).permutation(word).tolist())
+
+
+def _balanced(columns: Sequence[int], number: int, check: int) -> list[int]:
+    """So many of the columns, each time one whose rows have fewest ones so far."""
+    bits = np.array([[column >> row & 1 for row in range(check)] for column in columns], np.int64)
+    filled, left, chosen = np.zeros(check, np.int64), np.ones(len(columns), bool), list[int]()
+    for _ in range(number):
+        load = np.where(left, bits @ filled, np.iinfo(np.int64).max)
+        place = int(load.argmin())
+        left[place], filled = False, filled + bits[place]
+        chosen.append(columns[place])
+    return chosen
 
 
 def flips_bits(model: FaultModel) -> bool:

@@ -19,6 +19,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import PART_OF_LIST
 from unsilent.campaigns.spec import differences as changed
 from unsilent.campaigns.spec import spec_value_text
+from unsilent.faults.fault_texts import without_folder
 from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials
 from unsilent.statistics import Interval
 from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio
@@ -308,7 +309,7 @@ def _check(a: PvfResult, b: PvfResult) -> None:
         corrupted = "values of a run" if result.transient else "parameters"
         return {
             "judge": result.judge, "unit": result.unit, "law": result.law, "per": result.per,
-            "fault model": result.fault, "flips": flips, "what is corrupted": corrupted,
+            "fault model": without_folder(result.fault), "flips": flips, "what is corrupted": corrupted,
         }  # fmt: skip
 
     mine, theirs = said(a), said(b)

@@ -8,7 +8,7 @@ event is computed for each fault; a trial is a fault that comes through.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,8 +22,9 @@ from unsilent.engine.plain import PlainEngine
 from unsilent.faults import Fault, Region, fault_model
 from unsilent.faults.hardware.accelerator import Accelerator
 from unsilent.faults.hardware.description import Memory
-from unsilent.faults.hardware.memories import ALTERED, DRAWS, decoded, fitted, outcome_shares
+from unsilent.faults.hardware.memories import ALTERED, DRAWS, Code, decoded, fitted, outcome_shares
 from unsilent.faults.naming import SiteName, is_transient, kind_of, parse_site
+from unsilent.faults.patterns import Count, Strided
 from unsilent.report.text import listed
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.lifetimes import LifetimeObserver, StoredValue, Window, seconds, windows
@@ -31,6 +32,8 @@ from unsilent.sites.targets import RegionsByBatch, Target, component_of
 from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryPart
 
 MOST_REDRAWS = 100_000
+LARGE = 4096
+"""Elements of a tensor from which on its end does not matter for what a code makes of events."""
 KINDS_IN_WORDS = {"param": "parameters", "op": "outputs of operations", "input": "inputs", "kv": "cache entries"}
 ALL_SITES = ("param:*", "op:*", "input:*", "kv:*")
 
@@ -68,6 +71,7 @@ class MemoryFaults:
         }
         self._observe(held)
         self._pattern_of: dict[str, tuple[Memory, str]] = {}
+        self._shares: dict[Hashable, dict[str, float]] = {}
         parts, targets = list[MemoryPart](), list[Target]()
         self.facts = tuple(self._facts(name, held[name], unmatched[name]) for name in self._memories)
         for name, memory in self._memories.items():
@@ -218,16 +222,16 @@ class MemoryFaults:
             layer = one.site.layer if per != "component" else ""
             group = {"component": component, "layer": layer, "tensor": one.site.label}[per]
             by_group.setdefault((group, component, layer, one.region.dtype), []).append(one)
-        shares: dict[tuple[str, str], dict[str, float]] = {}
+        checked = set[tuple[str, str]]()
         for (group, component, layer, dtype), held in by_group.items():
             bits = math.fsum(one.live_bits for one in held)
             for pattern, described in memory.patterns.items():
-                if (pattern, dtype) not in shares:
+                if (pattern, dtype) not in checked:
                     _check_fits(name, pattern, described.model, held[0].region)
-                    same = [one.region for key, ones in by_group.items() if key[3] == dtype for one in ones]
-                    shares[pattern, dtype] = outcome_shares(fault_model(described.model), same, memory.code)
+                    checked.add((pattern, dtype))
                 raw = memory.fit_per_bit * bits * described.share
-                split = {outcome: raw * share for outcome, share in shares[pattern, dtype].items()}
+                shares = self._outcome_shares(described.model, held, memory.code)
+                split = {outcome: raw * share for outcome, share in shares.items()}
                 stratum = "/".join((name, pattern, group, *([dtype] if dtype != "float32" else [])))
                 altered = math.fsum(split.get(outcome, 0.0) for outcome in ALTERED)
                 yield (
@@ -237,6 +241,22 @@ class MemoryFaults:
                            tuple(one.live_bits for one in held)),
                 )  # fmt: skip
                 self._pattern_of[stratum] = memory, described.model
+
+    def _outcome_shares(self, text: str, held: Sequence[HeldRegion], code: Code | None) -> dict[str, float]:
+        """Shares of the events in these regions by outcome: each region has its own, as events are cut at the end of a tensor."""
+        model, bits = fault_model(text), math.fsum(one.live_bits for one in held)
+        result: dict[str, float] = {}
+        for one in held:
+            region = one.region
+            size = min(region.eligible_count, LARGE)
+            flat = region.elements is None and isinstance(model.pattern, Count | Strided)
+            key = (text, code, region.dtype, size if flat else region)
+            if key not in self._shares:
+                like = Region(region.site, region.dtype, (size,)) if flat else region
+                self._shares[key] = outcome_shares(model, (like,), code)
+            for outcome, share in self._shares[key].items():
+                result[outcome] = result.get(outcome, 0.0) + share * one.live_bits / bits
+        return result
 
     def draw(self, target: str, rng: np.random.Generator) -> tuple[int | None, tuple[Fault, ...]]:
         """The batch (None: all of them) and the faults of a trial: of events, the first that comes through the protection."""

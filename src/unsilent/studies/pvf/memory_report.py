@@ -19,7 +19,8 @@ FIT_LEAD = (
     "call incorrect, judged on one call. Silent: a call is incorrect and nothing reports it. Detectable: the memory reports "
     "an error, or the call ends with an error or a number that is not finite. Raw FIT are events in bits that are needed; a "
     "code corrects some. Silent calls per 10⁹ hours count every call that a fault meets until the content of the memory is "
-    "written again. Limits come from the trials; rates of the description are taken as exact."
+    "written again. Limits come from the trials; rates of the description, and shares of what "
+    "codes make of 4,096 drawn events, are taken as exact."
 )
 
 
