@@ -37,6 +37,7 @@ from unsilent.faults.sampling import shuffled_index
 from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
 from unsilent.outcomes.classify import same_outcome_for_all
+from unsilent.outcomes.decision_judges import Threshold
 from unsilent.outcomes.right_answers import right_answers
 from unsilent.report.text import count_text
 from unsilent.sites.modules import unregistered
@@ -223,10 +224,8 @@ class TrialRunner:
     def _right_answers(self, notes: list[str]) -> str:
         """See `PvfBaseline`; labels that do not fit are noted."""
         engine, labels = self.engine, labels_of(self.workload)
-        if labels is None or getattr(
-            engine.judge, "tolerance", 0
-        ):  # then an answer may become wrong and count as unchanged
-            return ""
+        if labels is None or (isinstance(engine.judge, Threshold) and engine.judge.tolerance > 0):
+            return ""  # within a tolerance an answer may become wrong and count as unchanged
         if len(labels) != len(engine.golden):
             notes.append(
                 f"No accuracy lost, because there are labels of {count_text(len(labels), 'batch')}, but "
