@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,9 @@ import torch
 
 from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint import Checkpoint
-from unsilent.checkpoints.editing import apply_edit, undo_edit
-from unsilent.faults.record import Fault
+from unsilent.testing.formats import bytes_of as bytes_of
+from unsilent.testing.formats import flipped as flipped
+from unsilent.testing.formats import read_contents
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "int64")
 
@@ -31,32 +31,6 @@ def words(tensor: torch.Tensor) -> np.ndarray:
     # A dimension of size 1 may have any stride in a contiguous tensor.
     plain = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
     return plain.view(f"u{tensor.element_size()}")
-
-
-def bytes_of(path: Path) -> dict[str, bytes]:
-    """All files of a checkpoint."""
-    if path.is_file():
-        return {"": path.read_bytes()}
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
-@contextmanager
-def flipped(path: Path, name: str, element: int, bit: int, checksums: str = "stale") -> Iterator[None]:
-    """One bit of one element is flipped inside; afterwards every file is compared with what it was."""
-    before = bytes_of(path)
-    with Checkpoint(path) as checkpoint:
-        tensor = checkpoint.tensor(name)
-        mask = np.array([1 << bit], tensor.codec.word_dtype)
-        fault = Fault(tensor.site, tensor.dtype, tensor.shape, np.array([element]), "xor", mask)
-        patches, receipt = checkpoint.plan([fault], checksums)
-    record = apply_edit(path, patches, receipt.to_json())
-    assert record is not None
-    try:
-        yield
-    finally:
-        undo_edit(path)
-    assert bytes_of(path) == before
-    assert not record.exists()
 
 
 def content(path: Path, name: str) -> bytes:
@@ -80,17 +54,7 @@ def bits_of(dtype: str) -> Sequence[int]:
 
 def only_usage_errors(path: Path) -> bool:
     """Open a checkpoint, read every tensor that can be read; true where that works, false after one line of an error."""
-    try:
-        with Checkpoint(path) as checkpoint:
-            for tensor in checkpoint.tensors.values():
-                if tensor.is_readable:
-                    for _ in checkpoint.content(tensor):
-                        pass
-    except UsageError as error:
-        if "\n" in str(error):
-            raise
-        return False
-    return True
+    return read_contents(path) is not None
 
 
 def assert_cut_files_are_refused(file: Path, path: Path, places: int = 50) -> None:

@@ -1,15 +1,14 @@
-"""What every detector of corrupted answers keeps to; a new one joins by its row in `DETECTORS`."""
+"""What every detector of corrupted answers must do: the contract that is shipped. A new one joins by its row in `DETECTORS`."""
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import unsilent
 from unsilent.basics.errors import UsageError
-from unsilent.protection.detector import DETECTORS, largest_margins, make_detector
+from unsilent.protection.detector import DETECTORS, make_detector
 from unsilent.protection.recorded_pass import record_pass
-from unsilent.workloads.layers import TransformerBlock
+from unsilent.testing import DetectorContract
+from unsilent.testing.detectors import clean_batches, small_model
 
 TEXTS = [*DETECTORS, "duplication:layers=*mlp*", "duplication:share=0.5", "dr-dna+weight-integrity+abft"]
 SEES_WEIGHTS = [text for text in TEXTS if text not in ("nonfinite", "duplication:share=0.5")]
@@ -18,95 +17,24 @@ SEES_OPERATIONS = [
 ]
 
 
-class Small(nn.Module):
-    """A transformer with a layer that writes into its input."""
+class TestDetectors(DetectorContract):
+    @pytest.fixture(autouse=True, params=TEXTS)
+    def _text(self, request):
+        self.text = request.param
+        self.sees_weights, self.sees_operations = self.text in SEES_WEIGHTS, self.text in SEES_OPERATIONS
 
-    def __init__(self):
-        super().__init__()
-        self.block = TransformerBlock(16, 2)
-        self.act = nn.ReLU(inplace=True)
-        self.head = nn.Linear(16, 5)
+    def make_detector(self):
+        return make_detector(self.text)
 
-    def forward(self, x):
-        return {"scores": self.head(self.act(self.block(x)).mean(1))}
-
-
-def small():
-    torch.manual_seed(0)
-    return Small().eval()
-
-
-def batches(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(20, 6, 16, generator=generator) for _ in range(count)]
-
-
-@pytest.fixture(scope="module", params=TEXTS)
-def calibrated(request):
-    """A model and a detector that knows it."""
-    model, detector = small(), make_detector(request.param)
-    detector.calibrate(model, batches(10))
-    return model, detector
-
-
-def test_margins_of_clean_samples(calibrated):
-    model, detector = calibrated
-    assert make_detector(detector.name).name == detector.name
-    recorded = record_pass(model, batch=batches(1, 5)[0])
-    margins = detector.margins(recorded)
-    assert margins.dtype == np.float64
-    assert margins.ndim == 2
-    assert margins.shape[1] == recorded.samples == 20
-    assert np.isfinite(margins).all()
-    np.testing.assert_array_equal(detector.margins(recorded), margins)
-    assert detector.nbytes >= 0
-    assert detector.nbytes or detector.name in ("nonfinite", "abft")
-
-
-def test_recording_and_judging_change_no_bit_of_an_answer(calibrated):
-    model, detector = calibrated
-    batch, before = batches(1, 6)[0], {name: value.clone() for name, value in model.state_dict().items()}
-    with torch.no_grad():
-        clean = model(batch)["scores"]
-    recorded = record_pass(model, batch=batch, keep_layers=detector.needs_layers)
-    detector.margins(recorded)
-    assert torch.equal(recorded.output["scores"], clean)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_a_corrupted_weight_is_seen_while_it_is_in_place(calibrated):
-    model, detector = calibrated
-    batch = batches(1, 7)[0]
-    clean = largest_margins(detector, record_pass(model, batch=batch)).max()
-    with unsilent.inject(model, "param:block.mlp.0.weight[3,4]", bit=30):
-        faulty = largest_margins(detector, record_pass(model, batch=batch))
-    if detector.name in SEES_WEIGHTS:
-        assert faulty.max() > clean
-
-
-def test_a_corrupted_operation_is_seen_in_the_record_after_it(calibrated):
-    model, detector = calibrated
-    batch = batches(1, 8)[0]
-    clean = largest_margins(detector, record_pass(model, batch=batch))
-
-    def corrupt(module, inputs, output):
-        output = output.clone()
-        output[4, 2, 7] = 1e6
-        return output
-
-    hook = model.block.mlp[2].register_forward_hook(corrupt, prepend=True)
-    recorded = record_pass(model, batch=batch)
-    hook.remove()
-    faulty = largest_margins(detector, recorded)
-    if detector.name in SEES_OPERATIONS:
-        assert faulty[4] > clean.max()
-        assert faulty.argmax() == 4
+    def test_its_name_makes_it_again_and_it_says_what_it_takes(self):
+        _, detector = self.calibrated()
+        assert make_detector(detector.name).name == detector.name
+        assert detector.nbytes or detector.name in ("nonfinite", "abft")
 
 
 def test_an_operation_that_is_corrupted_by_injection_is_recorded():
-    model = small()
-    batch = batches(1, 9)[0]
+    model = small_model()
+    batch = clean_batches(1, 9)[0]
     with unsilent.inject(model, "op:block.mlp.0[7]", bit=30) as receipt:
         recorded = record_pass(model, batch=batch)
     assert receipt is not None
@@ -121,7 +49,7 @@ def test_an_operation_that_is_corrupted_by_injection_is_recorded():
 
 
 def test_a_record_is_safe_from_changes_in_place():
-    recorded = record_pass(small(), batch=batches(1)[0])
+    recorded = record_pass(small_model(), batch=clean_batches(1)[0])
     block = next(layer for layer in recorded.layers if layer.name == "block.mlp.2")
     act = next(layer for layer in recorded.layers if layer.name == "act")
     assert (act.output >= 0).all()
@@ -148,7 +76,7 @@ def test_layers_are_duplicated_in_the_order_of_their_scores():
     from unsilent.protection.duplication import Duplication
 
     duplication = Duplication(share=0.4, scores={"head": 0.9, "block.mlp.*": 0.5})
-    duplication.calibrate(small())
+    duplication.calibrate(small_model())
     copied = set(duplication._copies)
     assert "head" in copied
     assert "block.mlp.0" in copied

@@ -42,9 +42,8 @@ from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.driver import check_strata, run_trials
 from unsilent.campaigns.executors import make_executor
-from unsilent.campaigns.export import canonical_lines, export_store
+from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.inline import InlineExecutor
-from unsilent.campaigns.merging import merge_stores
 from unsilent.campaigns.options import AnalysisOptions
 from unsilent.campaigns.replay import check_same_campaign
 from unsilent.campaigns.worker import as_picklable_error
@@ -58,6 +57,7 @@ from unsilent.studies.coverage.kind import COVERAGE
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING
+from unsilent.testing import KindContract
 
 SPEC = PiSpec(points=50)
 
@@ -98,10 +98,18 @@ def lines(path):
         return list(canonical_lines(store))
 
 
-def test_a_campaign_extends_and_reads(tmp_path):
-    path = run(tmp_path / "a.sqlite", 10)
-    assert lines(run(path)) == lines(run(tmp_path / "b.sqlite"))
-    with Store(path, PI) as store:
+class TestPi(KindContract):
+    trials = TRIALS
+
+    def make_kind(self):
+        return PI
+
+    def make_spec(self):
+        return SPEC
+
+
+def test_a_campaign_reads(tmp_path):
+    with Store(run(tmp_path / "a.sqlite"), PI) as store:
         found = analyse(store, confidence=0.9999)
     assert (found.n, found.low < 3.14159 < found.high) == (TRIALS, True)
 
@@ -119,22 +127,6 @@ def test_every_executor_makes_the_same_store(tmp_path, name, jobs):
         pytest.skip("ray is not installed")
     here = lines(run(tmp_path / "here.sqlite"))
     assert lines(run(tmp_path / "there.sqlite", executor=make_executor(name, SPEC, jobs=jobs))) == here
-
-
-def test_shards_are_merged_into_the_whole(tmp_path):
-    parts = [run(tmp_path / f"{i}.sqlite", shard=(i, 3)) for i in (1, 2, 3)]
-    merged = merge_stores(tmp_path / "out.sqlite", parts, PI)
-    assert merged.trials == TRIALS
-    assert lines(tmp_path / "out.sqlite") == lines(run(tmp_path / "whole.sqlite"))
-
-
-@pytest.mark.parametrize("ending", [".csv", ".json", ".jsonl"])
-def test_an_export_has_the_fields_of_a_row(tmp_path, ending):
-    with Store(run(tmp_path / "a.sqlite"), PI) as store:
-        export_store(store, tmp_path / f"out{ending}")
-    text = (tmp_path / f"out{ending}").read_text()
-    assert all(word in text for word in ("inside", "square/x/0", "worker"))
-    assert len(text.splitlines()) == {".csv": TRIALS + 1, ".json": 1, ".jsonl": TRIALS}[ending]
 
 
 def verb(capsys, *words):
@@ -339,7 +331,7 @@ def test_an_installed_package_registers_a_kind(tmp_path, monkeypatch):
     assert "study_of_toys" not in sys.modules
     assert "pi is 3" in told("toy", "--trials", 4, "--store", "a.sqlite", "--quiet")
     for name, said in (
-        ("gone", "(no_such_module:KIND) cannot be imported: Module"),
+        ("gone", "(no_such_module:KIND) of package no_such_module cannot be imported: Module"),
         ("other", "is the kind toy (study_of_toys"),
     ):
         done = in_process(name)

@@ -18,7 +18,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.content import content_parts
 from unsilent.checkpoints.excess import without_excess
-from unsilent.checkpoints.formats.known import format_of
+from unsilent.checkpoints.formats.known import Format, format_of
 from unsilent.checkpoints.names import free_name
 from unsilent.checkpoints.stored_tensors import Block, Ints, Patch, StoredTensor, bytes_from_words, words_from_bytes
 from unsilent.faults.codecs import Array
@@ -34,6 +34,7 @@ class Checkpoint(Closing):
 
     Args:
         path: A file or folder.
+        known_format: One of your own; by default the format that the files have.
 
     Attributes:
         format: Name of its format.
@@ -44,11 +45,11 @@ class Checkpoint(Closing):
         UsageError: it is of no known format, or damaged.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, known_format: Format | None = None) -> None:
         self.files = CheckpointFiles(path)
         self.path = self.files.root
         try:
-            known = format_of(self.files)
+            known = format_of(self.files) if known_format is None else format_of(self.files, [known_format])
             self.format = known.name
             with _without_collections():
                 listed = without_excess(known.tensors(self.files), self.files)

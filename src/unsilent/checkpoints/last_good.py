@@ -17,7 +17,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.basics.options import check_count, check_path
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
-from unsilent.checkpoints.formats.known import FORMATS
+from unsilent.checkpoints.formats.known import all_formats
 from unsilent.checkpoints.hashes import Progress, no_progress
 from unsilent.checkpoints.manifest import manifest_path, read_manifest
 from unsilent.checkpoints.replacing import verify_with_own_manifest
@@ -206,7 +206,7 @@ def _has_format(folder: Path) -> bool:
     """Whether the files of a folder are those of one checkpoint."""
     try:
         with CheckpointFiles(folder) as files:
-            return any(known.matches(files) for known in FORMATS)
+            return any(known.matches(files) for known in all_formats())
     except UsageError:
         return False
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from unsilent.basics.entry_points import installed_parts, package_of
+from unsilent.basics.errors import UsageError
 from unsilent.basics.options import FAULTS_PANEL, Asked, Option
 from unsilent.cli import accelerators
 from unsilent.cli.tables import show_lines, show_table
@@ -143,33 +145,23 @@ _PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile", "whole"
 def detectors(asked: Asked) -> int:
     """List the rules that find faults in a running training, the presets that combine them, and the detectors for inference."""
     as_json, plain = asked[DisplayOptions].as_json, asked[DisplayOptions].plain
+    from unsilent.basics.entry_points import DETECTORS as DETECTOR_GROUP
+    from unsilent.basics.entry_points import RULES as RULE_GROUP
     from unsilent.detectors.activations.rules import ACTIVATION_RULES
-    from unsilent.detectors.rules import PRESETS, RULES, make_rule, rule_thresholds
-    from unsilent.protection.detector import DETECTORS
+    from unsilent.detectors.rules import PRESETS, RULES, rule_class
+    from unsilent.protection.detector import ALL_DETECTORS, DETECTORS
 
-    thresholds = {name: rule_thresholds(make_rule(name)) for name in RULES}
+    rules = [_listed(name, "rule", rule_class(name), entry.description) for name, entry in RULES.items()]
+    rules += _listed_of_others("rule", RULE_GROUP, RULES, rule_class)
     presets = [{"name": name, "kind": "preset", "rules": list(texts)} for name, texts in PRESETS.items()]
     made_by: dict[str, Callable[..., Any]] = {**DETECTORS, **ACTIVATION_RULES}
-    inference: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "kind": "inference",
-            "description": inspect.cleandoc(made.__doc__ or "").splitlines()[0].rstrip("."),
-            "parameters": {
-                p.name: p.default for p in inspect.signature(made).parameters.values() if p.default is not None
-            },
-        }
-        for name, made in made_by.items()
-    ]
+    inference = [_listed(name, "inference", made) for name, made in made_by.items()]
+    inference += _listed_of_others("inference", DETECTOR_GROUP, DETECTORS, ALL_DETECTORS.__getitem__)
     if as_json:
-        rules = [
-            {"name": name, "kind": "rule", "description": entry.description, "parameters": thresholds[name]}
-            for name, entry in RULES.items()
-        ]
         print(json.dumps([*rules, *presets, *inference], indent=2))
         return 0
     show_table(
-        [(name, entry.description, _defaults(thresholds[name])) for name, entry in RULES.items()],
+        [(one["name"], one["description"], _defaults(one["parameters"])) for one in rules],
         ("training: rule", "what it compares", "thresholds with defaults (name:key=value,…)"),
         plain=plain,
     )
@@ -184,6 +176,29 @@ def detectors(asked: Asked) -> int:
         plain=plain,
     )
     return 0
+
+
+def _listed(name: str, kind: str, made: Callable[..., Any], description: str = "") -> dict[str, Any]:
+    """A rule or detector: its description, by default the first line of its docstring, and its parameters."""
+    parameters = inspect.signature(made).parameters.values()
+    return {
+        "name": name,
+        "kind": kind,
+        "description": description or inspect.cleandoc(made.__doc__ or "").partition("\n")[0].rstrip("."),
+        "parameters": {p.name: p.default for p in parameters if p.default not in (None, inspect.Parameter.empty)},
+    }
+
+
+def _listed_of_others(
+    kind: str, group: str, own: Mapping[str, Any], load: Callable[[str], Callable[..., Any]]
+) -> Iterator[dict[str, Any]]:
+    """What other packages register; of a part that cannot be imported, the error is the description."""
+    for name, entry in installed_parts(group, own).items():
+        try:
+            one = _listed(name, kind, load(name))
+            yield {**one, "description": f"{one['description']} ({package_of(entry)})"}
+        except UsageError as error:
+            yield {"name": name, "kind": kind, "description": str(error), "parameters": {}}
 
 
 def _defaults(given: Mapping[str, object]) -> str:

@@ -58,11 +58,13 @@ def profile(options: Asked) -> int:
         raise UsageError(f"--samples is {asked.samples}; expected 1 or more")
     from unsilent.campaigns.options import read_pairs
     from unsilent.engine.device_placement import place, place_model, resolve_device
+    from unsilent.protection.detector import check_can_be_stored, make_detector
     from unsilent.protection.profile import make_profile
     from unsilent.workloads.base import CALIBRATION, CalibratedWorkload
     from unsilent.workloads.registry import load
 
     start = time.perf_counter(), time.process_time()
+    check_can_be_stored(make_detector(asked.detector))
     workload = load(asked.workload, dict(read_pairs(asked.workload_options)), data=asked.data, weights=asked.weights)
     if not isinstance(workload, CalibratedWorkload):
         raise UsageError(

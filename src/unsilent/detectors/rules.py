@@ -1,6 +1,7 @@
 """The rules by name, and the presets that name several: ``robust-z:threshold=20`` is a rule with its thresholds.
 
-A rule is imported when it is made, so that listing them is instant.
+A rule is imported when it is made, so that listing them is instant. Another package registers a rule as an entry point of the
+group ``unsilent.rules``: its class, by its name.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from unsilent.basics.errors import unknown_name_error
+from unsilent.basics.entry_points import RULES as GROUP
+from unsilent.basics.entry_points import installed_parts, load_part, wrong_part_error
+from unsilent.basics.errors import UsageError, unknown_name_error, wrong_value_error
 from unsilent.basics.lazy_module import load_named
 from unsilent.basics.name_and_parameters import build_named, parse_named
+from unsilent.basics.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from unsilent.detectors.rule import Rule
@@ -57,20 +61,42 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 
 
 def rule_class(name: str) -> type[Rule]:
-    """The class of a rule. Raises ``UsageError`` for a name that does not exist."""
-    if name not in RULES:
-        raise unknown_name_error("rule", name, RULES)
-    return cast("type[Rule]", load_named(RULES[name].target))
+    """The class of a rule, also of another package. Raises ``UsageError`` for a name that does not exist."""
+    if name in RULES:
+        return cast("type[Rule]", load_named(RULES[name].target))
+    installed = installed_parts(GROUP, RULES)
+    if name not in installed:
+        raise unknown_name_error("rule", name, [*RULES, *installed])
+    found = load_part("rule", installed[name])
+    if not isinstance(found, type) or getattr(found, "name", None) != name:
+        shown = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise wrong_part_error(installed[name], shown, f"a class of rules whose name is {name!r}")
+    return found
 
 
-def make_rule(text: str) -> Rule:
-    """The rule of a text ``name:key=value,key=value``. Raises ``UsageError``.
+def make_rule(what: str | Rule) -> Rule:
+    """The rule of a text ``name:key=value,key=value``; a rule is returned as it is. Raises ``UsageError``.
 
     >>> make_rule("megatron-large:factor=20").factor
     20.0
     """
-    name, _ = parse_named(text)
-    return build_named("rule", text, {name: rule_class(name)})
+    if not isinstance(what, str):
+        return check_rule(what)
+    name, _ = parse_named(what)
+    return check_rule(build_named("rule", what, {name: rule_class(name)}))
+
+
+def check_rule(what: Any, argument: str = "rule") -> Rule:
+    """What was given, if it has what a rule has. Raises ``UsageError``, which calls it ``argument``."""
+    if isinstance(what, type):
+        raise UsageError(f"{argument} is the class {what.__name__}; expected an object: write {what.__name__}(…)")
+    methods = (getattr(what, name, None) for name in ("reads", "initial_state", "judge"))
+    if not isinstance(getattr(what, "name", None), str) or not all(map(callable, methods)):
+        expected = (
+            "texts such as 'robust-z:threshold=12', tables such as [rule.robust-z], or objects with methods of Rule"
+        )
+        raise wrong_value_error(argument, what, expected)
+    return cast("Rule", what)
 
 
 def format_rule(rule: Rule) -> str:
@@ -79,8 +105,23 @@ def format_rule(rule: Rule) -> str:
     >>> format_rule(make_rule("megatron-large:factor=20,samples=100"))
     'megatron-large:factor=20.0'
     """
-    given = [f"{name}={value!r}" for name, value in rule_thresholds(rule).items() if value != _defaults(rule)[name]]
+    given = [
+        f"{name}={_text(value)}" for name, value in rule_thresholds(rule).items() if value != _defaults(rule)[name]
+    ]
     return f"{rule.name}:{','.join(given)}" if given else rule.name
+
+
+def recorded_text(rule: Rule) -> str:
+    """What is recorded of a rule: the text that makes it again, where one does; else its own ``repr``, or its name.
+
+    >>> recorded_text(make_rule("megatron-large:factor=20"))
+    'megatron-large:factor=20.0'
+    """
+    is_named = rule.name in RULES or rule.name in installed_parts(GROUP)
+    if is_named and dataclasses.is_dataclass(rule) and type(rule) is rule_class(rule.name):
+        return format_rule(rule)
+    has_own_repr = type(rule).__repr__ is not object.__repr__  # which differs between the processes of a job
+    return escape_unprintable(repr(rule)) if has_own_repr else rule.name
 
 
 def rule_thresholds(rule: Rule) -> dict[str, Any]:
@@ -93,6 +134,12 @@ def rules_of_preset(name: str) -> tuple[Rule, ...]:
     if name not in PRESETS:
         raise unknown_name_error("preset", name, PRESETS)
     return tuple(make_rule(text) for text in PRESETS[name])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(_text, value))
+    return value if isinstance(value, str) else repr(value)
 
 
 def _defaults(rule: Rule) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unsilent.basics.errors import UsageError
+from unsilent.detectors.rules import recorded_text
 from unsilent.events.host import SLOT
 from unsilent.recovery.rank_link import RankLink
 
@@ -251,13 +252,14 @@ def _all_meet(members: Sequence[int]) -> bool:
 
 
 def settings_by_name(settings: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON values; tuples stay."""
-    return {
-        field.name: value
-        if isinstance(value := getattr(settings, field.name), (bool, int, float, str, tuple, type(None)))
-        else str(value)
-        for field in dataclasses.fields(settings)
-    }
+    """The fields of a dataclass as JSON values; tuples stay, of rules that are objects there is what is recorded of them."""
+    return {field.name: _json_value(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(one if isinstance(one, (int, float, str)) else recorded_text(one) for one in value)
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
 
 
 def device_name(device: torch.device) -> str:

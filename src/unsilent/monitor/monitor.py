@@ -130,7 +130,7 @@ class Monitor:
         self.settings = settings = settings_of(settings, options)
         _check_sinks(sinks)
         self._optimizers = checked_optimizers("Monitor", model, optimizers)
-        rules = [make_rule(text) for text in settings.rule] or rules_of_preset(settings.preset)
+        rules = [make_rule(one) for one in settings.rule] or rules_of_preset(settings.preset)
         self._streams, self._checks = RuleStreams(rules), StepChecks(rules)
         self._closed, self._failed, self._is_off, self._has_stopped = (
             True,

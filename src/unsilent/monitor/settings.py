@@ -13,7 +13,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.name_and_parameters import parse_named
 from unsilent.basics.options import OUTPUT_PANEL, Option, check_count, options_of
 from unsilent.basics.sizes import parse_whole_number
-from unsilent.detectors.rules import PRESETS
+from unsilent.detectors.rules import PRESETS, check_rule
 
 DETECTION_PANEL, ALARM_PANEL, COST_PANEL = "Detection", "Alarms", "Cost"
 ACTIONS = ("log", "skip", "rerun", "replay", "save", "stop")
@@ -29,16 +29,12 @@ LARGEST_BUDGET = 2.0
 MOST_INTERVAL = 4096
 
 
-def rule_texts(given: Any) -> tuple[str, ...]:
-    """Rules with parameters as texts, from texts or a table: ``{"robust-z": {"threshold": 12}}``."""
+def rules_given(given: Any) -> tuple[Any, ...]:
+    """Rules with parameters as texts, from texts or a table: ``{"robust-z": {"threshold": 12}}``; `Rule` objects stay."""
     if isinstance(given, Mapping) and all(isinstance(table, Mapping) for table in given.values()):
         return tuple(_rule_text(rule, table) for rule, table in given.items())
-    texts = [given] if isinstance(given, str) else given
-    if isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts):
-        return tuple(texts)
-    raise UsageError(
-        f"--rule is {given!r}; expected texts such as 'robust-z:threshold=12', or tables such as [rule.robust-z]"
-    )
+    rules = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+    return tuple(rule if isinstance(rule, str) else check_rule(rule, "--rule") for rule in rules)
 
 
 def _rule_text(rule: str, parameters: Mapping[str, Any]) -> str:
@@ -68,12 +64,12 @@ class MonitorSettings:
         Option("Rules and thresholds: robust-z, asd-v1, asd-v2, asd-v3, asd-combined, megatron, all.", DETECTION_PANEL),
     ] = "robust-z"
     rule: Annotated[
-        tuple[str, ...],
+        tuple[Any, ...],
         Option(
             "A rule with parameters, such as robust-z:threshold=12; replaces those of the preset. Repeatable. In a TOML file "
             "also a table: [rule.robust-z].",
             DETECTION_PANEL,
-            parser=rule_texts,
+            parser=rules_given,
             is_repeatable=True,
         ),
     ] = ()
@@ -195,7 +191,8 @@ class MonitorSettings:
     @property
     def rule_names(self) -> tuple[str, ...]:
         """Names of the rules that are applied."""
-        return tuple(parse_named(text)[0] for text in self.rule or PRESETS.get(self.preset, ()))
+        rules = self.rule or PRESETS.get(self.preset, ())
+        return tuple(parse_named(one)[0] if isinstance(one, str) else one.name for one in rules)
 
 
 def settings_of(settings: MonitorSettings | None, options: Mapping[str, Any]) -> MonitorSettings:

@@ -17,10 +17,10 @@ NUMERIC = "tolerance:rtol=0.001,atol=0.00001"
 
 def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
     """A judge from an object, a text like ``"topk:k=5"``, or a function ``(golden, faulty, batch) -> incorrect[, severity]``."""
-    from unsilent.outcomes.judges import JUDGES, Function
+    from unsilent.outcomes.judges import ALL_JUDGES, Function
 
     if isinstance(what, str):
-        return build_named("judge", what, JUDGES)
+        return build_named("judge", what, ALL_JUDGES)
     if not callable(what) or isinstance(what, type):
         raise UsageError(f"expected a judge, the name of a judge or a function, found {what!r}")
     return Function(what) if hasattr(what, "__qualname__") else what  # an object's own repr names it

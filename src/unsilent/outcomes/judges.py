@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from unsilent.basics.entry_points import JUDGES as GROUP
+from unsilent.basics.entry_points import WithInstalled
 from unsilent.basics.error_origin import call_user_code
 from unsilent.basics.errors import UsageError
 from unsilent.outcomes.base import Judge, JudgeVerdict
@@ -95,6 +97,8 @@ JUDGES: dict[str, Callable[..., Judge]] = {
     "segmentation": Segmentation,
     "detections": DetectionSet,
 }
+ALL_JUDGES = WithInstalled("judge", GROUP, JUDGES)
+"""With those that other packages register as entry points of the group ``unsilent.judges``: a class, by its name."""
 
 
 def decision_judge_function(decision: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:

@@ -8,16 +8,20 @@ rates of false alarms. Detectors of corrupted weights check the weights of the m
     detector = make_detector("dr-dna+weight-integrity")
     detector.calibrate(model, clean_batches)
     margins = detector.margins(record_pass(model, batch=batch))       # float64[layers, samples]
+
+Another package registers a detector as an entry point of the group ``unsilent.detectors``: a class, by its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from torch import nn
 
+from unsilent.basics.entry_points import DETECTORS as GROUP
+from unsilent.basics.entry_points import WithInstalled
 from unsilent.basics.errors import UsageError
 from unsilent.basics.name_and_parameters import build_named, parse_named
 from unsilent.detectors.activations.rule import Floats
@@ -65,6 +69,19 @@ class InferenceDetector(Protocol):
         ...
 
 
+@runtime_checkable
+class StoredDetector(Protocol):
+    """The further methods of a detector of another package that can be kept in a file of a profile."""
+
+    def learnt(self) -> Any:
+        """What `calibrate` found out: tensors and JSON values in dicts and lists."""
+        ...
+
+    def know(self, learnt: Any, model: nn.Module) -> None:
+        """Put back what `learnt` returned, where tuples may have become lists."""
+        ...
+
+
 DETECTORS: dict[str, Callable[..., InferenceDetector]] = {
     **dict.fromkeys(ACTIVATION_RULES, ActivationDetector),
     WeightDetector.kind: WeightDetector,
@@ -72,32 +89,69 @@ DETECTORS: dict[str, Callable[..., InferenceDetector]] = {
     Duplication.kind: Duplication,
 }
 """In the order they are listed."""
+ALL_DETECTORS = WithInstalled("detector", GROUP, DETECTORS)
+"""With those of other packages."""
 
 
-def make_detector(text: str, layers: Iterable[str] = (), seed: int = 0) -> InferenceDetector:
+def make_detector(what: str | InferenceDetector, layers: Iterable[str] = (), seed: int = 0) -> InferenceDetector:
     """The detector of a text ``name:key=value,key=value``, or a combination of several, joined by ``+``.
 
     Args:
-        text: Like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``.
+        what: Like ``dr-dna:bins=64`` or ``dr-dna+weight-integrity+abft``; a detector is returned as it is.
         layers: Globs over names of modules that rules on activations read; without: a choice of their own.
         seed: Of the choice of sites.
 
     Raises:
-        UsageError: there is no such detector, or it has no such parameter.
+        UsageError: there is no such detector, or it has no such parameter; a detector is given with ``layers``.
 
     >>> make_detector("dr-dna+weight-integrity:slices=8").name
     'dr-dna+weight-integrity:slices=8'
     """
-    if not isinstance(text, str):
-        raise UsageError(f"detector is of type {type(text).__name__}; expected a text, like 'dr-dna+weight-integrity'")
-    parts = [_make_part(part.strip(), tuple(layers), seed) for part in text.split("+")]
+    if not isinstance(what, str):
+        return _check_detector(what, tuple(layers))
+    parts = [_make_part(part.strip(), tuple(layers), seed) for part in what.split("+")]
     return parts[0] if len(parts) == 1 else Combination(parts)
 
 
 def _make_part(text: str, layers: tuple[str, ...], seed: int) -> InferenceDetector:
     if parse_named(text)[0] in ACTIVATION_RULES:
         return ActivationDetector(text, layers, seed)
-    return build_named("detector", text, DETECTORS)
+    return _check_detector(build_named("detector", text, ALL_DETECTORS))
+
+
+def _check_detector(what: Any, layers: tuple[str, ...] = ()) -> InferenceDetector:
+    """What was given, if it has what a detector has. Raises ``UsageError``."""
+    has_methods = all(callable(getattr(what, name, None)) for name in ("calibrate", "margins"))
+    if isinstance(what, type) and has_methods:
+        raise UsageError(f"detector is the class {what.__name__}; expected an object: write {what.__name__}(…)")
+    if not has_methods or not all(hasattr(what, name) for name in ("name", "needs_layers", "nbytes")):
+        raise UsageError(
+            f"detector is of type {type(what).__name__}; expected a text, like 'dr-dna+weight-integrity', or an object with the "
+            "attributes and methods of InferenceDetector"
+        )
+    if layers:
+        raise UsageError(
+            f"layers is given, but {what.name} is an object, which reads what it was made for; leave layers out"
+        )
+    return cast("InferenceDetector", what)
+
+
+def check_can_be_stored(detector: InferenceDetector) -> None:
+    """Raise ``UsageError`` for a detector of another package that a file could not name, or whose content it could not hold."""
+    for part in detector.parts if isinstance(detector, Combination) else (detector,):
+        if type(part) in (ActivationDetector, WeightDetector, GoldenTest, Duplication):
+            continue
+        name = parse_named(part.name)[0]
+        if name not in ALL_DETECTORS or ALL_DETECTORS[name] is not type(part):
+            raise UsageError(
+                f"the detector {part.name} cannot be stored: no name stands for {type(part).__name__}; register it as an entry "
+                f"point of {GROUP}, or keep the profile in memory"
+            )
+        if not isinstance(part, StoredDetector):
+            raise UsageError(
+                f"the detector {part.name} cannot be stored, as it has no methods learnt and know; add them, or keep the profile "
+                "in memory"
+            )
 
 
 def largest_margins(detector: InferenceDetector, recorded: RecordedPass) -> Floats:

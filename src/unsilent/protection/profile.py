@@ -25,7 +25,13 @@ from unsilent.engine.digests import tensors_hasher
 from unsilent.protection.activation_detector import ActivationDetector, not_finite_error
 from unsilent.protection.calibration_batches import ExplainedRun, check_batches, divide
 from unsilent.protection.combination import Combination
-from unsilent.protection.detector import InferenceDetector, largest_margins, make_detector
+from unsilent.protection.detector import (
+    InferenceDetector,
+    StoredDetector,
+    check_can_be_stored,
+    largest_margins,
+    make_detector,
+)
 from unsilent.protection.golden_test import GoldenTest
 from unsilent.protection.hashed_file import FileKind, restored, stored
 from unsilent.protection.layer_watch import find_layers, reject_compiled
@@ -93,6 +99,7 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Write a file that `load_profile` reads. Raises ``UsageError`` where it cannot be written."""
+        check_can_be_stored(self.detector)
         arrays: dict[str, Tensor] = {}
         text: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
         text |= {"detector": self.detector.name, "parts": []}
@@ -104,7 +111,8 @@ class Profile:
             _FILE.write(path, text, arrays)
         except TypeError as error:
             raise UsageError(
-                f"the stored input of golden-test cannot be written as JSON ({error}); leave golden-test out"
+                f"the content of {self.detector.name} cannot be written as JSON ({error}), such as the input that golden-test "
+                "stores; leave this detector out"
             ) from None
 
 
@@ -125,6 +133,8 @@ def _part_as_json(part: InferenceDetector, prefix: str, arrays: dict[str, Tensor
         }
     if isinstance(part, GoldenTest):
         return {"batch": stored(part.batch, prefix, arrays), "answer": stored(part.answer, prefix, arrays)}
+    if isinstance(part, StoredDetector):
+        return {"learnt": stored(part.learnt(), prefix, arrays)}
     return {}
 
 
@@ -168,9 +178,12 @@ def _restore_part(
                 layers[names[int(number)]][array] = value.double().numpy()
         ranges = {name: (float(low), float(high)) for name, (low, high) in known["ranges"].items()}
         part.know(layers, ranges, {name: int(width) for name, width in known["widths"].items()}, known["stride"], model)
-    elif isinstance(part, GoldenTest):
-        device = next((tensor.device for tensor in named_tensors(model).values()), torch.device("cpu"))
+        return
+    device = next((tensor.device for tensor in named_tensors(model).values()), torch.device("cpu"))
+    if isinstance(part, GoldenTest):
         part.know(restored(known["batch"], arrays, device), restored(known["answer"], arrays, device), model, run)
+    elif isinstance(part, StoredDetector):
+        part.know(restored(known["learnt"], arrays, device), model)
     else:
         part.calibrate(model, ())
 
@@ -204,7 +217,7 @@ def dtypes_of(model: nn.Module) -> tuple[str, ...]:
 def make_profile(
     model: nn.Module,
     batches: Iterable[Any],
-    detector: str = "dr-dna",
+    detector: str | InferenceDetector = "dr-dna",
     *,
     rate: float = 0.01,
     layers: Sequence[str] = (),
@@ -217,7 +230,7 @@ def make_profile(
         model: In eval mode, with the right weights.
         batches: Inputs of ``run``. The first part is learnt from, the last part gives the threshold, so keep altered copies of
             one original together.
-        detector: Its text; see `make_detector`.
+        detector: Its text, see `make_detector`, or a detector of your own.
         rate: Of false alarms, per sample and call of at most as many forward passes as in ``batches``.
         layers: Globs over names of modules that are read; by default a choice of the detector's.
         run: One call of the model.

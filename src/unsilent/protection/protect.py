@@ -32,6 +32,7 @@ from unsilent.detectors.activations.rule import Floats
 from unsilent.protection.activation_detector import ActivationDetector
 from unsilent.protection.combination import Combination
 from unsilent.protection.corrupted_weights import CorruptedWeights
+from unsilent.protection.detector import InferenceDetector
 from unsilent.protection.layer_watch import LATER, LayerRun, LayerWatch, reject_compiled
 from unsilent.protection.live_readings import LiveReadings, largest_of
 from unsilent.protection.profile import Profile, make_profile
@@ -375,7 +376,7 @@ def _same_call(call: Any, model: nn.Module, other: nn.Module) -> Any:
 def protect(
     model: nn.Module,
     calibration: Iterable[Any] | Profile,
-    detector: str = "dr-dna",
+    detector: str | InferenceDetector = "dr-dna",
     *,
     recovery: str | Sequence[str] = (),
     mode: str = "end",
@@ -390,8 +391,8 @@ def protect(
     Args:
         model: In eval mode, with the right weights.
         calibration: Batches of clean inputs, or a profile.
-        detector: Text of a detector or of several, like ``dr-dna+weight-integrity:slices=64``. A profile has its own. ``abft``
-            does not see `torch.nn.MultiheadAttention`.
+        detector: Text of a detector or of several, like ``dr-dna+weight-integrity:slices=64``, or a detector of your own. A
+            profile has its own. ``abft`` does not see `torch.nn.MultiheadAttention`.
         recovery: What is done on an alarm: rungs of `unsilent.protection.recovery_ladder`.
         mode: When layers are judged: ``end`` of the pass or ``early``.
         rate: Of false alarms, per sample and call.

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.basics.errors import StoreError, UsageError, kind_and_line
+from unsilent.basics.entry_points import KINDS as GROUP
+from unsilent.basics.entry_points import installed_parts, load_part, wrong_part_error
+from unsilent.basics.errors import StoreError
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.sqlite_file import application_of
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
@@ -25,33 +27,19 @@ if TYPE_CHECKING:
 
 KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE, CHECKPOINT_STUDY, COVERAGE, INFERENCE_COVERAGE]
 """Those of this package."""
-GROUP = "unsilent.kinds"
 
 
 def installed_kinds() -> dict[str, EntryPoint]:
     """Kinds of other packages by name; those of this package keep their names. Imports none of them."""
-    from importlib.metadata import entry_points
-
-    own = {kind.name for kind in KINDS}
-    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in own}
+    return installed_parts(GROUP, {kind.name for kind in KINDS})
 
 
 def load_installed_kind(entry: EntryPoint) -> Kind[Any, Any, Any]:
     """A kind of another package; raises ``UsageError`` where it cannot be imported, or is none of that name."""
-    try:
-        kind = entry.load()
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"the study {entry.name} ({entry.value}) cannot be imported: {kind_and_line(error)}; mend or remove its package"
-        ) from error
+    kind = load_part("study", entry)
     if not isinstance(kind, Kind) or kind.name != entry.name:
         found = f"the kind {kind.name}" if isinstance(kind, Kind) else f"a {type(kind).__name__}"
-        raise UsageError(
-            f"the entry point {entry.name} of {GROUP} is {found} ({entry.value}); expected a Kind of that name: "
-            "change the entry point"
-        )
+        raise wrong_part_error(entry, found, "a Kind of that name")
     return kind
 
 

@@ -1,10 +1,15 @@
-"""The known formats, and which of them a checkpoint has."""
+"""The known formats, and which of them a checkpoint has.
+
+Another package registers a `Format` as an entry point of the group ``unsilent.formats``; it is tried after those of this package.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from unsilent.basics.entry_points import FORMATS as GROUP
+from unsilent.basics.entry_points import installed_parts, load_part, wrong_part_error
 from unsilent.basics.errors import UsageError
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.formats import (
@@ -40,12 +45,35 @@ FORMATS = tuple(Format(module.NAME, module.matches, module.tensors) for module i
 """In the order in which they are tried."""
 
 
-def format_of(files: CheckpointFiles) -> Format:
-    """The format of a checkpoint; raises ``UsageError`` where it has none of them."""
-    for known in FORMATS:
+def format_of(files: CheckpointFiles, formats: Iterable[Format] = ()) -> Format:
+    """The one of some formats that a checkpoint has, by default of all; raises ``UsageError`` where it has none of them."""
+    names: list[str] = []
+    problems: list[str] = []
+    for known in formats or all_formats(problems):
         if known.matches(files):
             return known
+        names.append(known.name)
     what = "folder" if files.is_folder else "file"
     raise UsageError(
-        f"{files.root} is no {what} of a known checkpoint format; expected one of {', '.join(known.name for known in FORMATS)}"
+        "; ".join(
+            [f"{files.root} is no {what} of a known checkpoint format; expected one of {', '.join(names)}", *problems]
+        )
     )
+
+
+def all_formats(problems: list[str] | None = None) -> Iterator[Format]:
+    """Formats of this package, then those of other packages, which are imported only if somebody asks for more than ours.
+
+    Args:
+        problems: Gets a sentence on each format that cannot be imported.
+    """
+    yield from FORMATS
+    for entry in installed_parts(GROUP).values():
+        try:
+            found = load_part("checkpoint format", entry)
+            if not isinstance(found, Format):
+                raise wrong_part_error(entry, f"a {type(found).__name__}", "a Format")
+            yield found
+        except UsageError as error:
+            if problems is not None:
+                problems.append(str(error))

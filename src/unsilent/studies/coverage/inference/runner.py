@@ -11,7 +11,7 @@ detection and false alarms are of the same inputs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,8 @@ from unsilent.faults import Fault
 from unsilent.outcomes import judge, judge_text
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.classify import classify
-from unsilent.protection.detector import make_detector
+from unsilent.protection.combination import Combination
+from unsilent.protection.detector import InferenceDetector, make_detector
 from unsilent.protection.layer_watch import find_layers
 from unsilent.protection.recorded_pass import RecordedPass, record_pass
 from unsilent.studies.coverage.inference.clean_batches import EvaluatedOn, read_clean_batches
@@ -122,7 +123,9 @@ class InferenceCoverageRunner:
             "device": self._device.partition(":")[0],
             "versions": repr(sorted(versions().items())),
             "code": code_fingerprint(spec.workload, workload, self.engine.judge),
-            "detectors": code_hash(__name__, "unsilent.protection", "unsilent.detectors.activations"),
+            "detectors": code_hash(
+                __name__, "unsilent.protection", "unsilent.detectors.activations", *_further_modules(self.detectors)
+            ),
             "clean inputs": tensors_hasher(
                 tensors_in([profile, [part.batches for part in self._clean.values()]])
             ).hexdigest(),
@@ -303,6 +306,12 @@ class InferenceCoverageRunner:
         engine = self.engine
         times = seconds_of_detectors(engine.model, self._run, engine.batches[0], self.detectors)
         return replace(empty_row(TIMING, TIMED), times=times)
+
+
+def _further_modules(detectors: Iterable[InferenceDetector]) -> list[str]:
+    """Modules with detectors of other packages."""
+    parts = (part for one in detectors for part in (one.parts if isinstance(one, Combination) else (one,)))
+    return sorted({name for part in parts if not (name := type(part).__module__).startswith("unsilent.")})
 
 
 def fixed_rows(margins: Floats, rows: int) -> Floats:

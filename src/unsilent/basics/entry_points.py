@@ -1,0 +1,89 @@
+"""Parts that other installed packages register as entry points, looked up when a name is asked for that is not one of ours.
+
+A part is imported when it is asked for. One that cannot be imported, or is something else than its group says, is an error of one
+line that names its package; until somebody asks for it, it is not noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from unsilent.basics.errors import UsageError, kind_and_line
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+T = TypeVar("T")
+RULES, DETECTORS, JUDGES = "unsilent.rules", "unsilent.detectors", "unsilent.judges"
+FORMATS, KINDS = "unsilent.formats", "unsilent.kinds"
+
+
+def installed_parts(group: str, own: Container[str] = ()) -> dict[str, EntryPoint]:
+    """Entry points of a group by name, in the order of names, without names in ``own``; imports none of them."""
+    from importlib.metadata import entry_points
+
+    found = {entry.name: entry for entry in entry_points(group=group) if entry.name not in own}
+    return dict(sorted(found.items()))
+
+
+def load_part(noun: str, entry: EntryPoint) -> Any:
+    """What an entry point names; ``noun`` is the noun for the ``UsageError`` where it cannot be imported."""
+    try:
+        return entry.load()
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the {noun} {entry.name} ({entry.value}) of {package_of(entry)} cannot be imported: {kind_and_line(error)}; "
+            "mend or remove this package"
+        ) from error
+
+
+def wrong_part_error(entry: EntryPoint, found: str, expected: str) -> UsageError:
+    """The error for an entry point that names something else than its group says."""
+    return UsageError(
+        f"the entry point {entry.name} of {entry.group} in {package_of(entry)} is {found} ({entry.value}); expected "
+        f"{expected}: change the entry point"
+    )
+
+
+def package_of(entry: EntryPoint) -> str:
+    """The package that an entry point is of, as errors and lists name it."""
+    try:
+        name = entry.dist.name if entry.dist is not None else None
+    except Exception:  # a package without its METADATA
+        name = None
+    return f"package {name or entry.module.partition('.')[0]}"
+
+
+class WithInstalled(Mapping[str, T]):
+    """Classes or functions that make parts, by name: those of this package, then those that other packages register.
+
+    Args:
+        noun: What a part is, for errors.
+        group: Of entry points.
+        own: Those of this package, whose names no other package can take.
+    """
+
+    def __init__(self, noun: str, group: str, own: Mapping[str, T]) -> None:
+        self._noun, self._group, self._own = noun, group, own
+
+    def __getitem__(self, name: str) -> T:
+        if name in self._own:
+            return self._own[name]
+        entry = installed_parts(self._group, self._own)[name]
+        part = load_part(self._noun, entry)
+        if not callable(part):
+            raise wrong_part_error(entry, f"a {type(part).__name__}", f"a class or function that makes a {self._noun}")
+        return part  # type: ignore[no-any-return]  # what it makes is seen when it is called
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in installed_parts(self._group, self._own)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from installed_parts(self._group, self._own)
+
+    def __len__(self) -> int:
+        return len(self._own) + len(installed_parts(self._group, self._own))

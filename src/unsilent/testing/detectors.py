@@ -1,0 +1,126 @@
+"""What every detector of corrupted answers must do. Its model is a small transformer with a layer that writes into its input."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unsilent.protection.detector import InferenceDetector, StoredDetector, largest_margins, make_detector
+from unsilent.protection.hashed_file import restored, stored
+from unsilent.protection.recorded_pass import record_pass
+from unsilent.sites.injecting import inject
+from unsilent.workloads.layers import TransformerBlock
+
+
+class SmallModel(nn.Module):
+    """A transformer with a layer that writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = TransformerBlock(16, 2)
+        self.act = nn.ReLU(inplace=True)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"scores": self.head(self.act(self.block(x)).mean(1))}
+
+
+def small_model() -> SmallModel:
+    """The model, the same at each call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return SmallModel().eval()
+
+
+def clean_batches(count: int, seed: int = 0) -> list[Tensor]:
+    """Batches of 20 samples."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(20, 6, 16, generator=generator) for _ in range(count)]
+
+
+class DetectorContract(ABC):
+    """Tests of a detector: a subclass gives `make_detector`.
+
+    Attributes:
+        sees_weights: Whether it sees the highest bit of an exponent that flips in a weight.
+        sees_operations: Whether it sees a large value in the output of a layer.
+    """
+
+    sees_weights: ClassVar[bool] = True
+    sees_operations: ClassVar[bool] = True
+
+    @abstractmethod
+    def make_detector(self) -> InferenceDetector:
+        """The detector, not calibrated."""
+
+    def calibrated(self) -> tuple[SmallModel, InferenceDetector]:
+        """The model, and a detector that was calibrated with it."""
+        model, detector = small_model(), make_detector(self.make_detector())
+        detector.calibrate(model, clean_batches(10))
+        return model, detector
+
+    def test_margins_of_clean_samples(self) -> None:
+        model, detector = self.calibrated()
+        recorded = record_pass(model, batch=clean_batches(1, 5)[0])
+        margins = detector.margins(recorded)
+        assert margins.dtype == np.float64
+        assert margins.ndim == 2
+        assert margins.shape[1] == recorded.samples == 20
+        assert np.isfinite(margins).all()
+        np.testing.assert_array_equal(detector.margins(recorded), margins)
+        assert detector.nbytes >= 0
+        assert detector.name
+
+    def test_recording_and_judging_change_no_bit_of_an_answer(self) -> None:
+        model, detector = self.calibrated()
+        batch, before = clean_batches(1, 6)[0], {name: value.clone() for name, value in model.state_dict().items()}
+        with torch.no_grad():
+            clean = model(batch)["scores"]
+        recorded = record_pass(model, batch=batch, keep_layers=detector.needs_layers)
+        detector.margins(recorded)
+        assert torch.equal(recorded.output["scores"], clean)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+    def test_a_corrupted_weight_is_seen_while_it_is_in_place(self) -> None:
+        model, detector = self.calibrated()
+        batch = clean_batches(1, 7)[0]
+        clean = largest_margins(detector, record_pass(model, batch=batch)).max()
+        with inject(model, "param:block.mlp.0.weight[3,4]", bit=30):
+            faulty = largest_margins(detector, record_pass(model, batch=batch))
+        assert not self.sees_weights or faulty.max() > clean
+
+    def test_a_corrupted_operation_is_seen_in_the_record_after_it(self) -> None:
+        model, detector = self.calibrated()
+        batch = clean_batches(1, 8)[0]
+        clean = largest_margins(detector, record_pass(model, batch=batch))
+
+        def corrupt(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            output = output.clone()
+            output[4, 2, 7] = 1e6
+            return output
+
+        hook = model.get_submodule("block.mlp.2").register_forward_hook(corrupt, prepend=True)
+        recorded = record_pass(model, batch=batch)
+        hook.remove()
+        faulty = largest_margins(detector, recorded)
+        assert not np.isnan(faulty).any()
+        if self.sees_operations:
+            assert faulty[4] > clean.max()
+            assert faulty.argmax() == 4
+
+    def test_what_a_profile_stores_gives_the_same_margins(self) -> None:
+        """Of a detector with the methods of `StoredDetector`."""
+        model, detector = self.calibrated()
+        if isinstance(detector, StoredDetector):
+            arrays: dict[str, Tensor] = {}
+            text = stored(detector.learnt(), "0/", arrays)
+            again = self.make_detector()
+            assert isinstance(again, StoredDetector)
+            again.know(restored(text, arrays), model)
+            recorded = record_pass(model, batch=clean_batches(1, 9)[0])
+            np.testing.assert_array_equal(again.margins(recorded), detector.margins(recorded))

@@ -1,0 +1,71 @@
+"""What every judge of outputs must do."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from unsilent.basics.nested import map_tensors, tensors_in
+from unsilent.outcomes.base import Judge, JudgeVerdict
+from unsilent.outcomes.judges import to_verdict
+
+
+class JudgeContract(ABC):
+    """Tests of a judge: a subclass gives `make_judge` and `make_outputs`."""
+
+    @abstractmethod
+    def make_judge(self) -> Judge:
+        """The judge, with the parameters that are tested."""
+
+    @abstractmethod
+    def make_outputs(self) -> tuple[Any, Any, Any]:
+        """A golden output, a faulty one in which at least one sample is incorrect, and their batch."""
+
+    def verdict(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
+        """What the judge says, as arrays."""
+        judge = self.make_judge()
+        return to_verdict(judge, judge(golden, faulty, batch))
+
+    def test_the_golden_output_is_correct(self) -> None:
+        golden, _, batch = self.make_outputs()
+        verdict = self.verdict(golden, golden, batch)
+        assert not verdict.incorrect.any()
+        assert (verdict.severity == 0).all()
+
+    def test_an_incorrect_output_is_found_with_a_severity(self) -> None:
+        golden, faulty, batch = self.make_outputs()
+        verdict = self.verdict(golden, faulty, batch)
+        assert verdict.incorrect.any()
+        assert verdict.incorrect.shape == verdict.severity.shape == self.verdict(golden, golden, batch).incorrect.shape
+        assert (verdict.severity[verdict.incorrect] > 0).all()
+
+    def test_outputs_are_not_changed_and_the_answer_is_the_same_again(self) -> None:
+        (golden, faulty, batch), untouched = self.make_outputs(), self.make_outputs()
+        first, second = (self.verdict(golden, faulty, batch) for _ in range(2))
+        np.testing.assert_equal(tuple(first), tuple(second))
+        for now, then in zip(tensors_in((golden, faulty)), tensors_in(untouched[:2]), strict=True):
+            assert torch.equal(now, then)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    def test_values_that_are_not_finite_are_judged(self, value: float) -> None:
+        golden, _, batch = self.make_outputs()
+
+        def spoilt(path: tuple[str, ...], tensor: Tensor) -> Tensor:
+            return torch.full_like(tensor, value) if tensor.is_floating_point() else tensor
+
+        verdict = self.verdict(golden, map_tensors(golden, spoilt), batch)
+        assert verdict.incorrect.shape == verdict.severity.shape == self.verdict(golden, golden, batch).incorrect.shape
+        assert not np.isnan(verdict.severity).any()
+
+    def test_its_repr_makes_it_again(self) -> None:
+        """The text is a part of what identifies a campaign, so it must be the same in each process."""
+        judge = self.make_judge()
+        again = eval(repr(judge), dict(vars(sys.modules[type(judge).__module__])))  # noqa: S307 - the text of a test's own class
+        assert again == judge
+        assert repr(again) == repr(judge)
