@@ -30,7 +30,7 @@ def test_neighbouring_curves_differ_in_colour_and_dash():
 
 
 def test_trade_offs_say_both_shares_of_each_point_and_no_markup():
-    (drawn,) = roc_figure({NAME: [(0.0, 0.25), (0.1, 1.0)]}, 0.005, "false alarms", "detected")["data"]
+    (drawn,) = roc_figure({NAME: [(0.0, 0.25), (0.1, 1.0)]}, 0.005, 0.1, "false alarms", "detected")["data"]
     assert drawn["name"] == "&lt;b&gt;mine&lt;/b&gt;"
     assert drawn["x"] == [0.005, 0.1]
     assert drawn["hovertext"][0] == "&lt;b&gt;mine&lt;/b&gt;<br>25 % detected at 0 % false alarms"
