@@ -33,6 +33,7 @@ from unsilent.basics.plainfiles import MOST_JSON_MEMORY, json_memory, parse_json
 from unsilent.basics.printable import escape_unprintable
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+from unsilent.checkpoints.formats.known import Format
 from unsilent.checkpoints.stored_tensors import Patch
 
 VERSION = 1
@@ -136,8 +137,11 @@ def _take_back(
         ) from None
 
 
-def undo_edit(path: str | Path, everything: bool = False) -> list[Edit]:
+def undo_edit(path: str | Path, everything: bool = False, known_format: Format | None = None) -> list[Edit]:
     """Take back the last edit of a checkpoint that is not undone, or all of them.
+
+    Args:
+        known_format: As of `Checkpoint`.
 
     Returns:
         The edits that were undone, the latest first.
@@ -151,7 +155,7 @@ def undo_edit(path: str | Path, everything: bool = False) -> list[Edit]:
     if not open_edits:
         raise UsageError(f"{path} has no edit that can be undone; {undo_record_of(path)} holds none")
     result = open_edits if everything else open_edits[:1]
-    _refuse_other_bytes(path, result)
+    _refuse_other_bytes(path, result, known_format)
     for edit in result:
         with _locked(path, edit.patches) as files:
             _check_now(files, path, edit.patches, ("before", "after"))
@@ -164,9 +168,9 @@ def undo_edit(path: str | Path, everything: bool = False) -> list[Edit]:
     return result
 
 
-def _refuse_other_bytes(path: Path, edits: Sequence[Edit]) -> None:
+def _refuse_other_bytes(path: Path, edits: Sequence[Edit], known_format: Format | None) -> None:
     """Raise ``UsageError`` where edits change more than bytes of tensors that can be edited, and their checksums."""
-    with Checkpoint(path) as checkpoint:
+    with Checkpoint(path, known_format) as checkpoint:
         ranges = checkpoint.editable_ranges()
     for patch in (patch for edit in edits for patch in edit.patches):
         known = ranges.get(patch.file, [])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from unsilent.protection.detector import InferenceDetector, StoredDetector, largest_margins, make_detector
 from unsilent.protection.hashed_file import restored, stored
+from unsilent.protection.protect import protect
 from unsilent.protection.recorded_pass import record_pass
 from unsilent.sites.injecting import inject
 from unsilent.workloads.layers import TransformerBlock
@@ -112,6 +113,15 @@ class DetectorContract(ABC):
         if self.sees_operations:
             assert faulty[4] > clean.max()
             assert faulty.argmax() == 4
+
+    def test_a_protected_model_answers_as_the_model(self) -> None:
+        """The detector is given as an object, and gradients are recorded, as in a call without ``torch.no_grad()``."""
+        model, batch = small_model(), clean_batches(1, 10)[0]
+        expected = model(batch)["scores"]
+        with protect(model, clean_batches(15), detector=self.make_detector(), rate=0.05) as guarded:
+            assert torch.allclose(guarded(batch)["scores"], expected, rtol=1e-5)
+            assert guarded.verdict is not None
+            assert guarded.verdict.margins.shape == (20,)
 
     def test_what_a_profile_stores_gives_the_same_margins(self) -> None:
         """Of a detector with the methods of `StoredDetector`."""

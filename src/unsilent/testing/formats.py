@@ -46,7 +46,7 @@ def flipped(
     try:
         yield
     finally:
-        undo_edit(path)
+        undo_edit(path, known_format=known_format)
     assert bytes_of(path) == before
     assert not record.exists()
 

@@ -48,7 +48,7 @@ def run(rule: Rule, values: Floats, seen: Bools, state: Any = None) -> tuple[Any
 
 def frozen_arrays(state: Any) -> Any:
     """A state whose arrays cannot be written."""
-    for one in state or ():
+    for one in state if isinstance(state, tuple) else (state,):
         if isinstance(one, np.ndarray):
             one.setflags(write=False)
     return state
