@@ -191,15 +191,23 @@ def _row(row: PvfRow, own: frozenset[str]) -> TableRow:
 
 
 def terminal_tables(
-    columns: Sequence[Column], kept: Sequence[str], main: Sequence[TableRow], more: Sequence[TableRow], title: str
+    columns: Sequence[Column],
+    kept: Sequence[str],
+    main: Sequence[TableRow],
+    more: Sequence[TableRow],
+    title: str,
+    main_title: str = "",
 ) -> Iterator[Table]:
     """Some columns of the table of all rows, for terminals: the main rows, then layers with what they are part of."""
-    for rows, names, head in ((main, kept, ""), (more, [*kept, "part of"], title)):
+    for rows, names, head, most in (
+        (main, kept, main_title, len(main)),
+        (more, [*kept, "part of"], title, MOST_LAYERS_SHOWN),
+    ):
         places = [i for i, column in enumerate(columns) if column.name in names]
         shown = tuple(TableRow(tuple(row.cells[i] for i in places), row.emphasised) for row in rows)
         if shown:
             heads = tuple(columns[i] for i in places)
-            yield Table(heads, shown, head, terminal_rows=MOST_LAYERS_SHOWN if head else len(shown), on_page=False)
+            yield Table(heads, shown, head, terminal_rows=most, on_page=False)
 
 
 def _terminal(result: PvfResult) -> Iterator[Table]:
