@@ -9,6 +9,9 @@ from studies.test_memory_fit import BATCH, DRAM, SINGLE, SRAM, WIDTH, descriptio
 from unsilent.basics.interval import Interval
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.render.report_json import report_json
+from unsilent.render.table_file import write_table
+from unsilent.report.model import Table
+from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.comparison import compare_campaigns
 from unsilent.studies.pvf.comparison_report import compare_stores
 from unsilent.studies.pvf.kind import PvfStore
@@ -124,3 +127,19 @@ def test_the_report_speaks_of_fit_and_says_what_p_is_of(stores):
     assert silent["difference"]["estimate"] == pytest.approx(silent["b"]["estimate"] - silent["a"]["estimate"])
     assert silent["difference"]["low"] <= silent["difference"]["estimate"] <= silent["difference"]["high"]
     assert report.estimates.rows[0].cells[:3] == ("memory", "dram", "silent FIT")
+
+
+def test_the_report_of_one_campaign_begins_with_fit_and_says_what_p_is_of(stores, tmp_path):
+    with PvfStore(stores["coded"]) as store:
+        report = analyse(store, PvfEstimator()).report()
+    assert report.sections[0].title == "Failure rate of memories"
+    assert report.sections[1].title == "P(incorrect) of events that come through the protection by component"
+    assert report.numbers[0][0] == "P(incorrect) of events that come through the protection"
+    shown = [part for part in report.sections[1].parts if isinstance(part, Table)]
+    assert [table.title for table in shown] == ["P(incorrect) of events that come through the protection"]
+    for ending in ("md", "tex", "csv"):  # all are of FIT
+        text = write_table(report, tmp_path / f"t.{ending}").read_text()
+        assert "silent FIT" in text
+        assert "detectable FIT" in text
+        table = text[text.index("\n") + 1 if ending == "tex" else 0 :]
+        assert "P(incorrect)" not in table
