@@ -135,7 +135,7 @@ def test_the_report_says_what_memories_do_not_hold(tmp_path):
     assert second.cells[:4] == ("memory", "dram", "detectable FIT", result.memory_fit[0].detectable)
     assert "silently incorrect at" in report.headline
     (section,) = [section for section in report.sections if section.title == "Failure rate of memories"]
-    assert [row.cells[:2] for row in section.parts[1].rows] == [
+    assert [row.cells[:2] for row in section.parts[0].rows] == [
         ("memory", "dram"), ("pattern", "dram/single"), ("component", "other"), ("model", "model"),
     ]  # fmt: skip
 

@@ -26,6 +26,7 @@ from unsilent.statistics.comparing import difference, holm, p_value, paired_stra
 from unsilent.statistics.interim import confidence_at
 from unsilent.studies.pvf.analysis import analyse, dtype_of, non_default_question_options
 from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.memory_comparison import ComparedFit, compared_fits
 from unsilent.studies.pvf.records import PvfResult, PvfRow
 from unsilent.studies.pvf.row_scopes import (
     RowScope,
@@ -113,8 +114,10 @@ class Comparison:
     """Rows that the other campaign lacks."""
     command: str
     identical: bool
-    """Whether every trial of one is in the other and ended the same."""
+    """Whether every trial of one is in the other and ended the same, and memories have the same rates."""
     notes: tuple[str, ...] = ()
+    fits: tuple[ComparedFit, ...] = ()
+    """FIT of the model, the memories and components, where both have memories."""
 
     @property
     def confidence(self) -> float:
@@ -132,6 +135,7 @@ def compare_campaigns(one: PvfStore, other: PvfStore, question: PvfEstimator) ->
     shared = [key for key in known_a if key in known_b]
     rows = compared_rows([(known_a[k], known_b[k], sides_a[k], sides_b[k]) for k in shared], question)
     same = a.trials_done == b.trials_done and len(shared) == len(known_a) == len(known_b)
+    same = same and one.baseline.memory_parts == other.baseline.memory_parts
     identical = same and all(_same_outcomes(sides_a[k], sides_b[k]) for k in shared)
     words = ["unsilent", "diff", a.store, b.store]
     return Comparison(
@@ -146,6 +150,7 @@ def compare_campaigns(one: PvfStore, other: PvfStore, question: PvfEstimator) ->
         ),
         identical=identical,
         notes=tuple(_notes(a, b, identical)),
+        fits=compared_fits(a.memory_fit, b.memory_fit),
     )
 
 

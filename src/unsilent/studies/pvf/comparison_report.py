@@ -45,8 +45,18 @@ from unsilent.studies.pvf.failure_rates import (
     has_failure_rates,
 )
 from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.memory_comparison import (
+    FIT_DIFFERENCE_NAMES,
+    fit_difference_data,
+    fit_difference_estimates,
+    fit_difference_headline,
+    fit_difference_numbers,
+    fit_difference_section,
+    missing_fit_text,
+)
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
+    EVENTS_COMING_THROUGH,
     MOST_LAYERS_SHOWN,
     PvfRow,
     at_level,
@@ -116,9 +126,11 @@ def comparison_report(comparison: Comparison, fit_per_bit: float | None = None) 
         report_type=f"Comparison · {kind} · {a.fault}",
         title=f"{meaning(a)}, {a.fault}: B ({b.store}, {b.workload}) against A ({a.store}, {a.workload})",
         headline=_headline(comparison, rates, fit_per_bit),
-        estimates=machine_table(_estimates(comparison), MACHINE_NAMES),
+        estimates=machine_table(fit_difference_estimates(comparison.fits), FIT_DIFFERENCE_NAMES)
+        if comparison.fits
+        else machine_table(_estimates(comparison), MACHINE_NAMES),
         numbers=tuple(_numbers(comparison)),
-        findings=tuple(filter(None, (differing_rows_text(comparison), *_missing(comparison), *comparison.notes))),
+        findings=tuple(filter(None, _findings(comparison))),
         sections=tuple(_sections(comparison, rates, fit_per_bit)),
         facts=(("command", comparison.command),),
         notes=tuple(_notes(comparison, fit_per_bit)),
@@ -131,9 +143,19 @@ def _headline(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
     """FIT first where a rate is given; beside PVF, which of both fails more often where they differ in bits."""
     if comparison.identical:
         return headline(comparison)
+    if comparison.fits:
+        return fit_difference_headline(comparison.fits)
     first = fit_headline(rates, fit_per_bit) if fit_per_bit is not None else ""
     last = "" if first or are_bits_alike(rates) else failure_rates_text(rates)
     return " ".join(filter(None, (first, headline(comparison), last)))
+
+
+def _findings(comparison: Comparison) -> Iterator[str]:
+    if comparison.fits and not comparison.identical:
+        yield headline(comparison)
+    yield differing_rows_text(comparison)
+    yield from missing_fit_text(comparison.a.memory_fit, comparison.b.memory_fit)
+    yield from (*_missing(comparison), *comparison.notes)
 
 
 def _estimates(comparison: Comparison) -> Iterator[Estimate]:
@@ -151,7 +173,9 @@ def _estimates(comparison: Comparison) -> Iterator[Estimate]:
 
 def _data(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> dict[str, Any]:
     a = comparison.a
-    fits = {} if fit_per_bit is None else {"fit_per_bit": fit_per_bit}
+    fits: dict[str, Any] = {} if fit_per_bit is None else {"fit_per_bit": fit_per_bit}
+    if comparison.fits:
+        fits["memory_fit"] = fit_difference_data(comparison.fits)
     return {
         "command": comparison.command,
         "spec": {name: getattr(a, name) for name in COMMON} | {"flips": a.spec["flips"]},
@@ -214,6 +238,7 @@ def headline(comparison: Comparison) -> str:
     where = (
         "the whole model" if comparison.a.at == comparison.b.at == ALL_PARAMETERS else "all injected targets together"
     )
+    where = EVENTS_COMING_THROUGH if comparison.fits else where
     where += "" if row.flips is None else f" at {flips_text(row.flips)}"
     a, b = (estimate_text(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
     points = f"{_points(row).estimate} points{_points(row).limits_in_sentence}"
@@ -229,7 +254,8 @@ def differing_rows_text(comparison: Comparison) -> str:
     if comparison.identical or not rows:
         return ""
     apart = sorted((row for row in rows if row.differs), key=significance_sort_key)
-    start = f"After correction for multiple comparisons, {len(apart):,} of {len(rows):,} {level} rows differ"
+    what = f" in {comparison.a.measure_text}" if comparison.fits else ""
+    start = f"After correction for multiple comparisons, {len(apart):,} of {len(rows):,} {level} rows differ{what}"
     if not apart:
         return f"{start}."
     parts = [
@@ -315,7 +341,8 @@ def _times(ratio: DifferenceOrRatio) -> Any:
 
 def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
-    for row in at_level(comparison.rows, "model")[:1]:
+    yield from fit_difference_numbers(comparison.fits)
+    for row in () if comparison.fits else at_level(comparison.rows, "model")[:1]:
         where = "" if row.flips is None else f", {flips_text(row.flips)}"
         for name, one in (("A", row.a), ("B", row.b)):
             text = estimate_text(one.estimate, one.low, one.high)
@@ -330,7 +357,9 @@ def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 
 
 def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -> Iterator[Section]:
-    measure, level = comparison.a.measure, main_level(comparison.a)
+    measure, level = comparison.a.measure_text, main_level(comparison.a)
+    if comparison.fits:
+        yield fit_difference_section(comparison.fits)
     flips = sorted({row.flips for row in at_level(comparison.rows, level) if _drawn(row)}, key=lambda f: f or 0)
     parts: list[Part] = []
     left = 0
@@ -352,7 +381,8 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
             else ""
         )
     )
-    yield Section(f"Difference by {level}", lead, (*parts, *_terminal(comparison)))
+    title = f"Difference of {measure} by {level}" if comparison.fits else f"Difference by {level}"
+    yield Section(title, lead, (*parts, *_terminal(comparison)))
     if rates and (fit_per_bit is not None or not are_bits_alike(rates)):
         yield failure_rates_section(rates, fit_per_bit)
     more = [row for row in _layers(comparison) if row.level != level and row.p is not None][:MOST_LAYERS_SHOWN]
@@ -390,7 +420,8 @@ def _terminal(comparison: Comparison) -> Iterator[Table]:
     title = f"The {MOST_LAYERS_SHOWN} layers with the smallest p values" if len(more) > MOST_LAYERS_SHOWN else "Layers"
     kept = [column.name for column in COLUMNS if column.name not in hidden]
     main, rest = ([_row(r, own) for r in part] for part in (at_level(comparison.rows, "component", "model"), more))
-    yield from terminal_tables(COLUMNS, kept, main, rest, title)
+    main_title = comparison.a.measure_text if comparison.fits else ""
+    yield from terminal_tables(COLUMNS, kept, main, rest, title, main_title)
 
 
 def _row(row: ComparedRow, own: frozenset[str]) -> TableRow:

@@ -28,7 +28,7 @@ FIT_ESTIMATE_NAMES = ("level", "target", "measure", "")
 
 
 def memory_section(result: PvfResult) -> Section:
-    """Memories, their failure rates and those of what they hold."""
+    """Failure rates of memories and of what they hold, then the memories' sizes."""
     sizes = Table(
         columns("memory", "size", "most held", "calls per fault", "nothing at", left=("nothing at",)),
         tuple(_size_row(facts) for facts in result.memories),
@@ -39,7 +39,7 @@ def memory_section(result: PvfResult) -> Section:
     tables = [_table(parts, "Failures in 1e9 device hours (FIT)")]
     if layers:
         tables.append(_table(layers, "FIT of layers", MOST_LAYERS_SHOWN))
-    return Section("Failure rate of memories", FIT_LEAD, (sizes, *tables))
+    return Section("Failure rate of memories", FIT_LEAD, (*tables, sizes))
 
 
 def _size_row(facts: MemoryFacts) -> TableRow:

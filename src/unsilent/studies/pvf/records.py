@@ -175,7 +175,14 @@ class PvfResult(CampaignResult):
         """What an estimate is called: PVF speaks of parameters alone."""
         return "P(incorrect)" if self.transient else "PVF"
 
+    @property
+    def measure_text(self) -> str:
+        """The same, and of which events, where memories correct or report some."""
+        return f"{self.measure} of {EVENTS_COMING_THROUGH}" if self.memories else self.measure
 
+
+EVENTS_COMING_THROUGH = "events that come through the protection"
+"""Those in memories that are neither corrected nor reported."""
 ALL_PARAMETERS = "param:*"
 """Where faults fall unless it is said: every parameter of the model."""
 LEVELS = ("component", "layer", "tensor")

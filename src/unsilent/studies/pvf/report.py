@@ -191,15 +191,23 @@ def _row(row: PvfRow, own: frozenset[str]) -> TableRow:
 
 
 def terminal_tables(
-    columns: Sequence[Column], kept: Sequence[str], main: Sequence[TableRow], more: Sequence[TableRow], title: str
+    columns: Sequence[Column],
+    kept: Sequence[str],
+    main: Sequence[TableRow],
+    more: Sequence[TableRow],
+    title: str,
+    main_title: str = "",
 ) -> Iterator[Table]:
     """Some columns of the table of all rows, for terminals: the main rows, then layers with what they are part of."""
-    for rows, names, head in ((main, kept, ""), (more, [*kept, "part of"], title)):
+    for rows, names, head, most in (
+        (main, kept, main_title, len(main)),
+        (more, [*kept, "part of"], title, MOST_LAYERS_SHOWN),
+    ):
         places = [i for i, column in enumerate(columns) if column.name in names]
         shown = tuple(TableRow(tuple(row.cells[i] for i in places), row.emphasised) for row in rows)
         if shown:
             heads = tuple(columns[i] for i in places)
-            yield Table(heads, shown, head, terminal_rows=MOST_LAYERS_SHOWN if head else len(shown), on_page=False)
+            yield Table(heads, shown, head, terminal_rows=most, on_page=False)
 
 
 def _terminal(result: PvfResult) -> Iterator[Table]:
@@ -215,7 +223,8 @@ def _terminal(result: PvfResult) -> Iterator[Table]:
     title += f"; {few} with fewer than {FEW_TRIALS} trials come last" if few else ""
     kept = [name.format(result.measure) for name in IN_TERMINAL]
     rows = [[_row(row, own) for row in part] for part in (main, more)]
-    yield from terminal_tables(_columns(result), kept, rows[0], rows[1], title)
+    main_title = result.measure_text if result.memories else ""
+    yield from terminal_tables(_columns(result), kept, rows[0], rows[1], title, main_title)
 
 
 def _fit_table(fits: Sequence[FitRow], fit_per_bit: float) -> Table:
@@ -251,8 +260,11 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
     plots: list[Part] = []
     if lines.series:
         plots = [Plot("curves", f"{measure} by {level}", curves_figure(lines, measure))]
+    if result.memory_fit:
+        yield memory_section(result)
     against = " against the number of flips" if len(lines.flips) > 1 else ""
-    yield Section(f"{measure} by {level}{against}", words.curves_lead(result, lines), (*plots, *_terminal(result)))
+    title = f"{result.measure_text} by {level}{against}"
+    yield Section(title, words.curves_lead(result, lines), (*plots, *_terminal(result)))
     maps = heat_figures(result.heat_maps, measure)
     if maps:
         parts: list[Part] = []
@@ -271,8 +283,6 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
         lead = words.OUTCOME_MEANINGS.format(measure)
         lead += f" The {BARS} most vulnerable rows are drawn; {left} more are in the table of all rows." if left else ""
         yield Section("How trials ended", lead, tuple(parts))
-    if result.memory_fit:
-        yield memory_section(result)
     if not result.transient:
         yield _fit_section(fit_per_bit, fits)
     if result.lookups:

@@ -27,6 +27,7 @@ from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pv
 from unsilent.studies.pvf.memory_records import MemoryFitRow
 from unsilent.studies.pvf.records import (
     ALL_PARAMETERS,
+    EVENTS_COMING_THROUGH,
     LostAccuracy,
     PvfResult,
     PvfRow,
@@ -149,6 +150,8 @@ def _factor(top: PvfRow, bottom: PvfRow) -> str:
 
 def meaning(result: PvfResult) -> str:
     """What the estimates are, spelled out."""
+    if result.memories:
+        return "failure rates (FIT) of memories"
     if result.transient:
         return f"probability of an incorrect output given a fault, {result.measure}"
     return "parameter vulnerability factor (PVF)"
@@ -187,6 +190,11 @@ TRANSIENT = (
     "tensors, over all batches, are equally likely unless the law says otherwise. All flips of one trial occur in the same "
     "evaluation. Batches that a fault does not corrupt are neither run nor counted."
 )
+MEMORIES = (
+    "P(incorrect) is the probability that the output of a call is incorrect, given an event in a memory that comes through the "
+    "protection, weighted by the rates of events. Events that a code corrects or reports are not in it; FIT counts those that a "
+    "memory reports as detectable."
+)
 PVF_MEANING = (
     "PVF is the parameter vulnerability factor (arXiv 2405.01741): the probability that an output is incorrect, given a "
     "fault in a parameter. It is not the program vulnerability factor, which has the same acronym."
@@ -213,7 +221,7 @@ def curves_lead(result: PvfResult, lines: PvfCurves) -> str:
     all_exact = all(map(is_exact, result.rows))
     zeros = any(is_exact(row) and row.estimate == 0 for rows in lines.series.values() for row in rows)
     parts = [
-        f"How often an output is wrong, given a fault in the {level}.",
+        f"How often an output is wrong, given {_cause(result)} in the {level}.",
         f"{limits[:1].upper()}{limits[1:]}." if result.rows and all_exact else f"Bars are {limits}.",
         "" if all_exact else "A hollow triangle is the upper limit of a target where no output was wrong.",
         "A target whose value is exactly 0 has no mark on this scale." if zeros else "",
@@ -223,6 +231,10 @@ def curves_lead(result: PvfResult, lines: PvfCurves) -> str:
         f"No trial corrupted {listed(lines.missing)}." if lines.missing else "",
     ]
     return " ".join(filter(None, parts))
+
+
+def _cause(result: PvfResult) -> str:
+    return "an event that comes through the protection" if result.memories else "a fault"
 
 
 def heat_map_lead(result: PvfResult, maps: int) -> str:
@@ -247,8 +259,9 @@ def all_rows_lead(result: PvfResult) -> str:
         judged = f"the judged {every}, which are not independent" + (
             " (intervals are computed from faults)" if has_any_interval(result.rows) else ""
         )
+    events = f"{result.measure} is that of {EVENTS_COMING_THROUGH}. " if result.memories else ""
     return (
-        f"n counts faults, which are independent. The columns masked to detectable count {judged}. Click a heading to "
+        f"{events}n counts faults, which are independent. The columns masked to detectable count {judged}. Click a heading to "
         f"sort. Hover over a row for its elements, bits, {every} and method."
         + (
             " Accuracy lost is in percentage points: right answers that a fault changes, or that end without one; wrong answers "
@@ -305,6 +318,7 @@ def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
         text = estimate_text(row.estimate, row.low, row.high)
         name = "whole model" if result.at == ALL_PARAMETERS else "all injected targets together"
         name = "whole list" if result.spec.get("faults") else name
+        name = result.measure_text if result.memories else name
         name += "" if row.flips is None else f", {flips_text(row.flips)}"
         yield name, text.estimate + (" %" if row.estimate is not None else ""), text.limits if row.estimate else ""
         if row.accuracy_lost is not None and row.accuracy_lost.estimate is not None:
@@ -386,7 +400,8 @@ def method(result: PvfResult) -> Iterator[str]:
     measure, every, rows = result.measure, units(result), result.rows
     which = "command" if result.command.startswith("unsilent ") else "Python call"
     yield f"With the same data, weights, versions and kind of device, this {which} reproduces these numbers."
-    yield f"{TRANSIENT if result.transient else PVF_MEANING} {INCORRECT}"
+    meant = MEMORIES if result.memories else TRANSIENT if result.transient else PVF_MEANING
+    yield f"{meant} {INCORRECT}"
     if result.unit == "batch":
         yield (
             f"Unit: each batch counts once and is incorrect if any of its samples is incorrect. {measure} per batch grows with "

@@ -1,0 +1,142 @@
+"""Failure rates of memories in two campaigns: the difference B - A of their FIT, its section, sentences and numbers.
+
+P(incorrect) of such campaigns is of the events that come through the protection alone, so it does not say what protection does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from unsilent.basics.interval import Interval
+from unsilent.report.estimates import Estimate
+from unsilent.report.model import Section, Table, TableRow, TextCell, columns
+from unsilent.report.text import EstimateText, difference_text, escape_unprintable, estimate_text, listed, signed
+from unsilent.statistics.comparing import difference
+from unsilent.studies.pvf.memory_records import MemoryFitRow
+
+LEVELS = ("memory", "component", "model")
+KINDS = ("silent", "detectable", "incorrect")
+FIT_DIFFERENCE_NAMES = ("level", "target", "measure", "a", "a_low", "a_high", "b", "b_low", "b_high", "")
+LEAD = (
+    "Failures in 10⁹ device hours (FIT) of B minus those of A. Silent: a call is incorrect and nothing reports it. Detectable: "
+    "the memory reports an error (this part is exact), or the call ends with an error or a number that is not finite. Incorrect: "
+    "silent calls, and those that end with an error; without what the memories report. Limits of a difference are computed from "
+    "those of A and B, which are treated as independent (Zou and Donner 2008). They hold for each row alone."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFit:
+    """FIT of one kind (silent, detectable or incorrect) of the model, a memory or a component, in both campaigns."""
+
+    level: str
+    name: str
+    kind: str
+    a: Interval
+    b: Interval
+    difference: Interval
+    """B - A."""
+
+    @property
+    def direction(self) -> str:
+        """Whether it ``rises`` or ``falls`` from A to B; empty where the interval of the difference has 0 in it."""
+        return "rises" if self.difference.low > 0 else "falls" if self.difference.high < 0 else ""
+
+
+def compared_fits(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> tuple[ComparedFit, ...]:
+    """The rows that both campaigns have; empty where one of them has no memories."""
+    known = {(row.level, row.name): row for row in b}
+    pairs = [(row, known[row.level, row.name]) for row in a if row.level in LEVELS and (row.level, row.name) in known]
+    result = []
+    for one, other in pairs:
+        for kind in KINDS:
+            mine, theirs = getattr(one, kind), getattr(other, kind)
+            result.append(ComparedFit(one.level, one.name, kind, mine, theirs, difference(theirs, mine)))
+    return tuple(result)
+
+
+def fit_difference_headline(fits: Sequence[ComparedFit]) -> str:
+    """Silent and detectable FIT of the model in A and B, and the direction where one is shown."""
+    return " ".join(_sentence(one) for one in fits if one.level == "model" and one.kind != "incorrect")
+
+
+def _sentence(one: ComparedFit) -> str:
+    a, b = (f"{text.estimate}{text.limits_in_sentence}" for text in map(_text, (one.a, one.b)))
+    what = f"{one.kind} FIT of the model"
+    apart = f"difference {difference_text(_in_points(one.difference))}"
+    if one.direction:
+        return f"{what[:1].upper()}{what[1:]} {one.direction} from {a} to {b}, {apart}."
+    return f"No difference is shown in {what}: A {a}, B {b}, {apart}."
+
+
+def missing_fit_text(a: Sequence[MemoryFitRow], b: Sequence[MemoryFitRow]) -> Iterator[str]:
+    """Which memories only one of two campaigns has."""
+    mine, theirs = ({row.name for row in rows if row.level == "memory"} for rows in (a, b))
+    for side, names in (("A", mine - theirs), ("B", theirs - mine)):
+        if names and mine and theirs:
+            yield f"memories only in {side}: {listed(sorted(map(escape_unprintable, names)))}"
+
+
+def fit_difference_numbers(fits: Sequence[ComparedFit]) -> Iterator[tuple[str, str, str]]:
+    """FIT of the model for the head of the page: term, text, and what is set smaller."""
+    for one in fits:
+        if one.level == "model" and one.kind != "incorrect":
+            for name, text in (("A", _text(one.a)), ("B", _text(one.b)), ("B − A", _signed(one.difference))):
+                yield f"{one.kind} FIT, {name}", text.estimate, text.limits
+
+
+def fit_difference_section(fits: Sequence[ComparedFit]) -> Section:
+    """One table for each kind of FIT."""
+    heads = columns(
+        "level", "of", "FIT A", "interval", "FIT B", "interval ", "B - A", "interval  ", left=("level", "of")
+    )
+    tables = []
+    for kind in KINDS:
+        rows = tuple(_row(one) for one in fits if one.kind == kind)
+        tables.append(Table(heads, rows, f"{kind[:1].upper()}{kind[1:]} FIT", terminal_rows=len(rows), sortable=True))
+    return Section("Difference of failure rates of memories (FIT)", LEAD, tuple(tables))
+
+
+def _row(one: ComparedFit) -> TableRow:
+    cells = [escape_unprintable(one.level), escape_unprintable(one.name)]
+    texts = ((_text(one.a), one.a), (_text(one.b), one.b), (_signed(one.difference), one.difference))
+    numbers = [cell for text, interval in texts for cell in _cells(text, interval)]
+    hint = f"A {one.a.n:,} faults, B {one.b.n:,} faults"
+    return TableRow((*cells, *numbers), one.level == "model", hint)
+
+
+def _cells(text: EstimateText, interval: Interval) -> tuple[TextCell, TextCell]:
+    return TextCell(text.estimate, interval.estimate or 0.0), TextCell(text.limits, interval.high)
+
+
+def _text(interval: Interval) -> EstimateText:
+    return estimate_text(interval.estimate, interval.low, interval.high, scale=1.0)
+
+
+def _signed(gap: Interval) -> EstimateText:
+    inside = _in_points(gap)
+    return signed(inside.estimate, inside.low, inside.high)
+
+
+def _in_points(gap: Interval) -> Interval:
+    """What is shown as ``gap`` by functions that show hundredths."""
+    estimate = None if gap.estimate is None else gap.estimate / 100
+    return replace(gap, estimate=estimate, low=gap.low / 100, high=gap.high / 100)
+
+
+def fit_difference_estimates(fits: Sequence[ComparedFit]) -> Iterator[Estimate]:
+    """The differences, for machines, with both FIT."""
+    for one in fits:
+        keys = {"level": one.level, "target": one.name, "measure": f"{one.kind} FIT"}
+        further = {
+            "a": one.a.estimate, "a_low": one.a.low, "a_high": one.a.high,
+            "b": one.b.estimate, "b_low": one.b.low, "b_high": one.b.high,
+        }  # fmt: skip
+        yield Estimate(keys, one.difference, further=further)
+
+
+def fit_difference_data(fits: Sequence[ComparedFit]) -> list[dict[str, Any]]:
+    """The same for the JSON object."""
+    return [asdict(one) for one in fits]
