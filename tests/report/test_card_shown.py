@@ -27,7 +27,7 @@ def make_card(names=("emb", "top"), bad=None, flips=(1, 8), **more):
     texts = {k: bad or k for k in ("measure", "command", "campaign", "judge", "unit", "device", "dtype", "sha256")}
     spec = PvfSpec(bad or "dlrm", flips=flips, fault=bad or "bitflip")
     fields = {
-        **texts, "schema": "unsilent-pvf-card", "version": 2, "spec": spec, "confidence": 0.95,
+        **texts, "schema": "unsilent-pvf-card", "version": 3, "memory_fit": (), "spec": spec, "confidence": 0.95,
         "samples": 2048, "batches": 2, "trials": 3000, "threads": 1, "notes": (bad or "mind this",),
         "info": {bad or "data": bad or "clicks"}, "versions": {bad or "torch": bad or "2.13.0"},
         "fingerprint": dict.fromkeys(("weights", "inputs", "golden", "code"), bad or "3f" * 16),
@@ -47,7 +47,7 @@ def test_both_show_all_of_it():
     texts = (text_of(card), text_of(card, plain=True), " ".join(Page(report_html(report(card))).text.split()))
     for wanted in (
         *(
-            "PVF card, version 2",
+            "PVF card, version 3",
             "dlrm",
             "bitflip",
             "emb",
@@ -123,7 +123,7 @@ def test_browser_shows_it_without_a_word(hostile_names, tmp_path):
     path = write_report(report(make_card(hostile_names, hostile_names[1])), tmp_path / "card.html")
     text, console = opened(path, tmp_path / "profile")
     assert console == []
-    assert "PVF card, version 2" in text
+    assert "PVF card, version 3" in text
 
 
 def test_what_the_limits_are_is_said_of_each_kind():

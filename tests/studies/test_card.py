@@ -23,6 +23,8 @@ from unsilent.studies.pvf.card import (
     KNOWN,
     MOST_BYTES,
     SCHEMA,
+    CardFit,
+    CardFitRow,
     CardRow,
     PvfCard,
     card_json,
@@ -133,7 +135,7 @@ def test_it_says_all_that_was_asked_and_found(made):
     with PvfStore(path) as store:
         result, description = analyse(store, PvfEstimator()), store.baseline
     told = card_json(card)
-    assert (told["schema"], told["version"]) == (SCHEMA, 2)
+    assert (told["schema"], told["version"]) == (SCHEMA, 3)
     assert told["fingerprint"] == dict(description.fingerprint)
     assert {"weights", "inputs", "golden", "code"} <= set(told["fingerprint"])
     assert told["spec"]["flips"] == [1, 8]
@@ -201,7 +203,7 @@ def test_any_change_is_noticed(made, tmp_path):
     assert "checksum" in refused(tmp_path / "c.json", json.dumps(told))
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", 2.0, True, None, [1], 10**40])
+@pytest.mark.parametrize("version", [0, 1, 2, "3", 3.0, True, None, [1], 10**40])
 def test_unknown_versions_are_refused_with_those_known(made, tmp_path, version):
     said = refused(tmp_path / "c.json", signed({**json.loads(made[2]), "version": version}))
     assert f"expected one of: {', '.join(map(str, KNOWN))}" in said
@@ -362,6 +364,7 @@ def test_numbers_are_told_to_the_last_bit(made):
 
 # -- docs/reference/card.md ------------------------------------------------------------------------------------------------
 
+FIT_KINDS = ("silent", "detectable", "incorrect")
 TYPES = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list, "null": type(None),
 }  # fmt: skip
@@ -415,6 +418,8 @@ def test_the_documented_schema_is_that_of_the_product(documented, made):
         (schema, PvfCard),
         (schema["properties"]["spec"], PvfSpec),
         (schema["properties"]["rows"]["items"], CardRow),
+        (schema["properties"]["memory_fit"]["items"], CardFitRow),
+        *((schema["properties"]["memory_fit"]["items"]["properties"][k], CardFit) for k in FIT_KINDS),
     ):
         names = {field.name for field in fields(kind)}
         assert set(part["properties"]) == set(part["required"]) == names

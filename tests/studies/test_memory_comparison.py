@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import unsilent
 from studies.test_memory_fit import BATCH, DRAM, SINGLE, SRAM, WIDTH, description, workload
+from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.render.report_json import report_json
 from unsilent.render.table_file import write_table
 from unsilent.report.model import Table
 from unsilent.studies.pvf.analysis import analyse
+from unsilent.studies.pvf.card import card_json, card_text, checksum, make_card, read_card
+from unsilent.studies.pvf.card import report as card_report
 from unsilent.studies.pvf.comparison import compare_campaigns
 from unsilent.studies.pvf.comparison_report import compare_stores
 from unsilent.studies.pvf.kind import PvfStore
@@ -143,3 +148,47 @@ def test_the_report_of_one_campaign_begins_with_fit_and_says_what_p_is_of(stores
         assert "detectable FIT" in text
         table = text[text.index("\n") + 1 if ending == "tex" else 0 :]
         assert "P(incorrect)" not in table
+
+
+def test_a_card_has_the_fit_of_the_model_and_of_memories(stores, tmp_path):
+    with PvfStore(stores["coded"]) as store:
+        card, result = make_card(store, PvfEstimator()), analyse(store, PvfEstimator())
+    path = tmp_path / "c.json"
+    path.write_text(card_text(card))
+    assert read_card(path) == card
+    assert [(row.level, row.name) for row in card.memory_fit] == [
+        ("memory", "dram"),
+        ("memory", "sram"),
+        ("model", "model"),
+    ]
+    dram = card.memory_fit[0]
+    assert (dram.raw, dram.corrected) == (pytest.approx(RAW), pytest.approx(0.5 * RAW))
+    assert dram.silent.estimate + dram.detectable.estimate == pytest.approx(0.5 * RAW)
+    assert dram.silent.high == result.memory_fit[0].silent.high
+    shown = card_report(card)
+    assert shown.sections[0].title == "Failure rate of memories"
+    assert shown.sections[1].title == "P(incorrect) of events that come through the protection"
+    assert [row.cells[1] for row in shown.sections[0].parts[0].rows] == ["dram", "sram", "model"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: {**row, "level": "component"},
+        lambda row: {**row, "n": -1},
+        lambda row: {**row, "corrected": 2 * row["raw"]},
+        lambda row: {**row, "detected": -1.0},
+        lambda row: {**row, "silent": {**row["silent"], "high": 2 * row["raw"]}},
+        lambda row: {**row, "silent": {**row["silent"], "low": -1.0}},
+        lambda row: {**row, "incorrect": {**row["incorrect"], "estimate": row["raw"]}},
+    ],
+)
+def test_impossible_fit_of_a_card_is_refused(stores, tmp_path, change):
+    with PvfStore(stores["coded"]) as store:
+        told = card_json(make_card(store, PvfEstimator()))
+    told["memory_fit"][0] = change(told["memory_fit"][0])
+    told["sha256"] = checksum(told)
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(told))
+    with pytest.raises(UsageError, match="row 0 of memory_fit has impossible values"):
+        read_card(path)

@@ -31,21 +31,24 @@ from unsilent.campaigns.spec import sorted_json_text, strata_of
 from unsilent.campaigns.stored_command import without_options
 from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.outcomes.tallies import UNITS, PvfEstimator
-from unsilent.report.estimates import Estimate, limits_text, machine_table, share_cells
+from unsilent.report.estimates import Estimate, estimate_cells, limits_text, machine_table, share_cells
 from unsilent.report.model import Column, Report, Section, Table, TableRow, TextCell, columns
-from unsilent.report.text import count_text, estimate_text, flips_number_text, flips_text, percent_text
+from unsilent.report.text import count_text, estimate_text, flips_number_text, flips_text, number_text, percent_text
 from unsilent.studies.pvf.analysis import analyse, non_default_question_options
 from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.memory_records import MemoryFitRow
 from unsilent.studies.pvf.precision import Precision
+from unsilent.studies.pvf.records import EVENTS_COMING_THROUGH
 from unsilent.studies.pvf.spec import PvfSpec
 from unsilent.studies.pvf.words import accuracy_text, info_text
 
 SCHEMA = "unsilent-pvf-card"
-VERSION = 2
+VERSION = 3
 KNOWN = (VERSION,)
 """Versions that can be read."""
 MEASURES = ("PVF", "P(incorrect)")
 LEVELS = ("model", "component", "layer")
+FIT_LEVELS = ("memory", "model")
 MOST_BYTES = 16 * 2**20
 _SQLITE = b"SQLite format 3\0"
 
@@ -67,6 +70,31 @@ class CardRow:
     silent_share: float | None
     elements: int
     bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardFit:
+    """FIT with its limits."""
+
+    estimate: float | None
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class CardFitRow:
+    """FIT of the model or a memory; see `MemoryFitRow`."""
+
+    level: str
+    name: str
+    raw: float
+    corrected: float
+    detected: float
+    silent: CardFit
+    detectable: CardFit
+    incorrect: CardFit
+    n: int
+    """Independent trials (faults that come through the protection)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +123,8 @@ class PvfCard:
     dtype: str
     threads: int
     rows: tuple[CardRow, ...]
+    memory_fit: tuple[CardFitRow, ...]
+    """Empty where no memories are described."""
     notes: tuple[str, ...]
     sha256: str
     """Of the `sorted_json_text` JSON of all other fields."""
@@ -121,10 +151,20 @@ def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:
         "fingerprint": description.fingerprint,
         "files": description.files,
         "rows": [{name: getattr(row, name) for name in names} for row in result.rows if row.level in LEVELS],
+        "memory_fit": [asdict(_fit_row(row)) for row in result.memory_fit if row.level in FIT_LEVELS],
         "notes": [*result.notes, *result.imprecise_rows],
     }
     card = _typed(json.dumps({**as_json_values(values), "sha256": ""}), f"the card of {store.path}")
     return replace(card, sha256=checksum(card_json(card)))
+
+
+def _fit_row(row: MemoryFitRow) -> CardFitRow:
+    silent, detectable, incorrect = (
+        CardFit(fit.estimate, fit.low, fit.high) for fit in (row.silent, row.detectable, row.incorrect)
+    )
+    return CardFitRow(
+        row.level, row.name, row.raw, row.corrected, row.detected, silent, detectable, incorrect, row.silent.n
+    )
 
 
 def _missing(store: PvfStore) -> str:
@@ -277,6 +317,19 @@ def _impossible(card: PvfCard) -> Iterator[str]:
             yield f"row {number} has impossible values"
         if not 0 <= (row.silent_share or 0.0) <= 1 or (row.flips is not None and row.flips < 1):
             yield f"row {number} has impossible values"
+    for number, fit in enumerate(card.memory_fit):
+        if fit.level not in FIT_LEVELS or fit.n < 0 or not _can_be(fit):
+            yield f"row {number} of memory_fit has impossible values"
+
+
+def _can_be(row: CardFitRow) -> bool:
+    """Whether all FIT lie between 0 and those of all events, but for rounding."""
+    most = row.raw * (1 + 1e-9)
+    parts = min(row.corrected, row.detected) >= 0 and row.corrected + row.detected <= most
+    return parts and all(
+        0 <= fit.low <= (fit.low if fit.estimate is None else fit.estimate) <= fit.high <= most
+        for fit in (row.silent, row.detectable, row.incorrect)
+    )
 
 
 def _short(value: object) -> str:
@@ -287,6 +340,11 @@ def _short(value: object) -> str:
 
 HASHES = ("weights", "inputs", "golden", "code", "components")
 """Fingerprints that are shown; the others are the device, threads and versions."""
+FIT_LEAD = (
+    "Failures in 10⁹ device hours (FIT), judged on one inference call. Silent: a call is incorrect and nothing reports it. "
+    "Detectable: the memory reports an error, or the call ends with an error or a number that is not finite. Incorrect: silent "
+    "calls and those that end with an error, without what memories report. Rates of the description are taken as exact."
+)
 POINT = "Hover over a row for its size and method."
 METHOD = (
     "With the same files, versions and kind of device, the {} of this card reproduces the campaign. Then unsilent report STORE "
@@ -306,25 +364,30 @@ def report(card: PvfCard) -> Report:
         for r in rows
         if r.level == "layer" and (r.target != r.parent or (r.target, r.flips, r.estimate, r.n) not in said)
     ]
-    lead = f"How often an output is wrong, given a fault in the target ({limits_text(rows, card.confidence)}). n counts faults. "
+    cause = "an event in the target that comes through the protection" if card.memory_fit else "a fault in the target"
+    lead = f"How often an output is wrong, given {cause} ({limits_text(rows, card.confidence)}). n counts faults. "
     lead += f"Bars go from the lower to the upper limit, on a scale from 0 to {100 * most:.3g} %. {POINT}"
-    result, known = [_table(card, most, [row for row in rows if row.level != "layer"])], tuple(facts(card))
+    main, known = _table(card, most, [row for row in rows if row.level != "layer"]), tuple(facts(card))
+    result = [replace(main, title=_measure(card)) if card.memory_fit else main]
     heads = (Column(""), Column("", left_aligned=True))
     again = Table(
         heads, tuple(map(TableRow, known)), "to repeat the measurement", on_page=False, plain_line_format="{0}: {1}"
     )
+    what = "FIT of memories" if card.memory_fit else card.measure
+    section = Section(_measure(card), lead, (*result, *([_table(card, most, layers, "Layers")] if layers else [])))
     return Report(
         schema=SCHEMA,
         report_type="A measurement to share",
         title=f"PVF card of {spec.workload}",
-        headline=f"{card.measure} of {spec.workload}: {spec.fault} at {' '.join(spec.at)}, per {spec.per}; {trials}",
+        headline=f"{what} of {spec.workload}: {spec.fault} at {' '.join(spec.at)}, per {spec.per}; {trials}",
         estimates=machine_table(
             _estimates(rows, card.confidence), ("level", "target", "parent", "flips", "", "silent")
         ),
         numbers=tuple(key_numbers(card)),
         findings=card.notes,
         sections=(
-            Section(card.measure, lead, (*result, *([_table(card, most, layers, "Layers")] if layers else []))),
+            *([Section("Failure rate of memories", FIT_LEAD, (_fit_table(card),))] if card.memory_fit else []),
+            section,
             Section("To repeat the measurement", "", (again,)),
         ),
         facts=known,
@@ -369,6 +432,23 @@ def _table(card: PvfCard, most: float, rows: Sequence[CardRow], title: str = "")
     return Table(shown, tuple(lines), title, terminal_rows=len(lines), sortable=len(lines) > 12)
 
 
+def _measure(card: PvfCard) -> str:
+    return f"{card.measure} of {EVENTS_COMING_THROUGH}" if card.memory_fit else card.measure
+
+
+def _fit_table(card: PvfCard) -> Table:
+    heads = ("level", "of", "raw FIT", "corrected", "silent FIT", "interval", "detectable FIT", "interval ",
+             "incorrect FIT", "interval  ", "n")  # fmt: skip
+    lines = []
+    for row in card.memory_fit:
+        rates = [TextCell(number_text(value), value) for value in (row.raw, row.corrected)]
+        for fit in (row.silent, row.detectable, row.incorrect):
+            rates += estimate_cells(estimate_text(fit.estimate, fit.low, fit.high, scale=1.0), fit)
+        lines.append(TableRow((row.level, row.name, *rates, row.n), row.level == "model"))
+    title = "Failures in 1e9 device hours (FIT)"
+    return Table(columns(*heads, left=("level", "of")), tuple(lines), title, terminal_rows=len(lines))
+
+
 def key_numbers(card: PvfCard) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     for row in card.rows:
@@ -376,7 +456,7 @@ def key_numbers(card: PvfCard) -> Iterator[tuple[str, str, str]]:
             text = estimate_text(row.estimate, row.low, row.high)
             where = "" if row.flips is None else f", {flips_text(row.flips)}"
             value = text.estimate if row.estimate is None else f"{text.estimate} %"
-            yield f"{card.measure}{where}", value, text.limits if row.estimate else ""
+            yield f"{_measure(card)}{where}", value, text.limits if row.estimate else ""
     yield "faults tried", f"{card.trials:,}", ""
     if accuracy := accuracy_text(card.info):
         yield "fault-free", accuracy, ""
