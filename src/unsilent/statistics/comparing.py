@@ -21,7 +21,7 @@ _FINEST, _LOG_STEP = 1e-9, 1e-6
 
 
 def difference(one: Interval, other: Interval) -> Interval:
-    """``one - other`` of independent estimates at the same confidence; limits lie in [-1, 1]; ``n``: the smaller one.
+    """``one - other`` of independent estimates at the same confidence; of shares, limits lie in [-1, 1]; ``n``: the smaller one.
 
     >>> from unsilent.statistics import clopper_pearson
     >>> round(difference(clopper_pearson(56, 70), clopper_pearson(48, 80)).low, 4)
