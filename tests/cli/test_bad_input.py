@@ -94,7 +94,7 @@ PVF = ("pvf", "--quiet", "digits-cnn")
         ((*PVF, "--fit-per-bit", "-1"), "0 or more"),
         (
             (*PVF, "--fit-per-bit", "1e-4", "--at", "op:*"),
-            "a fault rate of memory, but the targets are values computed in a run",
+            "a fault rate of parameters in memory, but the targets are values of a run",
         ),
         ((*PVF, "--assert", "stem<0.1"), "cannot read --assert"),
         ((*PVF, "--assert", "stem<=7"), "from 0 to 1"),

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from unsilent.replicas.tf32 import is_tf32, set_tf32, tf32_put_back
+_NAMES = {True: "tf32", False: "ieee"}
+
+
+def _precisions() -> tuple[Any, ...]:
+    """What has an ``fp32_precision`` that decides on TF32; ``allow_tf32`` raises where a program has used this newer name."""
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
 
 
 class Mode(NamedTuple):
@@ -42,7 +48,8 @@ class Mode(NamedTuple):
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.tf32 is not None:
-            set_tf32(self.tf32)
+            for one in _precisions():
+                one.fp32_precision = _NAMES[self.tf32]
 
     @property
     def is_set(self) -> bool:
@@ -54,7 +61,7 @@ class Mode(NamedTuple):
             now == (self.deterministic, self.fill)
             and (cudnn.deterministic, cudnn.benchmark) == (self.deterministic, self.tune)
             and self.threads in (None, torch.get_num_threads())
-            and (self.tf32 is None or is_tf32(self.tf32))
+            and (self.tf32 is None or all(one.fp32_precision == _NAMES[self.tf32] for one in _precisions()))
         )
 
 
@@ -65,14 +72,16 @@ def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     kept, threads = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark), torch.get_num_threads()
+    precisions = [(one, one.fp32_precision) for one in _precisions()] if mode.tf32 is not None else []
     try:
-        with tf32_put_back() if mode.tf32 is not None else nullcontext():
-            mode.set(warn_only)
-            yield
+        mode.set(warn_only)
+        yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = kept
         torch.set_num_threads(threads)
+        for one, precision in precisions:
+            one.fp32_precision = precision
 
 
 def seed_generators(seed: int) -> None:

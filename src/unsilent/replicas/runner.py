@@ -34,7 +34,7 @@ from unsilent.replicas.replica_process import ReplicaProcess
 from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
 from unsilent.replicas.step_trace import Operation, StepTrace, StepTraceId, replica_or_step_trace
 from unsilent.replicas.switches import Switches
-from unsilent.replicas.tf32 import set_tf32, tf32_put_back
+from unsilent.replicas.tf32 import tf32_set
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_modules
@@ -284,14 +284,13 @@ def apply_switches(switches: Switches) -> Iterator[None]:
     strict, filling = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
     only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
     free = "race" in switches or "nondeterministic" in switches
-    with ExitStack() as stack, tf32_put_back():
+    with ExitStack() as stack, tf32_set("tf32" in switches):
         try:
             torch.set_num_threads(switches.threads)
             # Memory is filled for debugging only; it would cost time.
             deterministic.fill_uninitialized_memory = False
             torch.use_deterministic_algorithms(not free, warn_only=True)
             torch.backends.cudnn.benchmark = "cudnn-benchmark" in switches
-            set_tf32("tf32" in switches)
             if "onednn" in switches:
                 # Not `flags`: that would set TF32, too, which warns where there is none.
                 stack.callback(torch.backends.mkldnn.set_flags, torch.backends.mkldnn.set_flags(False)[0])
