@@ -237,7 +237,9 @@ def test_the_command_line_from_campaign_to_replay(tiny):
     assert "spared" in replayed.stdout
     refused = in_process("report", "s.sqlite", "--fit-per-bit", "1e-4")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--fit-per-bit is a fault rate of parameters in memory, but the targets are values of a run" in refused.stderr
+    assert (
+        "--fit-per-bit is a fault rate of parameters in memory, but the targets are values of a run" in refused.stderr
+    )
     report = in_process("report", "s.sqlite", "--plain", "--unit", "sample")
     assert report.returncode == 0, report.stderr
     assert "P(incorrect)" in report.stdout
