@@ -28,7 +28,7 @@ def installed_parts(group: str, own: Container[str] = ()) -> dict[str, EntryPoin
 
 
 def load_part(noun: str, entry: EntryPoint) -> Any:
-    """What an entry point names; ``noun`` is the noun for the ``UsageError`` where it cannot be imported."""
+    """The object that an entry point names; ``noun`` is the noun for the ``UsageError`` where it cannot be imported."""
     try:
         return entry.load()
     except UsageError:

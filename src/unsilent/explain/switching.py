@@ -10,13 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-_NAMES = {True: "tf32", False: "ieee"}
-
-
-def _precisions() -> tuple[Any, ...]:
-    """What has an ``fp32_precision`` that decides on TF32; ``allow_tf32`` raises where a program has used this newer name."""
-    cudnn: Any = torch.backends.cudnn
-    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
+from unsilent.replicas.tf32 import PRECISIONS, parts_with_precision
 
 
 class Mode(NamedTuple):
@@ -48,8 +42,8 @@ class Mode(NamedTuple):
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.tf32 is not None:
-            for one in _precisions():
-                one.fp32_precision = _NAMES[self.tf32]
+            for one in parts_with_precision():
+                one.fp32_precision = PRECISIONS[self.tf32]
 
     @property
     def is_set(self) -> bool:
@@ -61,7 +55,9 @@ class Mode(NamedTuple):
             now == (self.deterministic, self.fill)
             and (cudnn.deterministic, cudnn.benchmark) == (self.deterministic, self.tune)
             and self.threads in (None, torch.get_num_threads())
-            and (self.tf32 is None or all(one.fp32_precision == _NAMES[self.tf32] for one in _precisions()))
+            and (
+                self.tf32 is None or all(one.fp32_precision == PRECISIONS[self.tf32] for one in parts_with_precision())
+            )
         )
 
 
@@ -72,7 +68,7 @@ def switched(mode: Mode, *, warn_only: bool = False) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     kept, threads = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark), torch.get_num_threads()
-    precisions = [(one, one.fp32_precision) for one in _precisions()] if mode.tf32 is not None else []
+    precisions = [(one, one.fp32_precision) for one in parts_with_precision()] if mode.tf32 is not None else []
     try:
         mode.set(warn_only)
         yield

@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-_NAMES = {True: "tf32", False: "ieee"}
+PRECISIONS = {True: "tf32", False: "ieee"}
+"""Values of ``fp32_precision``, by whether TF32 may be used."""
+
+
+def parts_with_precision() -> tuple[Any, ...]:
+    """Return the parts of torch whose ``fp32_precision`` decides on TF32."""
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
 
 
 @contextmanager
@@ -34,10 +41,9 @@ def tf32_set(allowed: bool) -> Iterator[None]:
 
 @contextmanager
 def _by_precision(allowed: bool) -> Iterator[None]:
-    cudnn: Any = torch.backends.cudnn
-    before = [(part, part.fp32_precision) for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)]
+    before = [(part, part.fp32_precision) for part in parts_with_precision()]
     for part, _ in before:
-        part.fp32_precision = _NAMES[allowed]
+        part.fp32_precision = PRECISIONS[allowed]
     try:
         yield
     finally:
