@@ -70,7 +70,7 @@ def test_a_rate_of_memory_is_refused_for_values_of_a_run(tmp_path):
     assert done.returncode == 0, done.stderr
     done = in_process("diff", path, path, "--fit-per-bit", 1)
     assert done.returncode == 2
-    assert "--fit-per-bit is a fault rate of memory" in done.stderr
+    assert "--fit-per-bit is a fault rate of parameters in memory" in done.stderr
 
 
 def rates(low, estimate, high):
