@@ -75,7 +75,7 @@ def replay_pvf_trial(
 
 
 def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) -> Report:
-    """What is shown of a trace."""
+    """The report on a trace."""
     from unsilent.studies.propagation_report import report
 
     spec, baseline = store.spec, store.baseline
