@@ -1,4 +1,4 @@
-"""Lists docstrings whose first word says neither what a thing is nor what it returns: ``python tools/docstring_openings.py FOLDER …``.
+"""Lists docstrings that do not begin with the thing or with what is returned: ``python tools/docstring_openings.py FOLDER …``.
 
 A reader sees the folder, the name and the first line. "That of the model." or "What is shown of two." leaves the noun out.
 """

@@ -8,9 +8,10 @@ import torch
 
 from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
+from unsilent.faults.corruption_log import channels_last_indices, corrupted_log_lines
 from unsilent.faults.receipts import Receipt
+from unsilent.papers.isca23 import log
 from unsilent.sites.corrupting import corrupt
-from unsilent.workloads.published import log
 
 
 def test_lines_of_steps_and_epochs():
@@ -44,25 +45,25 @@ def corrupted(tensor, elements, values):
 def test_what_was_corrupted_in_the_order_of_the_tensor():
     receipt = corrupted(torch.tensor([[0.1, 2.0], [3.0, -4.0]]), [0, 3], [8.5, 2.5e24])
     positions = np.array([[1, 1], [0, 1]])  # as someone else counts
-    assert log.corrupted_log_lines(receipt, 5, "fc", (2, 2), positions, [8.5, 2.5e24]) == [
+    assert corrupted_log_lines(receipt, 5, "fc", (2, 2), positions, [8.5, 2.5e24]) == [
         "Inject worker: 5",
         "Inject layer: fc",
         "Shape for target layer is (2, 2)",
         "Position is (0, 1), Golden data is -4.0, inject data is 2.5e+24",
         "Position is (1, 1), Golden data is 0.10000000149011612, inject data is 8.5",
     ]
-    read_back = log.corrupted_log_lines(receipt, 5, "fc", (2, 2), positions)
+    read_back = corrupted_log_lines(receipt, 5, "fc", (2, 2), positions)
     assert read_back[3] == f"Position is (0, 1), Golden data is -4.0, inject data is {float(np.float32(2.5e24))}"
     with pytest.raises(UsageError, match="1 positions and 2 values for 2 corrupted elements"):
-        log.corrupted_log_lines(receipt, 5, "fc", (2, 2), positions[:1])
+        corrupted_log_lines(receipt, 5, "fc", (2, 2), positions[:1])
 
 
 def test_any_fault_with_its_channels_last():
     tensor = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
     receipt = corrupted(tensor.clone(), [7, 99], [1.0, 2.0])
-    shape, positions = log.channels_last_indices(receipt.applied_faults[0].fault)
+    shape, positions = channels_last_indices(receipt.applied_faults[0].fault)
     assert shape == (2, 4, 5, 3)
     assert tensor.permute(0, 2, 3, 1)[tuple(positions.T)].tolist() == [7.0, 99.0]
     matrix = corrupted(torch.zeros(3, 4), [5], [1.0]).applied_faults[0].fault
-    shape, positions = log.channels_last_indices(matrix)
+    shape, positions = channels_last_indices(matrix)
     assert (shape, positions.tolist()) == ((3, 4), [[1, 1]])

@@ -13,13 +13,12 @@ from torch import nn
 from oracles import stuffed_oracle as oracle
 from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
-from unsilent.faults.isca23_injections import FLIPS, OPERANDS, PublishedInjection, injection_text, parse_injection
-from unsilent.sites.training.step import StepInjection
-from unsilent.workloads.published import mapping
-from unsilent.workloads.published.geometry import Convolution, make_index_mapping
-from unsilent.workloads.published.layer_lists import convolutions
-from unsilent.workloads.published.layers import SameConv2d
-from unsilent.workloads.published.mapping import (
+from unsilent.papers.isca23 import mapping
+from unsilent.papers.isca23.geometry import Convolution, make_index_mapping
+from unsilent.papers.isca23.injections import FLIPS, OPERANDS, PublishedInjection, injection_text, parse_injection
+from unsilent.papers.isca23.layer_lists import convolutions
+from unsilent.papers.isca23.layers import SameConv2d
+from unsilent.papers.isca23.mapping import (
     convolution_of,
     fault_from_injection,
     fault_in_convolution,
@@ -27,6 +26,7 @@ from unsilent.workloads.published.mapping import (
     value_text,
     victims,
 )
+from unsilent.sites.training.step import StepInjection
 
 GEOMETRIES = [(3, 1), (3, 2), (1, 2), (1, 1), (7, 2)]
 OF = {"first": "INPUT", "second": "WT", "out": "RD"}

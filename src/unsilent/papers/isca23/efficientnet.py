@@ -10,8 +10,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from unsilent.workloads.published.layer_lists import MOBILE_BLOCKS, MOBILE_HEAD, MOBILE_STEM, scaled, squeezed
-from unsilent.workloads.published.layers import CLASSES, Bias, SameConv2d, make_norm
+from unsilent.papers.isca23.layer_lists import MOBILE_BLOCKS, MOBILE_HEAD, MOBILE_STEM, scaled, squeezed
+from unsilent.papers.isca23.layers import CLASSES, SameConv2d, make_norm
+from unsilent.workloads.layers import Bias
 
 
 class SqueezeExcitation(nn.Module):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.basics.errors import UsageError
-from unsilent.faults import isca23_injections
-from unsilent.faults.isca23_injections import (
+from unsilent.papers.isca23 import injections
+from unsilent.papers.isca23.injections import (
     KEYS,
     OPERANDS,
     PublishedInjection,
@@ -79,7 +79,7 @@ def test_line_endings_blank_lines_and_order_are_normalised(tmp_path, end):
     st.floats(1e-9, 1.0),
 )
 def test_any_injection_comes_back(victims, fmodel, worker, rate):
-    values = tuple(repr(v) if fmodel in isca23_injections.FLIPS or np.isfinite(v) else "1.0" for v in victims.values())
+    values = tuple(repr(v) if fmodel in injections.FLIPS or np.isfinite(v) else "1.0" for v in victims.values())
     made = PublishedInjection(
         "densenet", "fwrd_inject", fmodel, worker, "conv_3", 1, 2, tuple(victims), values, repr(rate), 9
     )
@@ -195,11 +195,11 @@ def test_files_that_are_none(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="is not UTF-8 text"):
         read_injection(file)
     file.write_bytes(GOOD.encode())
-    monkeypatch.setattr(isca23_injections, "MAX_FILE_BYTES", len(GOOD) - 1)
+    monkeypatch.setattr(injections, "MAX_FILE_BYTES", len(GOOD) - 1)
     with pytest.raises(UsageError, match="is larger than"):
         read_injection(file)
-    monkeypatch.setattr(isca23_injections, "MAX_FILE_BYTES", len(GOOD))
-    monkeypatch.setattr(isca23_injections, "MAX_ROW_FIELDS", 2)
+    monkeypatch.setattr(injections, "MAX_FILE_BYTES", len(GOOD))
+    monkeypatch.setattr(injections, "MAX_ROW_FIELDS", 2)
     with pytest.raises(UsageError, match="row 8, column 4: more than 2 fields"):
         read_injection(file)
 
@@ -239,4 +239,4 @@ def test_the_18_fault_models_and_what_they_corrupt():
     assert sorted(first) == ["INPUT", "INPUT_16", "N64_INPUT", "N64_INPUT_16", "N64_INPUT_GLB"]
     second = [name for name, operand in OPERANDS.items() if operand == "second"]
     assert sorted(second) == ["N64_WT", "N64_WT_16", "N64_WT_GLB", "WT", "WT_16"]
-    assert sorted(isca23_injections.FLIPS) == ["INPUT", "INPUT_16", "RBFLIP", "WT", "WT_16"]
+    assert sorted(injections.FLIPS) == ["INPUT", "INPUT_16", "RBFLIP", "WT", "WT_16"]

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
-from unsilent.workloads.published.layer_lists import convolutions
-from unsilent.workloads.published.layers import SameConv2d
-from unsilent.workloads.published.networks import untrained_network
-from unsilent.workloads.published.training import PublishedTraining, split_and_normalise
+from unsilent.papers.isca23.layer_lists import convolutions
+from unsilent.papers.isca23.layers import SameConv2d
+from unsilent.papers.isca23.networks import untrained_network
+from unsilent.papers.isca23.training import PublishedTraining, split_and_normalise
 
 WIDTH, BATCH = 4, 32
 

@@ -1,65 +1,17 @@
-"""The log of a faulty training run in the layout of the artifact's own (``replay_….txt``), line by line; numpy alone.
-
-The lines of a fault take any receipt: also that of a trial from elsewhere can be shown next to the published ones.
-"""
+"""Lines that say which elements a receipt's faults corrupted, in the layout of the ISCA'23 artifact's logs; numpy alone."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 
 from unsilent.basics.errors import UsageError
-from unsilent.faults import Fault
-from unsilent.faults.isca23_injections import EPOCHS, STEPS
 from unsilent.faults.naming import parse_site
+from unsilent.faults.receipts import Receipt
+from unsilent.faults.record import Fault
 from unsilent.faults.sampling import Ints
-
-if TYPE_CHECKING:
-    from unsilent.faults.receipts import Receipt
-
-VALID_SCALE = 125 / 1024
-"""The published validation loss is each worker's sum over its 125 images, divided by the training's batch."""
-NOT_FINITE = "Encounter NaN! Terminate training!"
-
-
-@dataclass(frozen=True)
-class PublishedStepRecord:
-    """What one step of training gave: loss and share of right answers over the whole batch, in training mode."""
-
-    epoch: int
-    step: int
-    loss: float
-    accuracy: float
-    receipt: Receipt | None = None
-
-    @property
-    def finite(self) -> bool:
-        """Whether the training goes on."""
-        return math.isfinite(self.loss)
-
-    @property
-    def line(self) -> str:
-        """As the log has it."""
-        at = f"Epoch: {self.epoch}/{EPOCHS}, step: {self.step}/{STEPS}"
-        return f"{at}, loss: {self.loss:.5f}, accuracy: {self.accuracy:.5f}"
-
-
-def header(epoch: int, step: int, weights: str) -> list[str]:
-    """Where the fault is to corrupt and what the training starts from."""
-    return [f"Inject to epoch: {epoch}", f"Inject to step: {step}", f"Load weights from {weights}"]
-
-
-def epoch_line(epoch: int, train: tuple[float, float], valid: tuple[float, float]) -> str:
-    """The end of an epoch: mean loss and accuracy of its steps, and those on held-out images."""
-    scaled = valid[0] * VALID_SCALE
-    return (
-        f"End of epoch: {epoch}/{EPOCHS}, train loss: {train[0]:.5f}, train accuracy: {train[1]:.5f}, "
-        f"valid loss: {scaled:.5f}, valid accuracy: {valid[1]:.5f}"
-    )
 
 
 def corrupted_log_lines(
@@ -70,7 +22,7 @@ def corrupted_log_lines(
     positions: Ints,
     values: Sequence[float] | None = None,
 ) -> list[str]:
-    """What was corrupted: worker, layer, shape of the tensor; in its order, place, golden and new value of each victim.
+    """Lines on what was corrupted: worker, layer, shape of the tensor; in its order, place, golden and new value of each victim.
 
     Args:
         receipt: Of the step; its hits in order.
@@ -95,7 +47,7 @@ def corrupted_log_lines(
 
 
 def trial_lines(receipt: Receipt) -> list[str]:
-    """What any faults corrupted: their rank as worker, their site as layer, activations of images with the channels last."""
+    """Lines on any faults: their rank as worker, their site as layer, activations of images with the channels last."""
     parts = []
     for hit in receipt.applied_faults:
         site = parse_site(hit.fault.site)

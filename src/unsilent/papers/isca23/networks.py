@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from unsilent.basics.errors import UsageError, unknown_name_error
-from unsilent.workloads.published.densenet import PublishedDenseNet
-from unsilent.workloads.published.efficientnet import PublishedEfficientNet
-from unsilent.workloads.published.layer_lists import NETWORKS
-from unsilent.workloads.published.layers import draw_weights
-from unsilent.workloads.published.resnet18 import DROPOUT, PublishedResNet18
+from unsilent.papers.isca23.densenet import PublishedDenseNet
+from unsilent.papers.isca23.efficientnet import PublishedEfficientNet
+from unsilent.papers.isca23.layer_lists import NETWORKS
+from unsilent.papers.isca23.layers import draw_weights
+from unsilent.papers.isca23.resnet18 import DROPOUT, PublishedResNet18
 
 
 def untrained_network(name: str = "resnet18", *, width: int = 64, seed: int = 123) -> nn.Module:

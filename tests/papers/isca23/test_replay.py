@@ -15,9 +15,9 @@ import torch
 from conftest import few
 from unsilent.basics.errors import UsageError
 from unsilent.engine.trace import trace
-from unsilent.faults.isca23_injections import parse_injection
-from unsilent.studies.injection_replay import InjectionReplay, replay_injection
-from unsilent.workloads.published.networks import untrained_network
+from unsilent.papers.isca23.injections import parse_injection
+from unsilent.papers.isca23.networks import untrained_network
+from unsilent.papers.isca23.replay import InjectionReplay, replay_injection
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar10-test-a.npz"
 """Real images beside the repository; the test that uses them skips where they are absent."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from unsilent.workloads.published.geometry import built_in_padding, same_padding
+from unsilent.papers.isca23.geometry import built_in_padding, same_padding
 
 CLASSES = 10
 _TRUNCATED = 0.87962566103423978
@@ -33,17 +33,6 @@ class SameConv2d(nn.Conv2d):
             zeros = same_padding(x.shape[2 + axis], self.kernel_size[axis], self.stride[axis])
             given += [n - int(self.padding[axis]) for n in zeros]
         return super().forward(pad(x, given) if any(given) else x)
-
-
-class Bias(nn.Module):
-    """One number for each channel, added."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.bias[:, None, None]
 
 
 def make_norm(channels: int, norm: bool = True) -> nn.Module:

@@ -13,11 +13,11 @@ import numpy as np
 from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.faults.codecs import Array
-from unsilent.faults.isca23_injections import BACKWARD, FORWARD, OPERANDS, STEPS, WORKERS, PublishedInjection
 from unsilent.faults.naming import PHASES, parse_site
 from unsilent.faults.sampling import Ints
-from unsilent.workloads.published.geometry import Convolution, IndexMapping, Shape, make_index_mapping
-from unsilent.workloads.published.layer_lists import NETWORKS, convolutions
+from unsilent.papers.isca23.geometry import Convolution, IndexMapping, Shape, make_index_mapping
+from unsilent.papers.isca23.injections import BACKWARD, FORWARD, OPERANDS, STEPS, WORKERS, PublishedInjection
+from unsilent.papers.isca23.layer_lists import NETWORKS, convolutions
 
 _USUAL = {"first": ("INPUT", "N64_INPUT", 64), "second": ("WT", "N64_WT", 64), "out": ("RD", "N16_RD", 16)}
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
+from unsilent.papers.isca23.stand_in import SCALE, digits_as_images
 from unsilent.workloads.digits import digits
-from unsilent.workloads.published.stand_in import SCALE, digits_as_images
 
 
 def test_every_digit_once_enlarged_and_grey():

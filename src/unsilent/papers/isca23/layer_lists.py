@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from unsilent.basics.errors import unknown_name_error
-from unsilent.workloads.published.geometry import IMAGE, Convolution
+from unsilent.papers.isca23.geometry import IMAGE, Convolution
 
 NETWORKS = ("resnet18", "resnet18_nobn", "resnet18_sgd", "densenet", "effnet")
 """Published models that are here; the convolutions of the three ResNets are the same."""

@@ -29,12 +29,12 @@ from torch.nn.functional import cross_entropy, pad
 
 from unsilent.basics.errors import UsageError
 from unsilent.faults import Fault
-from unsilent.faults.isca23_injections import STEPS, WORKERS
+from unsilent.papers.isca23.geometry import IMAGE
+from unsilent.papers.isca23.injections import STEPS, WORKERS
+from unsilent.papers.isca23.log import PublishedStepRecord
+from unsilent.papers.isca23.mapping import images_per_worker
+from unsilent.papers.isca23.networks import untrained_network
 from unsilent.sites.training.step import StepInjection
-from unsilent.workloads.published.geometry import IMAGE
-from unsilent.workloads.published.log import PublishedStepRecord
-from unsilent.workloads.published.mapping import images_per_worker
-from unsilent.workloads.published.networks import untrained_network
 from unsilent.workloads.saved_files import state_dict_misfit
 
 DECAY: Mapping[str, tuple[int, float]] = {

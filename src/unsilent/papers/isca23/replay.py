@@ -18,11 +18,12 @@ import numpy as np
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.strictjson import as_json_values
-from unsilent.faults.isca23_injections import EPOCHS, STEPS, PublishedInjection
-from unsilent.workloads.published import log as lines
-from unsilent.workloads.published.geometry import IMAGE
-from unsilent.workloads.published.log import PublishedStepRecord
-from unsilent.workloads.published.mapping import convolution_of, fault_from_injection, victims
+from unsilent.faults.corruption_log import corrupted_log_lines
+from unsilent.papers.isca23 import log as lines
+from unsilent.papers.isca23.geometry import IMAGE
+from unsilent.papers.isca23.injections import EPOCHS, STEPS, PublishedInjection
+from unsilent.papers.isca23.log import PublishedStepRecord
+from unsilent.papers.isca23.mapping import convolution_of, fault_from_injection, victims
 
 if TYPE_CHECKING:
     from unsilent.basics.fault_trace import FaultTrace
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress
 
 DIGITS = "digits"
-"""Names the images of `unsilent.workloads.published.stand_in` in place of a file."""
+"""Names the images of `unsilent.papers.isca23.stand_in` in place of a file."""
 HELD_OUT = 6
 """One image in so many is kept for the evaluation, as 10,000 of 60,000 are."""
 MOST_HELD_OUT = 10_000
@@ -130,9 +131,9 @@ class InjectionReplay:
             )
         self._conv = convolution_of(self.fault, model=injection.model, batch=batch, width=width)
 
+        from unsilent.papers.isca23.stand_in import digits_as_images
+        from unsilent.papers.isca23.training import PublishedTraining, split_and_normalise
         from unsilent.workloads.cifar_files import read_images, read_weights
-        from unsilent.workloads.published.stand_in import digits_as_images
-        from unsilent.workloads.published.training import PublishedTraining, split_and_normalise
 
         pictures, labels = digits_as_images() if str(data) == DIGITS else read_images(str(data), 10)
         count = len(labels) if images is None else images
@@ -216,7 +217,7 @@ class InjectionReplay:
         asked = dict(zip(self.injection.inj_pos, self.injection.inj_values, strict=True))
         values = [float(asked[index]) for index in map(tuple, mapped.positions.tolist())]
         worker, layer = self.injection.target_worker, self.injection.target_layer
-        return lines.corrupted_log_lines(record.receipt, worker, layer, mapped.shape, mapped.positions, values)
+        return corrupted_log_lines(record.receipt, worker, layer, mapped.shape, mapped.positions, values)
 
 
 def replay_injection(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unsilent.workloads.published.layer_lists import DENSE_LAYERS
-from unsilent.workloads.published.layers import CLASSES, Bias, SameConv2d, make_norm
+from unsilent.papers.isca23.layer_lists import DENSE_LAYERS
+from unsilent.papers.isca23.layers import CLASSES, SameConv2d, make_norm
+from unsilent.workloads.layers import Bias
 
 DROPOUT = 0.5
 

@@ -12,8 +12,9 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from unsilent.workloads.published.layer_lists import STAGES
-from unsilent.workloads.published.layers import CLASSES, Bias, SameConv2d, make_norm
+from unsilent.papers.isca23.layer_lists import STAGES
+from unsilent.papers.isca23.layers import CLASSES, SameConv2d, make_norm
+from unsilent.workloads.layers import Bias
 
 DROPOUT = 0.15
 

@@ -12,11 +12,11 @@ from torch import nn
 
 from oracles import published_oracle as oracle
 from unsilent.basics.errors import UsageError
-from unsilent.faults.isca23_injections import injection_text, parse_injection, read_injection
-from unsilent.workloads.published.layer_lists import convolutions
-from unsilent.workloads.published.mapping import fault_from_injection
-from unsilent.workloads.published.networks import untrained_network
-from unsilent.workloads.published.training import PublishedTraining, split_and_normalise
+from unsilent.papers.isca23.injections import injection_text, parse_injection, read_injection
+from unsilent.papers.isca23.layer_lists import convolutions
+from unsilent.papers.isca23.mapping import fault_from_injection
+from unsilent.papers.isca23.networks import untrained_network
+from unsilent.papers.isca23.training import PublishedTraining, split_and_normalise
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "isca23"
 """Published injection files beside the repository; the test that reads them skips where they are absent."""
