@@ -30,7 +30,9 @@ STORE = Argument("store", str | Path | None, "File that stores the trials, to co
 
 def open_executor_of_options(run: CampaignRun, observer: Observer | None) -> AbstractContextManager[Executor]:
     """The executor of a campaign, opened by its options."""
-    executor: AbstractContextManager[Executor] = run.asked[run.kind.execution_options].open_executor(run.spec, observer)
+    executor: AbstractContextManager[Executor] = run.asked[run.kind.execution_options].open_executor(
+        run.kind.runner, run.spec, observer
+    )
     return executor
 
 

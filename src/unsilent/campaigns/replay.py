@@ -16,8 +16,7 @@ from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.confirmed_files import with_confirmed_files
 from unsilent.campaigns.driver import AnyStore
 from unsilent.campaigns.executors import Executor, LocalExecutor, make_executor
-from unsilent.campaigns.kinds import R
-from unsilent.campaigns.spec import Baseline, Spec, TrialId, WorkerSettings, differences
+from unsilent.campaigns.spec import Baseline, R, Spec, TrialId, WorkerSettings, differences
 from unsilent.campaigns.stored_values import one_line_preview
 from unsilent.report.model import Report
 
@@ -110,7 +109,7 @@ def replay_executor(
     worker_settings: WorkerSettings | None = None,
 ) -> Iterator[LocalExecutor]:
     """An executor of a stored campaign; ``spec``: the stored one, as the user has named it again. See `check_same_campaign`."""
-    with make_executor("serial", spec, worker_settings=worker_settings) as executor:
+    with make_executor("serial", store.kind.runner, spec, worker_settings=worker_settings) as executor:
         check_same_campaign(store, spec, executor.establish_baseline(), ignored_differences)
         yield cast("LocalExecutor", executor)
 

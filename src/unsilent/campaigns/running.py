@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unsilent.basics.errors import UsageError
-from unsilent.campaigns.spec import Runner, TrialId
+from unsilent.campaigns.runner import Runner
+from unsilent.campaigns.spec import TrialId
 
 
-def run_trials_in_order(runner: Runner, trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]:
+def run_trials_in_order(runner: Runner[Any, Any, Any], trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]:
     """The rows of some trials; raises ``UsageError`` where a runner returns other rows than those."""
     waiting = list(trials)
     for row in runner.run_all(trials, alone):
@@ -18,7 +19,7 @@ def run_trials_in_order(runner: Runner, trials: Sequence[TrialId], alone: bool =
         raise UsageError(f"{_name(runner)} returned no row for trial {waiting[0]}; {_EXPECTED}")
 
 
-def check_row_of_trial(runner: Runner, row: Any, trial: TrialId | None) -> Any:
+def check_row_of_trial(runner: Runner[Any, Any, Any], row: Any, trial: TrialId | None) -> Any:
     """The row; raises ``UsageError`` unless it is that of this trial."""
     found = getattr(row, "trial", None)
     if trial is None or found != trial:
@@ -31,5 +32,5 @@ def check_row_of_trial(runner: Runner, row: Any, trial: TrialId | None) -> Any:
 _EXPECTED = "expected one row for each trial, in the order of the trials: change the runner"
 
 
-def _name(runner: Runner) -> str:
+def _name(runner: Runner[Any, Any, Any]) -> str:
     return f"the runner {type(runner).__name__}"

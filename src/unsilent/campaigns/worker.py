@@ -1,7 +1,7 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
-Driver to worker: ``("start", spec, settings)``, ``("run", [trial, ...], alone)``, ``("lost", trial, outcome, seconds, reason)``,
-``("prove",)``, ``("ask", what, *arguments)``.
+Driver to worker: ``("start", make_runner, spec, settings)``, ``("run", [trial, ...], alone)``,
+``("lost", trial, outcome, seconds, reason)``, ``("prove",)``, ``("ask", what, *arguments)``.
 Worker to driver: ``("loading", description, done, total)``, ``("ready", baseline, cpu, max_trials_together)``,
 ``("rows", [row, ...], cpu, proven)`` (also for trials that must run alone), ``("proven", cpu)``, ``("answered", answer)``,
 ``("said", note)``, ``("failed", error)``, ``("unusable", error)``. What user code prints goes to stderr, so that the
@@ -18,10 +18,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from unsilent.basics.child_processes import exit_with_parent
+from unsilent.basics.child_processes import INSIDE, exit_with_parent
 from unsilent.basics.error_origin import unexpected_error
 from unsilent.basics.errors import ProcessUnusable, UnsilentError
-from unsilent.campaigns.executors import INSIDE
 
 SEND_SECONDS = 0.05
 """Rows of trials that run together are sent no more often."""
@@ -73,14 +72,14 @@ def _serve(connection: Connection) -> None:
     from unsilent.campaigns.running import check_row_of_trial, run_trials_in_order
     from unsilent.workloads.process_side_effects import take_notes
 
-    command, spec, worker_settings = connection.recv()
+    command, make_runner, spec, worker_settings = connection.recv()
     assert command == "start"
     set_script_arguments(spec.workload)
 
     def report_progress(description: str, done: float, total: float) -> None:
         connection.send(("loading", description, done, total))
 
-    runner = spec.make_runner(report_progress, worker_settings)
+    runner = make_runner(spec, progress=report_progress, worker_settings=worker_settings)
     connection.send(("ready", runner.establish_baseline(), time.process_time(), runner.max_trials_together))
     while True:
         message: tuple[Any, ...] = connection.recv()
@@ -97,7 +96,7 @@ def _serve(connection: Connection) -> None:
                     rows, sent = [], time.monotonic()
             if rows:
                 connection.send(("rows", rows, time.process_time(), False))
-            for note in take_notes(runner.workload.name):
+            for note in take_notes(runner.workload_name):
                 connection.send(("said", note))
         elif message[0] == "ask":
             connection.send(("answered", runner.answer(*message[1:])))

@@ -66,7 +66,7 @@ def _serve(connection: Connection) -> None:
     set_script_arguments(spec.workload)
     runner = ReplicaRunner(spec)
     while True:
-        connection.send(("row", runner.run_trial(connection.recv()[1])))
+        connection.send(("row", runner.run_here(connection.recv()[1])))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -167,12 +168,7 @@ def live_executor(
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.studies.pvf.runner import TrialRunner
 
-    return InlineExecutor(
-        spec,
-        lambda progress, worker_settings: TrialRunner(spec, workload, progress, worker_settings),
-        observer,
-        worker_settings,
-    )
+    return InlineExecutor(partial(TrialRunner, workload=workload), spec, observer, worker_settings)
 
 
 pvf = campaign_function(
