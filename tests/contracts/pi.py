@@ -88,6 +88,5 @@ def _report(schema: str, title: str, headline: str, found: dict[str, Interval]) 
 
 PI = Kind(
     name="pi", application_id=0x556E7370, spec=PiSpec, row=PiRow, runner=PiRunner,
-    analyse=analyse, report=report, compare=compare, builtin_values={"workload": ("pi",)},
-    command_help="Estimate pi from random points.",
+    analyse=analyse, report=report, compare=compare, command_help="Estimate pi from random points.",
 )  # fmt: skip

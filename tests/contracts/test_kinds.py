@@ -37,7 +37,7 @@ from unsilent.basics.interval import Interval
 from unsilent.basics.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
 from unsilent.campaigns.campaign_result import CampaignResult
-from unsilent.campaigns.campaign_run import DryRun, campaign_function
+from unsilent.campaigns.campaign_run import DryRun
 from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.driver import check_strata, run_trials
@@ -45,6 +45,7 @@ from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.options import AnalysisOptions
+from unsilent.campaigns.python_function import campaign_function
 from unsilent.campaigns.replay import check_same_campaign
 from unsilent.campaigns.spec import Target
 from unsilent.campaigns.worker import as_picklable_error

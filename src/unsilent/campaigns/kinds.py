@@ -18,7 +18,7 @@ from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import TrialReplay
+    from unsilent.campaigns.trial_replay import TrialReplay
 
 
 def is_trial_of_targets(trial: TrialId, spec: Spec, targets: frozenset[str]) -> bool:

@@ -350,6 +350,9 @@ class Store(SqliteFile, Generic[S, B, R]):
                 raise
 
 
+AnyStore = Store[Any, Any, Any]
+
+
 def open_store(path: str | Path, kind: Kind[S, B, R], *, write: bool = False, canonical: bool = False) -> Any:
     """An open store of a kind, with what is special about its stores; see `Store`."""
     return (kind.store_class or Store)(path, kind, write=write, canonical=canonical)

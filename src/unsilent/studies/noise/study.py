@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from unsilent.basics.errors import UnsilentError, UsageError
-from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers, campaign_function
+from unsilent.campaigns.campaign_run import CampaignRun, TrialNumbers
+from unsilent.campaigns.python_function import campaign_function
 from unsilent.replicas import (
     Replica,
     ReplicaBaseline,
