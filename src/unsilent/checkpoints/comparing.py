@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, tensor by tensor, whatever their formats and shards."""
+"""Differences between two checkpoints, tensor by tensor, whatever their formats and shards."""
 
 from __future__ import annotations
 

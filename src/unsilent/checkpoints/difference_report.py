@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, as a report."""
+"""Report on the differences between two checkpoints."""
 
 from __future__ import annotations
 

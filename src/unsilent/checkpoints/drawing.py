@@ -26,14 +26,14 @@ INDEX_DTYPES = ("int64", "bool")
 
 @dataclass(frozen=True)
 class DrawOptions:
-    """What is drawn from a selection of tensors.
+    """How faults are drawn from a selection of tensors.
 
     Attributes:
         law: Sampling law, a key of `unsilent.faults.population.SAMPLING_LAWS`.
-        probability: That each drawn element is corrupted; 1: all of them.
+        probability: Probability that each drawn element is corrupted; 1: all of them.
         keep_finite: Draw again where a finite number would become NaN or infinite.
         keep_sign: Draw again where a number would change its sign.
-        seed: Of the draw.
+        seed: Seed of the draw.
     """
 
     law: str = "per-element"
@@ -48,7 +48,7 @@ class DrawOptions:
 
 
 def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[Region]:
-    """What may be corrupted of the tensors that globs and sections select, without those that share bytes with an earlier one.
+    """Corruptible regions of the selected tensors, without tensors that share bytes with an earlier one.
 
     A glob may end with an index (``model/fc.weight[3,5]``), as an address of a model's parameters. Without a glob: the tensors
     of the sections (by default the model's, or all where there is no model), but neither numbers nor integers that count or
@@ -146,7 +146,7 @@ def _count(fault: Fault, model: FaultModel) -> int:
 
 
 def _allowed(checkpoint: Checkpoint, fault: Fault, options: DrawOptions) -> NDArray[np.bool_]:
-    """Which elements of a fault may become what it makes of them."""
+    """Mask of the elements of a fault that may take the values that it gives them."""
     tensor = checkpoint.tensor(fault.site)
     before = checkpoint.read(tensor, fault.elements)
     source = checkpoint.read(tensor, fault.operands) if fault.operation == "copy_from" else None
@@ -179,7 +179,7 @@ def _merged(first: Fault | None, second: Fault) -> Fault:
 
 
 class _Bytes:
-    """Which bytes of the files belong to a tensor already: a tied weight goes by its first name."""
+    """Bytes of the files that belong to a tensor already: a tied weight goes by its first name."""
 
     def __init__(self) -> None:
         self._taken: dict[str, list[tuple[int, int]]] = {}  # sorted, without overlap

@@ -36,7 +36,7 @@ class SavedInjection:
 
 
 def injection_json(receipt: Receipt, **more: Any) -> dict[str, Any]:
-    """What an injection file holds; ``more``: further fields."""
+    """Content of an injection file; ``more``: further fields."""
     hits = receipt.applied_faults
     return {
         **more,
@@ -68,7 +68,7 @@ def read_injection(path: str | Path) -> list[SavedInjection]:
 
 
 def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
-    """The same injection for a tensor that is stored as ``numpy.transpose(tensor, axes)``: the same elements at other places.
+    """The injection for a tensor stored as ``numpy.transpose(tensor, axes)``: the same elements at other places.
 
     Args:
         saved: For a tensor of n axes.

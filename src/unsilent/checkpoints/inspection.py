@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as a report: sections, tensors, dtypes, shapes, and values that are not finite or very large."""
+"""Report on a checkpoint's content: sections, tensors, dtypes, shapes, and values that are not finite or very large."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTREME = 1e6
 
 @dataclass(frozen=True)
 class Values:
-    """What the elements of a tensor are like.
+    """Counts of elements of a tensor that are not finite or very large, and its largest magnitude.
 
     Attributes:
         nonfinite: How many are NaN or infinite.
@@ -65,8 +65,8 @@ def inspection_report(
     """The report of a checkpoint.
 
     Args:
-        checkpoint: It.
-        selected: Its tensors and numbers that are shown.
+        checkpoint: The checkpoint.
+        selected: Tensors and numbers that are shown.
         values: By name, from `summarise`.
         undo_note: A sentence on edits that can be undone.
     """
@@ -127,7 +127,7 @@ def _is_integer(tensor: StoredTensor) -> bool:
 
 
 def _claim(known: dict[str, Values], unread: int) -> str:
-    """What the values that were read are like, and of how many tensors that is."""
+    """Sentence on the values that were read, and on how many tensors that is."""
     bad = sum(1 for v in known.values() if v.nonfinite)
     far = sum(1 for v in known.values() if v.extreme)
     if bad or far:

@@ -41,12 +41,12 @@ _SOURCES = {"manifest": "from its manifest", "state": "from its state", "name": 
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """One checkpoint.
+    """One checkpoint in a folder, and the verdict on it.
 
     Attributes:
-        path: Its file or folder.
+        path: File or folder of the checkpoint.
         step: After how many steps it was saved; None where nothing says so.
-        step_from: What says so: ``manifest``, ``state``, ``name`` or nothing.
+        step_from: Source of the step: ``manifest``, ``state``, ``name`` or nothing.
         written: When its file or folder was changed last, in seconds since 1970.
         verdict: Whether it was verified, and what came of it.
     """
@@ -59,16 +59,16 @@ class FoundCheckpoint:
 
     @property
     def shown_name(self) -> str:
-        """Its path, fit for a terminal."""
+        """Path of the checkpoint, fit for a terminal."""
         return escape_unprintable(str(self.path))
 
 
 @dataclass(frozen=True, repr=False)
 class LastGood(Shown):
-    """Which checkpoint to continue from.
+    """The last good checkpoint of a folder, from which to continue.
 
     Attributes:
-        folder: What was looked through.
+        folder: The folder that was looked through.
         before_step: The step that a good one must be older than; None: any is.
         checkpoints: All that were found, the newest first.
     """

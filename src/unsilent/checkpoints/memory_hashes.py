@@ -56,7 +56,7 @@ def _hash(name: str, tensor: Tensor) -> TensorHash:
 
 
 def _obstacle(tensor: Tensor) -> str:
-    """What a tensor is that cannot be compared with a file, and what to do; empty for all others."""
+    """Why a tensor cannot be compared with a file, and what to do; empty for all others."""
     if hasattr(tensor, "to_local") or hasattr(tensor, "local_shards"):
         return (
             "spread over ranks, and one file cannot hold it; gather it first "

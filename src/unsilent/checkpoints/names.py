@@ -1,4 +1,4 @@
-"""Which section of a checkpoint a value belongs to, and the same name for it in every format.
+"""The section of a checkpoint that a value belongs to, and the same name for it in every format.
 
 ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``, ``scheduler/last_epoch``, ``rng/torch``, ``other/epoch``: made from the keys
 that lead to the value in its file, so that one saved with ``torch.save`` and one saved in shards can be compared.
@@ -29,7 +29,7 @@ _SECTION_OF = (
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of names of a state dict that are no parameters, so no optimizer counts them."""
 MOST_CHARACTERS = 300
-"""Of a name."""
+"""Most characters of a name."""
 _PARAMETER = re.compile(r"model/[^/]+")
 """A name of a state dict; tensors under further keys, as a moving average of the weights, are none of the model's."""
 _NUMBERED = re.compile(r"optimizer/(0|[1-9][0-9]{0,8})/([^/]+)")
@@ -140,7 +140,7 @@ def free_name(name: str, taken: Container[str], used: Counter[str]) -> str:
     """The name, with a number behind it if it is taken.
 
     Args:
-        name: What it would be.
+        name: The name to use if it is free.
         taken: The names before.
         used: The last number behind each name, which this counts on.
     """

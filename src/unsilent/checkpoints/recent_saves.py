@@ -15,12 +15,12 @@ _saves: deque[RecentSave] = deque(maxlen=MOST_SAVES)
 
 @dataclass(frozen=True)
 class RecentSave:
-    """One of them.
+    """One recent save of a checkpoint.
 
     Attributes:
-        path: Its file or folder.
+        path: File or folder of the checkpoint.
         manifest_path: Where its manifest is.
-        manifest: As it was written.
+        manifest: The manifest as it was written.
         time: When, in seconds since 1970.
     """
 

@@ -93,7 +93,7 @@ def put_manifest(manifest: Manifest, target: Path) -> Path:
 def verify_with_own_manifest(
     path: Path, progress: Progress = no_progress, fast_only: bool = False
 ) -> tuple[list[str], Manifest]:
-    """What is not as the manifest next to a checkpoint says, as of `verify`, and that manifest. Raises ``UsageError``."""
+    """Differences from the manifest next to a checkpoint, as of `verify`, and that manifest. Raises ``UsageError``."""
     target = Path(os.path.realpath(path))
     before = state_of_files(target)
     verdict: tuple[list[str], Manifest] | UsageError
@@ -133,7 +133,7 @@ def _verify_with_either(target: Path, progress: Progress, fast_only: bool) -> tu
 
 
 def state_of_files(target: Path) -> tuple[tuple[int, int] | None, ...]:
-    """What changes when a checkpoint or its manifest is replaced: inode and time of each; None for what is not there."""
+    """Inode and time of each file of a checkpoint and its manifest, which a replacement changes; None: not there."""
     result: list[tuple[int, int] | None] = []
     for file in (target, manifest_path(target), _pending(target)):
         try:

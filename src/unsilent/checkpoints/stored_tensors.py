@@ -30,7 +30,7 @@ ITEM_SIZES = {
 }  # fmt: skip
 """Bytes of an element, by torch's name of the dtype; those without a codec can be read and compared, not edited."""
 OBJECT = "object"
-"""In place of a dtype, of values that are no tensors and are not read."""
+"""In place of a dtype: values that are no tensors and are not read."""
 Read = Callable[[str, int, int], bytes]
 """Bytes of a file of the checkpoint, from its name, an offset and a length."""
 
@@ -49,7 +49,7 @@ class Checksum(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for messages: ``CRC-32 of archive/data/0``."""
+        """Name of the checksum, for messages: ``CRC-32 of archive/data/0``."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class Block:
         strides: Distances between neighbours along each dimension, in elements.
         packing: How its bytes are packed; None: they are the elements.
         packed_size: Bytes that it takes in the file where it is packed.
-        checksums: Those that cover it, the innermost first.
+        checksums: Checksums that cover it, the innermost first.
     """
 
     file: str
@@ -123,8 +123,8 @@ class StoredTensor:
 
     Attributes:
         name: Section and name within it: ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``.
-        dtype: As torch names it; a key of `ITEM_SIZES`, or another that is only listed.
-        shape: Its logical shape.
+        dtype: Dtype as torch names it; a key of `ITEM_SIZES`, or another that is only listed.
+        shape: Logical shape.
         blocks: Where it is; none where it is only listed.
         grid: The shape that blocks are boxes of, with the same elements in C order; None: ``shape``.
         big_endian: Order of the bytes of an element.
@@ -154,7 +154,7 @@ class StoredTensor:
 
     @property
     def site(self) -> str:
-        """Its site: ``file:model/fc.weight``."""
+        """Site of the tensor: ``file:model/fc.weight``."""
         return f"file:{self.name}"
 
     @cached_property

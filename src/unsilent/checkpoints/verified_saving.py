@@ -51,7 +51,7 @@ MOST_ATTEMPTS = 20
 
 
 class CheckpointDamaged(UnsilentError):
-    """What a checkpoint holds is not what was saved."""
+    """Raised where the content of a checkpoint is not what was saved."""
 
 
 def verified_save(
@@ -63,7 +63,7 @@ def verified_save(
     that save to one path save one after the other; the last one stays.
 
     Args:
-        state: What ``torch.save`` would save; for safetensors, tensors by name. Tensors that are spread over ranks are refused.
+        state: Objects for ``torch.save``; for safetensors, tensors by name. Tensors spread over ranks are refused.
         path: Where to. An older checkpoint there is replaced at the end, at once; where the path is a link, the file it leads to.
         format_name: ``torch.save``, ``safetensors`` or ``dcp`` (a folder, this process alone); by default from the path's ending.
         step: After how many steps of the training it is saved; the manifest has it, for `last_good_checkpoint`.
@@ -117,7 +117,7 @@ def verify_saved(state: Mapping[str, Any], path: str | Path, *, step: int | None
     """Prove that a checkpoint which something else has just saved holds a state, and write its manifest.
 
     Args:
-        state: What was saved. A tensor that the file lacks must be equal to one that it has, as a tied weight is.
+        state: The saved state. A tensor that the file lacks must be equal to one that it has, as a tied weight is.
         path: The checkpoint, a file or a folder; the manifest covers every file of it.
         step: After how many steps of the training it was saved.
 

@@ -40,7 +40,7 @@ class ZipEntry:
     """One entry of an archive.
 
     Attributes:
-        name: As the archive has it.
+        name: Name as the archive has it.
         file: The checkpoint's file with the archive.
         offset: Byte of its content in that file.
         size: Bytes that it takes there.
@@ -61,7 +61,7 @@ class ZipEntry:
 
     @cached_property
     def checksum(self) -> ZipChecksum:
-        """Its CRC-32, as a checksum of what is edited in it."""
+        """CRC-32 of the entry, as a checksum of what is edited in it."""
         return ZipChecksum(self)
 
 
@@ -73,7 +73,7 @@ class ZipChecksum:
 
     @property
     def name(self) -> str:
-        """What it is, for messages."""
+        """Name of the checksum, for messages."""
         return f"the CRC-32 of {self.entry.name}"
 
     @property
@@ -106,7 +106,7 @@ class ZipDirectory:
     """The entries of one archive.
 
     Attributes:
-        names: Of its entries, as the directory has them.
+        names: Names of the entries, as the directory has them.
 
     Args:
         files: The checkpoint.
@@ -157,7 +157,7 @@ class ZipDirectory:
         return self._files.read(self._file, self._start + offset, length)
 
     def _central(self) -> list[tuple[tuple[int, ...], int, str, bytes]]:
-        """Of every entry of the central directory: its fields, where it begins, name and extra field."""
+        """Fields, position, name and extra field of every entry of the central directory."""
         length, begin, count = self._end()
         if length > MOST_METADATA or count > MOST_ENTRIES:
             raise self._damaged(
@@ -201,7 +201,7 @@ class ZipDirectory:
         return length, begin, count
 
     def _end_64(self, end: int) -> tuple[int, int, int] | None:
-        """The same by the 64-bit end record, which counts where there is one; None where there is none."""
+        """Length, begin and count from the 64-bit end record, which counts if there is one; None: there is none."""
         if end < _END_64_LOCATOR.size:
             return None
         locator = self._read(end - _END_64_LOCATOR.size, _END_64_LOCATOR.size)

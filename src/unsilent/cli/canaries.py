@@ -25,7 +25,7 @@ DEVICE = Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """Which inputs are stored, and where."""
+    """Options on the inputs that are stored, and where."""
 
     workload: Annotated[
         str,
@@ -49,7 +49,7 @@ class MakeOptions:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Which model is compared with which canaries."""
+    """Options on the model that is compared with canaries."""
 
     file: Annotated[Path, Option("A file of unsilent canaries make.", "", missing_error=NO_FILE)]
     model: Annotated[

@@ -1,4 +1,4 @@
-"""What ``unsilent report`` does with cards: show one, write one."""
+"""Showing and writing of cards by ``unsilent report``."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Which runs are compared, and how far.
+    """Options on the runs that are compared, and how far.
 
     Attributes:
         runs, steps, deadline: See `explain_run_differences`; None: the default there.
@@ -84,7 +84,7 @@ def explain(asked: Asked) -> int:
 
 
 def _limits(options: ExplainOptions) -> dict[str, Any]:
-    """Those that were given."""
+    """Limits that the user set."""
     given = {"runs": options.runs, "steps": options.steps, "deadline": options.deadline}
     return {name: value for name, value in given.items() if value is not None}
 

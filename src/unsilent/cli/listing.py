@@ -65,7 +65,7 @@ def _needs(data: str, weights: str) -> str:
 
 @dataclass(frozen=True)
 class FaultListOptions:
-    """Which fault models."""
+    """Options on the fault models that are listed."""
 
     accelerator: Annotated[
         str | None,
@@ -192,7 +192,7 @@ def _listed(name: str, kind: str, made: Callable[..., Any], description: str = "
 def _listed_of_others(
     kind: str, group: str, own: Mapping[str, Any], load: Callable[[str], Callable[..., Any]]
 ) -> Iterator[dict[str, Any]]:
-    """What other packages register; of a part that cannot be imported, the error is the description."""
+    """Parts that other packages register; of a part that cannot be imported, the error is the description."""
     for name, entry in installed_parts(group, own).items():
         try:
             one = _listed(name, kind, load(name))

@@ -32,7 +32,7 @@ INTERRUPTED = 130
 MOST_MESSAGE = 1200
 """Characters of an error."""
 READER_LEFT = 141
-"""What a shell says of a program that SIGPIPE ended; the signal itself would end us when a worker dies, too."""
+"""Exit code of a shell for a program that SIGPIPE ended; the signal itself would end us when a worker dies, too."""
 
 
 def _version(show: bool) -> None:
@@ -44,7 +44,7 @@ def _version(show: bool) -> None:
 
 
 class App(NamedTuple):
-    """What is run: a typer application by its whole name, its words, and those of a user's script."""
+    """A typer application by its whole name, its words, and those of a user's script."""
 
     name: str
     app: typer.Typer
@@ -119,7 +119,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """The same, where what is printed may still have to be flushed."""
+    """Exit code, where what is printed may still have to be flushed."""
     name = "unsilent"
     try:
         app = make_app(arguments)
@@ -161,7 +161,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def _explained(message: str, command: str) -> str:
-    """What a command cannot understand, and where to find what it does."""
+    """The message on what a command cannot understand, and where to find what it does."""
     from unsilent.cli.table import PYTHON_FUNCTIONS
 
     for name, text in PYTHON_FUNCTIONS.items():
@@ -182,7 +182,7 @@ def _drop_output(code: int) -> int:
 
 
 def _place(error: OSError) -> str:
-    """What could not be written."""
+    """Name of what could not be written."""
     return str(error.filename) if error.filename else "what was printed"
 
 

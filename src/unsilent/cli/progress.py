@@ -1,4 +1,4 @@
-"""What a running campaign shows: a rich bar on a terminal, a line now and then elsewhere, or nothing."""
+"""Display of a running campaign: a rich bar on a terminal, a line now and then elsewhere, or nothing."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NO_STORE = "no store was named; give the store of a campaign, a card, or events 
 
 @dataclass(frozen=True)
 class StoredReportOptions:
-    """What is shown, and where the page goes."""
+    """Options on what is shown, and where the page goes."""
 
     store: Annotated[Path, Option(
         "A campaign store, a card, or events of a monitored training.", "", missing_error=NO_STORE)]  # fmt: skip
@@ -42,7 +42,7 @@ class StoredReportOptions:
 
 @dataclass(frozen=True)
 class CardOptions:
-    """What stores of ``unsilent pvf`` can be written as."""
+    """Options on the card of a store of ``unsilent pvf``."""
 
     card: Annotated[
         bool,
@@ -143,7 +143,7 @@ def report_of_events(path: Path) -> Report:
 
 
 def report_of_store(path: Path, asked: Asked, canonical: bool, card: tuple[Path, Path] | None = None) -> Report:
-    """What a store of any kind holds; a card of it and its page are written to these paths."""
+    """Report on a store of any kind; a card of it and its page are written to these paths."""
     from unsilent.campaigns.store import open_store
     from unsilent.studies.campaign_kinds import kind_of_store
 

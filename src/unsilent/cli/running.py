@@ -1,4 +1,4 @@
-"""One command, from what was given on the command line to its exit code."""
+"""The run of one command, from what was given on the command line to its exit code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_config(asked: Asked, path: Path) -> None:
 
 
 def _run(command: Command, asked: Asked) -> Any:
-    """What the command returns; a long one shows its progress."""
+    """The return value of the command; a long one shows its progress."""
     if not command.is_long:
         return command.run(asked)
     from unsilent.cli.progress import make_observer

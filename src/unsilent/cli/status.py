@@ -24,11 +24,11 @@ MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is known of one store.
+    """The state of one store.
 
     Attributes:
         kind: The verb that made it.
-        subject: What runs.
+        subject: Subject that runs.
         done, planned: Trials or replicas, of a part of ``--shard`` those of this part; None where that is not known.
         shard: ``1/2`` where the store is a part of a campaign.
         command: Continues the campaign, or extends it with a larger budget.
@@ -56,7 +56,7 @@ class Status:
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """Which stores."""
+    """Options on the stores that are listed."""
 
     stores: Annotated[tuple[Path, ...], Option(
         "Stores, or folders of stores.", "", metavar="STORE", is_argument=True, is_repeatable=True,
@@ -93,7 +93,7 @@ def status(asked: Asked) -> int:
 
 
 def show_plainly(result: Sequence[Status]) -> None:
-    """One row for each store, and comments with the errors and with the commands that continue."""
+    """Print one row for each store, and comments with the errors and with the commands that continue."""
     rows = [
         (one.store, one.kind or "-", one.done, "-" if one.planned is None else one.planned, one.shard or "-",
          "yes" if one.is_complete else "no" if one.planned is not None else "-", one.headline or "-")
@@ -137,7 +137,7 @@ def status_of(path: Path) -> Status:
 
 
 def lines(result: Status) -> list[str]:
-    """What a terminal shows of a status, above the command."""
+    """Lines of a status in a terminal, above the command."""
     if result.error:
         return [f"{result.store}: {result.kind or 'unknown'}", f"  cannot be read: {result.error}"]
     unit = "replicas" if result.kind == "noise" else "trials"

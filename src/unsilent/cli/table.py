@@ -58,7 +58,7 @@ COMMANDS = {
     "faults": "unsilent.cli.listing:FAULTS",
     "detectors": "unsilent.cli.listing:DETECTORS",
 }  # fmt: skip
-"""Those of this package."""
+"""Commands of this package."""
 PYTHON_FUNCTIONS = {
     "inject": "unsilent.inject(model, 'param:layer1.*', bit=30) injects one fault into a model, and undoes it.",
     "protect": "unsilent.protect(model, clean_batches) notices corrupted answers of a model, and repairs them.",

@@ -52,7 +52,7 @@ def make_overview_app(first_word: str, root: Callable[..., None]) -> typer.Typer
 
 
 def typer_parameter(asking: OptionField) -> Any:
-    """What typer gets of an option."""
+    """The parameter of typer for an option."""
     if asking.is_argument:
         return typer.Argument(help=asking.help_text, metavar=asking.flag, show_default=False)
     letter = [f"-{asking.option.short_flag}"] if asking.option.short_flag else []
@@ -67,7 +67,7 @@ def typer_parameter(asking: OptionField) -> Any:
 
 
 def _with_options(function: Callable[..., int], options: Mapping[str, OptionField]) -> Callable[..., int]:
-    """The same function for typer, which has these options in the place of its parameter ``**values``."""
+    """The function for typer, which has these options in the place of its parameter ``**values``."""
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = [context]
     for name, asking in options.items():

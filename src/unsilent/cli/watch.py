@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "unsilent/watch/1"
 CURVES = {"loss": "loss", "gradient-norm": "gradient_norm"}
-"""What can be drawn, and the field of a summary."""
+"""Series that can be drawn, and their fields of a summary."""
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 10.0
 """Time between two lines on the state in plain mode."""
@@ -45,7 +45,7 @@ NO_EVENTS = "no events were named; give the file that the job writes them to, or
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What is watched, and how it is shown."""
+    """Options on what is watched, and how it is shown."""
 
     events: Annotated[Path, Option(
         "Events of a monitored job: the file that the job was given (several ranks: the same name), or its folder.", "",
@@ -108,7 +108,7 @@ class JobEvents:
     """The events of a job, read as they are written; files of further ranks are found when they appear.
 
     Args:
-        path: As of `find_event_files`.
+        path: Path as of `find_event_files`.
         waits: Whether a job that has written no events yet is no error.
 
     Attributes:
@@ -130,7 +130,7 @@ class JobEvents:
 
     @property
     def files(self) -> Sequence[EventFile]:
-        """In the order in which they were found."""
+        """Event files in the order in which they were found."""
         return list(self._files.values())
 
     def read_new(self) -> list[Event]:

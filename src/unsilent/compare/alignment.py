@@ -107,7 +107,7 @@ def other_name(name: str, prefix: str, other: str) -> str:
 
 
 def _prefix(inner: dict[str, nn.Module], outer: dict[str, nn.Module]) -> str:
-    """What most often stands before a path of ``inner`` to make one of ``outer``."""
+    """The prefix that most often makes a path of ``outer`` from one of ``inner``."""
     counts: Counter[str] = Counter()
     for name in outer:
         places = [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")]

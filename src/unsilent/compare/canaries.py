@@ -51,12 +51,12 @@ def make_canaries(
     """Choose inputs of a workload and store its model's answers to them.
 
     Args:
-        workload: Its batches are what is chosen from.
+        workload: Workload whose batches are chosen from.
         count: How many inputs.
         choice: One of `CHOICES`.
-        seed: Of random choices.
+        seed: Seed of random choices.
         device: Where the model runs, ``cpu`` or ``cuda``.
-        name: What the workload is called in the file; default its own name.
+        name: Name of the workload in the file; default its own name.
 
     Raises:
         UsageError: there are fewer samples, the judge shows no boundary of decisions, the seed is negative, or the model is in
@@ -93,7 +93,7 @@ def _answered(workload: InferenceWorkload, model: nn.Module, batch: Any) -> Cana
 
 
 def environment_of(device: str, model: nn.Module | None) -> str:
-    """What the bits of an answer depend on besides weights and inputs; compiled models compute in another order."""
+    """The environment that bits depend on besides weights and inputs; compiled models compute in another order."""
     return environment(device) + (", torch.compile" if is_compiled(model) else "")
 
 
@@ -126,9 +126,9 @@ def check_canaries(
         run: Output for a batch of inputs.
         comparison: ``bits``; ``labels``, by the judge of the workload; or a number, the largest difference that is allowed in a
             tensor of the answer, as a part of the largest magnitude that is stored for the same tensor and input.
-        model: Its weights are compared with those that the canaries were made with, where they have the same names; None where
+        model: Model whose weights are compared with those that the canaries were made with, by name; None where
             there are only outputs.
-        name: Of the model, for the report.
+        name: Name of the model, for the report.
         device: Where its inputs have to be.
 
     Raises:
@@ -203,7 +203,7 @@ def _answer_now(
 def _largest_differences(
     before: Sequence[Tensor], after: Sequence[Tensor], count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each sample the largest difference of a value, infinite for NaN, and the largest one as a part of its tensor.
+    """Largest difference of a value for each sample, infinite for NaN, and the largest as a part of its tensor.
 
     A tensor of an answer is compared with its own largest magnitude for that sample: one with large values hides no other.
     """

@@ -1,4 +1,4 @@
-"""Which inputs become canaries: those nearest to another answer, random ones, or ones that are moved close to another answer."""
+"""The choice of canaries: inputs nearest to another answer, random ones, or ones moved close to another answer."""
 
 from __future__ import annotations
 

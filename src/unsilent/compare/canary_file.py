@@ -25,7 +25,7 @@ from unsilent.workloads.saved_files import state_dict_misfit
 _FILE = FileKind("canaries", "unsilent/canaries/", 2, "a file of canaries", "unsilent canaries make")
 _TEXTS = ("workload", "choice", "judge", "weights", "environment")
 _MOST_ELEMENTS = 2**58
-"""Of a tensor whose shape a file states: torch counts bytes in 64 bits."""
+"""Most elements of a tensor whose shape a file states: torch counts bytes in 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +51,10 @@ class Canaries:
         workload: The workload that they were made of, as it was named.
         choice: How the inputs were chosen, one of `CHOICES`.
         judge: Text of the rule that says when an answer is another one.
-        shapes: Of the model's parameters and buffers, by name.
+        shapes: Shapes of the model's parameters and buffers, by name.
         dtypes: Floating-point types of these.
         weights: Fingerprint of their values.
-        environment: What bits depend on besides, such as device and version of torch.
+        environment: Device, version of torch and more that bits depend on.
         parts: Inputs and answers, a part for each batch that inputs were taken from.
     """
 
@@ -127,7 +127,7 @@ def nesting_of(output: Any) -> Any:
 
 
 def nested(nesting: Any, tensors: Sequence[Tensor]) -> Any:
-    """What `nesting_of` took the tensors out of, with these in their places."""
+    """The object that `nesting_of` took the tensors out of, with these in their places."""
     if isinstance(nesting, dict):
         return {key: nested(part, tensors) for key, part in nesting.items()}
     if isinstance(nesting, list):

@@ -1,4 +1,4 @@
-"""What a check of canaries came to, and its report."""
+"""The result of a check of canaries, and its report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unsilent.report.text import escape_unprintable, upper_bound_text
 
 @dataclass(frozen=True, slots=True)
 class CanaryDifference:
-    """One canary.
+    """The difference of one canary's answer.
 
     Attributes:
         number: From 1, in the order of the file.
@@ -34,8 +34,8 @@ class CanaryCheck(Shown):
     """How a model answers canaries.
 
     Attributes:
-        model: As it was named.
-        workload: That the canaries were made of.
+        model: Name of the model.
+        workload: Workload that the canaries were made of.
         choice: How they were chosen.
         comparison: ``bits``, ``labels`` or a tolerance.
         rows: Every canary.

@@ -41,7 +41,7 @@ from unsilent.workloads.batch_samples import take_samples
 WORST = 8
 """Inputs that the page shows."""
 MOST_PROMPTS = 64
-"""That are continued greedily; whole batches, at least one."""
+"""Most prompts that are continued greedily; whole batches, at least one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,15 +50,15 @@ class Comparison(Shown):
 
     Attributes:
         original, deployed: Names of the models.
-        judge: What another answer is, as text.
-        records: Of each input.
+        judge: Judge of what another answer is, as text.
+        records: Records of each input.
         worst_inputs: Number of an input, and the input as a batch of one or as a text; those that differ most first.
         language: Measures of language models; None for others.
-        layers: What ``compare_layers`` returns; None where the layers of a model cannot be read.
-        data: What the inputs are, in words.
+        layers: The result of ``compare_layers``; None where the layers of a model cannot be read.
+        data: Description of the inputs.
         most_changed: The share of changed answers that is allowed; None: any.
-        confidence: Of every interval.
-        judged_output: Which of several outputs the judge looks at, as text; empty where there is one, or where it gets them all.
+        confidence: Confidence of every interval.
+        judged_output: Which of several outputs the judge looks at, as text; empty where there is one, or where it gets all.
     """
 
     original: str
@@ -119,7 +119,7 @@ class Comparison(Shown):
         return clopper_pearson(int(flags.sum()), len(flags), self.confidence)
 
     def report(self) -> Report:
-        """What is shown of it."""
+        """Report on the comparison."""
         from unsilent.compare.report import report
 
         return report(self)
@@ -143,15 +143,15 @@ def compare_models(
 
     Args:
         original: A module, an ONNX Runtime session, a function of a batch, a workload, or a text as for ``unsilent compare``.
-        deployed: The same, or an adapter such as ``"int8"``, or a checkpoint of the original's architecture.
+        deployed: Deployed model: as for the original, or an adapter such as ``"int8"``, or a checkpoint of its architecture.
         data: An iterable of batches; with a workload by name, its data file instead.
         workload: Gives architecture, inputs and judge where the original is a checkpoint.
         labels: The right answers of each batch; default: those of the workload, where it has some.
-        judge: What another answer is, as for `Workload`; default: that of the workload, else by the form of the outputs.
+        judge: Judge, as for `Workload`; default: that of the workload, else by the form of the outputs.
         run: ``run(model, batch) -> output``; default one call. With a workload, its own is used.
         options: Options of the workload.
         weights: Weights file of the workload.
-        confidence: Of every interval.
+        confidence: Confidence of every interval.
 
     Returns:
         Comparison: Whether a deployed model still answers as the original did.
@@ -296,7 +296,7 @@ class _Texts:
     def add(
         self, judge: Judge, models: tuple[ComparedModel, ComparedModel], batch: Any, before: Any, after: Any
     ) -> None:
-        """One batch, and the outputs for it."""
+        """Add one batch, and the outputs for it."""
         if isinstance(judge, ExactSequence) and not decision_tensor(before, judge).is_floating_point():
             tokens, others = judge.decision_rows(before), judge.decision_rows(after)
             self.runs.append(first_differences(tokens, others))

@@ -45,7 +45,7 @@ operations in bfloat16 by a few times as much; adapters return float32, so that 
 
 @dataclass(frozen=True, eq=False)
 class SampleRecords:
-    """What two models answered, one value for each of n inputs; None where the judge looks at no scores of classes.
+    """Answers of two models compared, one value for each of n inputs; None where the judge reads no scores of classes.
 
     Attributes:
         identical: Whether the outputs have the same bits, bool[n].
@@ -82,7 +82,7 @@ class SampleRecords:
 
     @classmethod
     def joined(cls, parts: Sequence[SampleRecords]) -> SampleRecords:
-        """Those of several batches; what one of them lacks is left out."""
+        """Records of several batches; what one of them lacks is left out."""
         joined: dict[str, Any] = {}
         for field in fields(cls):
             values = [getattr(part, field.name) for part in parts]
@@ -102,10 +102,10 @@ def compare_outputs(
     """The records of one batch.
 
     Args:
-        judge: What another answer is.
+        judge: Judge of what another answer is.
         original, deployed: The outputs of both models.
         batch: The inputs.
-        labels: Its right answers; None where they are not known.
+        labels: Right answers of the batch; None where they are not known.
         probabilities: Whether scores are probabilities already; None: what `are_probabilities` says of this batch.
 
     Raises:
@@ -166,12 +166,12 @@ def log_probabilities(scores: Doubles, probabilities: bool) -> Doubles:
 
 
 def kl_divergence(before: Doubles, after: Doubles) -> Doubles:
-    """Of each row in nats, from logarithms of probabilities [n, classes]; 0 or more."""
+    """Divergence of each row in nats, from logarithms of probabilities [n, classes]; 0 or more."""
     return np.asarray(np.maximum((np.exp(before) * (before - after)).sum(1), 0.0))
 
 
 def _divergences(before: Doubles, after: Doubles, classes: NDArray[np.int64]) -> dict[str, Doubles]:
-    """From logarithms of probabilities [n, classes]."""
+    """Divergences by name, from logarithms of probabilities [n, classes]."""
     # exactly the one where both are equal
     middle = np.maximum(before, after) + np.log((1 + np.exp(-np.abs(before - after))) / 2)
     rows, top = np.arange(len(before)), TopK(overlap_size(before.shape[1]))
@@ -192,7 +192,7 @@ def _scores(judge: Top1 | TopK | NextToken, output: Any) -> Doubles:
 
 
 def _right(judge: Judge, original: Any, deployed: Any, labels: Any, samples: int) -> dict[str, Any]:
-    """Which answers of either model are right; nothing without labels, or where they are no answers of the judge."""
+    """Whether the answers of either model are right; nothing without labels, or where these do not fit the judge."""
     before, after = (right_answers(judge, output, labels, samples) for output in (original, deployed))
     return {} if before is None else {"right_before": before, "right_after": after}
 

@@ -29,7 +29,7 @@ _JUDGE = JUDGES["next-token"]()
 
 @dataclass(frozen=True, eq=False)
 class SequenceRecord:
-    """One text that two models read: ``kl`` in nats at each position, float64[t], and what they say of the next tokens.
+    """One text that two models read: ``kl`` in nats at each position, float64[t], and predictions of the next tokens.
 
     Attributes:
         same: Whether the most likely token is the same, bool[t].
@@ -90,7 +90,7 @@ class LanguageComparison:
 
     @property
     def perplexities(self) -> tuple[float, float]:
-        """Of the original and the deployed model on the texts."""
+        """Perplexities of the original and the deployed model on the texts."""
         before, after = (
             float(np.mean(np.concatenate([getattr(one, name) for one in self.sequences])))
             for name in ("loss_before", "loss_after")
@@ -166,7 +166,7 @@ def _next_tokens(output: Any, read: Tensor) -> Tensor:
 
 
 def first_differences(original: Tensor, deployed: Tensor) -> GreedyRuns:
-    """Of two outputs of generated tokens, int64 [n, t] and [n, u]; where one ends earlier, its end is the difference."""
+    """Where two outputs of generated tokens, int64 [n, t] and [n, u], differ first; where one ends earlier, its end."""
     common = min(original.shape[1], deployed.shape[1])
     differ = (original[:, :common].cpu() != deployed[:, :common].cpu()).numpy()
     longer = np.full((len(differ), 1), original.shape[1] != deployed.shape[1])
@@ -176,7 +176,7 @@ def first_differences(original: Tensor, deployed: Tensor) -> GreedyRuns:
 
 
 def joined_runs(parts: Sequence[GreedyRuns | None]) -> GreedyRuns | None:
-    """Those of several batches; None where there are none."""
+    """Runs of several batches; None where there are none."""
     known = [part for part in parts if part is not None]
     if not known:
         return None
@@ -185,7 +185,7 @@ def joined_runs(parts: Sequence[GreedyRuns | None]) -> GreedyRuns | None:
 
 
 def _sequence(tokens: NDArray[Any], before: Doubles, after: Doubles) -> SequenceRecord:
-    """From the tokens of a text int64[t], and logarithms of probabilities float64[t, vocabulary]."""
+    """Record of the tokens of a text int64[t], and logarithms of probabilities float64[t, vocabulary]."""
     best, following, rows = [x.argmax(1) for x in (before, after)], tokens[1:], np.arange(len(tokens) - 1)
     return SequenceRecord(
         kl=kl_divergence(before, after),

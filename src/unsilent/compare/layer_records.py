@@ -1,4 +1,4 @@
-"""What is found of two networks layer by layer: sums of differences, a row for each layer, and what follows from all rows."""
+"""Records of two networks compared layer by layer: sums of differences, a row for each layer, and conclusions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LayerFloor:
 
     @property
     def largest(self) -> float:
-        """Of all variations."""
+        """The largest relative difference of all variations."""
         return max(self.relative.values(), default=0.0)
 
 
@@ -70,7 +70,7 @@ class Difference:
 
     @property
     def hashes(self) -> tuple[int, int]:
-        """Of the outputs of both models over all batches."""
+        """Hashes of the outputs of both models over all batches."""
         return digest_all([one for one, _ in self.digests]), digest_all([other for _, other in self.digests])
 
     @property
@@ -88,27 +88,27 @@ class Difference:
 
     @property
     def cosine(self) -> float:
-        """Of the angle between the outputs; NaN where one is all zeros or not finite."""
+        """Cosine of the angle between the outputs; NaN where one is all zeros or not finite."""
         norms = math.sqrt(self.original) * math.sqrt(self.deployed)
         return self.product / norms if norms and math.isfinite(norms) else math.nan
 
 
 @dataclass
 class LayerRow:
-    """One layer of both networks.
+    """One layer of both networks, compared.
 
     Attributes:
         name: Path of the module in the original, ``#2`` behind it for its second call.
         kind: Class of the original's module.
-        accumulated: Of the two networks, each with its own earlier layers.
-        local: Of the deployed layer, given the inputs of the original's; None where it could not be run alone.
+        accumulated: Difference between the two networks, each with its own earlier layers.
+        local: Difference of the deployed layer, given the inputs of the original's; None: it could not be run alone.
         local_problem: Why it could not.
         operation: The first operation of the deployed layer, given the same inputs, whose result has other bits.
         floor: How far the original differs from itself; None where it was not measured.
         rounding: Relative difference that other kernels of the same layer may have.
         has_parameters: Whether the original's layer has any.
         has_only_vectors: Whether all of them are vectors, as those of norms, which quantisation leaves as they are.
-        noise: What the quantisation of this layer should cause, and what it does; None where it has no product.
+        noise: Errors that the quantisation of this layer should cause, and those it has; None where it has no product.
     """
 
     name: str
@@ -143,7 +143,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """What `compare_layers` found.
+    """The result of `compare_layers`.
 
     Attributes:
         rows: In the order in which the original runs them.
@@ -155,7 +155,7 @@ class LayerComparison:
         answers_differ: Whether tensors that the networks returned have other bits.
         floor_problems: Why variations of the noise floor could not be run, by variation.
         unreadable: Why layers could not be read at all; empty where they were.
-        quantised: Which layers of the deployed network `unsilent` has quantised, in a sentence; empty where none.
+        quantised: Layers of the deployed network that `unsilent` has quantised, in a sentence; empty where none.
         batches: Number of batches that were run.
     """
 

@@ -1,4 +1,4 @@
-"""What is shown of a comparison layer by layer: which layer differs first or is a suspect, and a row for each layer."""
+"""Report on a comparison layer by layer: the layer that differs first or is a suspect, and a row for each layer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _suspect_findings(result: LayerComparison) -> Iterator[str]:
 
 
 def _left_out(result: LayerComparison) -> Iterator[str]:
-    """What was not compared, and why."""
+    """Sentences on layers that were not compared, and why."""
     if result.unaligned:
         yield f"not compared, as the deployed network does not run a layer of this path: {listed(result.unaligned)}"
     if result.other_shapes:

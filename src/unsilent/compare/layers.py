@@ -134,7 +134,7 @@ class _Comparing:
             self._add_local(row, call, theirs)
 
     def _name(self, call: LayerCall, theirs: LayerCall) -> str:
-        """Of a call of tied layers, the path that the layer has in a network where it is not tied."""
+        """The path of a call of tied layers in a network where the layer is not tied."""
         known = {row.name for row in self.rows.values()}
         paths = (self._paths.get(id(module)) for module in (call.module, theirs.module))
         return next((path for path in paths if path is not None and path not in known), call.name)
@@ -164,7 +164,7 @@ class _Comparing:
 
 
 def _digest_of(answer: Any) -> int:
-    """Of the tensors that a network returned; the order of the keys of a dict does not matter."""
+    """Digest of the tensors that a network returned; the order of the keys of a dict does not matter."""
     leaves = sorted(leaves_in(answer), key=lambda leaf: leaf[0])
     return digest([tensor for _, value in leaves for tensor in output_tensors(value)])
 

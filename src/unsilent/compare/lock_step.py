@@ -22,10 +22,10 @@ Layers = Sequence[tuple[str, nn.Module]]
 
 
 class LayerCall(NamedTuple):
-    """One call of a layer.
+    """One call of a layer: its inputs and outputs.
 
     Attributes:
-        name: Of the layer, ``#2`` behind it for its second call.
+        name: Name of the layer, ``#2`` behind it for its second call.
         inputs, named_inputs: What it was called with.
         outputs: The tensors of floating-point numbers that it returned, at least one; quantised ones dequantised.
     """
@@ -44,7 +44,7 @@ def output_tensors(output: Any) -> tuple[Tensor, ...]:
 
 
 def thread_settings() -> list[AbstractContextManager[Any]]:
-    """What PyTorch keeps for each thread and layers depend on, as it is set here: inference mode and autocast."""
+    """Contexts with this thread's settings of PyTorch that layers depend on: inference mode and autocast."""
     settings: list[AbstractContextManager[Any]] = [torch.inference_mode(torch.is_inference_mode_enabled())]
     accelerator = torch.accelerator.current_accelerator()
     for kind in {"cpu", "cpu" if accelerator is None else accelerator.type}:

@@ -1,4 +1,4 @@
-"""What is compared: two models that should agree, from texts of a command line or from objects.
+"""The two models that are compared, from texts of a command line or from objects.
 
 A text names a workload (built in, ``file.py:name``, ``hf:DIR``, ``FILE.pt2``), a checkpoint of the architecture of the basis, or
 an adapter, which makes an adapted copy of the basis. The basis is the workload that gives architecture, inputs and judge:
@@ -37,7 +37,7 @@ class ComparedModel:
     """One of two models that should agree.
 
     Attributes:
-        name: As the user named it.
+        name: Name that the user gave.
         run: Output for a batch of inputs.
         module: The network whose layers can be read; None where outputs are all there is (a callable, an ONNX session).
     """

@@ -58,7 +58,7 @@ def floors_of(
 
 
 def _variations(batch: Any, threads: int) -> dict[str, tuple[list[Any], int | None]]:
-    """What is varied: the parts of the batch that are run, and the number of threads."""
+    """Parts of the batch to run and the number of threads, by variation."""
     result: dict[str, tuple[list[Any], int | None]] = {
         RERUN: ([batch], None),
         THREADS: ([batch], 1 if threads > 1 else 2),

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from unsilent.compare.language import LanguageComparison
 
 MOST_PIXELS = 64
-"""Of a side of a picture; larger ones are shown by every second pixel, or fewer."""
+"""Most pixels of a side of a picture; larger ones are shown by every second pixel, or fewer."""
 MOST_VALUES = 64
-"""Of an input that is shown as text."""
+"""Most values of an input that is shown as text."""
 CHANNELS = (1, 3)
 RATIO = "perplexity ratio"
 
 
 def report(result: Comparison) -> Report:
-    """What is shown of a comparison."""
+    """Report on a comparison."""
     rows = _estimates(result)
     sections = [*_sections(result, rows), *_layers(result)]
     names = {"original": result.original, "deployed": result.deployed, "judge": result.judge}

@@ -48,10 +48,10 @@ class Suspect:
     """A layer that differs more than its quantisation explains.
 
     Attributes:
-        layer: Its name in the original.
+        layer: Name of the layer in the original.
         channel: The output channel, counted from 0; None where all may be affected.
-        excess: What was found over the most that is expected; above 1.
-        reason: What was found and what was expected.
+        excess: Measured error over the most that is expected; above 1.
+        reason: Measured and expected error, in words.
     """
 
     layer: str
@@ -97,7 +97,7 @@ def weight_levels(noises: Mapping[str, LayerNoise]) -> tuple[float, bool] | None
 
 
 def expected_error(noise: LayerNoise, levels: tuple[float, bool]) -> Tensor:
-    """What rounding weights and inputs adds to the sum of squared errors of each output channel, float64[channels]."""
+    """Expected sum of squared errors of each output channel from rounding weights and inputs, float64[channels]."""
     step = _largest(noise, levels[1]) / levels[0]
     return noise.carried_weights * step**2 + noise.carried_inputs * noise.input_step**2
 

@@ -51,7 +51,7 @@ def scores_at_tokens(scores: Tensor, batch: Any) -> Tensor:
 
 
 def without_padding(judge: Judge, output: Any, batch: Any) -> Any:
-    """What a judge reads of an output for padded tokens: the scores at the last real token, or 0 at padding; else the output."""
+    """The part of an output that a judge reads for padded tokens: scores at the last real token, or 0 at padding."""
     if not isinstance(judge, (NextToken, ExactSequence)):
         return output
     scores = decision_tensor(output, judge, judge.DIMENSIONS)

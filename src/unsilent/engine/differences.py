@@ -28,7 +28,7 @@ _LARGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """One operation: hashes of what it is given by Python, of tensors no operation made, and of what it makes."""
+    """Hashes of one operation's arguments from Python, of tensors no operation made, and of its results."""
 
     name: str
     python_arguments_hash: int
@@ -78,7 +78,7 @@ def first_difference(run: Callable[[], Any], model: nn.Module) -> str | None:
 
     Args:
         run: One evaluation.
-        model: What it runs; its modules give the operations their names.
+        model: The model that runs; its modules give the operations their names.
 
     Returns:
         None where every operation gives the same bits twice, or where watching makes the run fail: the caller has an error
@@ -127,7 +127,7 @@ def _quoted(step: OperationRecord | None) -> str:
 
 
 def _storage(tensor: Tensor) -> int | None:
-    """Which memory a tensor is on; None where it has none to speak of."""
+    """Identity of the memory of a tensor; None where it has none to speak of."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:  # sparse and the like

@@ -69,7 +69,7 @@ def digest_unordered(tensor: Tensor) -> int:
 
 
 def digest_all(hashes: Sequence[int]) -> int:
-    """One number for several; 0 for none."""
+    """One hash for several hashes; 0 for none."""
     return int(xxhash.xxh3_64_intdigest(repr(hashes).encode())) if hashes else 0
 
 
@@ -86,7 +86,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def digest_given(args: Any, kwargs: dict[str, Any]) -> int:
-    """What Python passes to an operation besides tensors."""
+    """Hash of the arguments that Python passes to an operation besides tensors."""
     return digest([value for value in flatten((*args, *kwargs.values())) if not isinstance(value, Tensor)])
 
 

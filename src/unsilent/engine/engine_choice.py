@@ -1,4 +1,4 @@
-"""Which engine runs a campaign. It changes what a row costs, never what is in it."""
+"""The engine that runs a campaign. It changes what a row costs, never what is in it."""
 
 from __future__ import annotations
 

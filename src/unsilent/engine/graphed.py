@@ -53,8 +53,8 @@ class GraphedEngine(CachedEngine):
 
     Attributes:
         graphs: By batch, of those that could be captured; ``graph_refusals`` says why another could not.
-        operation_graphs: The same with points where faults of operations enter; made when the first such fault comes.
-        capture: What makes a graph of a function; None: CUDA, on a CUDA device.
+        operation_graphs: Graphs with points where faults of operations enter; made when the first such fault comes.
+        capture: Function that makes a graph of a function; None: CUDA, on a CUDA device.
         placed_on: The device of the model.
         inputs: By batch and site, the memory of inputs that can be corrupted in place.
     """
@@ -125,7 +125,7 @@ class GraphedEngine(CachedEngine):
     # -- trials ------------------------------------------------------------------------------------------------
 
     def preferred_group_size(self, transient: bool, sampled: bool = False) -> int:
-        """As `CachedEngine.preferred_group_size`, and enough for graphs."""
+        """Size as of `CachedEngine.preferred_group_size`, and enough for graphs."""
         size = super().preferred_group_size(transient, sampled)
         if not self.graphs:
             return size
@@ -138,13 +138,13 @@ class GraphedEngine(CachedEngine):
 
     @property
     def _trial_seconds(self) -> float:
-        """Of a trial in all batches by graphs."""
+        """Seconds of a trial in all batches by graphs."""
         return self.graph_costs.trial_seconds or sum(graph.seconds for graph in self.graphs.values())
 
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
     ) -> Iterator[TrialOutcome]:
-        """As `PlainEngine.trials`; those that graphs evaluate are evaluated first."""
+        """Outcomes as of `PlainEngine.trials`; trials that graphs evaluate are evaluated first."""
         self._refresh()
         tried = self.graph_costs.trials_on_rows(self._trial_seconds, len(many)) if samples is not None else 0
         ready = self._by_graphs(many, tried) if self.graphs and self._reads_the_model else {}
@@ -234,7 +234,7 @@ class GraphedEngine(CachedEngine):
         return self.parameters.memory(fault)
 
     def _seconds_from_tape(self, batch: int, faults: Sequence[Fault]) -> float:
-        """Of an evaluation from the tape: measured, else of all operations from the first that reads what is corrupted."""
+        """Seconds of an evaluation from the tape: measured, else of all operations from the first corrupted one."""
         key, replayer = cost_class_of(batch, faults), self.replayers[batch]
         known = self.ledger.costs.get(key)
         if known is not None and known.tape_cost.trials >= ENOUGH:
@@ -294,7 +294,7 @@ class GraphedEngine(CachedEngine):
         return TrialOutcome(tuple(known), graphed=True)
 
     def check_intact(self, by_copies: bool = False) -> None:
-        """As `CachedEngine.check_intact`; and a random trial of each graph since the last proof must give the plain bits."""
+        """Check as `CachedEngine.check_intact`; and a random trial of each graph since the last proof, run plainly."""
         super().check_intact(by_copies)
         for sample in self._graph_samples.take():
             i, faults = sample.batch, sample.faults
@@ -308,7 +308,7 @@ class GraphedEngine(CachedEngine):
 
 
 def input_memory(batch: object) -> dict[str, TensorMemory]:
-    """By site, the memory of each input that can be corrupted in place: no indices, no memory that is there several times."""
+    """Memory of each input that can be corrupted in place, by site: no indices, no memory that several inputs share."""
     named = [(f"input:{name}", tensor) for name, tensor in named_inputs(batch)]
     named = [(site, tensor) for site, tensor in named if corruptible(tensor)]
     users = Counter(tensor.untyped_storage().data_ptr() for _, tensor in named)

@@ -139,5 +139,5 @@ class HeldTraining:
 
     @property
     def nbytes(self) -> int:
-        """Of all copies."""
+        """Bytes of all copies."""
         return sum(t.numel() * t.element_size() for t in self._kept)

@@ -1,4 +1,4 @@
-"""Which golden values to hold when not all of them fit.
+"""The choice of golden values to hold when not all of them fit.
 
 A trial reads golden values as well as corrupted ones, and compares with them to end early. A value that is not held is made
 again, from the nearest values that are. `plan_memory` starts with everything useful and gives up one value after the
@@ -42,7 +42,7 @@ FAR = 100
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is held.
+    """The golden values that are held, and their bytes.
 
     ``kept_values``: golden values by tape. ``held``: bytes, ``minimum`` included: what is held whatever the plan.
     ``unlimited_bytes``: bytes with which nothing would have to be made again.
@@ -134,7 +134,7 @@ def _sources(
 
 
 def _structure(tape: Tape, law: Mapping[int, float]) -> object:
-    """What two tapes have in common that need the same values in the same order: batches of one shape."""
+    """The structure that two tapes share if they need the same values in the same order: batches of one shape."""
     nodes = tuple((n.name, n.new_values, *sorted(n.values)) for n in tape.nodes)
     return nodes, tuple((v.nbytes, v.output) for v in tape.values), tuple(law.items())
 
@@ -150,7 +150,7 @@ class _Graph:
         self.producer = [v.producer for v in tape.values]
 
     def demand(self, needed: Sequence[Bits], held: Collection[int]) -> tuple[list[Bits], list[Bits]]:
-        """By value, the faults under which it is asked for; by operation, those under which it is executed again."""
+        """Faults under which each value is needed; those under which each operation is executed again."""
         asked = list(needed)
         again = [0] * len(self.made)
         for n in range(len(self.made) - 1, -1, -1):
@@ -164,7 +164,7 @@ class _Graph:
         return asked, again
 
     def chains(self, held: Collection[int]) -> list[Bits]:
-        """By operation, the operations (in groups of neighbours) that it takes to execute it from what is held."""
+        """For each operation, those (in groups of neighbours) that it takes to execute it from what is held."""
         count = len(self.made)
         items: list[Bits] = []
         for n in range(count):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST = 1 << 14
 """Elements of one tensor that are corrupted."""
 SPREAD = 0.5
-"""By what share of themselves floating-point numbers change at most when shaken strongly."""
+"""Largest share of themselves by which floating-point numbers change when shaken strongly."""
 HIDDEN = "the output depends on parameters or inputs through something other than operations, maybe compiled code"
 
 

@@ -58,7 +58,7 @@ class TrialOutcome:
     """Whether it was evaluated by CUDA graphs."""
 
     def of_samples(self, samples: Samples) -> TrialOutcome:
-        """What is known of these samples alone, where one batch was evaluated."""
+        """Outcomes of these samples alone, where one batch was evaluated."""
         if samples is None:
             return self
         return replace(self, batches=tuple(b if b.is_spared else b.only(samples) for b in self.batches))
@@ -81,12 +81,12 @@ class PlainEngine:
     """Evaluates a workload under faults by running all of it.
 
     Args:
-        workload: What runs.
+        workload: The workload that runs.
         device, dtype: Where and in which floating-point type (None: as it is).
 
     Attributes:
         parameters: The model's sites.
-        survey: Those of a running evaluation.
+        survey: Survey of a running evaluation.
         samples: Number of samples of each batch.
         golden: Golden outputs.
         golden_seconds: Wall time of one fault-free evaluation.
@@ -159,7 +159,7 @@ class PlainEngine:
         self._check_memory()
 
     def _all_content_hashes(self) -> tuple[list[ContentHash], ...]:
-        """Of weights, inputs and golden outputs."""
+        """Hashes of weights, inputs and golden outputs."""
         return self.parameters.content_hashes(), *(content_hashes(_tensors(of)) for of in (self.batches, self.golden))
 
     def _first_difference(self, batch: Any) -> str | None:
@@ -306,7 +306,7 @@ class PlainEngine:
         return output
 
     def receipt(self, faults: Sequence[Fault]) -> Receipt:
-        """What the faults of a trial find and write: those of parameters in memory, others in the batches they act in."""
+        """Words that the faults of a trial find and write: of parameters in memory, of others in their batches."""
         self.check_and_prepare(faults)
         applied_faults: list[AppliedFault] = []
         with self.parameters.inject([f for f in faults if not is_transient(f.site)]) as receipt:
@@ -379,7 +379,7 @@ class PlainEngine:
                 )
 
     def _check_memory(self, by_copies: bool = False) -> None:
-        """That weights, inputs and golden outputs are as they were at the start; raises as `check_intact`."""
+        """Check that weights, inputs and golden outputs are as they were at the start; raises as `check_intact`."""
         weights, inputs, golden = self._content_hashes
         self.parameters.check(self.weights_hash if by_copies else weights)
         if self._differs(self.batches, inputs, self.inputs_hash if by_copies else ""):
@@ -450,7 +450,7 @@ def _random_states() -> list[torch.Tensor]:
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    """Those of several outputs or batches."""
+    """Tensors of several outputs or batches."""
     return (leaf for value in values for leaf in leaves(value))
 
 

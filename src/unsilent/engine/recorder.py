@@ -42,16 +42,16 @@ UNSEEN = (
     "tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__",
     "__deepcopy__", "__reduce_ex__", "__repr__", "__format__", "share_memory_", "__cuda_array_interface__",
 )  # fmt: skip
-"""What reads a tensor without an operation."""
+"""Ways to read a tensor without an operation."""
 HANDS_OUT = frozenset({
     "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "share_memory_",
     "__cuda_array_interface__",
 })  # fmt: skip
-"""Of these, what gives away the memory itself: whoever has it may read and write it from then on."""
+"""Those of `UNSEEN` that give away the memory itself: whoever has it may read and write it from then on."""
 SCALAR_READS = ("item", "__bool__", "__int__", "__float__", "__index__", "__complex__")
-"""What reads a number by an operation, which is seen unless another thread does it."""
+"""Ways to read a number by an operation, which is seen unless another thread does it."""
 MAKERS = ("tensor", "as_tensor", "asarray")
-"""What makes a tensor from numbers of Python, or of numpy, whose memory could be anything."""
+"""Functions that make a tensor from numbers of Python, or of numpy, whose memory could be anything."""
 LARGEST_CONSTANT = 1 << 20
 """Bytes. Smaller tensors that are neither parameter nor input are copied, so that a run may write into them."""
 
@@ -273,7 +273,7 @@ def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str,
     """Run once and return the tape; raises `Unrecordable`, and whatever ``run`` raises.
 
     Args:
-        model: Its parameters and buffers, and the named ``inputs``, are memory into which a run must not
+        model: Model whose parameters and buffers, and the named ``inputs``, are memory into which a run must not
             write.
     """
     inputs, calls = list(inputs), OperationNamer(model)

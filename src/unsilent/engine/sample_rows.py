@@ -47,7 +47,7 @@ CALLS = 16
 POOL = 131_101
 """Random numbers that are drawn; more are the same again, a prime number of places further on."""
 CALL_SECONDS = 50e-6
-"""Of gathering the rows of a call and taking its results apart."""
+"""Seconds of gathering the rows of a call and taking its results apart."""
 SPECIAL = (float("inf"), float("-inf"), -0.0, 1e-42, 3e38, -3e38)
 SPECIAL_SHARE = 0.02
 LINE = 64
@@ -81,7 +81,7 @@ class RowTestCase(NamedTuple):
 
 
 class RowPlan:
-    """Which operations of a tape can run on rows, and at which sizes.
+    """The operations of a tape that can run on rows, and at which sizes.
 
     ``keeps_places``: only in calls of the whole batch, each sample at its own place; that is possible for more operations.
 
@@ -170,7 +170,7 @@ class RowPlan:
         return empty.set_(words.untyped_storage(), start + window.offset, shape, window.stride)
 
     def shared(self, tensor: Tensor, rows: int) -> Tensor:
-        """What all samples share, for so many of them: the same tensor, or as often repeated as there are rows."""
+        """A tensor that all samples share, for so many rows: the tensor, or repeated as often as there are rows."""
         if tensor.ndim and tensor.shape[0] == self.batch and tensor.stride(0) == 0:
             return tensor.as_strided((rows, *tensor.shape[1:]), tensor.stride())
         return tensor
@@ -259,7 +259,7 @@ class RowPlan:
         return bool((words == words[:1]).all())
 
     def _cases(self, node: Node, replayer: Replayer) -> Iterator[RowTestCase | None]:
-        """What an operation is tried on: golden samples, and probes. None where samples notice each other."""
+        """Cases to try an operation on: golden samples, and probes. None where samples notice each other."""
         golden = {v: self.words(replayer.golden(v)) for v in node.values if v in self._carrying}
         made = {v: self.words(replayer.golden(v)) for v in node.new_values if v in self._carrying}
         yield RowTestCase(golden, made)
@@ -314,7 +314,7 @@ class RowPlan:
     def _try(
         self, node: Node, given: dict[int, Tensor], samples: Tensor, replayer: Replayer
     ) -> tuple[dict[int, Tensor], float] | None:
-        """What an operation makes of some samples, and the time it takes; None where it cannot run on them."""
+        """An operation's results for some samples, and the time it takes; None where it cannot run on them."""
         rows, now = len(samples), clock(self.tape.device)
         parts = {v: words.index_select(0, samples.to(words.device)) for v, words in given.items()}
         tensors = [
@@ -364,7 +364,7 @@ def _batch(tape: Tape) -> int:
 
 
 def probe_samples(words: Tensor, dtype: torch.dtype, special: bool, chance: torch.Generator) -> Tensor:
-    """Other samples for those in ``words``: random numbers and truths, or the samples of others where bits mean something."""
+    """Samples in place of those in ``words``: random numbers and truths, or other samples where bits have a meaning."""
     if dtype == torch.bool:
         shape = (words.shape[0], words.shape[1] * words.element_size())
         return torch.randint(2, shape, generator=chance, dtype=torch.uint8).to(words.device).view(words.dtype)

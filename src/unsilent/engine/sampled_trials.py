@@ -49,7 +49,7 @@ def group_size(engine: CachedEngine) -> int:
 
 
 def outcomes_together(engine: CachedEngine, many: Sequence[SampledTrial | None]) -> dict[int, TrialOutcome]:
-    """By number, the outcomes of the trials that could be run on rows; the others have to be run on the whole batch."""
+    """Outcomes of the trials that could be run on rows, by number; the others have to be run on the whole batch."""
     if not judges_samples_apart(engine.judge):
         return {}
     by_batch: dict[int, list[tuple[int, SampledTrial]]] = {}

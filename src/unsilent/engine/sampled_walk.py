@@ -50,7 +50,7 @@ class SampledWalk(Walk):
 
     @property
     def lost(self) -> dict[int, Diverged]:
-        """By trial, why it has to be run on the whole batch."""
+        """Why a trial has to be run on the whole batch, by trial."""
         return self._lost
 
     def outputs(self) -> Iterator[tuple[list[Tag], Holders]]:

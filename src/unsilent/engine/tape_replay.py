@@ -136,7 +136,7 @@ class Replayer:
                 self._remade.pop(value, None)
 
     def plan_to_hold(self, values: frozenset[int]) -> None:
-        """Of golden values only these are held from now on, once `hold` is called; what was found out by them is forgotten."""
+        """Choose the golden values to hold from now on, once `hold` is called; forget what was found out by others."""
         self.planned = values
         for value in self.kept.keys() - values:
             del self.kept[value]
@@ -200,12 +200,12 @@ class Replayer:
 
     @cached_property
     def row_plan(self) -> RowPlan:
-        """What can run on rows; to be measured before it is used."""
+        """Plan of what can run on rows; to be measured before it is used."""
         return RowPlan(self.tape)
 
     @cached_property
     def in_place_plan(self) -> RowPlan:
-        """What can run on whole batches in which each sample belongs to another trial; to be measured before it is used."""
+        """Plan of what can run on whole batches, each sample of another trial; to be measured before it is used."""
         return RowPlan(self.tape, keeps_places=True)
 
     @cached_property
@@ -214,7 +214,7 @@ class Replayer:
         return separate_operations(self)
 
     def step(self, node: Node, dirty: Holders, faults: Sequence[tuple[int, Fault]] = ()) -> Holders:
-        """One operation on whole values, with faults on copies of its operands."""
+        """Values written by one operation on whole values, with faults on copies of its operands."""
         if node.func is None:
             self._check_readback(node, dirty)
             return {}
@@ -275,7 +275,7 @@ class Replayer:
     # -- one operation -----------------------------------------------------------------------------------------
 
     def _execute(self, node: Node, live: Holders, source: Callable[[int], Tensor]) -> Holders:
-        """One operation on golden values; ``live``: values that may be written into in place."""
+        """Values written by one operation on golden values; ``live``: values that may be written into in place."""
         if node.func is None:
             return {}
         private = {old: live[old] if old in live else private_copy(source(old)) for old, _ in node.writes}
@@ -311,7 +311,7 @@ class Replayer:
         return self._apply_random(node, args, kwargs)
 
     def _apply_random(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """With the generator as it was; it is left as it is now."""
+        """Result of an operation with the generator as it was when recorded; it is left as it is now."""
         assert node.generator is not None
         generator = default_generator_of(self.tape.device)
         now = generator.get_state()

@@ -1,4 +1,4 @@
-"""What two tapes, or two operations, have in common when what was found out about one holds for the other.
+"""The structure that two tapes, or two operations, share when what was found out about one holds for the other.
 
 Kernels are chosen by shapes, strides, data types, arguments and the alignment of memory, not by the numbers in it.
 """

@@ -1,4 +1,4 @@
-"""What trials cost by the shortcut and plainly, by class of site: the planner's measured costs.
+"""Costs of trials by the shortcut and plainly, by class of site: the planner's measured costs.
 
 A class is one site (or so many sites at once) in one batch. Where the shortcut turned out dearer (trials that raise early, a
 first layer of a tiny model), the plain run is taken from then on. What a plain run costs is measured among the trials: warm
@@ -36,7 +36,7 @@ class MeasuredCost:
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more; what was long ago counts less."""
+        """Add the seconds of a trial; what was long ago counts less."""
         if self.trials >= MEMORY:
             self.trials, self.seconds = self.trials // 2, self.seconds / 2
         self.trials, self.seconds = self.trials + 1, self.seconds + seconds
@@ -69,7 +69,7 @@ class TrialCosts:
         self._plain: dict[int, MeasuredCost] = {}
 
     def add(self, key: Class, seconds: float, plain: float | None = None) -> None:
-        """One more trial by the shortcut; ``plain``: seconds of the plain run that had to follow, part of ``seconds``."""
+        """Add a trial by the shortcut; ``plain``: seconds of the plain run that had to follow, part of ``seconds``."""
         known = self.costs.get(key)
         if known is None:  # the first of its kind finds cold caches, and is no measure
             self.costs[key] = SiteClassCosts()
@@ -79,7 +79,7 @@ class TrialCosts:
             known.fallback_cost.add(plain)
 
     def add_plain(self, key: Class, seconds: float) -> None:
-        """One more trial by a plain run."""
+        """Add a trial by a plain run."""
         self.costs[key].plain.add(seconds)
         self._plain.setdefault(key[1], MeasuredCost()).add(seconds)
 

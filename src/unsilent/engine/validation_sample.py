@@ -49,7 +49,7 @@ class ValidationSamples:
         self._kept[kind] = seen + 1, witness
 
     def take(self) -> Iterator[ValidationSample]:
-        """One of each batch, of any kind; none is left."""
+        """Samples to validate, one for each batch, of any kind; none is left."""
         kept, self._kept = self._kept, {}
         batches: dict[int, list[ValidationSample]] = {}
         for (batch, _, _), (_, witness) in kept.items():

@@ -1,4 +1,4 @@
-"""One walk along a tape for one trial or several: which operations run, on what, and when it is over.
+"""One walk along a tape for one trial or several: the operations that run, on what, and when it is over.
 
 What differs from golden is held in two forms: whole values, by trial, and `Rows`, the corrupted samples of a value for all
 trials together. An operation that cannot run on rows gets the whole value. A trial whose real run may take another way
@@ -143,7 +143,7 @@ class Walk:
             return {}
 
     def _take(self, trial: int, made: Holders, node: Node) -> None:
-        """What an operation made for one trial becomes dirty, unless it is golden."""
+        """Make dirty what an operation made for one trial, unless it is golden."""
         live = {v: h for v, h in made.items() if not self._spent(v, node.index)}
         if not live or trial in self._lost:
             return
@@ -225,7 +225,7 @@ class Walk:
         }
 
     def _call_on_rows(self, node: Node, rows: Mapping[int, Tensor], size: int) -> dict[int, Tensor]:
-        """What the operation makes of ``size`` rows (words by value); what it reads besides is golden."""
+        """An operation's results for ``size`` rows (words by value); what it reads besides is golden."""
         plan, replayer = self._plan, self._replayer
         assert plan is not None
         tensors = [

@@ -1,4 +1,4 @@
-"""What a few runs can tell: how often chance makes them agree.
+"""Probability that chance makes a few runs agree.
 
 Runs are compared with the first of their set. What is said here takes the comparisons for independent of each other, which
 those of one set are only about.

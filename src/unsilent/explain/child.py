@@ -67,7 +67,7 @@ def _fix_addresses() -> None:
 
 
 def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What a run reported: see `running.Run`."""
+    """Report of a run: see `running.Run`."""
     import torch
 
     from unsilent.basics.user_code import set_script_arguments

@@ -39,7 +39,7 @@ _FROM_OUTSIDE = "lift_fresh"
 
 
 class _Kind(NamedTuple):
-    """What is known of an operation whatever its arguments."""
+    """Facts on an operation that hold whatever its arguments."""
 
     number: int
     flags: int

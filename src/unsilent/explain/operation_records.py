@@ -27,7 +27,7 @@ FIELDS = (
     ("first", "<u8"),
     ("rest", "<u8"),
 )
-"""What it is called and where; what Python gives it; then hashes of the tensors it reads, its first output and its others."""
+"""Name and place of an operation; what Python gives it; hashes of its tensors, its first output and the others."""
 PACKED = struct.Struct("<5I4Q")
 DRAWS, BACKWARD, UPDATE, OWN = 1, 2, 4, 8
 """Flags: it draws random numbers; it is of a backward pass, of an update; its generator is one of the user's own."""

@@ -117,7 +117,7 @@ def _compared(result: NondeterminismResult | ReproducibilityResult, what: str) -
 
 
 def _switches(result: ReproducibilityResult) -> Iterator[Section]:
-    """What makes runs agree."""
+    """Sections on the switches that make runs agree."""
     claim = (
         "With these changes runs end in the same bits"
         if result.pins_verified
@@ -201,7 +201,7 @@ def finding_summary_line(result: FoundSource) -> str:
 
 
 def _interrupted(result: NondeterminismResult) -> str:
-    """What a search that was not finished has shown."""
+    """Sentence on a search that was not finished."""
     so_far = "; ".join(_title(f) for f in result.findings)
     text = f"Interrupted. Runs differ because of {so_far}" if so_far else "Interrupted before a source was found"
     if result.unexplained_divergence is None:
@@ -213,7 +213,7 @@ def _interrupted(result: NondeterminismResult) -> str:
 
 
 def _tested(result: NondeterminismResult) -> str:
-    """Which sources a search that was not finished was testing."""
+    """Sentence on the sources that a search that was not finished was testing."""
     if not result.candidates:
         return ""
     together = " together" if len(result.candidates) > 1 else ""
@@ -251,7 +251,7 @@ def _notes(result: NondeterminismResult) -> Iterator[str]:
 
 
 def _rows(findings: Sequence[FoundSource]) -> Table:
-    """One row for each source; no table where there is none."""
+    """Table with one row for each source; none where there is no source."""
     rows = []
     for result in findings:
         parting = result.parting

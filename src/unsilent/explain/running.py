@@ -23,7 +23,7 @@ SECONDS_BETWEEN = 10.0
 HASH_SEED = "PYTHONHASHSEED"
 _LAST = 4294967295
 Run = dict[str, Any]
-"""What a run reported at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and of a watched one ``operations``,
+"""Report of a run at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and if watched ``operations``,
 ``own`` (of them, those that were not of its file being read) and the tables of `records`."""
 Notify = Callable[[str], None]
 
@@ -32,7 +32,7 @@ class Launcher:
     """Makes runs of one loop, one after the other, in a folder that is gone afterwards.
 
     Args:
-        ref: What to run.
+        ref: Name of the program to run.
         steps: Updates after which a run is ended (None: none).
         deadline: Seconds for one run.
         notify: Called with a line before every run, and every ten seconds while it lasts.
@@ -70,7 +70,7 @@ class Launcher:
         threads: int | None = None,
         time_rounds: int | None = None,
     ) -> Run:
-        """One run. ``number``: which of the runs that are compared; ``threads``: of torch, whatever the program says.
+        """Report of one run. ``number``: which of the compared runs; ``threads``: of torch, whatever the program says.
 
         ``time_rounds``: instead of anything else, time steps in so many rounds (see `step_timer`).
 
@@ -100,11 +100,11 @@ class Launcher:
 
     @property
     def machine(self) -> Machine:
-        """What the runs ran on."""
+        """The machine that the runs ran on."""
         return Machine(self._plain["versions"], self._plain["threads"], own_hash_seed())
 
     def _environment(self, pinned: Collection[str], threads: int | None) -> dict[str, str]:
-        """That of the caller; hash seeds of two runs surely differ, unless the caller has set one."""
+        """Environment of the caller; hash seeds of two runs surely differ, unless the caller has set one."""
         result = dict(os.environ)
         if "hash" in pinned or "addresses" in pinned:
             result[HASH_SEED] = "0"

@@ -50,14 +50,14 @@ def explain_run_differences(
     notify: Notify = lambda text: None,
     on_finding: Shown = lambda finding: None,
 ) -> NondeterminismResult:
-    """Which sources make runs of ``ref`` differ.
+    """The sources that make runs of ``ref`` differ.
 
     Args:
         ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
         runs: How many are compared.
         steps: Updates of optimizers after which a run is ended.
         deadline: Seconds for one run.
-        arguments: Of the user's script, its ``sys.argv[1:]``.
+        arguments: Arguments of the user's script, its ``sys.argv[1:]``.
         notify: Called with a line about every run, and now and then while it lasts.
         on_finding: Is given every finding as it is made.
 
@@ -163,7 +163,7 @@ class NondeterminismSearch:
         return self._compared(pins, earliest)[0]
 
     def _compared(self, pins: Pins, earliest: int | None = None) -> tuple[RunDivergence | None, int]:
-        """As `_parting`, and how many runs were compared with the first."""
+        """The divergence as of `_parting`, and how many runs were compared with the first."""
         if self._first is not None:
             self._launcher.delete_records(self._first)
         first = self._first = self._launcher.run(pins, 0)
@@ -293,7 +293,7 @@ class NondeterminismSearch:
         return self._confirmed(together, pins) if together else []
 
     def _groups(self, pins: Pins) -> list[list[str]]:
-        """What to leave out: first all that was never read, then half and half of the rest, the unlikely ones first."""
+        """Groups of pins to leave out: first all that was never read, then half and half of the rest, unlikely ones first."""
         likely = [key for key in candidates(DATA, "", self._touched) if key in pins]
         groups = [[key for key in pins if key not in likely], likely[::-1][: len(likely) // 2]]
         return [g for g in (*groups, likely[::-1][len(likely) // 2 :]) if g]

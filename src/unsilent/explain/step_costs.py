@@ -1,4 +1,4 @@
-"""What pinning sources of nondeterminism costs in a loop: the time of its steps with each pinned, as a ratio to none pinned."""
+"""Costs of pinning sources of nondeterminism in a loop: the time of its steps with each pinned, over that with none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PINS = {
     "tf32": "no TF32",
     "all": "all of these",
 }
-"""What is done, by source."""
+"""Descriptions of the pins, by source."""
 ONE_THREAD = "the loop runs with one thread"
 NO_CUDA = "the loop uses no CUDA device"
 OVERRIDDEN = "the loop sets it itself during a step"
@@ -46,10 +46,10 @@ NEVER_MEASURED = {
 
 @dataclass(frozen=True, repr=False)
 class StepCosts(Shown):
-    """What was measured.
+    """The measured costs of pinning sources.
 
     Attributes:
-        rounds: Of each, by mode, seconds of a step: of the CPU, and of the wall.
+        rounds: Seconds of a step in each round, by mode: of the CPU, and of the wall.
         unmeasured: Why sources were not measured, by name.
         refused: Operations without a deterministic form; they ran as they are.
         steps: Updates of optimizers in all runs.

@@ -28,7 +28,7 @@ NO_DETERMINISTIC_FORM = "does not have a deterministic implementation"
 
 
 def modes_of(threads: int, cuda: bool) -> tuple[dict[str, Mode], dict[str, str]]:
-    """By source the mode that pins it, the one that pins nothing first; and why other sources cannot be measured."""
+    """Modes by the source that they pin, the one that pins nothing first; and why other sources cannot be measured."""
     free = Mode(tune=cuda, tf32=True if cuda else None)
     modes = {
         FREE: free,
@@ -57,9 +57,9 @@ class StepTimer(OptimizerStepCounter):
         limit: Updates after which it is raised (None: none).
 
     Attributes:
-        rounds: Of each, by mode, seconds of a step: of the CPU, and of the wall.
+        rounds: Seconds of a step in each round, by mode: of the CPU, and of the wall.
         unmeasured: Why sources were not measured, by name.
-        refused: What torch warned of: operations that have no deterministic form.
+        refused: Operations of torch's warnings: they have no deterministic form.
     """
 
     def __init__(self, rounds: int, limit: int | None = None) -> None:

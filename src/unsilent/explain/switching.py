@@ -20,7 +20,7 @@ class Mode(NamedTuple):
         deterministic: Torch's deterministic algorithms, and cuDNN's.
         fill: With them, write NaN (or the largest integer) into memory that ``torch.empty`` gives.
         tune: cuDNN measures several kernels and takes the fastest.
-        threads: Of the CPU; None leaves them.
+        threads: Threads of the CPU; None leaves them.
         tf32: Whether CUDA's matrix products and convolutions may use TF32; None leaves it.
         seeds: Seed all global generators at the start of every step.
     """

@@ -1,4 +1,4 @@
-"""Which line of the user's own code is running."""
+"""The line of the user's own code that is running."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class MonitorCallback(Callback):
             self.monitor.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The same."""
+        """Detach the monitor, as at the end of the training."""
         self.on_train_end(trainer, pl_module)
 
 
@@ -103,7 +103,7 @@ class GuardCallback(Callback):
         loop.automatic_optimization.run, self._plain = run, plain
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """What stands between two epochs is not done again."""
+        """Discard snapshots, as what stands between two epochs is not done again."""
         assert self.guard is not None
         self.guard.discard_snapshots()
 
@@ -128,7 +128,7 @@ class GuardCallback(Callback):
         self._leave(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The same."""
+        """Detach the guard, as at the end of the training."""
         self._leave(trainer)
 
     def _leave(self, trainer: Any) -> None:

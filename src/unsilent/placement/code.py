@@ -32,7 +32,7 @@ def _new_name(placement: Placement, reduction: Reduction, taken: Collection[str]
 
 
 def reduction_code(placement: Placement, reduction: Reduction, ranked: RankedProgram, name: str) -> str:
-    """What makes a function of this name, which reduces a tensor in place; needs ``mesh``."""
+    """Code of a function of this name, which reduces a tensor in place; needs ``mesh``."""
     at = [placement.axes.index(axis) for axis in reduction.axes]
     devices = prod(placement.sizes[i] for i in at)
     lines = "\n".join(f"    {step.statement!r}," for step in ranked.steps)

@@ -49,18 +49,18 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the groups of a step put on the links of a machine.
+    """Traffic of the groups of a step on the links of a machine.
 
     Attributes:
         size: Devices of one group.
         members: Components per level that a group has in each component of the level outside.
         ring: Flows over the most loaded link of each level, of closed rings.
-        ring_load: Its load, as a multiple of the largest payload.
+        ring_load: Load of the ring, as a multiple of the largest payload.
         chain: Flows of chains.
         chain_load: Their load.
         trees: Most load of one link of each level by double trees, as a multiple of the largest payload.
         ring_latency: Mean latency of the hops of a ring, seconds.
-        chain_latency: The same of a chain.
+        chain_latency: Latency of the chain.
         tree_latency: Latency from the leaves of a tree to its root, seconds.
     """
 
@@ -81,7 +81,7 @@ class CostModel(Protocol):
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """Name for reports."""
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:
         """Time of a collective whose whole result or input is ``payload`` bytes of the group that has most."""
@@ -168,7 +168,7 @@ class AlphaBeta:
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """Name for reports."""
         return f"alpha-beta, {self.algorithm}"
 
     def cost(self, collective: str, traffic: Traffic, payload: float) -> StepCost:

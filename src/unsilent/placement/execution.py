@@ -53,7 +53,7 @@ class Call:
     Attributes:
         collective: One of `unsilent.placement.programs.COLLECTIVES`.
         group: The process group.
-        size: Its number of ranks.
+        size: Number of its ranks.
         root: The rank that is the root of a reduce or broadcast.
         chunks_in: Chunks that go in, in the order torch has the ranks of the group.
         chunks_out: Chunks that come out, in the same order.
@@ -71,7 +71,7 @@ class ProgramRunner:
     """Runs a program in this rank; every rank of the job makes the same runner and calls it equally often.
 
     Args:
-        program: What to run.
+        program: Program to run.
         goal: One of `unsilent.placement.programs.GOALS`.
         members: The ranks that play the program's devices, once per independent reduction: ``[[0, 2], [1, 3]]`` runs a
             program of two devices twice at the same time. By default all ranks of the job, in order.
@@ -114,7 +114,7 @@ class ProgramRunner:
 
     @staticmethod
     def _call(step: Step, before: State, after: State, ranks: Sequence[int], groups: ProcessGroups) -> Call | None:
-        """What this rank does in a step; creates the groups of all ranks."""
+        """The collective of this rank in a step; creates the groups of all ranks."""
         own, k = None, len(before)
         for devices in step.groups:
             group = groups.of([ranks[device] for device in devices])
@@ -142,7 +142,7 @@ class ProgramRunner:
         payload that the number of devices does not divide is padded with zeros for the duration of the run.
 
         Args:
-            payload: What is reduced, of the same shape and dtype on all ranks.
+            payload: Tensor to reduce, of the same shape and dtype on all ranks.
             verify: Compares the result with that of `torch.distributed.all_reduce`, which costs that much more.
 
         Raises:
@@ -177,7 +177,7 @@ class ProgramRunner:
         return torch.cat([payload.detach().reshape(-1), payload.new_zeros(padding)])
 
     def _reference(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """What all_reduce makes of the payload, and the sum of absolute values that bounds its rounding."""
+        """The result of all_reduce for the payload, and the sum of absolute values that bounds its rounding."""
         chunk = -(-payload.numel() // self._devices)
         own = torch.zeros_like(payload, memory_format=torch.contiguous_format).view(-1)
         for number in self._chunks_at_start:

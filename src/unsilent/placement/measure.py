@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SIZES = (2**14, 2**17, 2**20, 2**22)
 """Bytes of the payload of one group."""
 MOST_BYTES = 2**24
-"""Of a sweep that is read."""
+"""Most bytes of a sweep that is read."""
 MOST_LOCAL = 64
 """Processes started on one computer."""
 _FIELDS = itemgetter("collective", "groups", "payload", "seconds")
@@ -165,7 +165,7 @@ def measure_here(
     None. Without torchrun as many processes as there are devices are started on this computer and meet over gloo.
 
     Raises:
-        UsageError: As `measure`.
+        UsageError: Raised as by `measure`.
     """
     from torch import cuda, distributed
 
@@ -307,7 +307,7 @@ class MeasuredTable:
     name: str = "measured table"
 
     def measured(self, collective: str, traffic: Traffic) -> list[Measurement]:
-        """What the sweep holds of a collective over a grouping; empty: it was not measured."""
+        """Measurements of a collective over a grouping in the sweep; empty: it was not measured."""
         return self._rows.get(_key(collective, traffic), [])
 
     @cached_property

@@ -29,7 +29,7 @@ COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "reduce", "broadcas
 GOALS = ("all-reduce", "reduce-scatter", "all-gather")
 
 State = tuple[int, ...]
-"""One integer per device: bit ``chunk * k + contribution`` is set where the device's copy of the chunk contains that
+"""State as one integer per device: bit ``chunk * k + contribution`` is set where the device's copy of the chunk contains that
 contribution. `as_array` shows it as bool[devices, chunks, contributions]."""
 
 
@@ -88,7 +88,7 @@ class Program:
 
 
 def initial_state(k: int, goal: str = "all-reduce") -> State:
-    """What ``k`` devices hold at the start: every chunk with one's own contribution; for all-gather one finished chunk.
+    """Chunks that ``k`` devices hold at the start: every chunk with one's own contribution; one finished for all-gather.
 
     Raises:
         UsageError: The goal is unknown.
@@ -105,8 +105,8 @@ def apply(step: Step, state: State, idle_broadcast: bool = False) -> State:
     """The state after a step.
 
     Args:
-        step: What is done.
-        state: What every device holds before.
+        step: Step to apply.
+        state: State before the step, of every device.
         idle_broadcast: Accepts a broadcast that changes nothing in some group.
 
     Raises:
@@ -119,7 +119,7 @@ def apply(step: Step, state: State, idle_broadcast: bool = False) -> State:
 
 
 def try_apply(step: Step, state: State, idle_broadcast: bool = False) -> State | str:
-    """As `apply`, but returns the reason where it raises: most steps a synthesis tries are invalid."""
+    """State as of `apply`, or the reason where that raises: most steps a synthesis tries are invalid."""
     after = list(state)
     for group in step.groups:
         held = [state[rank] for rank in group]
@@ -135,7 +135,7 @@ def states(program: Program, goal: str = "all-reduce") -> Iterator[State]:
     """The state before the first step and after each step.
 
     Raises:
-        UsageError: As `apply`.
+        UsageError: Raised as by `apply`.
     """
     state = initial_state(program.devices, goal)
     yield state
@@ -172,7 +172,7 @@ def reached(state: State, goal: str = "all-reduce") -> bool:
 
 
 def shortfall(state: State, goal: str = "all-reduce") -> str | None:
-    """What a state lacks of the goal, in words; None where it is the goal."""
+    """The shortfall of a state from the goal, in words; None where it is the goal."""
     if reached(state, goal):
         return None
     k = len(state)
@@ -242,7 +242,7 @@ def _broadcast_objection(group: tuple[int, ...], held: Sequence[int], idle_broad
 
 
 def _effect(collective: str, held: Sequence[int], k: int) -> list[int]:
-    """What the devices of one group hold after a valid collective."""
+    """Chunks that the devices of one group hold after a valid collective."""
     if collective == "broadcast":
         return [held[0]] * len(held)
     union = 0

@@ -24,7 +24,7 @@ Divisors = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is reduced.
+    """A reduction to place: its axes, payload and weight.
 
     Attributes:
         axes: Names of the axes over which devices reduce together.
@@ -54,9 +54,9 @@ class RankedProgram:
 
     Attributes:
         levels: Numbers of the machine's levels that the hierarchy of the reduction has.
-        hierarchy: Its factors.
+        hierarchy: Factors of the hierarchy.
         seconds: Predicted time.
-        flat_seconds: That of one collective over all devices of the reduction.
+        flat_seconds: Seconds of one collective over all devices of the reduction.
         steps: The program's steps; empty where there is nothing to reduce.
     """
 
@@ -118,7 +118,7 @@ class Ranking(Shown):
     search_seconds: float
 
     def report(self, top: int = 10) -> Report:
-        """What is shown of the ranking; ``top``: placements in tables."""
+        """Report on the ranking; ``top``: placements in tables."""
         from unsilent.placement.report import report
 
         return report(self, top=top)
@@ -138,7 +138,7 @@ def rank_placements(
     Args:
         system: The machine.
         axes: Sizes of the axes of parallelism by name; they multiply to the number of devices.
-        reductions: What is reduced; times are added up with their weights.
+        reductions: Reductions; times are added up with their weights.
         model: Predicts times; None: `AlphaBeta` with rings.
         limit: Most steps of a program.
         top: Programs that are kept of each placement and reduction.

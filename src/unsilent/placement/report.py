@@ -25,7 +25,7 @@ METHOD = (
 def report(
     ranking: Ranking, command: str = "", seconds: float | None = None, top: int = 10, notes: Sequence[str] = ()
 ) -> Report:
-    """What is shown of a ranking; ``seconds``: of the whole command; ``notes``: further ones."""
+    """Report on a ranking; ``seconds``: of the whole command; ``notes``: further ones."""
     best = ranking.placements[0]
     taken = ranking.search_seconds if seconds is None else seconds
     return Report(
@@ -95,7 +95,7 @@ def _findings(ranking: Ranking) -> Iterator[str]:
 
 
 def explanation(ranking: Ranking, ranked: RankedProgram, step: RankedStep) -> str:
-    """Which link decides the time of a step, and how many groups share it."""
+    """Sentence on the link that decides the time of a step, and how many groups share it."""
     level = ranking.system.levels[step.cost.level]
     share = 100 * step.cost.seconds / ranked.seconds
     groups = count_text(step.cost.flows, "group")

@@ -37,7 +37,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, order=True)
 class Grouping:
-    """Which devices form the groups of a statement.
+    """The grouping of devices of a statement.
 
     Attributes:
         form: One of `FORMS`.
@@ -191,7 +191,7 @@ def synthesise(hierarchy: Sequence[int], goal: str = "all-reduce", limit: int = 
         limit: Most steps of a program.
 
     Raises:
-        UsageError: As `statements`, or a factor is below 1.
+        UsageError: Raised as by `statements`, or for a factor below 1.
     """
     if any(factor < 1 for factor in hierarchy):
         raise UsageError(f"the hierarchy {list(hierarchy)} has a level of size {min(hierarchy)}; expected 1 or more")

@@ -19,7 +19,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.plainfiles import parse_toml, read_plain
 
 MOST_BYTES = 2**20
-"""Of a TOML file or a saved topology."""
+"""Most bytes of a TOML file or a saved topology."""
 MOST_DEVICES = 2**16
 LINKS = ("nvlink", "pci", "network")
 """Kinds of links that NCCL's tuning model tells apart."""
@@ -42,10 +42,10 @@ class Level:
     """One level of a machine.
 
     Attributes:
-        name: Of one component, like ``node``.
+        name: Name of one component, like ``node``.
         count: Components in each component of the level outside.
-        bandwidth: Of one link out of a component, bytes per second in each direction.
-        latency: Of one message between two components, seconds.
+        bandwidth: Bandwidth of one link out of a component, bytes per second in each direction.
+        latency: Latency of one message between two components, seconds.
         shared_by: Devices of a component that share one of its links; 0: all of them (one NIC for a node).
         link: One of `LINKS`, for NCCL's tuning model.
     """
@@ -186,7 +186,7 @@ def _level(row: Mapping[str, Any], where: str, innermost: bool) -> Level:
 
 
 _LEAST, _MOST = 1e-15, 1e18
-"""Of bytes per second, and of seconds."""
+"""Least and most bytes per second, and seconds."""
 
 
 def _quantity(given: object, units: Mapping[str, float], name: str, example: str) -> float:

@@ -29,7 +29,7 @@ _SOURCE = "paths of nvidia-smi topo -m with assumed figures; measure your own wi
 
 
 def this_machine() -> System:
-    """This machine: levels of its GPUs, else one level of processes over gloo."""
+    """System of this machine: levels of its GPUs, else one level of processes over gloo."""
     if shutil.which("nvidia-smi"):
         done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False, timeout=60)
         if done.returncode == 0 and re.search(r"^GPU0\b", _ESCAPES.sub("", done.stdout), re.MULTILINE):
@@ -44,7 +44,7 @@ def parse_topology(text: str, where: str) -> System:
     GPUs that are connected by paths of a kind or closer form a component; each kind that joins components is a level.
 
     Raises:
-        UsageError: It is no such output, or components are of different sizes or not of consecutive GPUs.
+        UsageError: Raised for no such output, or components of different sizes or not of consecutive GPUs.
     """
     paths = _matrix(text, where)
     gpus = range(len(paths))

@@ -28,7 +28,7 @@ COLUMN_WIDTH, PAGE_WIDTH, MOST_HEIGHT = 3.3, 6.9, 9.0
 """Inches."""
 FONT_SIZE = 8
 METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-"""What is left out, by format, so that the same figure has the same bytes."""
+"""Metadata to leave out, by format, so that the same figure has the same bytes."""
 LOOK = {
     "font.size": FONT_SIZE, "axes.labelsize": FONT_SIZE, "axes.titlesize": FONT_SIZE, "legend.fontsize": FONT_SIZE,
     "font.family": ["DejaVu Sans"], "text.color": INK, "axes.labelcolor": INK, "axes.linewidth": 0.6, "axes.edgecolor": GREY,

@@ -46,7 +46,7 @@ def render_report(report: Report, console: Console, plain: bool) -> None:
 
 
 def report_as_preformatted_html(report: Report) -> str:
-    """What a terminal shows, as an HTML fragment of a few kilobytes without scripts, for notebooks."""
+    """The text of a terminal as an HTML fragment of a few kilobytes without scripts, for notebooks."""
     import io
 
     from rich.console import Console

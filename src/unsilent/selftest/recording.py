@@ -1,4 +1,4 @@
-"""One training step in a file: the state and the batch that it begins with, and what it came to, for the same step again.
+"""A training step in a file: the state and the batch that it begins with, and its results, for the same step again.
 
 The file is one of safetensors with JSON and a hash of its content (`protection.hashed_file`): nothing in it is executed, and
 the code of the step is not in it. The answers are hashes of all tensors after the step, in which the place of an element counts,
@@ -54,7 +54,7 @@ class _TrainingStep:
         self._training, self._state, self.model = training, state, state.model
 
     def snapshot(self) -> dict[str, Any]:
-        """That of the training."""
+        """Snapshot of the training."""
         return self._training.snapshot(self._state)
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -72,8 +72,8 @@ def record_step(path: str | Path, step: StepFunction, model: nn.Module, optimize
     Args:
         path: File to write.
         step: Called with model, optimizer and batch; does one update and returns the loss. Random numbers of torch have seed 0.
-        model: Its parameters and buffers are stored.
-        optimizer: Its state is stored.
+        model: Model whose parameters and buffers are stored.
+        optimizer: Optimizer whose state is stored.
         batch: Tensors and plain values in lists, tuples and dicts.
 
     Raises:
@@ -222,7 +222,7 @@ def _encoded(value: Any, arrays: dict[str, Tensor]) -> Any:
 
 
 def _decoded(value: Any, arrays: Mapping[str, Tensor]) -> Any:
-    """What `_encoded` made JSON of."""
+    """The value that `_encoded` made JSON of."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()

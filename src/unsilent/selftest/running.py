@@ -19,7 +19,7 @@ from unsilent.selftest.mismatch import Mismatch, Test
 from unsilent.selftest.recording import load_recording
 
 MISMATCH_EXIT_CODE = 17
-"""As where a monitor stops a job because of a fault that stays."""
+"""Exit code as where a monitor stops a job because of a fault that stays."""
 
 
 @dataclass
@@ -41,10 +41,10 @@ class OperationCount:
 
 @dataclass(frozen=True, repr=False)
 class SelfTest(Shown):
-    """What a self-test of a device came to.
+    """The result of a self-test of a device.
 
     Attributes:
-        device: As it was given; model: what it is.
+        device: Device as it was given; model: what it is.
         seconds: How long it took.
         counts: A row for each operation and dtype.
         missing: Operations in dtypes that torch does not implement on this device.
@@ -58,12 +58,12 @@ class SelfTest(Shown):
 
     @property
     def executions(self) -> int:
-        """Of all operations."""
+        """Executions of all operations."""
         return sum(count.executions for count in self.counts)
 
     @property
     def mismatches(self) -> list[OperationCount]:
-        """What had a wrong answer."""
+        """Operations that had a wrong answer."""
         return [count for count in self.counts if count.wrong]
 
     @property
@@ -93,7 +93,7 @@ def run_selftest(
         device: ``auto``, ``cpu`` or ``cuda:0``.
         minutes: How long; each is executed once in any case.
         step: File of `record_step` or `record_training`.
-        code: Of a recorded step that is not built in: ``file.py:name``.
+        code: Code of a recorded step that is not built in: ``file.py:name``.
         observer: Where progress is reported.
 
     Raises:

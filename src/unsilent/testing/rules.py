@@ -1,4 +1,4 @@
-"""What every rule of a training must do, whatever it compares."""
+"""Contract of every rule of a training, whatever it compares."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def assert_same(first: Iterable[Judgement], second: Iterable[Judgement]) -> None
 
 
 def assert_equivalent(first: Iterable[Judgement], second: Iterable[Judgement]) -> None:
-    """The same but for the order of sums, which depends on the shape."""
+    """Assert that judgements are the same but for the order of sums, which depends on the shape."""
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         np.testing.assert_allclose(one[1:], other[1:], rtol=1e-9)

@@ -30,7 +30,7 @@ from unsilent.report.text import count_text
 from unsilent.timeline.anchors import measure_offset
 
 CLOCK_KEY = "unsilent_clock"
-"""In a trace: list of Unix seconds, offset of the rank's clock (its time less that of rank 0) and bound of the offset's error."""
+"""Key in a trace: list of Unix seconds, offset of the rank's clock (its time less that of rank 0) and its error's bound."""
 UNSETTLED = 2
 """First steps, which take longer than others whether they are recorded or not."""
 FEWEST_TIMED = 3
@@ -47,9 +47,9 @@ class Recorder:
 
     Attributes:
         ended: Optimizer steps so far.
-        recorded: Of these, those in the trace.
+        recorded: Steps of these in the trace.
         has_failed: Whether an error ended the recording.
-        rank: Of this process in the job.
+        rank: Number of this process in the job.
     """
 
     def __init__(self, folder: Path, steps: int, warmup: int, say: Callable[[str], None]) -> None:
@@ -107,7 +107,7 @@ class Recorder:
             self._try(lambda: self._finish(compare=False))  # other ranks may not be there any more
 
     def cost_text(self) -> str:
-        """What a recorded step took longer than others."""
+        """Sentence on how much longer a recorded step took than others."""
         plain, recorded = self._times
         if len(plain) < FEWEST_TIMED:
             return "too few other steps were timed to say what recording cost"
@@ -208,7 +208,7 @@ class Recorder:
             self._say(f"the clock of rank {self.rank} was not compared with that of rank 0: {kind_and_line(error)}")
 
     def _flight_record(self) -> bytes:
-        """What the flight recorder holds of collectives; empty where this build of torch has none."""
+        """The flight recorder's dump of collectives; empty where this build of torch has none."""
         names = ["_dump_nccl_trace_json"] * torch.cuda.is_available() + [
             "_dump_fr_trace_json"
         ]  # gloo has the second one

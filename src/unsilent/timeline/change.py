@@ -1,4 +1,4 @@
-"""What a what-if changes in a replay."""
+"""A what-if's changes of a replay."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from unsilent.timeline.step_split import Floats
 
 @dataclass(frozen=True)
 class Change:
-    """What is different.
+    """Changes that a what-if makes to a replay.
 
     Attributes:
-        replay: Of the job, with other dependencies where they change.
+        replay: Replay of the job, with other dependencies where they change.
         durations, gaps: Seconds of each operation and before it, float64[n] both.
-        notes: What was assumed, one sentence each.
+        notes: Assumptions, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
         longest: ``durations`` and ``gaps`` where what is not known takes as long as it can; None: all is known.
         peak: Most bytes that a rank has allocated, as recorded and with the change; None: not predicted.

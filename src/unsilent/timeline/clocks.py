@@ -24,7 +24,7 @@ from unsilent.timeline.job import COLLECTIVE, Operations
 OTHER_RUN = 1.0
 """Seconds by which most collectives would have ended before they began, where ranks are not of one run."""
 FEW_COLLECTIVES = 300
-"""With fewer, errors of up to a millisecond were measured."""
+"""Number of collectives below which errors of up to a millisecond were measured."""
 _ENDS_TOGETHER = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
 """Names of collectives that no rank ends before all have begun. A broadcast or a message is none."""
 
@@ -36,7 +36,7 @@ class Clocks:
     Attributes:
         start: Seconds of each operation, float64[n].
         offsets: By rank, the seconds that its clock is ahead, in the middle of its recording; without those that are not known.
-        notes: What a reader should know, one sentence each.
+        notes: Notes for the reader, one sentence each.
     """
 
     start: NDArray[np.float64]
@@ -48,7 +48,7 @@ def align_clocks(operations: Operations, anchors: Mapping[int, NDArray[np.float6
     """Operations of all ranks on one clock.
 
     Args:
-        operations: Of ranks, each on its own clock.
+        operations: Operations of ranks, each on its own clock.
         anchors: By rank, rows of seconds on its clock (as those of operations), offset of its clock (its time less that of
             rank 0) and bound of the offset's error.
     """

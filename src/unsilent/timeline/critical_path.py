@@ -15,7 +15,7 @@ class Link(NamedTuple):
 
     Attributes:
         operation: Index.
-        seconds: That it adds: its duration; of a collective, from when its last rank entered it.
+        seconds: Seconds that it adds: its duration; of a collective, from when its last rank entered it.
         gap: Seconds between the end of what it waited for and its start.
     """
 

@@ -1,4 +1,4 @@
-"""Which recorded collectives carry the gradients of a training under DDP, in which buckets."""
+"""The recorded collectives that carry the gradients of a training under DDP, and their buckets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RecordedBuckets(NamedTuple):
     """The buckets of all steps and ranks.
 
     Attributes:
-        gradients: Of each bucket; indices in the order in which they are ready.
+        gradients: Gradients of each bucket; indices in the order in which they are ready.
         carries: Whether an operation carries a bucket, bool[operations].
         item_bytes: Bytes of one number as it is sent; -1: unknown.
     """

@@ -69,7 +69,7 @@ class DdpSteps:
 
         Args:
             buckets: Indices of gradients by bucket, see `assign_buckets`.
-            cost: Of a collective.
+            cost: Cost of a collective.
             size_factor: Bytes that are sent for a byte of gradients (0.5: 16 bits for 32).
         """
         steps = self.before.shape[1]
@@ -88,7 +88,7 @@ class DdpSteps:
         return result
 
     def delayed(self, rank: int, seconds: float) -> DdpSteps:
-        """The same with a rank (a row) whose forward pass takes longer in every step; negative: shorter."""
+        """The steps with a rank (a row) whose forward pass takes longer in every step; negative: shorter."""
         before = self.before.copy()
         before[rank] = np.maximum(before[rank] + seconds, 0)
         return replace(self, before=before)
@@ -96,7 +96,7 @@ class DdpSteps:
 
 @dataclass(frozen=True)
 class LinkCost:
-    """What a collective costs: seconds in any case and for each byte, fitted to sizes from ``smallest`` to ``largest`` bytes."""
+    """The cost of a collective: seconds in any case and for each byte, fitted to ``smallest`` to ``largest`` bytes."""
 
     latency: float
     per_byte: float
@@ -118,7 +118,7 @@ class LinkCost:
 
 
 def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
-    """What it costs to push a bucket to parameter servers and to pull its sum.
+    """The cost of pushing a bucket to parameter servers and pulling its sum.
 
     The servers are apart from the ranks, each with a link like a rank's, and share each bucket evenly: the most loaded link
     carries the bucket once (a rank's), or the parts of all ranks (a server's), first in one direction, then in the other.

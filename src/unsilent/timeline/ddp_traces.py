@@ -39,13 +39,13 @@ class DdpJob:
     """Recorded steps of a training under DDP.
 
     Attributes:
-        steps: What does not depend on buckets.
+        steps: Times of the steps that do not depend on buckets.
         buckets: Gradients of each recorded bucket, by their bytes; indices in the order in which they are ready.
-        cost: Of a collective, fitted to those of the trace.
+        cost: Cost of a collective, fitted to those of the trace.
         recorded: Seconds of each step, float64[steps].
         item_bytes: Bytes of one number of a gradient as it is sent; -1: unknown.
-        notes: What a reader of any prediction should know, one sentence each.
-        transfers: What ``cost`` was fitted to; None: it was not.
+        notes: Notes for the reader of any prediction, one sentence each.
+        transfers: Transfers that ``cost`` was fitted to; None: it was not.
     """
 
     steps: DdpSteps
@@ -58,7 +58,7 @@ class DdpJob:
 
     @property
     def error(self) -> float:
-        """By how much of their time the recorded steps are predicted too long."""
+        """Share of their time by which the recorded steps are predicted too long."""
         return float(self.replayed().mean() / self.recorded.mean() - 1)
 
     @property

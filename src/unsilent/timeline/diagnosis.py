@@ -34,20 +34,20 @@ BEYOND = " (beyond the sizes that the cost was fitted to)"
 VERDICTS = ("straggler", "not_separable", "not_compared")
 """A rank is late by more than noise; none is, in any part of the steps; or not all parts, ranks or steps could be compared."""
 MOST_BARS = 4000
-"""Of the figure of a step; with more operations, the longest are drawn."""
+"""Most operations in the figure of a step; of more, the longest are drawn."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Timeline(Shown):
-    """What a recorded job's time went to.
+    """The diagnosis of a recorded job: where its time went.
 
     Attributes:
-        job: What was recorded, on one clock.
+        job: The recorded job, on one clock.
         slowdown: By stragglers, by replay.
         split: Seconds of each rank's steps by what they went to.
         excesses: How late each rank is in each part of a step, the clearest first; empty where ranks cannot be compared.
         step: Index of the step with the median time.
-        path: Its critical path.
+        path: Critical path of the step.
         answers: To what-ifs.
     """
 
@@ -60,7 +60,7 @@ class Timeline(Shown):
     answers: list[Answer]
 
     def report(self, source: str = "") -> Report:
-        """What is shown of it; ``source``: the name of the traces."""
+        """Report on the diagnosis; ``source``: the name of the traces."""
         base = self.slowdown.report(source)
         return replace(
             base,
@@ -89,7 +89,7 @@ class Timeline(Shown):
 
     @property
     def verdict(self) -> str:
-        """One of `VERDICTS`."""
+        """The verdict, one of `VERDICTS`."""
         if self.excesses and self.excesses[0].is_separable:
             return "straggler"
         return "not_separable" if {one.part for one in self.excesses} == set(PARTS) else "not_compared"
@@ -102,7 +102,7 @@ class Timeline(Shown):
 
 
 def diagnose(job: Job, questions: Sequence[str] = (), system: str | None = None) -> Timeline:
-    """What a job's time went to, and answers to what-ifs (see `answer`); raises ``UsageError`` for one that names nothing."""
+    """The diagnosis of a job, and answers to what-ifs (see `answer`); raises ``UsageError`` for an unknown one."""
     slowdown = measure_slowdown(job)
     step = int(np.argsort(slowdown.recorded, kind="stable")[(len(slowdown.recorded) - 1) // 2])
     answers = answer(Replay(job), questions, system) if questions or system is not None else []
@@ -116,7 +116,7 @@ def _doubts(result: Timeline) -> Iterator[str]:
 
 
 def _lateness(result: Timeline) -> Iterator[str]:
-    """One sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
+    """Sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
     found, split = result.excesses, result.split
     if len(split.ranks) == 1:
         period, steps = split.end - split.begin, len(result.job.steps)

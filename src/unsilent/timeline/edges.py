@@ -28,9 +28,9 @@ def make_edges(operations: Operations, lanes: Sequence[Lane], launches: Indices)
     """Dependencies within each rank.
 
     Args:
-        operations: Of all ranks; those that wait for a device cut by `cut_waits`.
+        operations: Operations of all ranks; those that wait for a device cut by `cut_waits`.
         lanes: Their threads and streams.
-        launches: What launched what: pairs of indices, int32[k, 2].
+        launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
     """
     order = np.lexsort((operations.end, operations.start, operations.lane)).astype(np.int32)
     bounds = np.searchsorted(operations.lane[order], np.arange(len(lanes) + 1))
@@ -108,7 +108,7 @@ def _wait_edges(
 
 
 def _last_in_gaps(operations: Operations, own: Indices, sources: Indices) -> tuple[Indices, Indices]:
-    """For each gap before an operation of a lane, the source (of another lane) that ended last in it, and the operation."""
+    """The source (of another lane) that ended last in each gap before an operation of a lane, and that operation."""
     ends = operations.end[sources]
     after = np.searchsorted(operations.start[own], ends - ROUNDING)
     begins = np.append(-np.inf, operations.end[own])[after]

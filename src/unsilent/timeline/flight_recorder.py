@@ -21,13 +21,13 @@ from unsilent.basics.printable import escape_unprintable
 DEFAULT_GROUP = "default_pg"
 """Description of the process group of all ranks."""
 MOST_BYTES = 2**26
-"""Of a dump. One of 2,000 entries, as many as torch holds by default, has about 2 MB."""
+"""Most bytes of a dump. One of 2,000 entries, as many as torch holds by default, has about 2 MB."""
 MOST_FILES, MOST_RANK, LARGEST = 2**16, 2**20, 2**63 - 1
 MOST_PARTS = 2**21
 """Entries, sizes and frames that are looked at in a dump, which may refer to the same ones again and again."""
 LONGEST_NAME = 300
 _NAME = re.compile(r"(?!trace-|\.)(?:.*\D)?(\d+)(?:\.json|\.pickle|\.pkl)?", re.ASCII)
-"""Of a dump: ends with the rank. ``trace-rank0.json`` is what a profiler wrote, in the same folder."""
+"""Name of a dump: ends with the rank. ``trace-rank0.json`` is what a profiler wrote, in the same folder."""
 _OF_TORCH = re.compile(r"(?:^|[\\/])torch[\\/]")
 
 
@@ -39,17 +39,17 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name for people, with the description."""
         return f"{self.name} ({self.description})" if self.description not in ("", "undefined") else self.name
 
 
 class Collective(NamedTuple):
-    """What a rank called.
+    """The arguments of a collective that a rank called.
 
     Attributes:
         operation: Like ``all_reduce``.
         sent, received: Shapes of tensors.
-        dtypes: Of what is sent, else of what is received.
+        dtypes: Types of what is sent, else of what is received.
         file, line: Where, outside of torch; empty and 0: unknown.
     """
 
@@ -63,7 +63,7 @@ class Collective(NamedTuple):
 
 @dataclass
 class Entered:
-    """What a rank entered of a group: collectives by their numbers, and those of them that it has not left."""
+    """Collectives of a group that a rank entered, by their numbers, and those of them that it has not left."""
 
     collectives: dict[int, Collective] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
@@ -76,11 +76,11 @@ class Entered:
 
 @dataclass(frozen=True)
 class Dump:
-    """What the recorder of a rank held.
+    """The content of the flight recorder of a rank.
 
     Attributes:
         rank: By the name of the file.
-        groups: What it entered, by group.
+        groups: Collectives that it entered, by group.
         members: Ranks of groups, where it says so.
         dropped: Entries that it held no more.
         has_unnamed: Whether it used a group of which it held no entry.

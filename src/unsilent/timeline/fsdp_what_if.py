@@ -1,4 +1,4 @@
-"""What a training under FSDP2 would take with another setting.
+"""Predicted steps of a training under FSDP2 with another setting.
 
 Forms: ``reshard_after_forward=no``, ``reduce_dtype=bf16``, ``fsdp wrap=N`` (every N neighbouring units are one) and
 ``fsdp prefetch=N`` (parameters are gathered N units ahead in backward passes).
@@ -26,14 +26,14 @@ from unsilent.timeline.step_split import Floats
 FORMS = ("reshard_after_forward=no", "reduce_dtype=bf16", "reduce_dtype=fp16", "fsdp wrap=2", "fsdp prefetch=2")
 WORDS = ("reshard_after_forward", "reduce_dtype", "fsdp wrap", "fsdp prefetch")
 MOST_UNITS = 1024
-"""That are wrapped as one, or gathered ahead: more is taken for a slip of the finger."""
+"""Most units that are wrapped as one, or gathered ahead: more is taken for a slip of the finger."""
 _GATHERS = re.compile(r"\w+::?_?all_?gather|fsdp::split_with_sizes_copy")
 """Collectives, what launches them, and copies to and from what they send."""
 _SCATTERS = re.compile(r"\w+::?_?reduce_?scatter")
 
 
 def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
-    """What a question changes in a replay; raises ``UsageError`` for an unknown setting, or without such collectives."""
+    """The change of a replay that a question names; raises ``UsageError`` if unknown, or without such collectives."""
     word, _, value = text.partition("=")
     if word.startswith("fsdp "):
         least, change = (2, _wrapped) if word == "fsdp wrap" else (1, _prefetched)
@@ -59,7 +59,7 @@ def sharded_change(text: str, replay: Replay, gaps: Floats) -> Change:
 
 
 def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
-    """What is said of a cost where it is not fitted to these sizes."""
+    """Notes on a cost that is not fitted to these sizes."""
     if not cost.grows:
         yield "what a larger collective costs does not show in the traces"
     elif not cost.covers(sizes):
@@ -114,8 +114,8 @@ class _Group(NamedTuple):
     Attributes:
         members: They, in order of time.
         kept: Place in ``members`` of the one that carries all of them.
-        launches: What launched the others, where that was found.
-        pattern: Of their names.
+        launches: Operations that launched the others, where that was found.
+        pattern: Pattern of their names.
     """
 
     members: Indices

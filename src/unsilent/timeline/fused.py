@@ -1,4 +1,4 @@
-"""What fusing the operations of a part of a model is worth: it is compiled and measured, never guessed."""
+"""The measured gain of fusing the operations of a part of a model: it is compiled and timed, never guessed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure_fused(module: nn.Module, *inputs: Any, repeats: int = 20) -> float:
 
     Args:
         module: The part.
-        inputs: It is called with.
+        inputs: Arguments that it is called with.
         repeats: Timed calls of each, at least 1.
     """
     check_count("repeats", repeats, 1, 10_000)
@@ -43,7 +43,7 @@ def measure_fused(module: nn.Module, *inputs: Any, repeats: int = 20) -> float:
 
 
 def _seconds(module: Any, inputs: tuple[Any, ...]) -> float:
-    """Of a forward pass, and of its backward pass where there is one."""
+    """Seconds of a forward pass, and of its backward pass where there is one."""
     tensors = [one for one in pytree.tree_leaves(inputs) if isinstance(one, Tensor)]
     wanted = [one for one in (*module.parameters(), *tensors) if one.requires_grad]
     _wait(tensors)

@@ -1,4 +1,4 @@
-"""Which rank never entered which collective, and where ranks called different ones: by dumps of the flight recorder."""
+"""The rank that never entered a collective, and where ranks called different ones: by dumps of the flight recorder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Missing(NamedTuple):
     Attributes:
         group, number: Of the collective.
         ranks: The one that was missing; where no dump names the members of the group, those that may have been.
-        collective: As the others called it; None: no dump holds it any more.
+        collective: Collective as the others called it; None: no dump holds it any more.
         waiting: Ranks in it.
         left: Ranks that were through with it: it failed there, they did not need the rank, or their dumps are later.
         waits_in: Groups in which the rank waits itself.
@@ -53,7 +53,7 @@ class Different(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Hang(Shown):
-    """What dumps say of a job that hangs.
+    """The result of reading the dumps of a job that hangs.
 
     Attributes:
         ranks: With a dump.
@@ -79,7 +79,7 @@ class Hang(Shown):
 
     @property
     def verdict(self) -> str:
-        """One of `VERDICTS`."""
+        """The verdict, one of `VERDICTS`."""
         if self.different:
             return "different"
         if any(one.is_certain for one in self.missing):
@@ -99,12 +99,12 @@ class Hang(Shown):
 
 
 def find_hang(paths: Sequence[str | Path]) -> Hang:
-    """What the dumps in these folders and files say; raises ``UsageError``."""
+    """The hang that the dumps in these folders and files show; raises ``UsageError``."""
     return hang_of(read_dumps(paths))
 
 
 def hang_of(dumps: Sequence[Dump]) -> Hang:
-    """What these dumps, at least one, say."""
+    """The hang that these dumps, at least one, show."""
     members = {name: ranks for dump in dumps for name, ranks in dump.members.items()}
     ranks = tuple(dump.rank for dump in dumps)
     groups = sorted({group for dump in dumps for group in dump.groups})
@@ -136,7 +136,7 @@ def hang_of(dumps: Sequence[Dump]) -> Hang:
 
 
 def _entered(dump: Dump, group: Group, members: frozenset[int]) -> Entered | None:
-    """What a rank entered of a group; None where it is no member, or nothing is known of it."""
+    """Collectives of a group that a rank entered; None where it is no member, or nothing is known of it."""
     is_known = dump.rank in members and not dump.dropped and not dump.has_unnamed
     return dump.groups.get(group, Entered() if is_known else None)
 
@@ -218,7 +218,7 @@ def _line(call: Collective) -> tuple[str, int] | None:
 
 
 def _as_compared(call: Collective) -> tuple[Any, ...]:
-    """What all ranks of a collective have in common: the operation, the elements and their types, but not the shapes."""
+    """The part of a call that is equal on all ranks: operation, elements and their types, but not the shapes."""
     shapes = common_shapes(call)
     return call.operation, call.dtypes if shapes is not None else (), shapes and sum(map(prod, shapes))
 

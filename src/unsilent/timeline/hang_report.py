@@ -21,7 +21,7 @@ MOST_FINDINGS = 12
 
 
 def hang_report(result: Hang) -> Report:
-    """What is shown of the dumps."""
+    """Report on the dumps of a job that hangs."""
     sentences = list(_sentences(result))
     if not sentences or len(result.ranks) == 1:
         sentences.insert(0, _nothing(result))

@@ -25,8 +25,8 @@ class Flat(NamedTuple):
 
     Attributes:
         start, end: Microseconds, float64.
-        event: Of the outermost event that it is part of, or of what is cut out; -1: time between events. int64.
-        outer: Of the outermost event, in any case but the last. int64.
+        event: Number of the outermost event that it is part of, or of what is cut out; -1: time between events. int64.
+        outer: Number of the outermost event, in any case but the last. int64.
     """
 
     start: Floats

@@ -92,7 +92,7 @@ def _fast_decoder() -> Callable[[bytes], list[Event]] | None:
 
 
 def kept_arguments(arguments: Arguments) -> Arguments:
-    """The same as plain values: what is left as bytes keeps the whole chunk in memory. None where a value is damaged."""
+    """The arguments as plain values: bytes would keep the whole chunk in memory. None where a value is damaged."""
     return Arguments(*(_plain(getattr(arguments, name)) for name in ARGUMENT_NAMES))
 
 
@@ -109,10 +109,10 @@ class TraceFile:
     """A trace.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
 
     Attributes:
-        name: Of the file, for messages.
+        name: Name of the file, for messages.
         fields: Values of the trace besides its events, as far as `chunks` has come.
     """
 

@@ -29,19 +29,19 @@ _FLIGHT = re.compile(r"flight-rank\d+\.json$")
 
 @dataclass(frozen=True)
 class Recording:
-    """What the profiler recorded of a job, each rank on its own clock.
+    """The recorded operations of a job, each rank on its own clock.
 
     Attributes:
-        operations: Of all ranks; seconds count from the first one's begin.
+        operations: Operations of all ranks; seconds count from the first one's begin.
         lanes: Threads and streams.
         steps: Number of each complete step.
-        launches: What launched what: pairs of indices of operations, int32[k, 2].
+        launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
         world_size: Ranks of the job, of which some may not have been recorded.
         anchors: By rank, rows of seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
         gradients: When each parameter's gradient was ready, by rank.
         step_times: By rank, begin and end of each step in seconds, float64[steps, 2].
         memory, parts: By rank, as in `unsilent.timeline.job.Job`; without ranks that recorded no memory.
-        notes: What a reader should know, one sentence each.
+        notes: Notes for the reader, one sentence each.
     """
 
     operations: Operations

@@ -1,4 +1,4 @@
-"""Which collectives of different ranks are one: by number where the trace numbers them, else by their order."""
+"""Matching of collectives of different ranks: by number where the trace numbers them, else by their order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Taken(NamedTuple):
     Attributes:
         operation: Index of the operation.
         rank: Took part.
-        group: Of ranks.
+        group: Group of ranks.
         step: In which it was launched; -1: in none.
-        name: What it does.
+        name: Name of the operation.
         size: Bytes on this rank; -1: unknown.
         sequence: Number within the group as the trace says; None: it does not.
         communication: Number of the communication as the trace says; None: it does not.
@@ -36,7 +36,7 @@ class Taken(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, int]:
-        """What must be equal on all ranks."""
+        """The values that must be equal on all ranks."""
         return self.name, self.size
 
 
@@ -70,7 +70,7 @@ def match_collectives(taken: Sequence[Taken], members: Mapping[str, Sequence[int
 
 
 def _by_number(lists: Mapping[int, list[Taken]]) -> list[list[Taken]]:
-    """By the numbers of the trace, where these can be believed; else nothing.
+    """Matches by the numbers of the trace, where these can be believed; else nothing.
 
     They were seen twice, missing, and counted over all groups of a process.
     """
@@ -123,7 +123,7 @@ def _in_one_order(lists: Sequence[Sequence[Taken]]) -> list[list[Taken]]:
 def _unmatched(
     group: str, lists: Mapping[int, list[Taken]], matched: Sequence[object], numbers: Mapping[int, Hashable]
 ) -> list[str]:
-    """What has no partner on other ranks, in at most one sentence."""
+    """Note on collectives that have no partner on other ranks, at most one sentence."""
     left = [one for own in lists.values() for one in own if one.operation not in numbers]
     in_steps = [one for one in left if one.step >= 0]
     if not in_steps:

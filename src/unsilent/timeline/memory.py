@@ -16,8 +16,8 @@ class MemoryPeak:
     """The most that a rank had allocated in recorded steps.
 
     Attributes:
-        rank: It.
-        bytes: As the trace counts them.
+        rank: Rank with this peak.
+        bytes: Bytes as the trace counts them.
         step: Number of the step, as in `Job.steps`.
         phase: One of `PHASES`: of the last operation of the host that had begun.
     """

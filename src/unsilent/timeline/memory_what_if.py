@@ -1,4 +1,4 @@
-"""What steps would take, and the memory at their peak, if a training held fewer activations.
+"""Predicted steps, and the memory at their peak, if a training held fewer activations.
 
 Forms: ``recompute=GLOB`` (activations of named parts of the model are dropped after their forward pass and computed again before
 their backward pass) and ``accumulate=N`` (a batch is divided into N, whose gradients are accumulated). Both need memory events.
@@ -29,7 +29,7 @@ MOST_PARTS_OF_A_BATCH = 2**20
 
 
 def memory_change(text: str, replay: Replay, gaps: Floats) -> Change:
-    """What a question changes; raises ``UsageError`` for one that names nothing, and where traces do not say enough of memory."""
+    """The change that a question names; raises ``UsageError`` for one that names nothing, or without traced memory."""
     word, _, value = text.partition("=")
     job = replay.job
     recorded = max((one.bytes for one in memory_peaks(job)), default=0)

@@ -16,7 +16,7 @@ from unsilent.timeline.ddp_model import DEFAULT_CAPS, MIB, Cost, DdpSteps, LinkC
 from unsilent.timeline.step_split import Floats
 
 PRECISIONS = {"fp32": 1.0, "fp16": 0.5}
-"""Of the gradients that are sent: bytes for a byte of a gradient of 32 bits."""
+"""Bytes sent for a byte of a gradient of 32 bits, by precision."""
 MOST_ROUNDS = 20
 
 
@@ -43,7 +43,7 @@ class DdpSettings:
 
     @property
     def arguments(self) -> str:
-        """What to pass to ``DistributedDataParallel``; empty: nothing."""
+        """Arguments to pass to ``DistributedDataParallel``; empty: none."""
         if not self.caps:
             return ""
         return f"bucket_cap_mb={self.caps[0]}" if len(self.caps) == 1 else f"bucket_cap_mb_list={list(self.caps)}"

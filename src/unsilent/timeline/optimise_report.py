@@ -1,4 +1,4 @@
-"""What ``unsilent timeline optimise`` finds, and what is shown of it."""
+"""The result of ``unsilent timeline optimise``, and its report."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Optimised(Shown):
     """The best settings for a recorded training under DDP.
 
     Attributes:
-        job: What was recorded.
-        recorded: What the recorded buckets take by prediction, with which others are compared.
-        default: What DDP's default would take.
+        job: The recorded job.
+        recorded: Predicted times with the recorded buckets, with which others are compared.
+        default: Predicted times with DDP's default.
         best: Settings by gradient precision, the fastest first.
         reduction: Program by which buckets are reduced in ``best``; `FLAT`: DDP's own.
-        cost: Of that program.
+        cost: Cost of that program.
     """
 
     job: DdpJob
@@ -57,20 +57,20 @@ class Optimised(Shown):
         return float(2 * recorded.std(ddof=1) / len(recorded) ** 0.5) if len(recorded) > 1 else float("inf")
 
     def label(self, one: DdpSettings) -> str:
-        """What settings are called: by what to pass to DDP, or by whether they were recorded."""
+        """Name of settings: the arguments of DDP, or whether they were recorded."""
         default = "DDP's default"
         if one.buckets == self.recorded.buckets:
             return f"as recorded ({default})" if one.buckets == self.default.buckets else "as recorded"
         return one.arguments or default
 
     def precision(self, one: DdpSettings) -> str:
-        """In how many bits gradients are sent."""
+        """Precision in which gradients are sent."""
         return (
             one.precision if one.precision != "fp32" else {2: "16 bits", 8: "64 bits"}.get(self.job.item_bytes, "fp32")
         )
 
     def cost_of(self, one: DdpSettings) -> LinkCost:
-        """Of the program that reduces the buckets: DDP's own but for the best settings."""
+        """Cost of the program that reduces the buckets: DDP's own but for the best settings."""
         return self.cost if any(one is best for best in self.best) else self.job.cost
 
     def ratio(self, one: DdpSettings) -> Interval:
@@ -90,7 +90,7 @@ class Optimised(Shown):
         return [one for place, one in enumerate(every) if keys[place] not in keys[:place]]
 
     def report(self, source: str = "") -> Report:
-        """What is shown of it; ``source``: the name of the traces."""
+        """Report on the settings; ``source``: the name of the traces."""
         job, steps = self.job, count_text(len(self.job.recorded), "step")
         best = [] if job.doubt else self.best
         lines = tuple((None, line) for one in best[:1] for line in reasons(job.steps, self.cost, one))

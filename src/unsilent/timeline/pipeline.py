@@ -33,7 +33,7 @@ WITHIN, ACROSS = "one data-parallel rank", "one stage"
 
 
 class OperationType(NamedTuple):
-    """What the operations of a name are: kind and phase as in `Operations`, lane as in `LANES`.
+    """Type of the operations of a name: kind and phase as in `Operations`, lane as in `LANES`.
 
     ``waits``: which operations of one step with this name and number wait for each other; of messages, see `_pair_messages`.
     """
@@ -146,12 +146,12 @@ class _Worker:
             )
 
     def of(self, kind: int) -> list[int]:
-        """Its operations of a type."""
+        """Operations of a type."""
         operations: list[int] = self._by_type[kind]
         return operations
 
     def chains(self) -> Iterator[Edge]:
-        """What runs one after the other."""
+        """Edges between operations that run one after the other."""
         kinds = (FORWARD_SEND, FORWARD_RECEIVE, BACKWARD_SEND, BACKWARD_RECEIVE)
         for lane in (self.computations, self.data_parallel, *map(self.of, kinds)):
             yield from ((a, b, CHAIN) for a, b in pairwise(lane))
@@ -214,7 +214,7 @@ class _Worker:
         return list(zip(messages, computed, strict=True))
 
     def message_edges(self, kind: int, matched: Sequence[tuple[int, int]]) -> Iterator[Edge]:
-        """What is computed is sent; what is received is computed with; a receive is posted between computations.
+        """Edges of messages: what is computed is sent; what is received is computed with; receives are posted between.
 
         Posted: once the last computation before the one that it feeds had ended which usually had when it started.
         """

@@ -46,19 +46,19 @@ _LONGEST_GROUP = 4096
 
 @dataclass(frozen=True)
 class RankOperations:
-    """What a rank did.
+    """The operations of one rank.
 
     Attributes:
         columns: Arrays of `unsilent.timeline.job.Operations` by name, but ``collective``.
         lanes: Threads and streams.
-        launches: What launched what: pairs of indices, int32[k, 2].
+        launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
         taken: Collectives that it took part in, without messages between two ranks.
         groups: Ranks of each group that it names; None: unknown.
         gradients: When they were ready.
         step_times: Begin and end of each step, seconds since the recording's begin, float64[steps, 2].
         memory: Rows as in `unsilent.timeline.job.Job`; seconds count from the recording's begin.
         parts: Named parts of forward passes, where there are rows of memory.
-        notes: What a reader should know.
+        notes: Notes for the reader.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -86,8 +86,8 @@ def rank_operations(trace: RankTrace, names: Numbering[Any], steps: Sequence[int
     """The operations of a rank.
 
     Args:
-        trace: Of the rank.
-        names: Of events, to which some are added.
+        trace: Trace of the rank.
+        names: Names of events, to which some are added.
         steps: Numbers of steps that count.
         origin: Microseconds on the trace's clock at which the recording begins.
     """
@@ -251,7 +251,7 @@ class _Rank:
             self._add_thread(int(thread), own, flat, is_cut, marks[here], mark_phase[here])
 
     def _is_in_collective(self) -> NDArray[np.bool_]:
-        """Which events began while their thread carried out a collective, and so are part of it."""
+        """Whether each event began while its thread carried out a collective, and so is part of it."""
         trace, result = self._trace, np.zeros(len(self._trace.start), bool)
         for thread in np.unique(trace.thread[self._gloo]):
             own = self._gloo[trace.thread[self._gloo] == thread]

@@ -68,12 +68,12 @@ def make_names() -> Numbering[Any]:
 
 @dataclass
 class RankTrace:
-    """What a trace says of its rank. Arrays have an element for each event.
+    """The trace of one rank. Arrays have an element for each event.
 
     Attributes:
-        name: Of the file.
+        name: Name of the file.
         rank, world_size: Of the job; a world size of 0 is unknown.
-        distributed: What the trace says of the job.
+        distributed: Facts on the job in the trace.
         base: Unix nanoseconds that times count from.
         anchors: Rows of Unix seconds, offset and bound of the rank's clock, float64[k, 3].
         start, duration: Microseconds, float64.
@@ -86,7 +86,7 @@ class RankTrace:
         threads: Names of threads and streams.
         memory: Rows of microseconds, allocated bytes, bytes that were added (or freed, if negative) and their address, of the
             device where there is one, float64[k, 4]; 0 for what an event does not say.
-        notes: What a reader should know.
+        notes: Notes for the reader.
     """
 
     name: str
@@ -117,8 +117,8 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
     """A trace of one rank; None for a dump of the flight recorder.
 
     Args:
-        path: Of the file.
-        names: Of events, numbered over all ranks.
+        path: Path of the file.
+        names: Names of events, numbered over all ranks.
         is_only: Whether it may have no rank, as no other trace is read.
 
     Raises:

@@ -67,7 +67,7 @@ class RecordedRun:
             self._print(line)
 
     def _summary(self) -> str:
-        """What was recorded, in rank 0; in every rank, why less than asked."""
+        """Summary of what was recorded, in rank 0; in every rank, why less than asked."""
         from unsilent.report.text import count_text
 
         recorder, asked = self._recorder, count_text(self._steps, "step")

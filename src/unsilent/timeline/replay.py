@@ -24,10 +24,10 @@ class Replay:
     """Makes replays of one job.
 
     Attributes:
-        job: It.
-        durations: As recorded, seconds, float64[n]; of a member of a collective its transfer time, from the latest start of the
+        job: The job that is replayed.
+        durations: Recorded durations, seconds, float64[n]; of a member of a collective its transfer time, from the last start of
             members to its own end.
-        gaps: As recorded, seconds, float64[n]: from when an operation could have started to when it did.
+        gaps: Recorded gaps, seconds, float64[n]: from when an operation could have started to when it did.
         is_chained: Whether steps depend on each other.
 
     Raises:
@@ -95,7 +95,7 @@ class Replay:
         return result[0].reshape(shape), result[1].reshape(shape)
 
     def _after_heads(self, durations: Floats, gaps: Floats) -> Floats:
-        """From the end of a chain's first operation to that of each one that follows in the chain, float64[followers, k]."""
+        """Seconds from the end of a chain's first operation to that of each later one in it, float64[followers, k]."""
         plan = self._schedule
         after = np.cumsum(durations[plan.followers] + gaps[plan.followers, None], axis=0)
         begins = (np.cumsum(plan.counts) - plan.counts)[plan.counts > 0]

@@ -33,7 +33,7 @@ STEP_KEYS = ("step", "recorded", "without_gaps", "straggler_free", "prediction_e
 
 
 def slowdown_report(result: Slowdown, source: str = "") -> Report:
-    """What is shown of a slowdown; ``source``: the name of the trace."""
+    """Report on a slowdown; ``source``: the name of the trace."""
     slowdown, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
     is_job = len(result.workers) > 1
     return Report(

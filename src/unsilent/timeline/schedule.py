@@ -51,7 +51,7 @@ class Schedule(NamedTuple):
         followers: The other operations, one chain after the other.
         counts: How many followers each chain has.
         sources_behind: Where in ``followers`` those operations are that a chain depends on, one level after the other.
-        levels: Of chains.
+        levels: Levels of chains.
     """
 
     heads: Indices
@@ -139,7 +139,7 @@ def _levels(
     """The order of chains; those that start in each level, and the collectives of which the last member does.
 
     Args:
-        job: It.
+        job: The job to sort.
         source, target: Chains of the edges between chains.
         collective: Number of each chain's collective, -1: none.
         members: Chains that are members, in the order of collectives; ``member_begins``: where those of each begin.

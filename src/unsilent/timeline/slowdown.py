@@ -35,9 +35,9 @@ CLOCK_FAULT = -0.01
 SLOW_SHARE = 3
 """Percent of the workers, and at least one, that count as few slow workers."""
 MOST_CLASSES = 24
-"""With more names than this, operations are put together by phase and kind."""
+"""Most names; with more of them, operations are put together by phase and kind."""
 MOST_VALUES = 2**23
-"""Of one array of replays that are made at once."""
+"""Most values of one array of replays that are made at once."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class GroupSlowdown:
     """Slowdown by a group of operations.
 
     Attributes:
-        name: Of the group.
+        name: Name of the group.
         slowdown: Step time over the straggler-free one where only this group takes what it took.
         operations: Number of them.
         unexplained_share: Gaps before them that no dependency explains, as a share of the time of all ranks.
@@ -69,12 +69,12 @@ class Worker:
 
 @dataclass(frozen=True)
 class Removal:
-    """What is left of a slowdown where some ranks take the straggler-free durations.
+    """The slowdown that is left where some ranks take the straggler-free durations.
 
     Attributes:
-        ranks: Those ranks.
+        ranks: The ranks.
         seconds: Mean step time then.
-        share: Of the difference to the straggler-free step time that is gone then; None where there is no difference.
+        share: Share of the difference to the straggler-free step time that is gone then; None: there is no difference.
     """
 
     ranks: tuple[int, ...]
@@ -87,18 +87,18 @@ class Slowdown(Shown):
     """Slowdown of a job, and what causes it.
 
     Attributes:
-        job: What was recorded.
+        job: The recorded job.
         recorded: Seconds of each step, float64[steps], as the next three.
-        without_gaps: Of the replay with the recorded durations.
-        straggler_free: Of the straggler-free replay.
+        without_gaps: Step times of the replay with the recorded durations.
+        straggler_free: Step times of the straggler-free replay.
         prediction_errors: Predicted from the other steps over recorded, minus 1; NaN with one step.
         slowdown: Mean of ``without_gaps`` over mean of ``straggler_free``, with an interval over steps.
-        slowdown_with_gaps: The same of two replays with the recorded gaps.
+        slowdown_with_gaps: Slowdown between two replays with the recorded gaps.
         classes, stages, data_ranks: Slowdown by operations of a name or kind, of a stage, of a data-parallel rank; the largest
             first. Without stages a data-parallel rank is a rank.
         workers: Ranks, the largest slowdown first.
-        slow_workers: What the slowest few workers explain (M_W).
-        last_stage: What the last stage explains (M_S); None without stages.
+        slow_workers: The part that the slowest few workers explain (M_W).
+        last_stage: The part that the last stage explains (M_S); None without stages.
         unexplained_without: Gaps that no dependency explains if a kind of dependencies is ignored, as a share of the time of all
             ranks.
     """
@@ -124,7 +124,7 @@ class Slowdown(Shown):
         return math.fsum(one.unexplained_share for one in self.classes)
 
     def report(self, source: str = "") -> Report:
-        """What is shown of it; ``source``: the name of the trace."""
+        """Report on the slowdown; ``source``: the name of the trace."""
         from unsilent.timeline.report import slowdown_report
 
         return slowdown_report(self, source)
@@ -189,7 +189,7 @@ class _Analysis:
         return np.asarray(gaps / (self.recorded.sum() * len(self.job.ranks)))
 
     def groups(self, names: Sequence[str], of: Indices) -> list[GroupSlowdown]:
-        """Of each name; ``of``: index of the name of each operation, int64[n]."""
+        """Slowdown of each name; ``of``: index of the name of each operation, int64[n]."""
         if not names:
             return []
         seconds = self._seconds(np.where(of == at, self.own, self.free) for at in range(len(names)))
@@ -198,7 +198,7 @@ class _Analysis:
         return [GroupSlowdown(*one) for one in zip(names, slowed, counts.tolist(), shares.tolist(), strict=True)]
 
     def removal(self, ranks: Sequence[int]) -> Removal:
-        """What is left where these ranks take straggler-free durations."""
+        """The slowdown that is left where these ranks take straggler-free durations."""
         [seconds] = self._seconds([np.where(np.isin(self.job.operations.rank, ranks), self.free, self.own)])
         usual, least = float(self.without_gaps.mean()), float(self.straggler_free.mean())
         left = float(seconds.mean())

@@ -21,7 +21,7 @@ class StepSplit:
     """Seconds of each rank's steps, by what they went to; float64[ranks, steps] each.
 
     Attributes:
-        ranks: Of the rows.
+        ranks: Ranks of the rows.
         begin, end: Of the steps: of its first operation, and of the next step's first (or its last operation's end).
         compute: Something computed.
         transfer: Nothing computed, and a collective was transferred that all its ranks had entered; or, as transfer and waiting

@@ -1,4 +1,4 @@
-"""Which rank holds the others back, and in which phase: by when it launches collectives, not by how long its phases last.
+"""The rank that holds the others back, and the phase: by when it launches collectives, not by how long phases last.
 
 A collective makes the ends of a backward pass equal on all ranks, and its wait stands on those that are not late. So a step is
 divided at moments that no other rank delays: its begin, the first operations of the forward and the backward pass, the launches
@@ -21,9 +21,9 @@ from unsilent.timeline.step_split import Floats, StepSplit, split_steps, step_bo
 PARTS = ("loader", "forward", "early backward", "late backward", "optimizer")
 """Parts of a step in which a rank may be late; the backward pass is divided at the launch of its first collective."""
 CONFIDENCE = 0.999
-"""Of the limits of all ranks and parts together."""
+"""Confidence of the limits of all ranks and parts together."""
 LEAST_SHARE = 0.005
-"""Of a step; differences below it are no cause that anybody looks for, and clocks of processes differ by as much."""
+"""Least share of a step; smaller differences are no cause that anybody looks for, and clocks differ by as much."""
 LEAST_STEPS = 5
 AT_ONCE = 3e-4
 """Seconds within which a thread goes on after what it waited for, or within a tenth of its wait."""
@@ -149,10 +149,10 @@ def array_excesses(
     """How late every rank is in every part, the clearest first; empty where ranks or steps are too few to compare.
 
     Args:
-        seconds: Of parts, float64[ranks, steps, parts]; NaN: not known.
+        seconds: Seconds of parts, float64[ranks, steps, parts]; NaN: not known.
         ranks, parts: Numbers and names.
         step: Seconds of a step.
-        is_awaited: As of `Excess`, bool[ranks].
+        is_awaited: Whether others wait for each rank, as of `Excess`, bool[ranks].
     """
     result = []
     for number, rank in enumerate(ranks if len(ranks) > 1 else ()):
@@ -173,7 +173,7 @@ def differences_from_others(seconds: Floats, number: int) -> Floats:
 
 
 def _half_width(values: Floats, confidence: float) -> float:
-    """Of the interval of the median of a sample of numbers that may hold outliers.
+    """Half the width of the interval of the median of a sample of numbers that may hold outliers.
 
     The lower limit is also one that holds for any distribution: so many values are above it that chance does not explain it. With
     too few values for that, it is the smallest one. Another program that delays a rank in half of the steps makes no straggler.

@@ -16,10 +16,10 @@ from unsilent.timeline.pipeline import TYPES
 WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")
 SECONDS = ("start_ts", "duration")
 COLUMNS = (*WHOLE, *SECONDS, "optype")
-"""That a table needs. In ``mc`` and ``gmc``, the part of the model on the worker and in the model, -1 and null are none."""
+"""Columns that a table needs. In ``mc`` and ``gmc``, the part of the model on the worker and in all, -1 and null: none."""
 MOST_ROWS = 10_000_000
 MOST_BYTES = 2**31
-"""Of all columns before compression."""
+"""Most bytes of all columns before compression."""
 LARGEST_NUMBER = 2**31 - 1
 MISSING_EXTRA = "needs an optional package; install it with: pip install 'unsilent[timeline]'"
 
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     model_chunk: Integers
 
     def of(self, which: NDArray[Any]) -> Rows:
-        """Those rows."""
+        """Rows at these indices."""
         return Rows(*(column[which] for column in self))
 
 

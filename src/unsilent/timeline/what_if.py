@@ -1,4 +1,4 @@
-"""What the steps of a job would take if something were different: each question is a text, answered by a replay of every step.
+"""Predicted steps of a job if something were different: each question is a text, answered by a replay of every step.
 
 Forms: ``scale:GLOB=FACTOR`` (operations by name, or all of a kind or phase), ``rank:R=+20ms`` (a rank begins each step later;
 ``-20ms``: does all that it does itself faster, by so much in a step), ``rank:R=0.9`` (computes in so much of the time),
@@ -55,12 +55,12 @@ _DELAY = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(s|ms|us|µs)")
 
 @dataclass(frozen=True)
 class Answer:
-    """What steps would take.
+    """The predicted times of steps for one question.
 
     Attributes:
         text: The question.
         recorded, predicted: Seconds of each step, replayed as recorded and with the change, float64[steps].
-        notes: What was assumed, one sentence each.
+        notes: Assumptions, one sentence each.
         is_extrapolated: Whether a collective is outside the sizes that its cost was fitted to.
         of_model: Mean predicted over mean recorded step by the model of DDP, with limits; None: a replay.
         doubt: Why the prediction is not to be believed; empty: it may be.
@@ -133,7 +133,7 @@ def kept_gaps(replay: Replay) -> Floats:
 
 
 def parse_change(text: str, replay: Replay) -> Change:
-    """What a question asks to change; raises ``UsageError`` where it names nothing of the job."""
+    """The change that a question asks for; raises ``UsageError`` where it names nothing of the job."""
     what, _, value = text.partition("=")
     if not value:
         raise UsageError(f"--what-if {text[:60]!r} asks for nothing; expected one of {', '.join(FORMS)}")
@@ -168,7 +168,7 @@ def _expect(value: str, known: str, what: str) -> None:
 
 
 def _network_notes(job: Job) -> tuple[str, ...]:
-    """What is assumed of collectives that were found on one rank alone; raises ``UsageError`` where all are."""
+    """Assumptions on collectives that were found on one rank alone; raises ``UsageError`` where all are."""
     operations = job.operations
     is_member = operations.collective >= 0
     pairs = np.unique(np.stack([operations.collective[is_member], operations.rank[is_member]]), axis=1)

@@ -61,16 +61,16 @@ class RankSeries:
 
 
 Gathered = tuple[dict[int, T], tuple[str, ...]]
-"""What could be read, by rank, and a sentence for each rank, or other part, where it could not."""
+"""Parts that could be read, by rank, and a sentence for each rank, or other part, where it could not."""
 Optional = tuple[T | None, tuple[str, ...]]
-"""What an optional part holds, and a sentence where it cannot be read; neither where there is none."""
+"""Content of an optional part, and a sentence where it cannot be read; neither where there is none."""
 
 
 class Bundle:
     """An incident. Raises ``UsageError`` where its first file cannot be read.
 
     Attributes:
-        incident: What ``incident.json`` says; paths of checkpoints that are not absolute are those in its folder.
+        incident: Content of ``incident.json``; paths of checkpoints that are not absolute are those in its folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class Bundle:
 
     @property
     def folder(self) -> Path:
-        """Of the incident."""
+        """Folder of the incident."""
         return self.incident.folder
 
     def parts(self, rank: int | None = None) -> Gathered[RankPart]:
@@ -103,14 +103,14 @@ class Bundle:
         return self._gather("state", lambda one: self._tensors_of(one, STATE_FILE), rank)
 
     def alarms(self) -> list[Alarm]:
-        """Those of all ranks that can be read, each once, by step."""
+        """Alarms of all ranks that can be read, each once, by step."""
         parts, _ = self.parts()
         of_parts = [one for part in parts.values() for one in part.alarms]
         others = [one for one in self.incident.alarms if one.rank not in parts]
         return sorted([*of_parts, *others], key=lambda one: (one.step, one.rank))
 
     def report(self) -> Optional[str]:
-        """What somebody saw, in words."""
+        """The report of what somebody saw, in words."""
         return self._optional(REPORT_FILE, optional_parts.read_report)
 
     def times(self) -> Optional[optional_parts.RecordedTimes]:
@@ -126,7 +126,7 @@ class Bundle:
         return self._optional(EARLIER_CONFIGURATION_FILE, optional_parts.read_configuration)
 
     def dumps(self) -> Gathered[Dump]:
-        """What the flight recorders of ranks held."""
+        """Dumps of the flight recorders of ranks."""
         folder = self.folder / FLIGHT_FOLDER
         try:
             names = sorted(one.name for one in folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []

@@ -1,4 +1,4 @@
-"""What blanks can be filled with: ranks, tensors and windows of an incident, described by features and never by identity."""
+"""Candidates for blanks of queries: ranks, tensors and windows of an incident, described by features, not by identity."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NARROW, WIDE = 2, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """What is known of a candidate. Numbers are over the steps around the alarm.
+    """Features of a candidate. Numbers are over the steps around the alarm.
 
     Attributes:
         peer_score: Largest number of deviations from other ranks; infinite where only it is not finite; 0: not known.
-        position: Of 1, the most unusual candidate, to 0, among those of the incident.
+        position: Position from 1, the most unusual candidate, to 0, among those of the incident.
         onset: Steps from the alarm to the first value far from its own past (negative: before); None where there is none.
         past_ratio: Largest factor between a value and the usual one of its past, up or down; 1: not known.
         nonfinite: Share of values that are not finite.
@@ -42,7 +42,7 @@ class Features:
 
     @property
     def unusual(self) -> tuple[bool, float, bool, float, float]:
-        """What candidates are sorted by: alarms, share not finite, unlike others, distance from others, from the past."""
+        """Key to sort candidates by: alarms, share not finite, unlike others, distance from others, from the past."""
         onset = math.inf if self.onset is None else self.onset
         return self.alarms > 0, -onset, self.nonfinite > 0, self.peer_score, self.past_ratio
 
@@ -71,7 +71,7 @@ class Candidates:
 
 
 def candidates_of(bundle: Bundle) -> Candidates:
-    """Those of an incident; parts that cannot be read are left out."""
+    """Candidates of an incident; parts that cannot be read are left out."""
     series, _ = bundle.series()
     before, (first, last) = past_end(bundle, Blanks()), window(bundle, Blanks())
     peers = dict.fromkeys(series, np.zeros((0, 0)))
@@ -131,6 +131,6 @@ def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple
 
 
 def _largest(values: Floats) -> Floats:
-    """Of each column, of what is known; 0 where nothing is."""
+    """Largest known value of each column; 0 where nothing is known."""
     result: Floats = np.nan_to_num(values, nan=0.0, posinf=np.inf).max(0, initial=0.0)
     return result

@@ -43,9 +43,9 @@ def collect(
     Args:
         job: Folder of a job, or of an incident in one.
         output: Folder to write, empty or not there.
-        step: Of the incident, where no alarm says it; by default the last one that a trace or a log names.
+        step: Step of the incident, where no alarm says it; by default the last one that a trace or a log names.
         earlier: File with the settings of an earlier job.
-        report: What somebody saw, in words, or a file of it.
+        report: Words on what somebody saw, or a file of them.
 
     Raises:
         UsageError: a folder or a file that is not there or not fit, or a step for an incident that says it.
@@ -100,7 +100,7 @@ class _Collection:
     """Takes parts of a job; what it learns of the job on the way is kept.
 
     Attributes:
-        last_step: That a trace or a log names; 0 where none does.
+        last_step: Last step that a trace or a log names; 0 where none does.
         world_size: Ranks that were seen, at least 1.
         checkpoints: With manifests.
     """
@@ -122,7 +122,7 @@ class _Collection:
         return incident
 
     def from_job(self, files: list[Path]) -> Iterator[CollectedPart]:
-        """What lies in the folder of the job."""
+        """Parts collected from the folder of the job."""
         takers: dict[str, Callable[[list[Path]], tuple[str, str]]] = {
             parts.TIMELINE_FILE: self._take_traces, parts.FLIGHT_FOLDER: self._take_dumps, parts.LOG_FILE: self._take_logs,
             CHECKPOINTS: self._take_manifests, parts.CONFIGURATION_FILE: self._take_configuration,

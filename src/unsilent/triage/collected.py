@@ -1,4 +1,4 @@
-"""What was collected of a job, and how to record what was not found."""
+"""The parts collected of a job, and how to record those that were not found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CollectedPart:
     """A part of the incident.
 
     Attributes:
-        name: Of its file or folder.
+        name: Name of its file or folder.
         source: Where it is from; empty: nothing was taken.
         problem: Why not, or why not all.
     """
@@ -44,11 +44,11 @@ class CollectedPart:
 
 @dataclass(frozen=True, repr=False)
 class Collected(Shown):
-    """What was written.
+    """The incident that was written, and its parts.
 
     Attributes:
         job, folder: What was looked through, and the folder of the incident.
-        incident: That was written.
+        incident: Incident that was written.
         is_new: Whether no alarm had written one.
     """
 

@@ -83,7 +83,7 @@ def _common(series: RankSeries, steps: NDArray[np.int64], names: tuple[SeriesNam
 
 
 def _logarithms(series: RankSeries) -> Floats:
-    """Of magnitudes; NaN where a value was not seen or is not finite."""
+    """Logarithms of magnitudes; NaN where a value was not seen or is not finite."""
     is_known: Bools = series.seen & np.isfinite(series.values)
     return np.where(is_known, np.log(np.maximum(np.abs(np.where(is_known, series.values, 1.0)), _SMALLEST)), np.nan)
 

@@ -32,7 +32,7 @@ FEWEST = 3
 
 
 class Order(Protocol):
-    """What ranks queries and judges findings.
+    """An order that ranks queries and judges findings.
 
     Attributes:
         least_gain: Queries that would tell less are not executed.
@@ -83,12 +83,12 @@ class Conclusion(Enum):
 
 @dataclass(frozen=True)
 class Investigation:
-    """What was asked of an incident, and what is left to ask.
+    """The executed queries on an incident, and those that are left.
 
     Attributes:
         bundle: The incident.
         ranked: All queries, the most telling one first.
-        executed: Those that were executed, in order.
+        executed: Queries that were executed, in order.
         is_run: Whether any were to be.
     """
 
@@ -170,7 +170,7 @@ def executable(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> 
 
 
 def in_order(queries: Sequence[ScoredQuery], executed: Sequence[Executed]) -> list[ScoredQuery]:
-    """By expected gain per second, after what was found; queries whose answer is implied come last."""
+    """Queries by expected gain per second, after what was found; those whose answer is implied come last."""
 
     def key(one: ScoredQuery) -> tuple[bool, float]:
         seconds = max(LEAST_SECONDS, TEMPLATES[one.query.template].seconds)

@@ -65,7 +65,7 @@ def traces_in(files: Sequence[Path]) -> list[Path]:
 
 
 def configuration_in(files: Sequence[Path]) -> Path | None:
-    """That of hydra, else the one that lies highest."""
+    """The configuration of hydra, else the one that lies highest."""
     named = [path for path in files if _CONFIGURATION.fullmatch(path.name) and path.parent.name != ".hydra"]
     hydra = [path for path in files if path.parts[-2:] == (".hydra", "config.yaml")]
     return min(hydra or named, key=lambda one: (len(one.parts), one), default=None)

@@ -34,7 +34,7 @@ class RecordedTimes:
 
     Attributes:
         ranks, parts: Numbers and names.
-        steps: Of the run, increasing, int64[s].
+        steps: Steps of the run, increasing, int64[s].
         seconds: float64[ranks, steps, parts]; NaN: a rank has no such part.
     """
 
@@ -45,7 +45,7 @@ class RecordedTimes:
 
 
 def read_report(path: Path) -> str:
-    """What somebody saw, in words."""
+    """The report of what somebody saw, in words."""
     return read_plain(path, MOST_TEXT).decode("utf-8", "replace")
 
 
@@ -62,7 +62,7 @@ def read_times(path: Path) -> RecordedTimes:
 
 
 def read_dump(path: Path) -> Dump:
-    """What the flight recorder of a rank held, in JSON. A pickle is not opened."""
+    """The dump of a rank's flight recorder, in JSON. A pickle is not opened."""
     with open_plain(path) as file:
         if not file.read(64).lstrip().startswith(b"{"):
             raise UsageError(f"{path} is no JSON object; write the dump in JSON, as unsilent timeline record does")

@@ -22,8 +22,8 @@ class PossibleQuery:
 
     Attributes:
         blank: Name of the blank that is filled with a candidate; empty: the query looks at everything.
-        features: Of the candidate; None where there is none.
-        place: Of the candidate among those of its kind, from 1; 0 where there is none.
+        features: Features of the candidate; None where there is none.
+        place: Place of the candidate among those of its kind, from 1; 0 where there is none.
     """
 
     query: Query
@@ -33,12 +33,12 @@ class PossibleQuery:
 
     @property
     def reason(self) -> str:
-        """What is unusual about the candidate, in words; empty where there is none."""
+        """Why the candidate is unusual, in words; empty where there is none."""
         return describe(self.features, self.blank) if self.features else ""
 
 
 def possible_queries(bundle: Bundle, candidates: Candidates) -> list[PossibleQuery]:
-    """Those of an incident, by template; templates that need more ranks than it has are left out."""
+    """Queries possible on an incident, by template; templates that need more ranks than it has are left out."""
     return [
         one
         for name, template in TEMPLATES.items()
@@ -66,7 +66,7 @@ def _filled(template: str, blanks: Sequence[str], bundle: Bundle, found: Candida
 
 
 def describe(features: Features, blank: str) -> str:
-    """What is unusual about a candidate, in words."""
+    """Why a candidate is unusual, in words."""
     words = []
     if features.alarms:
         words.append(count_text(features.alarms, "alarm"))

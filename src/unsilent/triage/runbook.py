@@ -27,18 +27,18 @@ NEXT_RULE, NEXT_QUERY, NEXT_CANDIDATE = 0.9, 0.85, 0.8
 
 @dataclass(frozen=True)
 class Signals:
-    """What is seen of an incident before a query is made.
+    """Signals of an incident before a query is made.
 
     Attributes:
-        features: Of alarms.
-        ranks: That have alarms.
+        features: Features of alarms.
+        ranks: Ranks that have alarms.
         nonfinite: Whether an alarm is of a value that is not finite, or a series has one.
         apart: Whether one rank alone left its own past first, and is far from the others.
         early: Whether something left its own past before the alarm.
         ended: Whether series of a rank end before those of another one.
         logged: Whether a log has a line that looks like an error.
         settings_differ: Whether the configuration is not that of the earlier job.
-        symptoms: That the report names.
+        symptoms: Symptoms that the report names.
     """
 
     bundle: Bundle
@@ -55,7 +55,7 @@ class Signals:
 
 
 def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
-    """Those of an incident."""
+    """Signals of an incident."""
     alarms = bundle.alarms()
     known = [one.features for one in candidates.ranks]
     onsets = [one.onset for one in known if one.onset is not None]

@@ -18,5 +18,5 @@ _PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _SYMP
 
 
 def symptoms_in(report: str) -> frozenset[str]:
-    """Those that a report names. Whether it denies them is not looked at."""
+    """Symptoms that a report names. Whether it denies them is not looked at."""
     return frozenset(name for name, pattern in _PATTERNS.items() if pattern.search(report))

@@ -1,4 +1,4 @@
-"""What is shown of an investigation: the queries to run next with their reasons, and what those that were run found."""
+"""Report on an investigation: the queries to run next with their reasons, and what those that were run found."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Triage(Shown):
 
 @dataclass(frozen=True, repr=False)
 class QueryAnswer(Shown):
-    """What one query found."""
+    """The finding of one query."""
 
     bundle: Bundle
     query: Query

@@ -1,4 +1,4 @@
-"""What runs: a trained model, the batches it is evaluated on, and the rule that says when its answer changed.
+"""Inference workloads: a trained model, the batches it is evaluated on, and the rule that says when its answer changed.
 
 `InferenceWorkload` is the protocol; `Workload` the plain implementation that a model and an iterable of batches are
 enough for. The output of ``run`` may be a tensor or any nesting of tuples, lists and dicts of tensors whose first
@@ -29,7 +29,7 @@ class InferenceWorkload(Protocol):
     components: Mapping[str, Sequence[str]]
     """Name -> globs over parameter names (``"emb_l.*"``). Empty: one component per top-level child module."""
     info: Mapping[str, Any]
-    """What the reader of a report should know: data, reached accuracy … (JSON values)."""
+    """Facts for the reader of a report: data, reached accuracy … (JSON values)."""
 
     def model(self) -> nn.Module:
         """The trained model in eval mode; the same object at every call."""
@@ -40,7 +40,7 @@ class InferenceWorkload(Protocol):
         ...
 
     def run(self, model: nn.Module, batch: Any) -> Any:
-        """One golden or faulty evaluation of one batch."""
+        """Output of one golden or faulty evaluation of one batch."""
         ...
 
 
@@ -69,7 +69,7 @@ class CalibratedWorkload(InferenceWorkload, Protocol):
 
 @calls_user_code
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """One call of the model: a dict as keyword arguments, a tuple or list as positional ones, else the one input."""
+    """Output of one call: a dict is keyword arguments, a tuple or list positional ones, else the one input."""
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, (tuple, list)):
@@ -212,7 +212,7 @@ class Workload:
         return result
 
     def clean_originals(self, part: str, samples: int) -> Sequence[Sequence[int]]:
-        """Which original each sample of each batch of `clean_batches` is of: samples with the same number are not independent.
+        """Originals of the samples of each batch of `clean_batches`: samples with the same number are not independent.
 
         From the method ``originals_of_samples(part, samples)`` of ``clean``; without it, each sample is an original of its own.
 
@@ -231,7 +231,7 @@ class Workload:
         return [as_inputs(_inputs(batch) if self._labelled else batch, self._run) for batch in batches]
 
     def run(self, model: nn.Module, batch: Any) -> Any:
-        """One evaluation of one batch."""
+        """Output of one evaluation of one batch."""
         try:
             return call_user_code(self._run, model, batch)
         except TypeError as error:

@@ -32,13 +32,13 @@ _LEFT_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class TrainedWeightsRecipe:
-    """What decides the trained bits."""
+    """The settings that decide the trained bits."""
 
     workload: str
     version: int
     """Raised whenever the model or its training changes."""
     options: Mapping[str, Any]
-    """Those options (JSON values) that the training depends on."""
+    """Options (JSON values) that the training depends on."""
     data: str
     """Hash of the training data."""
 
@@ -73,7 +73,7 @@ def load_or_train(
         build: Makes the model with fresh weights.
         train: Trains it in place and returns its score on held-out data.
         goal: The score it must reach.
-        seed: Of the fresh weights.
+        seed: Seed of the fresh weights.
 
     Raises:
         UsageError: the cache cannot be written.

@@ -20,7 +20,7 @@ SPREAD = 1.5
 FLATTER = 0.7
 """Exponent of Zipf's law for the categories of unusual requests."""
 LARGEST = 10.0
-"""As far from its mean as a dense feature of a CSV can be, in standard deviations."""
+"""Largest distance of a dense feature of a CSV from its mean, in standard deviations."""
 
 
 def clean_requests(name: str, clicks: Clicks, first_free: int) -> CleanSource:
@@ -29,7 +29,7 @@ def clean_requests(name: str, clicks: Clicks, first_free: int) -> CleanSource:
 
 
 def _further_requests(part: str, samples: int) -> list[dict[str, Tensor]]:
-    """As many as are wanted, drawn batch by batch."""
+    """Batches with as many requests as are wanted, drawn batch by batch."""
     unusual = part == SHIFTED
     batches = []
     for start in range(0, samples, BATCH):

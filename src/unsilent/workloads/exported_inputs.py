@@ -29,7 +29,7 @@ FORMS = (
 
 
 class ProgramInputs:
-    """What a program takes: names of its inputs, their nesting, and what it was exported with in place of each tensor.
+    """Inputs of a program: their names, their nesting, and what it was exported with in place of each tensor.
 
     Args:
         exported: The program as it was loaded.

@@ -177,12 +177,12 @@ def fit_to_help_texts(
 
 @dataclass(frozen=True)
 class CharacterModel:
-    """What tells one workload of the help texts from another.
+    """Differences between workloads of the help texts.
 
     Attributes:
         version: Raised whenever the model or its training change.
         build: Makes the model with fresh weights: token ids int64 [n, 64] -> an output.
-        score: What ``goal`` is about, of the model, held-out contexts and the characters that follow, see `held_out_contexts`.
+        score: Function of the model, held-out contexts and the characters that follow, whose value ``goal`` is about.
         scores_of: Output of the model -> scores of the next character [n, 64, 97].
     """
 

@@ -55,7 +55,7 @@ def run_generate(model: Any, batch: Mapping[str, Tensor], tokens: int) -> Tensor
 
 
 class _Prompt:
-    """Given to ``generate``, sees how long rows are before the first new token: some models put a token of their own there."""
+    """Hook of ``generate`` that sees how long rows are before the first new token: some models insert one of their own."""
 
     def __init__(self) -> None:
         self.length = 0

@@ -48,7 +48,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a trained model must reach on held-out data: ``metric`` at least ``floor``."""
+    """The score that a trained model must reach on held-out data: ``metric`` at least ``floor``."""
 
     metric: str
     floor: float
@@ -66,7 +66,7 @@ class Goal:
 
 @contextmanager
 def isolated_training(seed: int) -> Iterator[None]:
-    """One thread, seeded global randomness and gradients inside; the caller's settings back afterwards."""
+    """Context with one thread, seeded global randomness and gradients; the caller's settings come back afterwards."""
     threads = torch.get_num_threads()
     state = torch.random.get_rng_state()
     try:
@@ -97,8 +97,8 @@ def fit(
         sample: Maps int64 indices [batch] into the training set to ``(model input, target)``.
         count: Size of the training set.
         loss: Scalar from model output and target.
-        seed: Of the order of the samples.
-        description: What ``progress`` is called with.
+        seed: Seed of the order of the samples.
+        description: Description that ``progress`` is called with.
     """
     order = torch.Generator().manual_seed(seed)
     size = min(schedule.batch, count)

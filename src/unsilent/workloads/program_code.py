@@ -16,11 +16,11 @@ from unsilent.sites.memory import dtype_name
 
 
 class ProgramCode:
-    """What a program, or a part of it, runs; never changed, and shared by copies of the program.
+    """Code of a program, or of a part of it; never changed, and shared by copies of the program.
 
     Args:
         program: The module whose tensors the graph names.
-        graph: As ``ExportedProgram.module()`` gives it.
+        graph: Graph as ``ExportedProgram.module()`` gives it.
 
     Attributes:
         function: ``function(program, *inputs)``.
@@ -38,7 +38,7 @@ class ProgramCode:
         return self
 
     def with_device(self, program: nn.Module, device: torch.device) -> ProgramCode:
-        """The same with every device that is written into it replaced by ``device``, for a program that is there."""
+        """The code with every device that is written into it replaced by ``device``, for a program that is there."""
         if all(v == device for _, v in self._written() if isinstance(v, torch.device)):
             return self
         graph = copy.deepcopy(self._graph)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PASSED = ("data", "weights", "progress")
 """Parameters of a factory that are not ``--with`` options."""
 PARTS = ("name", "judge", "components", "info", "model", "batches", "run")
-"""What an object must have to be an inference workload."""
+"""Attributes that an object must have to be an inference workload."""
 TRAINING_PARTS = (
     "name",
     "steps",
@@ -56,7 +56,7 @@ TRAINING_PARTS = (
     "restore",
     "restore_into",
 )
-"""What an object must have to be a training workload."""
+"""Attributes that an object must have to be a training workload."""
 
 UNNAMED = "custom"
 """Name of a workload or a training of the user's that was given none."""
@@ -65,7 +65,7 @@ _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".th", ".npz", ".onn
 
 @dataclass(frozen=True)
 class Origin:
-    """What a training workload was loaded from, so that another process can load it."""
+    """Arguments that a training workload was loaded with, so that another process can load it."""
 
     ref: str
     options: Mapping[str, str]
@@ -145,7 +145,7 @@ def _check_types(ref: str, options: Mapping[str, str] | None) -> None:
 
 
 def origin_of(workload: Any) -> Origin | None:
-    """What `load_training` made this very object from; None for others."""
+    """Arguments that `load_training` made this very object from; None for others."""
     try:
         return _origins.get(workload)
     except TypeError:

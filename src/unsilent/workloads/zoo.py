@@ -1,4 +1,4 @@
-"""Which workloads are built in, for inference and training: one line each, with the options they take.
+"""The list of built-in workloads, for inference and training: one line each, with the options they take.
 
 Invariant: importing this module imports neither torch nor numpy, so that listing is instant; the factories live in
 modules that are imported when they are asked for.

@@ -63,7 +63,7 @@ def range_tensors(
     """All datasets of an HDF5 file that is a range of bytes of a checkpoint's file.
 
     Args:
-        checksums: Those of the file around it, which cover all of its bytes.
+        checksums: Checksums of the file around it, which cover all of its bytes.
 
     Raises:
         UsageError: it is no HDF5 file, or damaged.

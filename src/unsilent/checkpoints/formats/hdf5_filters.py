@@ -82,7 +82,7 @@ class ChunkChecksum:
 
     @property
     def name(self) -> str:
-        """What it is, for messages."""
+        """Name of the checksum, for messages."""
         return f"the Fletcher-32 of a chunk of {self.tensor}"
 
     @property

@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What reading one file may take.
+    """Limits on what reading one file may take.
 
     Attributes:
         memory: Bytes of address space.
@@ -89,7 +89,7 @@ class Dataset:
 
     @property
     def name(self) -> str:
-        """Its path, for messages."""
+        """Path of the dataset, for messages."""
         return ascii("/".join(self.path))[:80]
 
 
@@ -117,7 +117,7 @@ def _damaged(where: str, what: str) -> UsageError:
 
 
 def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
-    """What the child says. Raises ``UsageError`` where it says nothing."""
+    """The child's answer. Raises ``UsageError`` where there is none."""
     folders = []
     for package in ("h5py", "numpy"):
         found = find_spec(package)

@@ -27,10 +27,10 @@ from unsilent.checkpoints.stored_tensors import StoredTensor
 
 
 class Format(NamedTuple):
-    """One format.
+    """One checkpoint format: its name, and functions that recognise and list it.
 
     Attributes:
-        name: As reports show it.
+        name: Name in reports.
         matches: Whether files are of it; must raise ``UsageError`` at most, on any content.
         tensors: All tensors and numbers in the order of the file; raises ``UsageError`` for damaged files.
     """
@@ -42,7 +42,7 @@ class Format(NamedTuple):
 
 _MODULES = (torch_zip, dcp, deepspeed, trainer_folder, safetensors_file, torch_legacy, orbax, hdf5, keras_archive)
 FORMATS = tuple(Format(module.NAME, module.matches, module.tensors) for module in _MODULES)
-"""In the order in which they are tried."""
+"""All formats, in the order in which they are tried."""
 
 
 def format_of(files: CheckpointFiles, formats: Iterable[Format] = ()) -> Format:

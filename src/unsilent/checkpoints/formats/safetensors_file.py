@@ -36,7 +36,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
 class _Part(NamedTuple):
-    """What the header says of one tensor: its dtype, its shape, and its bytes from the header's end on."""
+    """The header's entry for one tensor: its dtype, its shape, and its bytes from the header's end on."""
 
     dtype: str
     shape: tuple[int, ...]

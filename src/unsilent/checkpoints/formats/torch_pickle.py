@@ -80,7 +80,7 @@ class PickledTensor(NamedTuple):
 
     Attributes:
         storage: Name of the record with its bytes.
-        offset: Of its first element, in elements.
+        offset: Place of its first element, in elements.
         storage_size: Bytes of the storage, as the pickle says.
         obstacle: Why its values are not those of its bytes; empty where they are.
     """
@@ -98,7 +98,7 @@ class PickledObject(NamedTuple):
     """An object whose content is not read.
 
     Attributes:
-        kind: What it is, for messages: the name of its class.
+        kind: Name of its class, for messages.
         fingerprint: Hash of all that the pickle says of it; empty where that is too much, or tensors belong to it.
     """
 
@@ -114,8 +114,8 @@ def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, L
     """All tensors and numbers with the keys that lead to them, in the pickle's order.
 
     Args:
-        root: What the pickle holds.
-        where: What errors call the file.
+        root: The pickled object.
+        where: Name of the file in errors.
         pickle_size: Bytes of the pickle.
 
     Raises:
@@ -161,7 +161,7 @@ def _interpreted(value: Any) -> tuple[Leaf | None, Parts]:
 
 
 def _called(call: Call) -> tuple[Leaf | None, Parts]:
-    """The same for a call or object."""
+    """The leaf that a call or object is, or its parts."""
     match call.function:
         case Persistent(
             ("module", Name() as kind, *_)
@@ -216,7 +216,7 @@ def _tensor_and_parts(call: Call) -> tuple[Leaf | None, Parts]:
 
 
 def _wrapped(call: Call) -> tuple[Call, Any] | None:
-    """What makes the tensor that a parameter or subclass is made of, and its attributes; None for any other call."""
+    """The call that makes the tensor in a parameter or subclass, and its attributes; None for any other call."""
     match call.name, call.arguments:
         case "torch._tensor._rebuild_from_type_v2", (Name() as function, _, tuple(arguments), state):
             return Call(function, arguments), state
@@ -239,7 +239,7 @@ def _quantiser(call: Call) -> Parts:
 
 
 def _attributes(state: Any, others: Any) -> Any:
-    """What is set on a tensor besides its values, as a dict; raises ``PickleDamaged`` for attributes that are its values."""
+    """Attributes set on a tensor besides its values, as a dict; raises ``PickleDamaged`` where they are its values."""
     parts = state if isinstance(state, tuple) else (state,)
     items = [item for part in parts for item in (part.items if isinstance(part, (Mapped, Call)) else ())]
     if any(not isinstance(part, (Mapped, type(None))) for part in parts) or _CONTENT & {

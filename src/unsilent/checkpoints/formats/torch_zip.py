@@ -89,7 +89,7 @@ def _without_numbering(named: Iterable[tuple[str, ArchiveValue]]) -> Iterator[tu
 def read_archive(
     files: CheckpointFiles, file: str, start: int = 0, size: int | None = None
 ) -> tuple[Any, list[ArchiveValue]]:
-    """What one archive of ``torch.save`` pickles, and all of its values; it may lie inside of a larger file.
+    """The object that one archive of ``torch.save`` pickles, and all of its values; it may lie inside of a larger file.
 
     Args:
         files: The checkpoint.

@@ -87,7 +87,7 @@ def _in_one_line(name: str, error: ValidationError) -> UsageError:
 
 
 def _problem(settings: InjectorSettings) -> str:
-    """What is wrong with settings that are right one by one; empty for nothing."""
+    """The problem with settings that are right one by one; empty for none."""
     modes = {
         "float_precision: auto": settings.width is None,
         "a bit range or burst": settings.first_bit is not None or settings.last_bit is not None or settings.burst > 1,

@@ -14,7 +14,7 @@ from unsilent.faults.record import Fault
 
 @dataclass
 class _Hits:
-    """What was done to one tensor: of every round the operands by element. A second hit of an element begins a new round."""
+    """Operands by element of every round of hits on one tensor. A second hit of an element begins a new round."""
 
     operation: str
     held: str | None

@@ -124,7 +124,7 @@ def _placed_mask(settings: InjectorSettings, layout: Codec, word: int, rng: np.r
 
 
 def _notes(settings: InjectorSettings, tensors: Sequence[StoredTensor], elements: int, tries: int) -> list[str]:
-    """What hdf5_corrupter does in its own way, where it matters for these settings."""
+    """Notes on how hdf5_corrupter differs, where it matters for these settings."""
     notes, tried, distinct = [], settings.injection_tries, {t.name: t for t in tensors}
     if settings.injection_type == "percentage":
         how = "a percentage, as in its code, though its README says a fraction"

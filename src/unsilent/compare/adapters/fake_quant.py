@@ -27,7 +27,7 @@ ACTIVATION_LEVELS = 255
 
 
 class FakeQuantized(nn.Module):
-    """What a quantised layer adds to a convolution or a linear layer: the scales, and how they are found."""
+    """The scales that a quantised layer adds to a convolution or a linear layer, and how they are found."""
 
     weight: Tensor
     bias: Any  # a tensor or None, which linear layers and convolutions declare differently
@@ -180,7 +180,7 @@ def fake_quantised(
 
     Args:
         calibration: Batches whose largest and least values set the ranges of inputs.
-        bits: Of weights, 2 to 8.
+        bits: Bits of weights, 2 to 8.
 
     Raises:
         UsageError: nothing can be quantised, or there is no batch.

@@ -1,4 +1,4 @@
-"""Which layers adapters change: convolutions and linear layers whose ``forward`` is torch's own, on a weight of their own.
+"""Layers that adapters change: convolutions and linear layers with torch's own ``forward``, on a weight of their own.
 
 Other layers compute something else from their weight, compute the weight anew in each pass, or have no ``forward`` that is
 called: nobody could tell that a change of their weight is what the model computes with.

@@ -26,12 +26,12 @@ ADAPTERS: Mapping[str, str] = {
     "fp16": "all weights and activations in float16",
     "compiled": "torch.compile with its defaults",
 }
-"""What each adapter does; several are joined by +, like ``prune:0.8+int8``, and are applied from left to right."""
+"""Descriptions of adapters; several are joined by +, like ``prune:0.8+int8``, and are applied from left to right."""
 
 SHOWN_NAMES = 5
 """Layers that are named where they are left in float32."""
 LAST = ("int8", "int4", "bf16", "fp16", "compiled")
-"""What nothing can come after."""
+"""Adapters that nothing can come after."""
 
 
 class HalfPrecision(nn.Module):
@@ -85,7 +85,7 @@ def adapt(
 
 
 def describe(model: nn.Module) -> str:
-    """Which layers of an adapted copy are quantised, and which are left in float32, in a sentence; empty where none is."""
+    """Sentence on the layers of an adapted copy that are quantised or left in float32; empty where none is."""
     quantised = set(quantised_layers(model))
     if not quantised:
         return ""

@@ -18,7 +18,7 @@ from unsilent.compare.adapters.pruning import zeros_stay
 from unsilent.workloads.model_fitting import Schedule, fit, isolated_training
 
 TEMPERATURE, LABEL_SHARE = 10.0, 0.1
-"""Of distillation, as DIVA's authors have them: what scores are divided by, and the weight of the labels in the loss."""
+"""Settings of distillation, as of DIVA's authors: the divisor of scores, and the weight of the labels in the loss."""
 
 
 def fine_tuned(model: nn.Module, inputs: Tensor, labels: Tensor, schedule: Schedule, seed: int = 0) -> nn.Module:
@@ -30,7 +30,7 @@ def fine_tuned(model: nn.Module, inputs: Tensor, labels: Tensor, schedule: Sched
 
 
 def surrogate(adapted: nn.Module, inputs: Tensor, labels: Tensor, schedule: Schedule, seed: int = 0) -> nn.Module:
-    """What somebody who has only the adapted model can make in place of the original: it is distilled from the adapted one.
+    """The model that somebody with only the adapted model can make as the original: distilled from the adapted one.
 
     It begins with the adapted model's weights, without rounding of activations, and may change those that are 0.
     """

@@ -27,7 +27,7 @@ def checkpoints(steps: int) -> list[int]:
 
 
 def apgd(pair: Pair, objective: Objective, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
-    """What ascent with steps of its own size finds; inputs for which something was found take no further restart."""
+    """Inputs found by ascent with steps whose size APGD chooses; inputs with a success take no further restart."""
     found, rows = Found(clean), torch.arange(len(clean))
     generator = torch.Generator().manual_seed(budget.seed)
     for restart in range(budget.restarts):

@@ -49,7 +49,7 @@ class ModelsUnderAttack:
 
     Attributes:
         twin: A module whose outputs have gradients for its inputs.
-        deployed: What is scored, such as a model that computes in integers; a module or a function of a batch.
+        deployed: Model that is scored, such as one that computes in integers; a module or a function of a batch.
         name: How the deployed model is called in the report.
         how: Sentences on how it was made.
     """
@@ -62,15 +62,15 @@ class ModelsUnderAttack:
 
 @dataclass(frozen=True, repr=False)
 class AttackResult(Shown):
-    """What an attack and its controls achieved.
+    """The scores of an attack and its controls.
 
     Attributes:
         workload, adapter, attack: Names.
         n: Inputs that were attacked: the original, the deployed model and its twin get them right.
-        accuracy: Of the original and of the deployed model, over all clean inputs that are not calibrated on.
+        accuracy: Accuracy of the original and of the deployed model, over all clean inputs that are not calibrated on.
         clean: Share of these that the original gets right and the deployed model wrong.
         twin_agreement: Share of these for which the attacked twin answers as the deployed model.
-        scores: Of the attack and of the controls.
+        scores: Scores of the attack and of the controls.
         how: Sentences on how the deployed model was made.
     """
 

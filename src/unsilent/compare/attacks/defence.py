@@ -80,7 +80,7 @@ class DivergenceDetector:
         return cls(conformal_threshold(divergence(classify(original, clean), classify(deployed, clean)).tolist(), rate))
 
     def alarms(self, original: Tensor, deployed: Tensor) -> Tensor:
-        """For which inputs there is an alarm, bool[n]; from class scores."""
+        """Whether there is an alarm for each input, bool[n]; from class scores."""
         return divergence(original, deployed) > self.threshold
 
     def evading(self) -> Objective:
@@ -94,7 +94,7 @@ class DivergenceDetector:
 
 
 def unseen_by_gate(original: Tensor, deployed: Tensor, labels: Tensor) -> Tensor:
-    """Which inputs are wrong and seen by no agreement gate, however many it checks: both models give one wrong answer."""
+    """Whether each input is wrong and no agreement gate sees it, however many it checks: both models answer alike."""
     return (deployed.argmax(1) != labels) & (original.argmax(1) == deployed.argmax(1))
 
 
@@ -113,7 +113,7 @@ def adaptive(task: Task, objective: Objective) -> Task:
 
 
 def passed(task: Task, found_inputs: Tensor, objective: Objective) -> Tensor:
-    """Which inputs are a success by an objective on the deployed models, bool[n]."""
+    """Whether each input is a success by an objective on the deployed models, bool[n]."""
     with torch.no_grad():
         return objective.success(
             classify(task.original, found_inputs), classify(task.deployed, found_inputs), task.labels

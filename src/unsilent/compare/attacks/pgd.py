@@ -22,7 +22,7 @@ def pgd(
     *,
     stops_when_evasive: bool = False,
 ) -> Found:
-    """What ascent finds.
+    """Inputs found by projected gradient ascent.
 
     Args:
         stops_when_evasive: Whether inputs leave the batch at the first step at which they are evasive.
@@ -60,7 +60,7 @@ def pgd(
 
 
 def noise(pair: Pair, clean: Tensor, labels: Tensor, ball: Ball, budget: Budget) -> Found:
-    """What random corners of the ball find, as many as steps: the control of every attack."""
+    """Inputs found among random corners of the ball, as many as steps: the control of every attack."""
     found, rows = Found(clean), torch.arange(len(clean))
     generator = torch.Generator().manual_seed(budget.seed)
     for at in range(1, budget.steps * budget.restarts + 1):

@@ -31,7 +31,7 @@ NOTES = (
 
 
 def report(result: AttackResult) -> Report:
-    """What is shown of an attack."""
+    """Report on an attack."""
     estimates = [row for one in result.scores.values() for row in _estimates(result, one)]
     differences = [row for name in result.scores if name != result.attack for row in _differences(result, name)]
     shares = [Column.share(f"evasive, {rule}") for rule in RULES]

@@ -29,7 +29,7 @@ WARM_UPS = 2
 MOST_TRIALS = 64
 """Trials that are collected before the host reads them."""
 MOST_BYTES = 256 << 20
-"""Of decision rows that are collected."""
+"""Most bytes of decision rows that are collected."""
 
 
 class CudaGraphs:
@@ -92,7 +92,7 @@ class BatchGraph:
 
     Attributes:
         capacity: Evaluations that can be collected before they are read.
-        output: Of the last evaluation; its memory is used again by the next.
+        output: Output of the last evaluation; its memory is used again by the next.
         seconds, plain_seconds, verdict_seconds: Of an evaluation by this graph, of a plain one, both with the verdict, and of a
             plain verdict; measured by who made it.
 

@@ -64,7 +64,7 @@ def _refusal(engine: GraphedEngine, i: int) -> str:
 
 
 def _shake(engine: GraphedEngine, i: int, graph: BatchGraph) -> None:
-    """With everything corrupted, strongly or else gently, a plain run and the graph must give the same bits."""
+    """Check that a plain run and the graph give the same bits with everything corrupted, strongly or else gently."""
     swaps = [f for f in input_element_swap_faults(engine.batches[i], i) if f.site in engine.inputs[i]]
     for strongly in (True, False):
         try:

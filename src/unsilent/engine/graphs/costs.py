@@ -1,4 +1,4 @@
-"""What trials cost by CUDA graphs, plainly, from the tape, and on rows: measured, so that the cheapest way is taken."""
+"""Costs of trials by CUDA graphs, plainly, from the tape, and on rows: measured, so that the cheapest way is taken."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GraphCosts:
 
     @property
     def trial_seconds(self) -> float:
-        """Of a trial by graphs; 0 where that is not known."""
+        """Seconds of a trial by graphs; 0 where that is not known."""
         return self.by_graphs.mean if self.by_graphs.trials >= ENOUGH else 0.0
 
     def trials_on_rows(self, by_graphs: float, trials: int) -> int:

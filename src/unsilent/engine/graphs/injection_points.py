@@ -26,7 +26,7 @@ from unsilent.sites.operands import corruptible_output
 MOST_ELEMENTS = 16
 """Words of one operation that the faults of a trial can change."""
 Masks = tuple[Words, Words]
-"""Which bits are kept and which are then flipped, of each word."""
+"""Masks of each word: bits that are kept, and bits that are then flipped."""
 OnDevice = tuple["InjectionPoint", Tensor, Tensor, Tensor]
 """A point, places in the memory of its output, and masks, all int[MOST_ELEMENTS] on the device."""
 
@@ -43,7 +43,7 @@ class InjectionPoint(NamedTuple):
 
 
 class PointFault(NamedTuple):
-    """What the faults of a trial change at one point: places in the output's memory, int64[n], and masks [n]."""
+    """Changes by the faults of a trial at one point: places in the output's memory, int64[n], and masks [n]."""
 
     point: InjectionPoint
     places: NDArray[np.int64]
@@ -96,7 +96,7 @@ class InjectionPoints(DispatchMode):
         words.index_copy_(0, places, words.index_select(0, places).bitwise_and_(keep).bitwise_xor_(flip))
 
     def faults_at_points(self, faults: Sequence[Fault]) -> list[PointFault] | None:
-        """What the faults of one trial, in order, change at each point; None where they cannot enter here."""
+        """Changes by the faults of one trial, in order, at each point; None where they cannot enter here."""
         at: dict[str, dict[int, tuple[Any, Any]]] = {}
         for fault in faults:
             site, point = parse_site(fault.site), self.points.get(parse_site(fault.site).name)
@@ -151,7 +151,7 @@ class StagedPointFaults:
     """The faults of several trials on their device: one copy of each kind for all of them.
 
     Args:
-        trials: Of each the points of its batch, and what changes there.
+        trials: For each trial the points of its batch, and what changes there.
     """
 
     def __init__(self, trials: Sequence[tuple[InjectionPoints, Sequence[PointFault]]], device: torch.device) -> None:

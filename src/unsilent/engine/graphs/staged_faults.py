@@ -25,7 +25,7 @@ MemoryFault = tuple[TensorMemory, Fault]
 
 
 class MemoryEdit(NamedTuple):
-    """What one trial writes into one tensor: elements int64[n], distinct; their golden words and the new ones, both [n]."""
+    """Words that one trial writes into one tensor: distinct elements int64[n]; their golden and new words, both [n]."""
 
     memory: TensorMemory
     elements: NDArray[np.int64]
@@ -54,7 +54,7 @@ class GoldenWords:
 
 
 def edits_of_trial(faults: Sequence[MemoryFault], golden: GoldenWords) -> list[MemoryEdit]:
-    """What the faults of one trial, applied in order, make of each tensor; raises what `Fault.apply` raises."""
+    """Edits of each tensor by the faults of one trial, applied in order; raises what `Fault.apply` raises."""
     by_tensor: dict[int, list[MemoryFault]] = {}
     for memory, fault in faults:
         by_tensor.setdefault(id(memory), []).append((memory, fault))
@@ -107,7 +107,7 @@ class StagedFaults:
     """The edits of several trials on their device.
 
     Args:
-        trials: Of each trial its edits; all tensors on ``device``.
+        trials: Edits of each trial; all tensors on ``device``.
 
     Positions are copied in one tensor, golden and corrupted words of each width in one each.
     """
@@ -129,7 +129,7 @@ class StagedFaults:
         self._places = [[next(made) for _ in trial] for trial in trials]
 
     def _parts(self, edits: Sequence[MemoryEdit], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-        """Of each edit the words and the room for its log; all are of one width."""
+        """Words of each edit and the room for its log; all are of one width."""
         sizes, width = [len(edit.elements) for edit in edits], edits[0].golden.itemsize
         self._log[width] = log = torch.zeros((3, sum(sizes)), dtype=WORDS[width], device=device)
         joined = (np.concatenate([e.golden for e in edits]), np.concatenate([e.corrupted for e in edits]))

@@ -18,7 +18,7 @@ _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_NARRO
 
 
 def change(golden: Tensor, faulty: Tensor) -> OutputDifference:
-    """What differs between two tensors of one dtype and shape, on the CPU."""
+    """Difference between two tensors of one dtype and shape, on the CPU."""
     if golden.dtype.is_complex:  # numbers by part, elements whole
         parts = change(torch.view_as_real(golden), torch.view_as_real(faulty))
         return replace(parts, changed=int((words_of(golden) != words_of(faulty)).any(-1).sum()))
@@ -35,7 +35,7 @@ def change(golden: Tensor, faulty: Tensor) -> OutputDifference:
 
 
 def _change(golden: Tensor, faulty: Tensor) -> OutputDifference:
-    """Of changed elements alone."""
+    """Difference of the changed elements alone."""
     one, two = golden.double(), faulty.double()
     known = one.isfinite() & two.isfinite()
     apart = (two - one).abs()

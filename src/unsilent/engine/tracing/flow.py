@@ -39,7 +39,7 @@ class DataflowRecorder(DispatchMode):
     """Active around one training step, inside of all other modes.
 
     Args:
-        digest: Of a tensor; one that depends on the order of elements, or one that does not.
+        digest: Digest of a tensor; one that depends on the order of elements, or one that does not.
 
     Attributes:
         recorded_operations: The operations, in order.

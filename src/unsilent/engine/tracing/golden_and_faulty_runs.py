@@ -35,13 +35,13 @@ class TracedOutput(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its name for a message."""
+        """Name of the output for a message."""
         kernel = f" > {self.key.kernel}" if self.key.kernel else ""
         return f"{self.key.name}{kernel}" + (f"/out.{self.key.output}" if self.key.output else "")
 
 
 class GoldenPass:
-    """One golden run: what was seen, and copies of some of it.
+    """One golden run: records of its outputs, and copies of some of them.
 
     Args:
         memory: Bytes that copies may take; one output is always kept, however large.
@@ -67,8 +67,8 @@ class FaultyPass:
     """One faulty run compared with what a golden run saw and kept.
 
     Attributes:
-        seen: What it gave.
-        changes: Of the outputs that were compared, by number.
+        seen: The golden run's outputs.
+        changes: Changes of the outputs that were compared, by number.
     """
 
     def __init__(self, golden: Sequence[TracedOutput], kept: Mapping[int, Tensor]) -> None:

@@ -46,7 +46,7 @@ _WORKSPACE = {
 
 
 class OutputKey(NamedTuple):
-    """Which output of which operation: see `unsilent.basics.fault_trace.TraceRow`."""
+    """The output of an operation that is meant: see `unsilent.basics.fault_trace.TraceRow`."""
 
     name: str
     kernel: str
@@ -182,7 +182,7 @@ class Tracer(DispatchMode):
 def computed_outputs(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 ) -> Iterator[tuple[int, Tensor]]:
-    """What an operation computes, by number of output: no views, no memory that nothing has written, no scratch memory."""
+    """Tensors that an operation computes, by number of output: no views, no uninitialised or scratch memory."""
     if gives_uninitialised(func) or is_view(func, args, kwargs, result):
         return
     workspace = _WORKSPACE.get(operation_name(func))
@@ -192,6 +192,6 @@ def computed_outputs(
 
 
 def _given(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Tensor]:
-    """What an operation gives; of one that gives nothing what it writes."""
+    """Tensors that an operation returns; of one that returns nothing those that it writes."""
     output = list(tensors_in(result))
     yield from output or written_by(func, args, kwargs)

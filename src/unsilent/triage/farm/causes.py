@@ -1,4 +1,4 @@
-"""What is done to a simulated job, by family and kind of the cause: when it is done, and to what."""
+"""Changes to a simulated job, by family and kind of the cause: when they are made, and to what."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RARE_CONTRAST = 3.0
 
 @dataclass(eq=False)
 class Replica:
-    """What one rank has.
+    """The model, optimizer and batch of one rank.
 
     Attributes:
         batch, loss: Of the step.
-        sent: Its gradients, as they reach the others.
+        sent: Gradients, as they reach the other ranks.
         is_zeroing: Whether gradients are set to zero before this step.
         is_updating: Whether the optimizer makes this step.
     """
@@ -42,7 +42,7 @@ class Replica:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Of all parameters."""
+        """Gradients of all parameters."""
         return [one.grad for one in self.model.parameters() if one.grad is not None]
 
     def saved_state(self) -> dict[str, Tensor]:
@@ -169,7 +169,7 @@ def _shuffled_labels(replica: Replica, planned: PlannedIncident, step: int) -> N
 
 
 def _repeated_shard(replica: Replica, planned: PlannedIncident, step: int) -> None:
-    """That of the next rank; where there is none, its own of the step before, again and again."""
+    """Give a rank the batch of the next rank; where there is none, its own of the step before, again and again."""
     other = (replica.rank + 1) % planned.world_size
     replica.batch = draw_batch(planned.seed, step if planned.world_size > 1 else planned.step - 1, other)
 
@@ -179,7 +179,7 @@ def _set_rate(replica: Replica, planned: PlannedIncident, step: int) -> None:
 
 
 def rate_factor(planned: PlannedIncident) -> float:
-    """By which the learning rate changes: 10 to 100 by mistake; a tenth or five times by plan."""
+    """Factor of the learning rate: 10 to 100 by mistake; a tenth or five times by plan."""
     if planned.is_healthy:
         return 0.1 if planned.draws[2] < 0.5 else 5.0
     return float(round(10 ** (1 + planned.draws[2])))
@@ -207,7 +207,7 @@ def _overflow(replica: Replica, planned: PlannedIncident, step: int) -> None:
 
 
 def _unusual_batch(replica: Replica, planned: PlannedIncident, step: int) -> None:
-    """Of one class, or with more contrast."""
+    """Make a batch of one class, or with more contrast."""
     if planned.draws[2] < 0.5:
         replica.batch = replica.batch._replace(images=replica.batch.images * RARE_CONTRAST)
         return
@@ -249,4 +249,4 @@ CAUSES: dict[tuple[str, str], Cause] = {
     ("healthy", "unusual batch"): Cause(Point.BATCH, _unusual_batch),
     ("healthy", "other data for all"): Cause(Point.BATCH, _other_data, lasts=True),
 }
-"""Those that change what is computed. Others change files, times, or which ranks go on: see `simulated_job` and `record`."""
+"""Causes that change what is computed. Others change files, times, or which ranks go on: see `simulated_job`, `record`."""

@@ -60,7 +60,7 @@ def make_collection(
 
     Args:
         count: Simulated incidents.
-        seed: Of all that is drawn.
+        seed: Seed of all that is drawn.
         real: Incidents of two real processes under the real monitor, which come after them.
         workers: Processes that simulate; incidents do not depend on it.
 
@@ -86,12 +86,12 @@ def make_collection(
 
 
 def folder_of(folder: Path, number: int) -> Path:
-    """Of an incident in that of its collection."""
+    """Folder of an incident in that of its collection."""
     return folder / f"{number:05d}"
 
 
 def read_planned(path: Path) -> PlannedIncident:
-    """What ``planned.json`` says. Raises ``UsageError``."""
+    """Content of ``planned.json``. Raises ``UsageError``."""
     try:
         return parse_fields(PlannedIncident, parse_json(read_plain(path, MOST_BYTES)))
     except (ValueError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""What is shown of a collection of incidents: how many of each family there are, and how many raised an alarm."""
+"""Report on a collection of incidents: how many of each family there are, and how many raised an alarm."""
 
 from __future__ import annotations
 

@@ -20,23 +20,23 @@ from unsilent.triage.findings import Blanks, FindingKind, Outcome, Query
 E = TypeVar("E", bound=Enum)
 
 LABELS_FILE = "labels.jsonl"
-"""In the folder of a collection: one line for each incident."""
+"""File in the folder of a collection: one line for each incident."""
 MOST_BYTES, MOST_LINE = 2**28, 2**20
-"""Of the file of labels, and of one line."""
+"""Most bytes of the file of labels, and of one line."""
 RIGHT = 3
 """The grade of a query whose finding names the place and the kind of the cause."""
 
 
 @dataclass(frozen=True)
 class GradedQuery:
-    """What a query came to on an incident.
+    """The result of a query on an incident, with its grade.
 
     Attributes:
         grade: 3: the finding names the place of the cause (rank, tensor or step) and its kind; 2: its place; 1: it differs from
             that of the run without the cause; 0: neither.
         outcome, kind: Of the finding.
         is_same: Whether the run without the cause gives the same finding.
-        seconds: That the query took.
+        seconds: Seconds that the query took.
     """
 
     query: Query
@@ -52,8 +52,8 @@ class LabelledIncident:
     """An incident with its grades.
 
     Attributes:
-        folder: Of the incident.
-        group: The same for incidents whose report and telemetry are nearly the same.
+        folder: Folder of the incident.
+        group: Group of incidents whose report and telemetry are nearly the same.
         graded: In the order of `possible_queries`.
     """
 
@@ -124,7 +124,7 @@ class _Line:
 
 
 def _parsed(content: bytes, collection: Path) -> LabelledIncident:
-    """One line. Raises ``ValueError``, and ``UsageError`` for blanks that cannot be."""
+    """The incident of one line. Raises ``ValueError``, and ``UsageError`` for blanks that cannot be."""
     values = parse_json(content)
     if not isinstance(values, dict):
         raise ValueError("expected an object")

@@ -1,4 +1,4 @@
-"""Which kinds of findings name which planned cause."""
+"""Kinds of findings that name a planned cause."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NAMING_REAL: dict[str, frozenset[FindingKind]] = {
     f"{REAL}numerics": frozenset({K.NUMERICS, K.NONFINITE}),
     f"{REAL}benign": frozenset(),  # a healthy change, as those of `HEALTHY`
 }
-"""The same of jobs with real processes, by family: their kinds are the varieties of `incidents.plant`."""
+"""Kinds for jobs with real processes, by family: their kinds are the varieties of `incidents.plant`."""
 WORDS_OF_SETTINGS = {
     "learning rate": ("lr", "rate"), "seed": ("seed",), "gradients not zeroed": ("zero", "accumul"),
     "bfloat16 weights": ("dtype", "precision", "bfloat16"),

@@ -19,7 +19,7 @@ LARGE = (10.0, 1000.0)
 
 
 def group_of(report: str, bundle: Bundle) -> str:
-    """The same for incidents that are nearly the same: digests of the report and of the telemetry, with a dash between them."""
+    """Name of a group of nearly equal incidents: digests of report and telemetry, with a dash between them."""
     return f"{_digest(masked(report, bundle))}-{_digest('; '.join(_telemetry(bundle)))}"
 
 

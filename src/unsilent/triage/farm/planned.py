@@ -42,11 +42,11 @@ class PlannedIncident:
     Attributes:
         number: In its collection.
         family, kind: Of the cause, of `FAMILIES`; of real processes, `REAL` with the kind, and a variety of it.
-        workload: Of `WORKLOADS`.
+        workload: Name in `WORKLOADS`.
         world_size: Number of ranks.
-        rank: That the cause is in; -1: in all ranks alike.
+        rank: Rank that the cause is in; -1: in all ranks alike.
         step: In which it begins.
-        seed: Of the training and of what is drawn for it.
+        seed: Seed of the training and of what is drawn for it.
         draws: Four numbers from 0 to 1 that choose tensor, element, size and words of the report.
     """
 

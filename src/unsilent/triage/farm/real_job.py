@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RealIncident = tuple[PlannedIncident, PlantedAnomaly]
 KINDS: tuple[FaultKind, ...] = (*VARIETIES, "benign")
-"""One after the other; two of seven are benign."""
+"""Kinds of faults, one after the other; two of seven are benign."""
 RANKS = 2
 SECONDS = 120.0
-"""That a gang may take to start, and for an incident."""
+"""Seconds that a gang may take to start, and for an incident."""
 
 
 def real_incidents(count: int, seed: int, first_number: int) -> list[RealIncident]:
-    """What is planted, the same for the same seed."""
+    """Incidents to plant, the same for the same seed."""
     result = []
     for number in range(count):
         rng = np.random.default_rng([seed, number, len(REAL)])
@@ -137,7 +137,7 @@ def _make_all(rank: int, folder: Path, missing: Sequence[RealIncident]) -> None:
 
 
 def _run(anomaly: PlantedAnomaly, rank: int, job: Path, **how: Any) -> None:
-    """One training of both ranks, whose monitor writes into an empty folder."""
+    """Run one training of both ranks, whose monitor writes into an empty folder."""
     if rank == 0:
         shutil.rmtree(job, ignore_errors=True)
         job.mkdir()

@@ -43,8 +43,8 @@ def simulate(planned: PlannedIncident, folder: Path, is_twin: bool, step: int | 
     """Write the folder of an incident, the same for the same one; the step that is recorded.
 
     Args:
-        is_twin: The same training without the cause.
-        step: That is recorded; None: that of the first alarm after the cause began, or a later one, in which somebody notices.
+        is_twin: Whether to leave out the cause.
+        step: Step that is recorded; None: that of the first alarm after the cause began, or a later one.
     """
     job = SimulatedJob(planned, is_twin, folder / CHECKPOINTS)
     watch = Watch(job, planned.step)
@@ -80,7 +80,7 @@ def _notice_delay(planned: PlannedIncident) -> int:
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """As the monitor records it, without the generators of this process, which the job does not use."""
+    """State as the monitor records it, without the generators of this process, which the job does not use."""
     return {**training_state(model, [optimizer]), "generators": {}}
 
 

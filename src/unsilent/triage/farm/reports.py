@@ -55,11 +55,11 @@ REPORT_FAMILIES = tuple(TEMPLATES)
 
 @dataclass(frozen=True)
 class Symptoms:
-    """What somebody who watches the run can see.
+    """Symptoms that somebody who watches the run can see.
 
     Attributes:
         seen: Names of `TEMPLATES`, with the factor of each.
-        ranks: Of the job, the most unusual one first.
+        ranks: Ranks of the job, the most unusual one first.
         tensor: The most unusual one; empty: none is known.
     """
 
@@ -70,7 +70,7 @@ class Symptoms:
 
 
 def symptoms_of(bundle: Bundle) -> Symptoms:
-    """Those of an incident; what cannot be read shows nothing."""
+    """Symptoms of an incident; what cannot be read shows nothing."""
     candidates, incident = candidates_of(bundle), bundle.incident
     seen: dict[str, float] = {}
     if any(one.features.nonfinite > 0 for one in candidates.ranks):
@@ -121,7 +121,7 @@ def report_of(bundle: Bundle, rng: np.random.Generator, family: str) -> str:
 
 
 def report_text(symptoms: Symptoms, rng: np.random.Generator, family: str) -> str:
-    """The same, of symptoms."""
+    """Text of a report on symptoms."""
     templates, style = TEMPLATES[family], rng.random()
 
     def say(name: str, rank: int = 0) -> str:
@@ -148,7 +148,7 @@ def _joined(*sentences: str) -> str:
 
 
 def _mistyped(text: str, rng: np.random.Generator) -> str:
-    """With two letters exchanged in some words."""
+    """Text with two letters exchanged in some words."""
     words = text.split(" ")
     for place, word in enumerate(words):
         if word.isalpha() and len(word) > 3 and rng.random() < 0.4:

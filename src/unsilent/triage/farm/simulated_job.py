@@ -34,12 +34,12 @@ class SimulatedJob:
     """The training.
 
     Args:
-        planned: What is put into it, unless ``is_twin``.
+        planned: Cause that is put into it, unless ``is_twin``.
         folder: For checkpoints.
 
     Attributes:
-        step: That it is in.
-        replicas: What each rank has.
+        step: Step that it is in.
+        replicas: Replica of each rank.
         saved: Checkpoints so far.
         has_failed_to_save: Whether the disk was full.
     """

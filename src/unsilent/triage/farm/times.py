@@ -10,7 +10,7 @@ from unsilent.triage.farm.planned import PlannedIncident
 
 MEANS = {"loader": 0.002, "forward": 0.03, "early backward": 0.025, "late backward": 0.03, "optimizer": 0.005}
 SPREAD, NOISY = 0.05, 4.0
-"""Of the logarithms, and how much larger it is in all ranks of a job with noisy times."""
+"""Spread of the logarithms, and how much larger it is in all ranks of a job with noisy times."""
 LOADER = PARTS.index("loader")
 
 

@@ -1,4 +1,4 @@
-"""What a monitor reads of a simulated job and finds in it: the real rules and digests, in all ranks of one process."""
+"""A monitor's series and alarms of a simulated job: the real rules and digests, in all ranks of one process."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Watch:
         first: The step from which alarms count; those before it were looked at and dismissed, and bits are not compared.
 
     Attributes:
-        series: That are read.
+        series: Series that are read.
         rows: float64[ranks, series] of each step.
-        alarms: Of all ranks, from ``first`` on.
-        first_suspect: Of the first step with an alarm; None: there was none.
+        alarms: Alarms of all ranks, from ``first`` on.
+        first_suspect: Suspect of the first step with an alarm; None: there was none.
     """
 
     def __init__(self, job: SimulatedJob, first: int) -> None:
@@ -65,7 +65,7 @@ class Watch:
 
     @property
     def alarms(self) -> list[Alarm]:
-        """By step and rank; their time is their step."""
+        """Alarms by step and rank; their time is their step."""
         every = [replace(one, time=float(one.step)) for reporter in self._reporters for one in reporter.alarms]
         return sorted(every, key=lambda one: (one.step, one.rank))
 

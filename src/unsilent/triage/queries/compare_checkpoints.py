@@ -1,4 +1,4 @@
-"""What is new in the newest checkpoint of the job: values that are not finite or extreme, tensors that came or went."""
+"""Query for what is new in the newest checkpoint: values that are not finite or extreme, tensors that came or went."""
 
 from __future__ import annotations
 

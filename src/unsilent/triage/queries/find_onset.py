@@ -1,4 +1,4 @@
-"""Which series of which rank left its own past first."""
+"""Query for the series of a rank that left its own past first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank takes longer than the others, in which part of a step, and from which step on."""
+"""Query for the rank that takes longer than the others, in which part of a step, and from which step on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
 
 
 def _excesses(times: RecordedTimes, rows: Rows) -> list[Excess]:
-    """As of a timeline. A rank is awaited if its parts together take it no less time than the others."""
+    """Excesses as of a timeline. A rank is awaited if its parts together take it no less time than the others."""
     seconds = times.seconds[:, rows]
     if len(times.ranks) < 2 or len(rows) < LEAST_STEPS:
         return []

@@ -12,7 +12,7 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, plac
 from unsilent.triage.tensor_summaries import TensorSummary
 
 IGNORED_LABELS = (-1, -100)
-"""What programs put in place of a label that does not count."""
+"""Labels that programs use for a label that does not count."""
 LEAST_ELEMENTS = 8
 """Fewer may be alike by chance."""
 

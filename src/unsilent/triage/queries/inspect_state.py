@@ -11,7 +11,7 @@ from unsilent.triage.findings import Blanks, Finding, FindingKind, Outcome, plac
 from unsilent.triage.tensor_summaries import RecordedTensors, TensorSummary
 
 EXTREME = 1e4
-"""One element is this many times as large as the root mean square of the others: moments of healthy trainings reach hundreds."""
+"""Ratio of an element to the root mean square of others that is extreme: moments of healthy trainings reach hundreds."""
 LEAST_ELEMENTS = 4
 LEAST_ALIKE = 0.5
 """Share of tensors with the same bits from which on ranks count as replicas."""

@@ -1,4 +1,4 @@
-"""Which rank did not enter a collective, or called another one, by dumps of the flight recorder."""
+"""Query for the rank that did not enter a collective, or called another one, by dumps of the flight recorder."""
 
 from __future__ import annotations
 

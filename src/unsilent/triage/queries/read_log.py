@@ -66,7 +66,7 @@ def _first(bundle: Bundle, by_rank: Mapping[int, LoggedError]) -> tuple[float, i
 
 
 def _step(bundle: Bundle, error: LoggedError) -> float:
-    """Of the run, where the log counts those of the training; infinite where none is known."""
+    """Step of the run, where the log counts those of the training; infinite where none is known."""
     if error.step is None:
         return math.inf
     first = bundle.incident.first_step

@@ -33,11 +33,11 @@ class Template:
     """A row.
 
     Attributes:
-        help: What it looks at, in one line.
+        help: Description of what the query looks at, in one line.
         blanks: Names of the fields of `Blanks` that it takes.
         seconds: About how long it takes; of a command of the user's, that command.
         answer: Answers it from the folder; None: a command does, with the code of the training or on its device.
-        command: Of another verb that answers it, in which ``{folder}``, ``{rank}`` and ``{device}`` are filled; empty: the folder
+        command: Arguments of another verb that answers it, with ``{folder}``, ``{rank}`` and ``{device}``; empty: the folder
             answers it.
         least_ranks: Without which there is nothing to ask.
     """

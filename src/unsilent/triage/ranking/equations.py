@@ -123,7 +123,7 @@ class EquationsOrder:
 
     @classmethod
     def empty(cls, words: Words, telemetry: int, candidate: int) -> EquationsOrder:
-        """One of so many features, with numbers to be overwritten."""
+        """An order for so many features, with numbers to be overwritten."""
         network = Equations(telemetry, candidate)
         scales = [(torch.zeros(count), torch.ones(count)) for count in (telemetry, candidate)]
         return cls(words, network, *scales)

@@ -62,7 +62,7 @@ def _unanswered(graded: GradedQuery) -> GradedQuery:
 
 
 def examples_of(incidents: Sequence[LabelledIncident]) -> list[Example]:
-    """Those that are not masked, and the healthy ones. Raises ``UsageError`` where labels lack a query, or none is right."""
+    """Examples that are not masked, and healthy ones. Raises ``UsageError`` where labels lack a query, or none is right."""
     result = []
     for one in incidents:
         if one.is_masked and not one.planned.is_healthy:

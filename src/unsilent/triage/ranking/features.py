@@ -1,4 +1,4 @@
-"""What an incident, and a candidate of a query, is like, as numbers by name; a number of a rank or name of a tensor is never one.
+"""Features of an incident, and of a candidate of a query, by name; a number of a rank or name of a tensor is never one.
 
 What is not known is 0, and another number says whether it is known. Names are phrases, with which a reason is given.
 """
@@ -31,14 +31,14 @@ LOGGED = {
     "no space": "no space left", "time": "timed out|timeout|watchdog", "memory": "out of memory", "not finite": r"\bnan\b",
     "peer": "by peer|broken pipe|connection", "end of a process": "killed|aborted|segmentation|core dumped|sigterm|signal #",
 }  # fmt: skip
-"""What a masked line may have."""
+"""Words that a masked line may have."""
 SYMPTOMS = (SLOW, STUCK, NONFINITE, LOSS_ROSE, DIFFER, DISK)
 LARGEST = 1e12
-"""What is larger, or infinite, counts as this."""
+"""Largest number; a larger or infinite one counts as this."""
 
 
 def incident_features(signals: Signals) -> Numbers:
-    """Of an incident, always the same names in the same order."""
+    """Features of an incident, always the same names in the same order."""
     bundle, world = signals.bundle, max(1, signals.bundle.incident.world_size)
     alarms, known = bundle.alarms(), [one.features for one in signals.candidates.ranks]
     peers = sorted((one.peer_score for one in known), reverse=True)
@@ -117,7 +117,7 @@ def _signed(changes: Floats) -> float:
 
 
 def _part_features(signals: Signals, world: int) -> Numbers:
-    """What is said in words, in logs, in settings and by the parts that are there."""
+    """Features of words, logs and settings, and of the parts that are there."""
     bundle = signals.bundle
     parts, logs, report = bundle.parts()[0], bundle.logs()[0], bundle.report()[0]
     lines = [one for errors in logs.values() for one in errors]
@@ -140,7 +140,7 @@ def _part_features(signals: Signals, world: int) -> Numbers:
 
 
 def _time_features(bundle: Bundle) -> Numbers:
-    """By how much of a step a rank is later than the others in the last half of the steps, and how steps grow."""
+    """Share of a step by which a rank is later than the others in the last half of the steps, and how steps grow."""
     times, _ = bundle.times()
     result = {
         "excess of a rank in a part of the step": 0.0,
@@ -162,7 +162,7 @@ def _time_features(bundle: Bundle) -> Numbers:
 
 
 def candidate_features(query: PossibleQuery, signals: Signals, report: str) -> Numbers:
-    """Of what fills the blank of a query, always the same names in the same order."""
+    """Features of a query's candidate, always the same names in the same order."""
     own, known = query.features, [one.features for one in signals.candidates.ranks]
     return {
         **{f"a {name}": float(query.blank == name) for name in ("rank", "steps", "tensor")},

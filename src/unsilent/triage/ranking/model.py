@@ -27,7 +27,7 @@ from unsilent.triage.runbook import READ_VERDICT, RULES, ScoredQuery, Signals, h
 LEAST_GAIN = 0.01
 """Probability that a query tells something, below which it is not executed."""
 NEAR_SHARE = 0.95
-"""Of the incidents that were learned from, so many are as near to another one as an incident must be to be called like them."""
+"""Share of the learned incidents that are as near to another one as an incident must be to be called like them."""
 LEAST_DEVIATION, LARGEST_GAP = 1e-2, 5.0
 """A feature is counted in deviations, at least of this size; and so many of them at most: one feature alone does not decide."""
 
@@ -53,7 +53,7 @@ class KnownIncidents:
 
 
 def known_incidents(features: Floats) -> KnownIncidents:
-    """Of features float64[n, features], with the limit that `NEAR_SHARE` of them keep among each other."""
+    """Features float64[n, features] of incidents, with the limit that `NEAR_SHARE` of them keep among each other."""
     mean, deviation = features.mean(0), np.maximum(features.std(0), LEAST_DEVIATION)
     rows = (features - mean) / deviation
     nearest = [_distances(row, np.delete(rows, place, 0)).min(initial=LARGEST_GAP) for place, row in enumerate(rows)]

@@ -116,5 +116,5 @@ def _checked(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: type = np
 
 
 def _version() -> dict[str, Any]:
-    """What must be the same for a model to be of use."""
+    """Version of the features, which must be the same for a model to be of use."""
     return {"schema": SCHEMA, "templates": [*TEMPLATES], "kinds": [one.name for one in FindingKind]}

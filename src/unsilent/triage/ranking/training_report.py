@@ -1,4 +1,4 @@
-"""What is shown of a trained model: from how many incidents it learned, and on how many each query was right."""
+"""Report on a trained model: from how many incidents it learned, and on how many each query was right."""
 
 from __future__ import annotations
 

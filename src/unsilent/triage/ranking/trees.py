@@ -16,9 +16,9 @@ TREES, DEPTH, RATE = 60, 3, 0.1
 LEAST_LEAF = 4
 """Examples in a leaf."""
 SHARE = 0.7
-"""Of the examples, for each tree: by the seed."""
+"""Share of the examples for each tree: by the seed."""
 COLUMN_SHARE = 0.3
-"""Of the columns, among which the best is looked for in each node: few decide alone, and it is faster."""
+"""Share of the columns among which the best is looked for in each node: few decide alone, and it is faster."""
 MOST_NODES = 2**16
 
 
@@ -64,7 +64,7 @@ class Trees:
         return result
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """By name, for a file."""
+        """Arrays by name, for a file."""
         return vars(self)
 
 
@@ -85,7 +85,7 @@ def fit_trees(rows: Floats, answers: Bools, seed: int) -> Trees:
 
 
 def trees_of(fitted: Any) -> Trees:
-    """Those of a ``GradientBoostingClassifier`` of two classes that was fitted."""
+    """Trees of a ``GradientBoostingClassifier`` of two classes that was fitted."""
     prior = fitted.init_.class_prior_[1]
     parts, begin, roots = [], 0, []
     for (one,) in fitted.estimators_:
@@ -107,7 +107,7 @@ def trees_of(fitted: Any) -> Trees:
 
 
 def trees_from(arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) -> Trees:
-    """Those of a file. Raises ``ValueError`` for arrays that are no trees on so many columns, and ``KeyError``."""
+    """Trees of a file. Raises ``ValueError`` for arrays that are no trees on so many columns, and ``KeyError``."""
     read = {}
     for one in fields(Trees):
         array = arrays[prefix + one.name]
@@ -136,4 +136,4 @@ def trees_from(arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) ->
 
 
 MOST_ROOTS = 1000
-"""Of a file: what takes longer is no model of ours."""
+"""Most roots in a file: a model that takes longer is none of ours."""

@@ -45,7 +45,7 @@ class TreesOrder:
 
     Attributes:
         incident, candidate: Names of features, in order.
-        trees: Of each template by its name; `BLANKS`: of a candidate, for a template that is right; `BELIEFS`: of a finding;
+        trees: Trees of each template by its name; `BLANKS`: of a candidate, for a right template; `BELIEFS`: of a finding;
             `SHARED`: of any template.
     """
 
@@ -78,7 +78,7 @@ class TreesOrder:
         return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
 
     def _chance(self, name: str, row: Floats, shared: Floats) -> float:
-        """That a template is right."""
+        """Probability that a template is right."""
         own, of_any = self.trees[name].probabilities(row)[0], self.trees[SHARED].probabilities(shared)[0]
         return float(own + of_any) / 2
 
@@ -91,7 +91,7 @@ class TreesOrder:
         return float(self.trees[BELIEFS].probabilities(rows)[0])
 
     def incident_row(self, signals: Signals, report: str) -> Floats:
-        """What trees see of an incident, float64[1, columns]. Raises ``UsageError`` where other features were learned."""
+        """Row of an incident for trees, float64[1, columns]. Raises ``UsageError`` if other features were learned."""
         features = incident_features(signals)
         if tuple(features) != self.incident:
             raise UsageError(OTHER_VERSION)
@@ -110,19 +110,19 @@ class TreesOrder:
 
 
 def candidate_row(query: PossibleQuery, signals: Signals, report: str) -> list[float]:
-    """What the trees of candidates see."""
+    """Row of a candidate for trees."""
     return [*candidate_features(query, signals, report).values(), *one_hot(query.query.template, [*TEMPLATES])]
 
 
 def template_rows(signals: Signals, row: Sequence[float] | Floats) -> dict[str, list[float]]:
-    """What the shared trees see of each template: its score in the runbook, its place by that, and the incident."""
+    """Row of each template for the shared trees: its score in the runbook, its place by that, and the incident."""
     scores = {name: score for name, (score, _) in scored_templates(signals).items()}
     order = sorted(scores, key=lambda name: -scores[name])
     return {name: [score, float(order.index(name)), *row] for name, score in scores.items()}
 
 
 def finding_row(query: Query, outcome: Outcome, kind: FindingKind | None) -> list[float]:
-    """What the trees of findings see, besides the incident."""
+    """Row of a finding for trees, besides the incident."""
     of_blanks = [float(name in query.blanks.given) for name in ("rank", "steps", "tensor")]
     found = [*one_hot(kind, [*FindingKind]), float(outcome is Outcome.LOCALISED)]
     return [*one_hot(query.template, [*TEMPLATES]), *of_blanks, *found]

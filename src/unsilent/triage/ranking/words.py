@@ -16,10 +16,10 @@ import numpy as np
 from unsilent.detectors.series import Floats
 
 COLUMNS = 2**11
-"""That words are hashed to."""
+"""Columns that words are hashed to."""
 DIRECTIONS = 16
 CHARACTERS = 4
-"""In a group, which still counts where a word has a typing error."""
+"""Characters in a group, which still counts where a word has a typing error."""
 _NUMBER, _DOTTED = re.compile(r"\d[\d.,:e+-]*"), re.compile(r"\w+(?:[./]\w+)+")
 
 

@@ -82,7 +82,7 @@ class Zero1(Strategy):
 
 
 class _EngineStep(Optimizer):
-    """What the training takes for its optimizer: with the groups and the state of it, but stepped by DeepSpeed."""
+    """Optimizer of the training: with the groups and the state of the real one, but stepped by DeepSpeed."""
 
     def __init__(self, engine: Any) -> None:
         inner = engine.optimizer.optimizer
@@ -107,7 +107,7 @@ class _Group:
     size: int
 
     def whole(self, part: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Of each parameter the state, from this rank's part of it; called on all ranks at once."""
+        """State of each parameter, from this rank's part of it; called on all ranks at once."""
         rows = {key: self._row(value) for key, value in part.items() if self._is_part(value)}
 
         def own(key: str, value: Any, start: int, shape: torch.Size) -> Any:
@@ -120,7 +120,7 @@ class _Group:
         }
 
     def own(self, whole: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """This rank's part, from the state of each parameter."""
+        """State of this rank's part, from the state of each parameter."""
         first = whole[next(iter(self.places))]
         return {key: self._part([whole[name][key] for name in self.places]) for key in first}
 

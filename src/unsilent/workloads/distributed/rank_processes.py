@@ -23,9 +23,9 @@ from unsilent.workloads.distributed.records import End
 RANK_MODULE = "unsilent.workloads.distributed.rank"
 START_SECONDS = 300.0
 SETTLE_SECONDS = 0.5
-"""For other ranks to report once one has failed: an error that a lost rank led to is not the cause."""
+"""Seconds for other ranks to report once one has failed: an error that a lost rank led to is not the cause."""
 EXIT_SECONDS = 5.0
-"""For a rank whose connection is closed to end."""
+"""Seconds for a rank whose connection is closed to end."""
 ANSWERS = ("ready", "trained", "ended")
 """Kinds of messages that end what a rank was asked for."""
 Take = Callable[[int, str, Any], None]
@@ -36,7 +36,7 @@ class GangLost(UnsilentError):
 
     Attributes:
         end: How, as in a `ResumeRecord`.
-        detail: Which rank, and why.
+        detail: The rank, and why.
     """
 
     def __init__(self, end: End, detail: str) -> None:
@@ -73,7 +73,7 @@ class RankProcesses(Closing):
 
     @property
     def process_ids(self) -> list[int]:
-        """In the order of ranks; empty once they are ended."""
+        """Process ids in the order of ranks; empty once they are ended."""
         return [rank.process.pid for rank in self._ranks]
 
     def ask(self, order: Any, seconds: float, take: Take | None = None) -> list[Any]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class FaultEffect(Exception):
-    """What a corrupted checkpoint or payload led to: reading the file, restarting, a step or an evaluation raised."""
+    """Raised where reading a corrupted file, restarting, a step or an evaluation raised because of the fault."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -91,7 +91,7 @@ class RankTraining:
         return state
 
     def step(self, state: TrainingState, faults: Sequence[FaultOrDraw] = ()) -> tuple[StepRecord, list[AppliedFault]]:
-        """One step with those of the faults that act in it on this rank."""
+        """Record of one step with those of the faults that act in it on this rank, and the applied faults."""
         mine = [fault for fault in faults_in_step(faults, state.step) if fault.rank == self._number]
         with _fault_effects(RuntimeError, ValueError, IndexError, ArithmeticError):
             if self._survey:
@@ -195,7 +195,7 @@ def _fault_effects(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def hold_determinism() -> None:
-    """One thread and deterministic algorithms in this process."""
+    """Set one thread and deterministic algorithms in this process."""
     torch.set_num_threads(1)
     deterministic: Any = torch.utils.deterministic
     # Memory is filled for debugging only; it would cost time.

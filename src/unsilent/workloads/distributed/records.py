@@ -1,4 +1,4 @@
-"""What came of one resume, of all ranks together; made part by part, so that a run that was cut off is kept up to there."""
+"""Records of one resume, of all ranks together; made part by part, so that a run that was cut off is kept so far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ResumeRecord:
 
     Attributes:
         end: How it ended; ``loss not finite``: on any rank, in the last step of ``losses``.
-        detail: Of an end other than these two: the rank and the error.
+        detail: For an end other than these two: the rank and the error.
         start_step: Steps that the checkpoint has done.
         losses: float64[ranks, steps], of each step on the rank's own rows.
         metrics: Name -> float64[ranks, steps].
@@ -104,7 +104,7 @@ class ResumeRecordBuilder:
             self._parts[rank].append(value)
 
     def record(self, end: End, detail: str, ends: Sequence[RankEnd], seconds: float) -> ResumeRecord:
-        """What all ranks have sent."""
+        """Record of what all ranks have sent."""
         starts = [start for start in self._starts if start is not None]
         whole = len(starts) == len(self._starts)
         count = min(map(len, self._parts)) if whole else 0

@@ -85,7 +85,7 @@ def compose(rows: Sequence[int] | Tensor, count: int, seed: Sequence[int], *, st
 
     Args:
         rows: The digits to draw from: indices into the held-out digits (or into the training digits).
-        seed: Of everything random.
+        seed: Seed of everything random.
     """
     data, choice = digits(), np.asarray(rows)
     images, names = (data.test, data.test_labels) if held_out else (data.train, data.train_labels)
@@ -150,7 +150,7 @@ def held_out_rows(part: str) -> Tensor:
 
 
 def clean_scenes(part: str, samples: int) -> list[Scenes]:
-    """At least one and at most `BATCHES` batches of together ``samples`` scenes; no digit is in two of them.
+    """Batches, at least one and at most `BATCHES`, of together ``samples`` scenes; no digit is in two of them.
 
     Args:
         part: One of `CLEAN_PARTS`.

@@ -66,7 +66,7 @@ def boxes_of(cells: Tensor) -> Tensor:
 
 
 def target_of(boxes: Tensor, digits: Tensor, height: int, width: int) -> Tensor:
-    """What the cells should say: [n, 5, height, width], the digit (-1: none) and the box as `boxes_of` takes it.
+    """Targets of the cells: [n, 5, height, width], the digit (-1: none) and the box as `boxes_of` takes it.
 
     A cell stands for the nearest digit whose centre is less than one cell away from its own, in both directions.
 
@@ -127,7 +127,7 @@ def detect(cells: Tensor) -> Detections:
 
 
 def not_overlapped(boxes: Tensor) -> Tensor:
-    """Which boxes [n, k, 4], best first, overlap no better one that is kept itself: bool [n, k]."""
+    """Whether each box of [n, k, 4], best first, overlaps no better one that is kept itself: bool [n, k]."""
     overlapping = intersection_over_union(boxes, boxes) > OVERLAP
     kept = torch.ones(boxes.shape[:2], dtype=torch.bool, device=boxes.device)
     for row in range(1, boxes.shape[1]):
@@ -136,7 +136,7 @@ def not_overlapped(boxes: Tensor) -> Tensor:
 
 
 def intersection_over_union(first: Tensor, second: Tensor) -> Tensor:
-    """Of boxes [n, j, 4] and [n, k, 4]: [n, j, k]; 0 for two empty boxes."""
+    """Intersection over union of boxes [n, j, 4] and [n, k, 4]: [n, j, k]; 0 for two empty boxes."""
     a, b = first[:, :, None], second[:, None]
     both = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     area = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1)

@@ -24,14 +24,14 @@ from unsilent.workloads.scenes.composing import (
 
 @dataclass(frozen=True)
 class SceneModel:
-    """What tells one model of scenes from another.
+    """Differences between models of scenes.
 
     Attributes:
         version: Raised whenever the scenes, the model or its training change.
         build: Makes the model with fresh weights, for images [n, 1, 32, 32].
         scenes: Number of scenes that it is trained on.
-        targets: What it learns of scenes, [n, ...]; ``loss``: of its output and targets.
-        score: What ``goal`` is about, of the trained model on scenes; without gradients.
+        targets: Targets that it learns of scenes, [n, ...]; ``loss``: of its output and targets.
+        score: The score that ``goal`` is about, of the trained model on scenes; without gradients.
         run: The answer to images, which ``judge`` compares.
     """
 

@@ -85,7 +85,7 @@ def train_dlrm(
 
 
 def has_rare_category(data: Clicks, rows: slice) -> Bools:
-    """Which rows have, in any table, a category that fewer than `RARE_DIFFERENCE_SHARE` training rows have."""
+    """Whether each row has, in any table, a category that fewer than `RARE_DIFFERENCE_SHARE` training rows have."""
     array = np.zeros(len(data.labels[rows]), np.bool_)
     for i, size in enumerate(data.tables):
         met = np.bincount(data.sparse[: data.training_row_count, i].numpy(), minlength=size)

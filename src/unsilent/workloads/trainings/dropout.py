@@ -54,5 +54,5 @@ class RowDropout(nn.Module):
         return x * kept / (1 - self.p)
 
     def extra_repr(self) -> str:
-        """For the print of a model."""
+        """Text for the print of a model."""
         return f"p={self.p:g}"

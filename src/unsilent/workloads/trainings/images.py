@@ -38,7 +38,7 @@ from unsilent.workloads.trainings.recipes import (
 )
 
 HELD_OUT = 6
-"""One in so many of the user's own images is held out, as 10,000 of 60,000 are in CIFAR."""
+"""One in this many of the user's own images is held out, as 10,000 of 60,000 are in CIFAR."""
 LEAST = 60
 EVALUATED = 250
 DARK = "darkest quarter"
@@ -59,7 +59,7 @@ class ImageData(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """What tells one of the residual networks from the others; ``rate``: the highest learning rate."""
+    """Differences between the residual networks; ``rate``: the highest learning rate."""
 
     optimizer: str
     rate: float
@@ -92,8 +92,8 @@ def train_resnet(
     """A residual network on digits, or on the images of ``data``.
 
     Args:
-        width: Of the digits' network (8).
-        depth: Of the CIFAR network, 6 k + 2 (8).
+        width: Width of the digits' network (8).
+        depth: Depth of the CIFAR network, 6 k + 2 (8).
         optimizer, rate: Default: the variant's.
         data: ``.npz`` with ``images`` uint8 [n, 32, 32, 3] and ``labels`` [n]; the last sixth is held out.
     """
@@ -246,7 +246,7 @@ def _own(path: str) -> ImageData:
 
 
 def _darkest(images: Tensor) -> Bools:
-    """Which images are among the quarter with the least light."""
+    """Whether each image is among the quarter with the least light."""
     light = images.mean((1, 2, 3)).numpy()
     mask = np.zeros(len(light), np.bool_)
     mask[np.argsort(light, kind="stable")[: len(light) // 4]] = True

@@ -27,7 +27,7 @@ from unsilent.workloads.trainings.randomness import GLOBALS, isolated_randomness
 from unsilent.workloads.trainings.sources import source_of
 
 FORMAT = 1
-"""Of snapshots; raised whenever they or the way seeds become draws change."""
+"""Version of snapshots; raised whenever they or the way seeds become draws change."""
 AMPS = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -48,9 +48,9 @@ class Training:
         clip: Largest norm of all gradients together.
         amp: ``bfloat16`` or ``float16``: forward passes under autocast, with a loss scaler.
         growth: Updates after which it doubles its scale.
-        steps: Of a full run.
+        steps: Steps of a full run.
         device: Model and batches are put there.
-        settings: What decides the run besides the code (JSON values); a snapshot taken with others is refused.
+        settings: Settings that decide the run besides the code (JSON values); a snapshot taken with others is refused.
         streams: The seeds that have an effect (None: not known).
         info: JSON values for reports.
 
@@ -122,7 +122,7 @@ class Training:
         return TrainingState(model, optimizers, schedulers, scaler, seeds, wrapped_model=wrapped)
 
     def step(self, state: TrainingState) -> StepRecord:
-        """One update."""
+        """Record of one update."""
         with isolated_randomness():
             batch, rows = self._batch(state)
             for optimizer in state.optimizers:

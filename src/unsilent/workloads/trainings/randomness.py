@@ -26,7 +26,7 @@ _ALL = (*STREAMS, DATA)
 
 
 GLOBALS, FETCHED = 1, 2
-"""Which generator of a stream, where it has several at one step: torch's global ones in augmentation, those of a data set."""
+"""Numbers of generators of a stream that has several at one step: torch's global ones, those of a data set."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _SMALL = 2**32
 """Seeds below are one word of entropy; larger ones would run into the words behind them."""
@@ -52,7 +52,7 @@ def seed_globals(seed: int) -> None:
 
 
 def global_generators() -> list[Any]:
-    """Those of torch, with that of the CUDA device in use, numpy and Python."""
+    """The generators of torch, with that of the CUDA device in use, numpy and Python."""
     devices = [torch.cuda.default_generators[torch.cuda.current_device()]] if torch.cuda.is_initialized() else []
     return [torch.default_generator, *devices, np.random.mtrand._rand, random._inst]
 

@@ -1,4 +1,4 @@
-"""What the built-in trainings share: options and their checks, optimizers by name, the learning-rate schedule."""
+"""Shared parts of the built-in trainings: options and their checks, optimizers by name, the learning-rate schedule."""
 
 from __future__ import annotations
 

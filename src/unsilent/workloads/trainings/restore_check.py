@@ -27,7 +27,7 @@ from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 
 STEPS = 3
 SECONDS = 600
-"""What a new process may take."""
+"""Seconds that a new process may take."""
 ADVICE = "everything that a step depends on must be in the state, or follow from its seeds and counters"
 
 
@@ -160,7 +160,7 @@ def _trail_in_new_process(workload: TrainingWorkload, origin: Origin, kept: Mapp
 
 
 def _run_new_process(folder: Path) -> None:
-    """What the new process does."""
+    """Restore and step in the new process."""
     request = json.loads((folder / "request.json").read_text())
     torch.set_num_threads(request["threads"])
     set_script_arguments(request["ref"])

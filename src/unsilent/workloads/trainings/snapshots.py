@@ -50,7 +50,7 @@ def _cloned(tensor: Tensor) -> Tensor:
 
 
 def restored_value(current: Any, kept: Any, device: torch.device | None = None) -> Any:
-    """What to put where ``current`` is, so that it is ``kept``: the same tensor where it fits, else a copy of the kept one.
+    """The value to put where ``current`` is, so that it is ``kept``: the same tensor where it fits, else a copy.
 
     ``device``: where tensors with dimensions belong (None: where they were).
     """
@@ -80,7 +80,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Into the tensors of the model, of the same names and shapes; a tensor in another memory layout gets that layout."""
+    """Copy into the model's tensors of the same names and shapes; one in another memory layout gets that layout."""
     for name, tensor in model_tensors(model).items():
         source = kept[name]
         if _alike(tensor, source):
@@ -114,7 +114,7 @@ def optimizer_snapshot(optimizer: Optimizer, names: Mapping[int, str]) -> dict[s
 
 
 def put_into_optimizer(optimizer: Optimizer, kept: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    """Into the tensors that are there; what the snapshot lacks is dropped."""
+    """Copy into the tensors that are there; what the snapshot lacks is dropped."""
     stepped = _stepped(optimizer, names)
     before = dict(optimizer.state)
     optimizer.state.clear()
@@ -230,7 +230,7 @@ KEYS = (
     "schedulers",
     "scaler",
 )
-"""What a snapshot has."""
+"""Keys of a snapshot."""
 _REMEDY = "restore it with the training that it was taken from"
 
 
