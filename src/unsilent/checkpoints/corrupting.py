@@ -101,9 +101,9 @@ def corrupt_by_settings(
     from unsilent.checkpoints.hdf5_corrupter.settings import read_settings
     from unsilent.checkpoints.hdf5_corrupter.tries import draw_tries
 
-    asked = read_settings(settings)
+    injector_settings = read_settings(settings)
     details = {"settings": Path(settings).name, "seed": seed}
-    return _edit(path, lambda checkpoint: draw_tries(checkpoint, asked, seed), crc, dry_run, details)
+    return _edit(path, lambda checkpoint: draw_tries(checkpoint, injector_settings, seed), crc, dry_run, details)
 
 
 def replay(
@@ -148,7 +148,7 @@ def replay(
     saved, notes = for_checkpoint(read_injection(injection), names or {}, axes or {})
 
     def faults(checkpoint: Checkpoint) -> FaultsAndNotes:
-        return (with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]), notes
+        return (with_same_bits(checkpoint, saved) if same_bits else [entry.fault for entry in saved]), notes
 
     return _edit(path, faults, crc, dry_run, {"replayed": replayed})
 

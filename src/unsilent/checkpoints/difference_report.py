@@ -28,10 +28,10 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
     if unread:
         findings.append(f"{len(unread):,} could not be compared: {_names(unread)}")
     files = [d for d in differences if d.kind == "file" and d.status in (SAME, DIFFERS)]
-    for status, what in ((DIFFERS, "with other bytes"), (SAME, "with the same bytes")):
+    for status, description in ((DIFFERS, "with other bytes"), (SAME, "with the same bytes")):
         some = [d.name for d in files if d.status == status]
         if some:
-            findings.append(f"{count_text(len(some), 'file')} not read, {what}: {_names(some)}")
+            findings.append(f"{count_text(len(some), 'file')} not read, {description}: {_names(some)}")
     heads = (
         Column("tensor", left_aligned=True), Column("what", left_aligned=True), Column("elements", "number"),
         Column("bits", "number"), Column("largest relative change", "number", digits=".3g"),
@@ -60,22 +60,22 @@ def difference_report(first: Path, second: Path, differences: Sequence[TensorDif
 def _headline(values: Sequence[TensorDifference], elements: int, bits: int) -> str:
     both = [d for d in values if d.status not in (MISSING, ADDED)]
     differ = [d for d in both if d.status in (DIFFERS, OTHER_TYPE)]
-    unread, other = (sum(d.status == status for d in both) for status in (UNREAD, OTHER_TYPE))
-    what = "tensors, numbers and objects" if any(d.kind == "object" for d in both) else "tensors and numbers"
+    unread, other_type = (sum(d.status == status for d in both) for status in (UNREAD, OTHER_TYPE))
+    noun = "tensors, numbers and objects" if any(d.kind == "object" for d in both) else "tensors and numbers"
     rest = f"; {unread:,} could not be compared" if unread else ""
     if not both:
         return "There is no tensor or number that both have."
     if differ:
-        kinds = f"; {other:,} have another dtype or shape" if other else ""
+        kinds = f"; {other_type:,} have another dtype or shape" if other_type else ""
         return (
-            f"{len(differ):,} of {len(both):,} {what} that both have differ: {count_text(elements, 'element')}, "
+            f"{len(differ):,} of {len(both):,} {noun} that both have differ: {count_text(elements, 'element')}, "
             f"{count_text(bits, 'bit')}{kinds}{rest}."
         )
     if unread == len(both):
-        return f"None of the {len(both):,} {what} that both have could be compared."
+        return f"None of the {len(both):,} {noun} that both have could be compared."
     if unread:
-        return f"{len(both) - unread:,} of {len(both):,} {what} that both have are identical{rest}."
-    return f"All {len(both):,} {what} that both have are identical."
+        return f"{len(both) - unread:,} of {len(both):,} {noun} that both have are identical{rest}."
+    return f"All {len(both):,} {noun} that both have are identical."
 
 
 def _names(names: Sequence[str]) -> str:

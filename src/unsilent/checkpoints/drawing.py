@@ -107,7 +107,7 @@ def draw_faults(
         drawn = _draw_allowed(checkpoint, model, population, rng, options)
     if options.probability < 1:
         chances = [rng.random(len(fault)) < options.probability for fault in drawn]
-        drawn = [kept for fault, keep in zip(drawn, chances, strict=True) if (kept := _part(fault, keep)) is not None]
+        drawn = [part for fault, keep in zip(drawn, chances, strict=True) if (part := _part(fault, keep)) is not None]
     return tuple(drawn)
 
 
@@ -126,8 +126,8 @@ def _draw_allowed(
             allowed = _allowed(checkpoint, fault, options)
             if model.pattern.single_event and not allowed.all():
                 continue
-            if (kept := _part(fault, allowed)) is not None:
-                result[fault.site] = _merged(result.get(fault.site), kept)
+            if (part := _part(fault, allowed)) is not None:
+                result[fault.site] = _merged(result.get(fault.site), part)
         if wanted is None:
             break
     else:
@@ -186,13 +186,13 @@ class _Bytes:
 
     def add(self, tensor: StoredTensor) -> bool:
         """Whether no earlier tensor has bytes of this one; then they are its own."""
-        own = []
+        ranges = []
         for block in tensor.blocks:
             size = block.packed_size or (block.last_element + 1) * tensor.item_size
-            own.append((block.file, block.offset, block.offset + size))
-        if any(self._is_taken(*part) for part in own):
+            ranges.append((block.file, block.offset, block.offset + size))
+        if any(self._is_taken(*part) for part in ranges):
             return False
-        for file, begin, end in own:
+        for file, begin, end in ranges:
             bisect.insort(self._taken.setdefault(file, []), (begin, end))
         return True
 

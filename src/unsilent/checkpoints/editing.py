@@ -285,9 +285,9 @@ def _check_now(files: Mapping[str, int], path: Path, patches: Sequence[Patch], a
             raise UsageError(f"cannot read {path}: {error.strerror}; check the disk") from None
         choices = [getattr(patch, name) for name in allowed]
         if len(now) != len(patch.before) or any(byte not in {c[i] for c in choices} for i, byte in enumerate(now)):
-            what = "was changed by something else since it was edited; restore it from a copy"
+            problem = "was changed by something else since it was edited; restore it from a copy"
             planned = "was changed while the edit was planned; run the command again"
-            raise UsageError(f"{path} {planned if len(allowed) == 1 else what}")
+            raise UsageError(f"{path} {planned if len(allowed) == 1 else problem}")
 
 
 def _write(files: Mapping[str, int], path: Path, parts: Sequence[tuple[str, int, bytes]]) -> None:

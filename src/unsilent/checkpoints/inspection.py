@@ -81,14 +81,14 @@ def inspection_report(
     findings = [f"`{name}` has {known[name].nonfinite:,} values that are NaN or infinite" for name in bad[:10]] + [
         f"`{name}` has {known[name].extreme:,} values beyond ±{EXTREME:g}" for name in far[:10]
     ]
-    for names, noun, what in (
+    for names, noun, description in (
         (unread, "tensor", "with values that were not read"),
         (objects, "object", "not read"),
         (list(map(escape_unprintable, checkpoint.unread_files)), "file", "of the folder not read"),
     ):
         if names:
-            shown = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
-            findings.append(f"{count_text(len(names), noun)} {what}: {shown}")
+            names_text = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
+            findings.append(f"{count_text(len(names), noun)} {description}: {names_text}")
     claim = _claim(known, len(unread))
     elements = count_text(sum(t.numel for t in tensors), "element")
     headline = f"{count_text(len(tensors), 'tensor')} with {elements} ({human_bytes(size)}){claim}."

@@ -89,7 +89,7 @@ def manifest_path(checkpoint: Path) -> Path:
 def manifest_content(manifest: Manifest) -> bytes:
     """The bytes of a manifest's file. Raises ``UsageError`` where there would be too many to be read again."""
     hashes = {
-        kind: {name: vars(one) for name, one in named.items()}
+        kind: {name: vars(entry) for name, entry in named.items()}
         for kind, named in (("files", manifest.files), ("tensors", manifest.tensors))
     }
     values = {"schema": SCHEMA, **vars(manifest), **hashes}
@@ -213,7 +213,7 @@ def shown_name(file: str) -> str:
 
 def not_covered(files: CheckpointFiles) -> list[str]:
     """Sentences on entries of a folder that no manifest covers."""
-    return [f"{shown_name(name)} is not covered: it is {what}" for name, what in files.others()]
+    return [f"{shown_name(name)} is not covered: it is {description}" for name, description in files.others()]
 
 
 def _changes(path: Path, manifest: Manifest, changed_files: list[str]) -> list[str]:

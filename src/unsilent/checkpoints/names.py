@@ -170,12 +170,12 @@ def with_parameter_names(
         for name, shape in zip(names, shapes, strict=True)
         if _PARAMETER.fullmatch(name) and shape is not None and not name.endswith(BUFFERS)
     ]
-    given = [
+    numbered_parameters = [
         (name, number)
         for name, number in zip(names, numbers, strict=True)
         if name.startswith("optimizer/") and "/params/" in name
     ]
-    if given != [(f"optimizer/param_groups/0/params/{place}", place) for place in range(len(parameters))]:
+    if numbered_parameters != [(f"optimizer/param_groups/0/params/{place}", place) for place in range(len(parameters))]:
         return names
     result = list(names)
     for place, shape in enumerate(shapes):

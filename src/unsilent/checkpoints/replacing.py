@@ -149,16 +149,14 @@ def _no_manifest(target: Path) -> str:
     expected, target = shown_path(manifest_path(target)), shown_path(target)
     if not target.exists():
         return f"there is no checkpoint {target}; check the path"
-    found = f"no manifest {expected} that says what {target} should be"
+    problem = f"no manifest {expected} that says what {target} should be"
     inner = sorted(target.glob("*.manifest.json"))[:1] if target.is_dir() else []
     if inner:
-        return (
-            f"{found}; single files have one: unsilent checkpoint verify {str(inner[0]).removesuffix('.manifest.json')}"
-        )
+        return f"{problem}; single files have one: unsilent checkpoint verify {str(inner[0]).removesuffix('.manifest.json')}"
     if manifest_path(target.parent).exists():
-        return f"{found}; its folder has one: unsilent checkpoint verify {target.parent}"
+        return f"{problem}; its folder has one: unsilent checkpoint verify {target.parent}"
     return (
-        f"{found}; give one with --manifest, or make one of a checkpoint that you trust: unsilent checkpoint manifest"
+        f"{problem}; give one with --manifest, or make one of a checkpoint that you trust: unsilent checkpoint manifest"
     )
 
 

@@ -127,14 +127,14 @@ class ZipDirectory:
     @cached_property
     def entries(self) -> dict[str, ZipEntry]:
         """The entries by name, each checked against its header. Raises ``UsageError``."""
-        entries = [self._entry(*found) for found in self._found]
+        entries = [self._entry(*record) for record in self._found]
         result = {entry.name: entry for entry in entries}
         if len({name.lower() for name in result}) != len(entries):  # some loaders do not tell them apart
             raise self._damaged("two entries have the same name")
         parts = sorted((e.offset, e.offset + e.size, e.name) for e in entries if e.size)
-        for (_, end, name), (begin, _, other) in itertools.pairwise(parts):
+        for (_, end, name), (begin, _, next_name) in itertools.pairwise(parts):
             if begin < end:
-                raise self._damaged(f"the entries {ascii(name)[:60]} and {ascii(other)[:60]} overlap")
+                raise self._damaged(f"the entries {ascii(name)[:60]} and {ascii(next_name)[:60]} overlap")
         return result
 
     def content(self, entry: ZipEntry, what: str) -> bytes:
@@ -147,8 +147,8 @@ class ZipDirectory:
             )
         return self._files.read(entry.file, entry.offset, entry.size)
 
-    def _damaged(self, what: str) -> UsageError:
-        return UsageError(f"{self._where} is not a usable zip file: {what}")
+    def _damaged(self, problem: str) -> UsageError:
+        return UsageError(f"{self._where} is not a usable zip file: {problem}")
 
     def _read(self, offset: int, length: int) -> bytes:
         """Bytes of the archive."""
@@ -163,9 +163,9 @@ class ZipDirectory:
             raise self._damaged(
                 f"its directory has {count:,} entries in {length:,} bytes; at most {MOST_ENTRIES:,} in {MOST_METADATA:,} are read"
             )
-        found: list[tuple[tuple[int, ...], int, str, bytes]] = []
+        read_entries: list[tuple[tuple[int, ...], int, str, bytes]] = []
         directory, at = self._read(begin, length), 0
-        while at + _CENTRAL.size <= length and len(found) < count:
+        while at + _CENTRAL.size <= length and len(read_entries) < count:
             signature, *fields = _CENTRAL.unpack_from(directory, at)
             name_length, extra_length, comment_length = fields[9], fields[10], fields[11]
             if signature != b"PK\x01\x02":
@@ -173,11 +173,11 @@ class ZipDirectory:
             after = at + _CENTRAL.size
             name = directory[after : after + name_length].decode("utf-8", "backslashreplace")
             extra = directory[after + name_length : after + name_length + extra_length]
-            found.append((tuple(fields), begin + at, name, extra))
+            read_entries.append((tuple(fields), begin + at, name, extra))
             at = after + name_length + extra_length + comment_length
-        if at != length or len(found) != count:
+        if at != length or len(read_entries) != count:
             raise self._damaged("its directory is cut off, or has more entries than it says")
-        return found
+        return read_entries
 
     def _end(self) -> tuple[int, int, int]:
         """Length and offset of the central directory, and its number of entries."""
@@ -208,10 +208,14 @@ class ZipDirectory:
         signature, disk, where, disks = _END_64_LOCATOR.unpack(locator)
         if signature != b"PK\x06\x07":
             return None
-        signature, size, _, _, own, directory, here, count, length, begin = _END_64.unpack(
+        signature, size, _, _, disk_entries, directory, here, count, length, begin = _END_64.unpack(
             self._read(where, _END_64.size)
         )
-        if signature != b"PK\x06\x06" or size < _END_64.size - 12 or (disk, disks, own, directory) != (0, 1, 0, 0):
+        if (
+            signature != b"PK\x06\x06"
+            or size < _END_64.size - 12
+            or (disk, disks, disk_entries, directory) != (0, 1, 0, 0)
+        ):
             raise self._damaged("its 64-bit end record is damaged")
         if here != count:
             raise self._damaged("it is one of several parts")

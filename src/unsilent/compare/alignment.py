@@ -50,11 +50,11 @@ def align(original: nn.Module, deployed: nn.Module) -> Alignment:
         return Alignment([(ROOT, original)], [(ROOT, deployed)], {}, (), ())
     layers, theirs = _modules(original), _modules(deployed)
     layers = {name: module for name, module in layers.items() if _is_layer(module)}
-    ours, other = max(
+    ours, theirs_prefix = max(
         (("", _prefix(layers, theirs)), (_prefix(theirs, layers), "")),
-        key=lambda found: sum(other_name(name, *found) in theirs for name in layers),
+        key=lambda prefixes: sum(other_name(name, *prefixes) in theirs for name in layers),
     )
-    partners = {name: partner for name in layers if (partner := other_name(name, ours, other)) in theirs}
+    partners = {name: partner for name in layers if (partner := other_name(name, ours, theirs_prefix)) in theirs}
     names: dict[int, str] = {}
     paths: dict[int, list[str]] = defaultdict(list)
     for name, partner in partners.items():
@@ -73,7 +73,7 @@ def align(original: nn.Module, deployed: nn.Module) -> Alignment:
             if len(of_module) == 1 and names[module] in shared
         },
         tuple(name for name in layers if name not in partners and not ours.startswith(name + ".")),
-        _added(theirs, {partner: layers[name] for name, partner in partners.items()}, other),
+        _added(theirs, {partner: layers[name] for name, partner in partners.items()}, theirs_prefix),
     )
 
 

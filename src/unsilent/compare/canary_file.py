@@ -102,7 +102,7 @@ def load_canaries(path: str | Path) -> Canaries:
     """The canaries in a file of `Canaries.save`; raises ``UsageError`` for any other file. Nothing in it is executed."""
     with _FILE.reading(path) as (text, arrays):
         texts, shapes, dtypes = {name: text[name] for name in _TEXTS}, text["shapes"], text["dtypes"]
-        _expect(all(isinstance(one, str) for one in (*texts.values(), *dtypes)), "a name in it is no text")
+        _expect(all(isinstance(text, str) for text in (*texts.values(), *dtypes)), "a name in it is no text")
         _expect(texts["choice"] in CHOICES, "its choice of inputs is unknown")
         _expect(isinstance(dtypes, list), "its dtypes are no list")
         _expect(all(_is_shape(shape) for shape in shapes.values()), "it states a shape that no tensor has")
@@ -139,7 +139,8 @@ def _read_part(known: Any, arrays: Arrays) -> CanaryBatch:
     """Inputs and answers of the text of a file; raises the errors that `FileKind.reading` explains."""
     batch, answer, nesting = restored(known["batch"], arrays), restored(known["answer"], arrays), known["nesting"]
     _expect(
-        isinstance(answer, list) and all(isinstance(one, Tensor) for one in answer), "an answer is no list of tensors"
+        isinstance(answer, list) and all(isinstance(tensor, Tensor) for tensor in answer),
+        "an answer is no list of tensors",
     )
     _expect(bool(answer) and count_samples(batch) > 0, "it holds no canary")
     _expect(not has_nonfinite_values(answer), "an answer has NaN or infinity")

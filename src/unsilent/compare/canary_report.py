@@ -97,8 +97,8 @@ class CanaryCheck(Shown):
         if self.changed:
             canaries = "1 canary" if count == 1 else f"{count:,} canaries"
             return f"{name} answers {self.changed:,} of {canaries} differently, compared {by}"
-        what = "the canary" if count == 1 else f"the {count:,} canaries"
-        return f"{name} answers {what} as stored, compared {by}; a change that they do not show is not ruled out"
+        noun = "the canary" if count == 1 else f"the {count:,} canaries"
+        return f"{name} answers {noun} as stored, compared {by}; a change that they do not show is not ruled out"
 
     def _findings(self) -> list[str]:
         findings = []
@@ -106,19 +106,19 @@ class CanaryCheck(Shown):
             findings.append(
                 "The weights have the bits that they had, so the device, the software or code of the model computes otherwise."
             )
-        other = [row for row in self.rows if row.bits_differ]
+        differing = [row for row in self.rows if row.bits_differ]
         if not self.changed and self.weights_are_the_same is False:
-            shown = (
+            evidence = (
                 f"no answer counts as changed, compared {self._by}"
-                if other
+                if differing
                 else "every answer has the bits that it had"
             )
-            findings.append(f"The weights differ from those that the canaries were made with, but {shown}.")
-        if not self.changed and other:
-            most = max(row.relative for row in other)
+            findings.append(f"The weights differ from those that the canaries were made with, but {evidence}.")
+        if not self.changed and differing:
+            most = max(row.relative for row in differing)
             by = f", by at most {upper_bound_text(most)} of the largest magnitude in the same tensor"
             findings.append(
-                f"{len(other):,} of {len(self.rows):,} answers have other bits{by if isfinite(most) else ''}"
+                f"{len(differing):,} of {len(self.rows):,} answers have other bits{by if isfinite(most) else ''}"
             )
         return findings
 

@@ -235,10 +235,10 @@ def compare_on_batches(
             f"there are labels of {len(known)} batches; expected those of each of the {len(batches)} batches"
         )
     models = original, deployed
-    first, other = (_repeatable_answer(model, batches[0]) for model in models)
+    first, second = (_repeatable_answer(model, batches[0]) for model in models)
     chosen = make_judge(_judge_for(batches, first)) if judge is None else judge
     texts_read = isinstance(chosen, NextToken) and are_next_tokens(batches, first)
-    probabilities = are_probabilities(chosen, first, in_order_of(first, other), batches[0])
+    probabilities = are_probabilities(chosen, first, in_order_of(first, second), batches[0])
     records, texts = _compare_batches(models, batches, known, chosen, texts_read, probabilities)
     joined = SampleRecords.joined(records)
     return Comparison(

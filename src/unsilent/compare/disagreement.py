@@ -175,13 +175,13 @@ def _divergences(before: Doubles, after: Doubles, classes: NDArray[np.int64]) ->
     # exactly the one where both are equal
     middle = np.maximum(before, after) + np.log((1 + np.exp(-np.abs(before - after))) / 2)
     rows, top = np.arange(len(before)), TopK(overlap_size(before.shape[1]))
-    kept = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (before, after)))
+    overlap = top.compare(*(np.argsort(-x, axis=1, kind="stable")[:, : top.k] for x in (before, after)))
     js = (kl_divergence(before, middle) + kl_divergence(after, middle)) / (2 * np.log(2))
     return {
         "confidence_delta": np.abs(np.exp(before[rows, classes]) - np.exp(after[rows, classes])),
         "kl": kl_divergence(before, after),
         "js": np.clip(js, 0.0, 1.0),
-        "overlap": 1 - kept.severity,
+        "overlap": 1 - overlap.severity,
     }
 
 

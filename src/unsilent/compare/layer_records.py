@@ -51,27 +51,27 @@ class Difference:
         """Count an output of one batch."""
         hashes = digest([original]), digest([deployed])
         self.digests.append(hashes)
-        one = original.double()
-        square = float(one.square().sum())
+        original_values = original.double()
+        square = float(original_values.square().sum())
         self.original += square
         if hashes[0] == hashes[1] and math.isfinite(square):
             self.deployed += square
             self.product += square
             return
-        other = deployed.to(original.device).double()
-        self.error += float((other - one).square().sum())
-        self.deployed += float(other.square().sum())
-        self.product += float((one * other).sum())
+        deployed_values = deployed.to(original.device).double()
+        self.error += float((deployed_values - original_values).square().sum())
+        self.deployed += float(deployed_values.square().sum())
+        self.product += float((original_values * deployed_values).sum())
 
     @property
     def has_same_bits(self) -> bool:
         """Whether both outputs are identical bit for bit, element types included."""
-        return all(one == other for one, other in self.digests)
+        return all(first == second for first, second in self.digests)
 
     @property
     def hashes(self) -> tuple[int, int]:
         """Hashes of the outputs of both models over all batches."""
-        return digest_all([one for one, _ in self.digests]), digest_all([other for _, other in self.digests])
+        return digest_all([first for first, _ in self.digests]), digest_all([second for _, second in self.digests])
 
     @property
     def relative(self) -> float:
@@ -217,12 +217,12 @@ class LayerComparison:
         noises = {row.name: row.noise for row in self.rows if row.noise is not None}
         norms = self.judged_norms
         text = "given the same inputs, outputs differ by {:.2g} of their norm; {} of {} layers with vectors as parameters agree"
-        found = [
+        norm_suspects = [
             Suspect(
                 row.name, None, row.local.relative / row.local_noise,
-                text.format(row.local.relative, sum(one.agrees_locally for one in norms), len(norms)),
+                text.format(row.local.relative, sum(norm.agrees_locally for norm in norms), len(norms)),
             )
             for row in norms
             if row.local is not None and not row.agrees_locally
         ]  # fmt: skip
-        return tuple(sorted((*find_suspects(noises), *found), key=lambda one: -one.excess))
+        return tuple(sorted((*find_suspects(noises), *norm_suspects), key=lambda suspect: -suspect.excess))

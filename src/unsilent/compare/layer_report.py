@@ -22,7 +22,9 @@ def layer_sections(result: LayerComparison) -> tuple[Section, ...]:
     """The layers; nothing where none could be read."""
     if not result.rows:
         return ()
-    named = {one.layer for one in result.suspects} | {row.name for row in (result.first_difference,) if row is not None}
+    named = {suspect.layer for suspect in result.suspects} | {
+        row.name for row in (result.first_difference,) if row is not None
+    }
     table = Table.of(result.rows, _columns(result), "", lambda row: row.name in named, terminal_rows=20, sortable=True)
     return (Section("Layers", INTRODUCTION, (table,)),)
 
@@ -93,9 +95,9 @@ def _cosine(row: LayerRow) -> float | None:
     return None if math.isnan(row.accumulated.cosine) else row.accumulated.cosine
 
 
-def _suspect_text(one: Suspect) -> str:
-    channel = "" if one.channel is None else f", output channel {one.channel}"
-    return f"suspect: {one.layer}{channel}; {one.reason}"
+def _suspect_text(suspect: Suspect) -> str:
+    channel = "" if suspect.channel is None else f", output channel {suspect.channel}"
+    return f"suspect: {suspect.layer}{channel}; {suspect.reason}"
 
 
 def _place_text(row: LayerRow) -> str:

@@ -39,8 +39,8 @@ class LayerCall(NamedTuple):
 
 def output_tensors(output: Any) -> tuple[Tensor, ...]:
     """The tensors of floating-point numbers in what a layer returned; quantised ones dequantised."""
-    plain = (one.dequantize() if one.is_quantized else one for one in tensors_in(output))
-    return tuple(one for one in plain if one.is_floating_point() and one.ndim and one.numel())
+    plain = (tensor.dequantize() if tensor.is_quantized else tensor for tensor in tensors_in(output))
+    return tuple(tensor for tensor in plain if tensor.is_floating_point() and tensor.ndim and tensor.numel())
 
 
 def thread_settings() -> list[AbstractContextManager[Any]]:
@@ -118,14 +118,14 @@ class WaitingPass:
         while name not in self._early:
             if self._current is not None:  # nobody asked for it yet
                 late = self._current
-                self._early[late.name] = late._replace(outputs=tuple(one.clone() for one in late.outputs))
+                self._early[late.name] = late._replace(outputs=tuple(output.clone() for output in late.outputs))
                 self._current = None
             if self._has_ended:
                 return None
             self._go_on()
             if self._current is not None and self._current.name == name:
-                found, self._current = self._current, None
-                return found
+                call, self._current = self._current, None
+                return call
         return self._early.pop(name)
 
     def finish(self) -> tuple[Any, list[str]]:

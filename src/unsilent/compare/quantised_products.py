@@ -152,12 +152,14 @@ def _channel_sums(values: Tensor, is_linear: bool, ndim: int) -> Tensor:
 
 def in_units_of(weight: Tensor, deployed: Tensor, step: Tensor | None) -> Tensor:
     """Weights of the deployed layer; whole numbers times their step, or times what fits the original's where it is unknown."""
-    one, other = weight.flatten(1), deployed.flatten(1)
-    if not (other == other.round()).all():
+    original_rows, deployed_rows = weight.flatten(1), deployed.flatten(1)
+    if not (deployed_rows == deployed_rows.round()).all():
         return deployed
     if step is None:
-        step = (one * other).sum(1) / other.square().sum(1).clamp_min(torch.finfo(other.dtype).tiny)
-    return (other * step.to(other)[:, None]).reshape(deployed.shape)
+        step = (original_rows * deployed_rows).sum(1) / deployed_rows.square().sum(1).clamp_min(
+            torch.finfo(deployed_rows.dtype).tiny
+        )
+    return (deployed_rows * step.to(deployed_rows)[:, None]).reshape(deployed.shape)
 
 
 def weight_step(module: Any, channels: int) -> Tensor | None:

@@ -129,8 +129,8 @@ def _numbers(result: Comparison) -> Iterator[tuple[str, str, str]]:
     if (text := result.language) is not None and text.sequences:
         ratio = text.perplexity_ratio(result.confidence)
         before, after = text.perplexities
-        shown = ratio_text(ratio.estimate, ratio.low, ratio.high)
-        yield RATIO, f"{shown.estimate} {shown.limits}", f"{number_text(before)} and {number_text(after)}"
+        ratio_shown = ratio_text(ratio.estimate, ratio.low, ratio.high)
+        yield RATIO, f"{ratio_shown.estimate} {ratio_shown.limits}", f"{number_text(before)} and {number_text(after)}"
         for name, value in _token_kl(text):
             yield name, f"{number_text(value)} nats", f"{text.positions:,} positions"
 
@@ -182,18 +182,22 @@ def _sections(result: Comparison, estimates: Sequence[Estimate]) -> Iterator[Sec
         ("Disagreement", "Shares of inputs, and means over them.", "input"),
         ("Next tokens", "Shares of positions; both models read the same texts.", "sequence"),
     ):
-        own = [one for one in estimates if one.unit == unit and not one.keys["class"]]
-        shares = [one for one in own if one.keys["measure"] != RATIO and not math.isnan(one.interval.low)]
-        rows = [{**one.keys, "value": one.interval} for one in shares]
+        overall = [estimate for estimate in estimates if estimate.unit == unit and not estimate.keys["class"]]
+        shares = [
+            estimate
+            for estimate in overall
+            if estimate.keys["measure"] != RATIO and not math.isnan(estimate.interval.low)
+        ]
+        rows = [{**estimate.keys, "value": estimate.interval} for estimate in shares]
         if rows:
             yield Section(title, about, (Table.of(rows, (Column.text("measure"), Column.share("value"))),))
-    if classes := rows_across((one for one in estimates if one.keys["class"]), "measure"):
-        inputs = {one.keys["class"]: one.interval.n for one in estimates}
+    if classes := rows_across((estimate for estimate in estimates if estimate.keys["class"]), "measure"):
+        inputs = {estimate.keys["class"]: estimate.interval.n for estimate in estimates}
         rows = [{"inputs": inputs[row["class"]], **row} for row in classes]
         columns = (Column.text("class"), Column.count("inputs"), *map(Column.share, list(classes[0])[1:]))
-        what = "the label" if result.gained is not None else "the original's answer"
+        noun = "the label" if result.gained is not None else "the original's answer"
         table = Table.of(rows, columns, terminal_rows=10, sortable=True)
-        yield Section("By class", f"The class is {what}.", (table,))
+        yield Section("By class", f"The class is {noun}.", (table,))
     if result.worst_inputs:
         yield _worst(result)
 

@@ -29,10 +29,10 @@ def are_next_tokens(batches: Iterable[Any], output: Any) -> bool:
 
     A classifier of tokens, such as one that tags names, has as many scores as classes.
     """
-    given = [_given(batch) for batch in batches]
-    if tokens_of(given[0] if given else None, output) is None:
+    token_rows = [_given(batch) for batch in batches]
+    if tokens_of(token_rows[0] if token_rows else None, output) is None:
         return False
-    highest = max(int(tokens.max()) for tokens in given if tokens is not None and tokens.numel())
+    highest = max(int(tokens.max()) for tokens in token_rows if tokens is not None and tokens.numel())
     return highest < decision_tensor(output, NextToken(), 0).shape[2]
 
 

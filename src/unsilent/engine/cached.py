@@ -278,12 +278,12 @@ class CachedEngine(PlainEngine):
         for faults in many:
             self.check_and_prepare(faults)
         ready = outcomes_together(
-            self, [None if own is None else SampledTrial(f, own) for f, own in zip(many, samples, strict=True)]
+            self, [None if chosen is None else SampledTrial(f, chosen) for f, chosen in zip(many, samples, strict=True)]
         )
-        for i, (faults, own) in enumerate(zip(many, samples, strict=True)):
+        for i, (faults, chosen) in enumerate(zip(many, samples, strict=True)):
             if self._refresh():  # whoever is given the outcomes may write into the model
                 ready = {}
-            yield ready[i] if i in ready else self.trial(faults, own)
+            yield ready[i] if i in ready else self.trial(faults, chosen)
 
     def spared_outcome(self, batch: int) -> BatchOutcome:
         """The outcome of a batch that is not evaluated."""
@@ -401,7 +401,9 @@ class CachedEngine(PlainEngine):
                 if witness.group_samples is None and len(witness.group_faults) == 1:
                     return same_outputs(plain, self.output_from_tape(batch, faults))
             if witness.group_samples is not None:
-                group = [SampledTrial(*one) for one in zip(witness.group_faults, witness.group_samples, strict=True)]
+                group = [
+                    SampledTrial(*trial) for trial in zip(witness.group_faults, witness.group_samples, strict=True)
+                ]
                 return gives_plain_bits(self, batch, group, witness.group_index, plain)
             return same_outputs(plain, self._take(batch, replayer, witness.group_faults)[witness.group_index])
         except Exception:

@@ -56,20 +56,22 @@ class OperationRecorder(DispatchMode):
         return self.steps
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, given, outside = self._calls.next_name(func), digest_given(args, kwargs), 0
+        name, arguments_hash, outside = self._calls.next_name(func), digest_given(args, kwargs), 0
         if not func.is_view:  # a view reads nothing: the operation that uses it is the one to name
             outside = digest([t for t in operands_of(args, kwargs) if _storage(t) not in self._made])
         result = func(*args, **kwargs)
-        made = [*flatten(result), *written_by(func, args, kwargs)]
-        for tensor in (t for t in made if isinstance(t, Tensor) and not func.is_view):
+        results = [*flatten(result), *written_by(func, args, kwargs)]
+        for tensor in (t for t in results if isinstance(t, Tensor) and not func.is_view):
             if (key := _storage(tensor)) is not None:
                 self._made[key] = tensor.untyped_storage()
         if gives_uninitialised(func):
             if self._clear:
                 _zero(result)
-            made = []
+            results = []
         random = torch.Tag.nondeterministic_seeded in func.tags
-        self.steps.append(OperationRecord(name, given, outside, 0 if func.is_view else digest(made), random))
+        self.steps.append(
+            OperationRecord(name, arguments_hash, outside, 0 if func.is_view else digest(results), random)
+        )
         return result
 
 
@@ -95,9 +97,9 @@ def first_difference(run: Callable[[], Any], model: nn.Module) -> str | None:
 
 def _first_difference(run: Callable[[], Any], model: nn.Module, clear: bool) -> str | None:
     with torch.no_grad():
-        one, two = OperationRecorder(model, clear).run(run), OperationRecorder(model, clear).run(run)
+        first, second = OperationRecorder(model, clear).run(run), OperationRecorder(model, clear).run(run)
     before = ""
-    for a, b in zip_longest(one, two):
+    for a, b in zip_longest(first, second):
         if a is None or b is None or a.name != b.name:
             names = [_quoted(step) for step in (a, b)]
             if not before:

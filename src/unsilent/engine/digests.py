@@ -20,9 +20,9 @@ from unsilent.sites.training.updates import local
 
 def own_generator(values: Sequence[Any]) -> bool:
     """Whether an operation was given a generator other than torch's global ones."""
-    given = [v for v in values if isinstance(v, torch._C.Generator)]
+    generators = [v for v in values if isinstance(v, torch._C.Generator)]
     defaults = (torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()))
-    return any(all(g is not d for d in defaults) for g in given)
+    return any(all(g is not d for d in defaults) for g in generators)
 
 
 def digest(values: Sequence[Any]) -> int:

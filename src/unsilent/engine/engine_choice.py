@@ -37,8 +37,8 @@ def make_engine(
         raise unknown_name_error("--engine", engine, ENGINES)
     if engine == "plain":
         return PlainEngine(workload, device=device, dtype=dtype, judge=judge)
-    made = GraphedEngine if device.startswith("cuda") else CachedEngine
-    return made(
+    engine_class = GraphedEngine if device.startswith("cuda") else CachedEngine
+    return engine_class(
         workload,
         device=device,
         dtype=dtype,

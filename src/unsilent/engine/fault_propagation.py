@@ -69,12 +69,12 @@ def propagate_faults(tape: Tape, sources: Sequence[PropagationStart]) -> FaultPr
     return result
 
 
-def _make(tape: Tape, result: FaultPropagation, made: Iterable[int], bits: Bits, live: set[int]) -> None:
+def _make(tape: Tape, result: FaultPropagation, values: Iterable[int], bits: Bits, live: set[int]) -> None:
     """Note the values of an operation. ``live``: older values that are dirty for some source and still read."""
     busy = 0
     for value in live if bits else ():
         busy |= result.dirty[value]
-    for value in made:
+    for value in values:
         entry = tape.values[value]
         result.dirty[value] |= bits
         if result.dirty[value] and (entry.readers or entry.output):

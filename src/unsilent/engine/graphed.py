@@ -148,14 +148,18 @@ class GraphedEngine(CachedEngine):
         self._refresh()
         tried = self.graph_costs.trials_on_rows(self._trial_seconds, len(many)) if samples is not None else 0
         ready = self._by_graphs(many, tried) if self.graphs and self._reads_the_model else {}
-        own = [None] * len(many) if samples is None else list(samples)
+        samples_of_trial = [None] * len(many) if samples is None else list(samples)
         left = [i for i in range(len(many)) if i not in ready]
-        rest = super().trials([many[i] for i in left], samples and [own[i] for i in left])
+        rest = super().trials([many[i] for i in left], samples and [samples_of_trial[i] for i in left])
         known, seconds = self.recordings, 0.0
         for i, faults in enumerate(many):
             if i in ready:
                 self._refresh()  # whoever is given the outcomes may write into the model
-                yield ready[i].of_samples(own[i]) if self.recordings == known else self.trial(faults, own[i])
+                yield (
+                    ready[i].of_samples(samples_of_trial[i])
+                    if self.recordings == known
+                    else self.trial(faults, samples_of_trial[i])
+                )
                 continue
             begun = time.perf_counter()
             outcome = next(rest)
@@ -258,11 +262,13 @@ class GraphedEngine(CachedEngine):
         """The faults of trials, all of one kind, on the device; ``batch``: where those without one of their own act."""
         if all(parse_site(fault.site).kind == "op" for faults in trials for fault in faults):
             points = [self._points[faults[0].step or 0] for faults in trials]
-            at = [own.faults_at_points(faults) or [] for own, faults in zip(points, trials, strict=True)]
+            at = [
+                batch_points.faults_at_points(faults) or [] for batch_points, faults in zip(points, trials, strict=True)
+            ]
             return StagedPointFaults(list(zip(points, at, strict=True)), self.placed_on)
         memories = [[(self._memory(f, f.step if batch is None else batch), f) for f in faults] for faults in trials]
         golden = GoldenWords(memories)
-        return StagedFaults([edits_of_trial(one, golden) for one in memories], self.placed_on)
+        return StagedFaults([edits_of_trial(memory_faults, golden) for memory_faults in memories], self.placed_on)
 
     def _run_graphs(
         self, trials: Sequence[Sequence[Fault]], graphs: Mapping[int, BatchGraph]
@@ -280,8 +286,8 @@ class GraphedEngine(CachedEngine):
         staged.check()
         self.graph_costs.add(time.perf_counter() - begun, len(trials))
         return [
-            self._outcome_of(faults, {i: verdicts[i][n] for i, n in own.items()})
-            for faults, own in zip(trials, places, strict=True)
+            self._outcome_of(faults, {i: verdicts[i][n] for i, n in batch_places.items()})
+            for faults, batch_places in zip(trials, places, strict=True)
         ]
 
     def _outcome_of(self, faults: Sequence[Fault], verdicts: Mapping[int, BatchOutcome | None]) -> TrialOutcome | None:

@@ -84,7 +84,7 @@ def plan_memory(
             shared[key] = _Order(tape, law, operations)
         orders.append(shared[key])
     keep = [set(order.useful) for order in orders]
-    held = wanted = minimum + sum(int(sizes[t][v]) for t, kept in enumerate(keep) for v in kept)
+    held = wanted = minimum + sum(int(sizes[t][v]) for t, values_kept in enumerate(keep) for v in values_kept)
     queue = [(order.at(0), t, 0) for t, order in enumerate(orders)] if held > budget else []
     heapq.heapify(queue)
     while held > budget:
@@ -107,8 +107,8 @@ def _too_small(budget: int, sharers: int, minimum: int, batches: int) -> UsageEr
 
 def minimum_memory(tape: Tape) -> int:
     """Bytes that a tape holds whatever is planned: constants that the recorder copied, and the outputs."""
-    own = set(tape.by_storage.values())
-    held = [t for v, t in tape.externals.items() if v not in own] + [leaf for leaf, _ in tape.output_tensors]
+    memory_values = set(tape.by_storage.values())
+    held = [t for v, t in tape.externals.items() if v not in memory_values] + [leaf for leaf, _ in tape.output_tensors]
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
     return sum(storages.values())
 
@@ -151,17 +151,17 @@ class _Graph:
 
     def demand(self, needed: Sequence[Bits], held: Collection[int]) -> tuple[list[Bits], list[Bits]]:
         """Faults under which each value is needed; those under which each operation is executed again."""
-        asked = list(needed)
+        asked_for = list(needed)
         again = [0] * len(self.made)
         for n in range(len(self.made) - 1, -1, -1):
             bits = 0
             for value in self.made[n]:
                 if value not in held:
-                    bits |= asked[value]
+                    bits |= asked_for[value]
             again[n] = bits
             for value in self.reads[n] if bits else ():
-                asked[value] |= bits
-        return asked, again
+                asked_for[value] |= bits
+        return asked_for, again
 
     def chains(self, held: Collection[int]) -> list[Bits]:
         """For each operation, those (in groups of neighbours) that it takes to execute it from what is held."""
@@ -188,13 +188,13 @@ def _walk(value: int, held: Collection[int], neighbours: Callable[[int], Iterabl
     members: set[int] = set()
     seen, stack = {value}, [value]
     while stack and len(seen) < FAR:
-        for other in neighbours(stack.pop()):
-            if other not in seen:
-                seen.add(other)
-                if other in held:
-                    members.add(other)
+        for neighbour in neighbours(stack.pop()):
+            if neighbour not in seen:
+                seen.add(neighbour)
+                if neighbour in held:
+                    members.add(neighbour)
                 else:
-                    stack.append(other)
+                    stack.append(neighbour)
     return members
 
 
@@ -215,8 +215,8 @@ class _Order:
         np.add.at(self._groups, np.arange(len(seconds)) * len(self._groups) // max(1, len(seconds)), seconds)
         self._bytes = np.array([v.nbytes for v in tape.values], np.float64)
         self._fixed = _other_uses(tape, result, self._odds, seconds)
-        asked = set_weights(result.needed, self._odds) + self._fixed
-        self.useful = {v.index for v in tape.values if v.producer is not None and asked[v.index] > 0}
+        weights = set_weights(result.needed, self._odds) + self._fixed
+        self.useful = {v.index for v in tape.values if v.producer is not None and weights[v.index] > 0}
         self._held = set(self.useful)
         self._given: list[tuple[float, int]] = []
         self._rounds = self._run()
@@ -247,9 +247,9 @@ class _Order:
 
     def _losses(self, values: list[int]) -> NDArray[np.float64]:
         """Expected seconds that a trial takes longer without each value, for each of its bytes."""
-        asked = self._graph.demand(self._needed, self._held)[0]
+        demanded = self._graph.demand(self._needed, self._held)[0]
         chains = self._graph.chains(self._held)
-        often = set_weights([asked[v] for v in values], self._odds)
+        often = set_weights([demanded[v] for v in values], self._odds)
         long = set_weights([chains[self._graph.producer[v] or 0] for v in values], self._groups)
         loss: NDArray[np.float64] = (often * long + self._fixed[values]) / self._bytes[values]
         return loss

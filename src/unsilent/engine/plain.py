@@ -138,13 +138,14 @@ class PlainEngine:
         self._content_hashes = self._all_content_hashes()
         self.golden_seconds = 0.0
         self.batch_seconds: list[float] = []
-        for i, (one, batch) in enumerate(zip(first, self.batches, strict=True)):
+        for i, (golden_output, batch) in enumerate(zip(first, self.batches, strict=True)):
             start, cpu = time.perf_counter(), time.process_time()
             with user_code(f"{self.workload.name} (golden run, batch {i})"):
-                two = self._run(batch)
+                again = self._run(batch)
             self.golden_seconds += time.perf_counter() - start
             self.batch_seconds.append(time.process_time() - cpu)
-            check_golden(one, two, i, partial(self._first_difference, batch))  # at once: its memory may be used again
+            # At once: the memory of the output may be used again.
+            check_golden(golden_output, again, i, partial(self._first_difference, batch))
         with user_code(self.workload.name):
             self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
         largest = max((len(leaf) for output in first for leaf in leaves(output) if leaf.ndim), default=1)

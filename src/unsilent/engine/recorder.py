@@ -135,7 +135,7 @@ class Recorder(DispatchMode):
             key = tensor.untyped_storage()._cdata
             if key not in writes:
                 writes[key] = self._write(node, tensor, key)
-        made = {w.new for w in writes.values()}
+        new_values = {w.new for w in writes.values()}
         windows: list[Any] = []
         for part in flatten(result):
             if not isinstance(part, Tensor):
@@ -143,16 +143,16 @@ class Recorder(DispatchMode):
                 continue
             key = part.untyped_storage()._cdata
             if key not in seen:
-                if self._known(key) not in (None, *made):
+                if self._known(key) not in (None, *new_values):
                     raise Unrecordable(f"{node.name} returns memory that is not among its arguments")
                 if self._known(key) is None:
-                    made.add(self._new(part, node.index))
+                    new_values.add(self._new(part, node.index))
             windows.append(window_of(_plain(part), self._value(part)))
         visible = any(not isinstance(w, StorageWindow) and w is not None for w in windows)
         checks = not any(isinstance(w, StorageWindow) for w in windows)  # it gives nothing, so it is there to raise
-        if not made and not visible and not checks:
+        if not new_values and not visible and not checks:
             return
-        node.writes, node.results, node.new_values = tuple(writes.values()), tuple(windows), tuple(sorted(made))
+        node.writes, node.results, node.new_values = tuple(writes.values()), tuple(windows), tuple(sorted(new_values))
         self._append(node)
 
     def _write(self, node: Node, tensor: Tensor, key: int) -> Write:
@@ -277,9 +277,11 @@ def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str,
             write.
     """
     inputs, calls = list(inputs), OperationNamer(model)
-    own = [*model.parameters(), *model.buffers(), *(t for _, t in inputs)]
-    recorder = Recorder(calls, own, [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)])
-    recorder.tape.device = own[0].device if own else torch.device("cpu")
+    memories = [*model.parameters(), *model.buffers(), *(t for _, t in inputs)]
+    recorder = Recorder(
+        calls, memories, [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
+    )
+    recorder.tape.device = memories[0].device if memories else torch.device("cpu")
     with KvCacheObserver(model, recorder.record_kv_cache_entry), recorder, _readbacks_told(recorder):
         output = run()
     tape = recorder.finish(output)
@@ -315,7 +317,7 @@ def _readbacks_told(recorder: Recorder) -> Any:
         return wrapper
 
     names = (*UNSEEN, *SCALAR_READS)
-    own = {name: vars(Tensor)[name] for name in names if name in vars(Tensor)}
+    tensor_methods = {name: vars(Tensor)[name] for name in names if name in vars(Tensor)}
     makers = {name: getattr(torch, name) for name in MAKERS}
     methods = {name: getattr(Tensor, name) for name in names if callable(getattr(Tensor, name, None))}
     try:
@@ -328,8 +330,8 @@ def _readbacks_told(recorder: Recorder) -> Any:
         for name, maker in makers.items():
             setattr(torch, name, maker)
         for name in methods:
-            if name in own:
-                setattr(Tensor, name, own[name])
+            if name in tensor_methods:
+                setattr(Tensor, name, tensor_methods[name])
             else:
                 delattr(Tensor, name)
 

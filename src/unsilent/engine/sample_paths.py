@@ -51,10 +51,10 @@ def _is_used(tape: Tape, value: int) -> bool:
 def _changing_values(tape: Tape) -> set[int]:
     """Values that are computed from memory that is no input."""
     inputs = {entry.window.value for entry in tape.inputs.values()}
-    own = set(tape.by_storage.values()) - inputs
+    computed = set(tape.by_storage.values()) - inputs
     changing: set[int] = set()
     for node in tape.nodes:
-        if any(w.value in own or w.value in changing for w in node.reads):
+        if any(w.value in computed or w.value in changing for w in node.reads):
             changing.update(node.new_values)
     return changing
 

@@ -252,14 +252,14 @@ class Replayer:
         if len(reached) * blocks.seconds > node.seconds:
             return None
         tensors = [self.golden_operand(node, k) for k in range(len(node.reads))]
-        made: Holders = {}
+        corrupted: Holders = {}
         for block in sorted(reached):
             part = blocks.compute(self.apply, tensors, block)
             if not equal_bits(part, blocks.golden_part(tensor_at_window(golden, blocks.out), block)):
-                if not made:
-                    made[blocks.out.value] = private_copy(golden)
-                blocks.golden_part(tensor_at_window(made[blocks.out.value], blocks.out), block).copy_(part)
-        return made
+                if not corrupted:
+                    corrupted[blocks.out.value] = private_copy(golden)
+                blocks.golden_part(tensor_at_window(corrupted[blocks.out.value], blocks.out), block).copy_(part)
+        return corrupted
 
     def try_blocks(self) -> None:
         """Find out which operations can be computed in blocks, where their golden values are at hand."""
@@ -285,17 +285,17 @@ class Replayer:
 
     def _call(self, node: Node, tensors: list[Tensor], private: Mapping[int, Tensor]) -> Holders:
         """Run one operation on ``tensors``; what it writes into is ``private``."""
-        made: Holders = {new: private[old] for old, new in node.writes}
+        written: Holders = {new: private[old] for old, new in node.writes}
         result = self.apply(node, tensors)
         for part, expected in zip(flatten(result), node.results, strict=True):
             if isinstance(expected, StorageWindow):
                 if not fits(part, expected):
                     raise Diverged(f"{node.name} returns a different shape")
-                if expected.value in node.new_values and expected.value not in made:
-                    made[expected.value] = part
+                if expected.value in node.new_values and expected.value not in written:
+                    written[expected.value] = part
             elif not _same(part, expected):
                 raise Diverged(f"{node.name} returns a different value to Python")
-        return made
+        return written
 
     def apply(self, node: Node, tensors: list[Tensor]) -> Any:
         args, kwargs = list(node.args), dict(node.kwargs)
@@ -334,10 +334,10 @@ def assemble_output(replayer: Replayer, dirty: Holders) -> Any:
     return copy.deepcopy(replayer.tape.output, memo)
 
 
-def _same(one: Any, two: Any) -> bool:
+def _same(left: Any, right: Any) -> bool:
     """Whether Python would see the same: floats by their bits."""
-    if isinstance(one, float) and isinstance(two, float):
-        return struct.pack("d", one) == struct.pack("d", two)
-    if isinstance(one, complex) and isinstance(two, complex):
-        return _same(one.real, two.real) and _same(one.imag, two.imag)
-    return type(one) is type(two) and bool(one == two)
+    if isinstance(left, float) and isinstance(right, float):
+        return struct.pack("d", left) == struct.pack("d", right)
+    if isinstance(left, complex) and isinstance(right, complex):
+        return _same(left.real, right.real) and _same(left.imag, right.imag)
+    return type(left) is type(right) and bool(left == right)

@@ -21,8 +21,8 @@ def structure_of(tape: Tape) -> str:
     """A hash of everything on a tape but numbers: equal for batches of the same shape that take the same way."""
     digest = xxhash.xxh3_128(repr((tape.device, sorted(tape.inputs.items()), sorted(tape.caches.items()))).encode())
     for node in tape.nodes:
-        what = (node.name, *_call(node), node.reads, node.writes, node.results, node.new_values)
-        digest.update(repr(what).encode())
+        content = (node.name, *_call(node), node.reads, node.writes, node.results, node.new_values)
+        digest.update(repr(content).encode())
     for value in tape.values:
         place = _alignment(tape, value.index)
         digest.update(repr((value.producer, value.nbytes, value.storage_window, value.output, place)).encode())

@@ -169,14 +169,23 @@ def _rows(result: PassComparison) -> tuple[tuple[TraceRow, ...], list[int]]:
     numbers = [i for i in range(common_prefix_length(result.golden, result.faulty)) if i not in result.scratch]
     rows = []
     for i in numbers:
-        one, two = result.golden[i], result.faulty[i]
-        other = (
-            "" if (one.dtype, one.shape) == (two.dtype, two.shape) else f"{two.dtype}[{','.join(map(str, two.shape))}]"
+        golden, faulty = result.golden[i], result.faulty[i]
+        faulty_type = (
+            ""
+            if (golden.dtype, golden.shape) == (faulty.dtype, faulty.shape)
+            else f"{faulty.dtype}[{','.join(map(str, faulty.shape))}]"
         )
-        elements = int(torch.Size(one.shape).numel())
-        change = result.changes[i] if not other else OutputDifference(elements)
+        elements = int(torch.Size(golden.shape).numel())
+        change = result.changes[i] if not faulty_type else OutputDifference(elements)
         rows.append(
-            TraceRow(*one.key, dtype=one.dtype, shape=one.shape, elements=elements, change=change, faulty_type=other)
+            TraceRow(
+                *golden.key,
+                dtype=golden.dtype,
+                shape=golden.shape,
+                elements=elements,
+                change=change,
+                faulty_type=faulty_type,
+            )
         )
     return tuple(rows), numbers
 
@@ -214,7 +223,7 @@ def _place(site: SiteName, fault: Fault, rows: Sequence[TraceRow]) -> int | None
         and (phase == "update" or row.micro_step == step)
     ]
     if phase == "bwd":  # the last that the node runs; what autograd adds up behind it also goes by its name
-        own = [i for i in mine if not rows[i].kernel.startswith("add.")] or mine
-        return own[-1] if own else None
+        rows_of_node = [i for i in mine if not rows[i].kernel.startswith("add.")] or mine
+        return rows_of_node[-1] if rows_of_node else None
     exact = [i for i in mine if rows[i].output == output]
     return next(iter(exact or mine), None)

@@ -113,11 +113,16 @@ class TrialCosts:
             return False
         known = self.costs[key]
         known.asked += 1
-        other = known.asked >= RETRY_AFTER and known.asked.bit_count() == 1
+        is_retry_due = known.asked >= RETRY_AFTER and known.asked.bit_count() == 1
         if relative > PLAIN_ABOVE:
-            return not other
+            return not is_retry_due
         batch = self._plain.get(key[1])
-        return other or batch is None or batch.trials < COMPARED or (relative > CLOSE and known.plain.trials < COMPARED)
+        return (
+            is_retry_due
+            or batch is None
+            or batch.trials < COMPARED
+            or (relative > CLOSE and known.plain.trials < COMPARED)
+        )
 
 
 def cost_class_of(batch: int, faults: Sequence[Fault]) -> Class:

@@ -50,9 +50,9 @@ class ValidationSamples:
 
     def take(self) -> Iterator[ValidationSample]:
         """Samples to validate, one for each batch, of any kind; none is left."""
-        kept, self._kept = self._kept, {}
+        witnesses, self._kept = self._kept, {}
         batches: dict[int, list[ValidationSample]] = {}
-        for (batch, _, _), (_, witness) in kept.items():
+        for (batch, _, _), (_, witness) in witnesses.items():
             batches.setdefault(batch, []).append(witness)
         for of_batch in batches.values():
             yield self._chance.choice(of_batch)

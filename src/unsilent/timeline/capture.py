@@ -91,10 +91,10 @@ class Recorder:
         prepare: Any = AnyProfile._prepare_trace
         self._plain_prepare = prepare
 
-        def prepare_trace(other: AnyProfile) -> Any:
+        def prepare_trace(profile: AnyProfile) -> Any:
             if self._profiler is not None and os.getpid() == self._process:
                 self._try(_refuse_own_profiler)  # two at once abort the process
-            return prepare(other)
+            return prepare(profile)
 
         AnyProfile._prepare_trace = prepare_trace  # type: ignore[method-assign]
 

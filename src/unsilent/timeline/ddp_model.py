@@ -35,9 +35,9 @@ def assign_buckets(sizes: Sequence[int], caps: Sequence[int]) -> list[list[int]]
     """
     result: list[list[int]] = []
     bucket, size = list[int](), 0
-    for index, one in enumerate(sizes):
+    for index, byte_count in enumerate(sizes):
         bucket.append(index)
-        size += one
+        size += byte_count
         if size >= caps[min(len(result), len(caps) - 1)]:
             result.append(bucket)
             bucket, size = [], 0
@@ -141,7 +141,7 @@ def fit_link_cost(sizes: Floats, seconds: Floats) -> LinkCost:
     Means, as those of steps are predicted: a few slow collectives lengthen the mean step, but no median.
     """
     distinct = np.unique(sizes)
-    means = np.array([seconds[sizes == one].mean() for one in distinct])
+    means = np.array([seconds[sizes == size].mean() for size in distinct])
     if len(distinct) == 1:
         return LinkCost(0.0, float(means[0] / distinct[0]), float(distinct[0]), float(distinct[0]))
     from scipy.optimize import nnls

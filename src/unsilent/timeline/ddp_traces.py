@@ -84,8 +84,8 @@ class DdpJob:
         for _ in range(RESAMPLES):
             steps, cost = generator.integers(n, size=n), self.cost
             if fitted is not None:
-                own = np.concatenate([np.flatnonzero(fitted.step == step) for step in steps])
-                cost = fit_link_cost(fitted.size[own], fitted.seconds[own]) if len(own) else cost
+                transfers = np.concatenate([np.flatnonzero(fitted.step == step) for step in steps])
+                cost = fit_link_cost(fitted.size[transfers], fitted.seconds[transfers]) if len(transfers) else cost
             ratios.append(float(predicted(cost)[steps].mean() / baseline(cost)[steps].mean()))
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(ratios, (tail, 1 - tail))
@@ -123,8 +123,8 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
         )
     gradients = {rank: job.gradients.get(rank) for rank in ranks}
     counts = {
-        tuple(np.bincount(one.step[one.step >= 0], minlength=count).tolist()) if one is not None else ()
-        for one in gradients.values()
+        tuple(np.bincount(of_rank.step[of_rank.step >= 0], minlength=count).tolist()) if of_rank is not None else ()
+        for of_rank in gradients.values()
     }
     each = set(next(iter(counts))) if len(counts) == 1 else set()
     if len(each) != 1 or not max(each):
@@ -135,11 +135,14 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
     shape = (len(ranks), count, gradient_count)
     times, sizes = np.empty(shape), np.empty(shape, np.int64)
     for row, rank in enumerate(ranks):
-        one = gradients[rank]
-        assert one is not None
-        order = np.lexsort((one.ready, one.step))
-        order = order[one.step[order] >= 0]
-        times[row], sizes[row] = one.ready[order].reshape(shape[1:]), one.size[order].reshape(shape[1:])
+        of_rank = gradients[rank]
+        assert of_rank is not None
+        order = np.lexsort((of_rank.ready, of_rank.step))
+        order = order[of_rank.step[order] >= 0]
+        times[row], sizes[row] = (
+            of_rank.ready[order].reshape(shape[1:]),
+            of_rank.size[order].reshape(shape[1:]),
+        )
     if (sizes != sizes[0, 0]).any() or (sizes < 0).any():
         raise UsageError(
             "gradients become ready in another order in some steps, or their sizes are unknown; see record_shapes"
@@ -149,7 +152,7 @@ def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
 
 def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | None) -> DdpJob:
     ranks = job.ranks
-    seen, found = job.operations, recorded_buckets(job, sizes)
+    seen, buckets = job.operations, recorded_buckets(job, sizes)
     begins, ends = (np.array(part) for part in zip(*(step_bounds(job, rank) for rank in ranks), strict=True))
     backward, last = np.full(begins.shape, np.inf), np.full(begins.shape, -np.inf)
     of_step = seen.step >= 0
@@ -158,26 +161,38 @@ def _from_times(job: Job, times: Floats, sizes: np.ndarray, cost: LinkCost | Non
     np.minimum.at(backward, (rows[computing], seen.step[computing]), seen.start[computing])
     if not np.isfinite(backward).all():
         raise UsageError("the traces show a step without a backward pass; record a training under DDP")
-    np.maximum.at(last, (rows[found.carries], seen.step[found.carries]), seen.end[found.carries])
+    np.maximum.at(
+        last,
+        (rows[buckets.carries], seen.step[buckets.carries]),
+        seen.end[buckets.carries],
+    )
     end = np.maximum(times.max(2), backward)
     steps = DdpSteps(
         sizes, backward - begins, times - backward[:, :, None], end - backward, ends - np.maximum(last, end),
         begins[:, 0] - begins[:, 0].min(),
     )  # fmt: skip
-    transfers, notes = None, list(_notes(job, found))
+    transfers, notes = None, list(_notes(job, buckets))
     if cost is None:
-        transfers = _transfers(job, found.carries)
+        transfers = _transfers(job, buckets.carries)
         cost = fit_link_cost(transfers.size, transfers.seconds)
         apart = float(np.abs(transfers.seconds / cost(transfers.size) - 1).mean())
         notes.append(
             f"recorded collectives take {100 * apart:.2g} % more or less than the cost fitted to them, on average"
         )
-    return DdpJob(steps, found.gradients, cost, _periods(begins, ends), found.item_bytes, tuple(notes), transfers)
+    return DdpJob(
+        steps,
+        buckets.gradients,
+        cost,
+        _periods(begins, ends),
+        buckets.item_bytes,
+        tuple(notes),
+        transfers,
+    )
 
 
-def _notes(job: Job, found: RecordedBuckets) -> Iterator[str]:
+def _notes(job: Job, buckets: RecordedBuckets) -> Iterator[str]:
     operations, world_size = job.operations, job.world_size or len(job.ranks)
-    if ((operations.kind == COLLECTIVE) & (operations.step >= 0) & ~found.carries).any():
+    if ((operations.kind == COLLECTIVE) & (operations.step >= 0) & ~buckets.carries).any():
         yield "other collectives than those of gradients are taken to last as recorded, with the waits in them"
     if len(job.ranks) < world_size:
         yield (
@@ -200,11 +215,11 @@ def _transfers(job: Job, which: np.ndarray) -> Transfers:
     np.maximum.at(size, numbers, operations.size[which])
     step = np.zeros(len(entered), np.int64)
     step[numbers] = operations.step[which]
-    own = np.unique(numbers)
-    own = own[np.argsort(ended[own], kind="stable")]
-    before = np.append(-np.inf, np.maximum.accumulate(ended[own])[:-1])  # gloo has two at once on one link
-    seconds = ended[own] - np.maximum(entered[own], before)
-    is_known = (size[own] > 0) & (seconds > 0)
+    ordered = np.unique(numbers)
+    ordered = ordered[np.argsort(ended[ordered], kind="stable")]
+    before = np.append(-np.inf, np.maximum.accumulate(ended[ordered])[:-1])  # gloo has two at once on one link
+    seconds = ended[ordered] - np.maximum(entered[ordered], before)
+    is_known = (size[ordered] > 0) & (seconds > 0)
     if not is_known.any():
         raise UsageError("the traces do not say how large collectives are; record with record_shapes=True")
-    return Transfers(size[own][is_known], seconds[is_known], step[own][is_known])
+    return Transfers(size[ordered][is_known], seconds[is_known], step[ordered][is_known])

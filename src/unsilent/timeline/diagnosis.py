@@ -92,7 +92,7 @@ class Timeline(Shown):
         """The verdict, one of `VERDICTS`."""
         if self.excesses and self.excesses[0].is_separable:
             return "straggler"
-        return "not_separable" if {one.part for one in self.excesses} == set(PARTS) else "not_compared"
+        return "not_separable" if {excess.part for excess in self.excesses} == set(PARTS) else "not_compared"
 
     @property
     def is_explained(self) -> bool:
@@ -117,7 +117,7 @@ def _doubts(result: Timeline) -> Iterator[str]:
 
 def _lateness(result: Timeline) -> Iterator[str]:
     """Sentence on late ranks: by parts of the step where these were compared, else by who was waited for."""
-    found, split = result.excesses, result.split
+    excesses, split = result.excesses, result.split
     if len(split.ranks) == 1:
         period, steps = split.end - split.begin, len(result.job.steps)
         yield (
@@ -125,13 +125,13 @@ def _lateness(result: Timeline) -> Iterator[str]:
             f"{time_text(float(np.nanmean(period)))}, from its begin to the next one's (mean of {steps:,})."
         )
     elif result.verdict == "straggler":
-        first = found[0]
+        first = excesses[0]
         yield (
             f"Rank {first.rank} takes {time_text(first.seconds)} longer than the others in its {first.part} "
             f"(noise floor {time_text(first.floor)})."
         )
     elif result.verdict == "not_separable":
-        floors = {part: max(one.floor for one in found if one.part == part) for part in PARTS}
+        floors = {part: max(excess.floor for excess in excesses if excess.part == part) for part in PARTS}
         parts = ", ".join(f"{part} {time_text(floors[part])}" for part in PARTS)
         yield f"No rank is late by more than the noise floor (in {parts})."
     elif not result.job.stages:
@@ -171,28 +171,30 @@ def _split_findings(result: Timeline) -> Iterator[str]:
     )
 
 
-def _doubt(result: Timeline, one: Answer) -> str:
+def _doubt(result: Timeline, what_if: Answer) -> str:
     """Why an answer is not to be believed, which it is computed by: the model of DDP, or replays; empty: it may be."""
-    return one.doubt if one.of_model or result.is_explained else "replays are not to be trusted"
+    return what_if.doubt if what_if.of_model or result.is_explained else "replays are not to be trusted"
 
 
 def _answer_findings(result: Timeline) -> Iterator[str]:
-    for one in result.answers:
-        question = escape_unprintable(one.text)
-        if doubt := _doubt(result, one):
+    for what_if in result.answers:
+        question = escape_unprintable(what_if.text)
+        if doubt := _doubt(result, what_if):
             yield f"{question}: not predicted, as {doubt}"
             continue
-        most = f" to {time_text(float(one.longest.mean()))}" if one.longest is not None else ""
-        means = f"{time_text(float(one.predicted.mean()))}{most} instead of {time_text(float(one.recorded.mean()))}"
-        by = f"by {_model_text(one.of_model)}" if one.of_model else "by replay"
-        yield f"{question}: a step would take {means}, {by}{BEYOND if one.is_extrapolated else ''}{_peak_text(one)}"
+        most = f" to {time_text(float(what_if.longest.mean()))}" if what_if.longest is not None else ""
+        means = (
+            f"{time_text(float(what_if.predicted.mean()))}{most} instead of {time_text(float(what_if.recorded.mean()))}"
+        )
+        by = f"by {_model_text(what_if.of_model)}" if what_if.of_model else "by replay"
+        yield f"{question}: a step would take {means}, {by}{BEYOND if what_if.is_extrapolated else ''}{_peak_text(what_if)}"
 
 
-def _peak_text(one: Answer) -> str:
+def _peak_text(what_if: Answer) -> str:
     """The predicted peak of memory, where there is one."""
-    if one.peak is None:
+    if what_if.peak is None:
         return ""
-    recorded, predicted = map(human_bytes, one.peak)
+    recorded, predicted = map(human_bytes, what_if.peak)
     return f"; the peak of memory would be {predicted} instead of {recorded}, by the memory events"
 
 
@@ -207,14 +209,14 @@ def _model_text(ratio: Interval) -> str:
 
 def _answer_notes(answers: Sequence[Answer]) -> Iterator[str]:
     """Each note once, after the questions that it is about."""
-    for note in dict.fromkeys(note for one in answers for note in one.notes):
-        yield f"{escape_unprintable(', '.join(one.text for one in answers if note in one.notes))}: {note}"
+    for note in dict.fromkeys(note for what_if in answers for note in what_if.notes):
+        yield f"{escape_unprintable(', '.join(what_if.text for what_if in answers if note in what_if.notes))}: {note}"
 
 
 def _counts_from_begin(job: Job, peaks: Sequence[MemoryPeak]) -> bool:
     """Whether some peaks are of ranks without a device, whose memory the profiler counts from the recording's begin on."""
     with_device = {lane.rank for lane in job.lanes if lane.is_device}
-    return any(one.rank not in with_device for one in peaks)
+    return any(peak.rank not in with_device for peak in peaks)
 
 
 def _memory_notes(result: Timeline) -> Iterator[str]:
@@ -227,7 +229,7 @@ def _memory_notes(result: Timeline) -> Iterator[str]:
 
 def _estimates(result: Timeline) -> Table:
     values = {"slowdown": result.slowdown.slowdown, "slowdown_with_gaps": result.slowdown.slowdown_with_gaps}
-    values |= {one.text: answer_interval(one) for one in result.answers if not _doubt(result, one)}
+    values |= {what_if.text: answer_interval(what_if) for what_if in result.answers if not _doubt(result, what_if)}
     return machine_table(measured({}, values, "step"), ("measure", ""))
 
 
@@ -245,15 +247,15 @@ def _sections(result: Timeline) -> Iterator[Section]:
         )  # fmt: skip
     if result.excesses:
         heads = (
-            Column("rank", of=lambda one: str(one.rank)), Column.text("part of the step", lambda one: one.part),
-            Column("longer than others", "number", digits=time_text, of=lambda one: one.seconds),
-            Column("noise floor", "number", digits=time_text, of=lambda one: one.floor),
-            Column("separable", of=lambda one: "yes" if one.is_separable else "no"),
+            Column("rank", of=lambda excess: str(excess.rank)), Column.text("part of the step", lambda excess: excess.part),
+            Column("longer than others", "number", digits=time_text, of=lambda excess: excess.seconds),
+            Column("noise floor", "number", digits=time_text, of=lambda excess: excess.floor),
+            Column("separable", of=lambda excess: "yes" if excess.is_separable else "no"),
         )  # fmt: skip
-        rows = sorted(result.excesses, key=lambda one: (-one.is_separable, -one.seconds))
+        rows = sorted(result.excesses, key=lambda excess: (-excess.is_separable, -excess.seconds))
         yield Section(
             "Late ranks", "How much longer a part of a step takes than on the median of the other ranks, median over steps.",
-            (Table.of(rows, heads, "lateness", is_emphasised=lambda one: one.is_separable, terminal_rows=5),),
+            (Table.of(rows, heads, "lateness", is_emphasised=lambda excess: excess.is_separable, terminal_rows=5),),
         )  # fmt: skip
 
 
@@ -275,9 +277,9 @@ def _split_table(split: StepSplit) -> Table:
 
 def _memory_table(peaks: Sequence[MemoryPeak], from_begin: bool) -> Table:
     heads = (
-        Column("rank", of=lambda one: str(one.rank)),
-        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of=lambda one: one.bytes),
-        Column("step", of=lambda one: str(one.step)), Column.text("phase", lambda one: one.phase),
+        Column("rank", of=lambda peak: str(peak.rank)),
+        Column("peak", "number", digits=lambda size: human_bytes(round(size)), of=lambda peak: peak.bytes),
+        Column("step", of=lambda peak: str(peak.step)), Column.text("phase", lambda peak: peak.phase),
     )  # fmt: skip
     title = "peak of memory allocated since the recording began" if from_begin else "peak of allocated memory"
     return Table.of(peaks, heads, title, terminal_rows=10)
@@ -304,23 +306,23 @@ def _path_table(result: Timeline) -> Table:
 def step_figure(result: Timeline) -> Figure:
     """Operations of the median step as bars, ranks as rows, those on the critical path framed."""
     operations, critical = result.job.operations, {link.operation for link in result.path}
-    shown = np.flatnonzero(operations.step == result.step)
-    if len(shown) > MOST_BARS:
-        shown = np.sort(shown[np.argsort(-operations.duration[shown])[:MOST_BARS]])
-    begin = float(operations.start[shown].min())
+    drawn = np.flatnonzero(operations.step == result.step)
+    if len(drawn) > MOST_BARS:
+        drawn = np.sort(drawn[np.argsort(-operations.duration[drawn])[:MOST_BARS]])
+    begin = float(operations.start[drawn].min())
     rows = {rank: number for number, rank in enumerate(result.job.ranks)}
     traces = []
     for kind, name in enumerate(KINDS):
-        of_kind = shown[operations.kind[shown] == kind]
+        of_kind = drawn[operations.kind[drawn] == kind]
         if not len(of_kind):
             continue
         below = 0.22 if kind == COLLECTIVE else -0.22  # collectives run beside computation
         texts = [
-            f"{label(operations.names[operations.name[one]], 60)}<br>rank {operations.rank[one]}, "
-            f"{time_text(float(operations.duration[one]))}"
-            for one in of_kind
+            f"{label(operations.names[operations.name[operation]], 60)}<br>rank {operations.rank[operation]}, "
+            f"{time_text(float(operations.duration[operation]))}"
+            for operation in of_kind
         ]
-        frames = [1.5 if one in critical else 0 for one in of_kind.tolist()]
+        frames = [1.5 if operation in critical else 0 for operation in of_kind.tolist()]
         traces.append({
             "type": "bar", "orientation": "h", "name": name, "hoverinfo": "text", "hovertext": texts, "width": 0.4,
             "base": (1e3 * (operations.start[of_kind] - begin)).tolist(), "x": (1e3 * operations.duration[of_kind]).tolist(),
@@ -346,19 +348,19 @@ def _json(result: Timeline) -> dict[str, Any]:
         "ranks": [
             {"rank": rank} | {name: of[row] for name, of in means.items()} for row, rank in enumerate(split.ranks)
         ],
-        "memory": [vars(one) for one in result.memory_peaks],
-        "late": [{**vars(one), "is_separable": one.is_separable} for one in result.excesses],
+        "memory": [vars(peak) for peak in result.memory_peaks],
+        "late": [{**vars(excess), "is_separable": excess.is_separable} for excess in result.excesses],
         "what_if": [
             {
-                "text": one.text,
-                "recorded": one.recorded.tolist(),
-                "predicted": one.predicted.tolist(),
-                "is_extrapolated": one.is_extrapolated,
-                "is_trusted": not _doubt(result, one),
-                "peak_bytes": None if one.peak is None else list(one.peak),
-                "limits": [answer_interval(one).low, answer_interval(one).high],
-                "notes": list(one.notes),
+                "text": what_if.text,
+                "recorded": what_if.recorded.tolist(),
+                "predicted": what_if.predicted.tolist(),
+                "is_extrapolated": what_if.is_extrapolated,
+                "is_trusted": not _doubt(result, what_if),
+                "peak_bytes": None if what_if.peak is None else list(what_if.peak),
+                "limits": [answer_interval(what_if).low, answer_interval(what_if).high],
+                "notes": list(what_if.notes),
             }
-            for one in answers
+            for what_if in answers
         ],
     }

@@ -89,13 +89,13 @@ def _wrapped(replay: Replay, gaps: Floats, count: int) -> Change:
     durations, gaps, collective = replay.durations.copy(), gaps.copy(), operations.collective.copy()
     groups, notes, is_extrapolated = _groups(job, count), list[str](), False
     for pattern in (_GATHERS, _SCATTERS):
-        own = [group for group in groups if group.pattern is pattern]
-        every = np.concatenate([group.members for group in own] or [np.empty(0, np.int64)])
+        groups_of_pattern = [group for group in groups if group.pattern is pattern]
+        every = np.concatenate([group.members for group in groups_of_pattern] or [np.empty(0, np.int64)])
         if not len(every):
             continue
         cost = fit_link_cost(operations.size[every].astype(np.float64), replay.durations[every])
-        whole = np.array([float(operations.size[group.members].sum()) for group in own])
-        for group, seconds in zip(own, cost(whole), strict=True):
+        whole = np.array([float(operations.size[group.members].sum()) for group in groups_of_pattern])
+        for group, seconds in zip(groups_of_pattern, cost(whole), strict=True):
             apart = cost(operations.size[group.members].astype(np.float64)).sum()
             left_out = np.delete(group.members, group.kept)
             durations[left_out] = durations[group.launches] = gaps[left_out] = 0
@@ -150,11 +150,11 @@ def _groups(job: Job, count: int) -> list[_Group]:
         group = np.where(np.arange(units) < alone, -1, (np.arange(units) - alone) // count)
         for (sent, launches, pattern), numbers in zip(sorts, (group, group[alone:][::-1], group[::-1]), strict=True):
             members, calls = sent.get(key, nothing), launches.get(key, nothing)
-            kept = -1 if pattern is _SCATTERS else 0
+            kept_place = -1 if pattern is _SCATTERS else 0
             for number in np.unique(numbers[numbers >= 0]) if len(members) else ():
-                own = np.flatnonzero(numbers == number)
-                known = calls[np.delete(own, kept)] if len(calls) == len(members) else nothing
-                result.append(_Group(members[own], kept, known, pattern))
+                places = np.flatnonzero(numbers == number)
+                known = calls[np.delete(places, kept_place)] if len(calls) == len(members) else nothing
+                result.append(_Group(members[places], kept_place, known, pattern))
     if not any(len(group.members) > 1 for group in result):
         raise UsageError("--what-if fsdp wrap: the traces show no two units of FSDP2 that could be wrapped as one")
     return result
@@ -163,9 +163,9 @@ def _groups(job: Job, count: int) -> list[_Group]:
 def _by_step(job: Job, which: NDArray[np.bool_]) -> dict[tuple[int, int], Indices]:
     """Indices of operations in order of time, by rank and step."""
     operations, result = job.operations, dict[tuple[int, int], list[int]]()
-    for one in np.flatnonzero(which & (operations.step >= 0)).tolist():
-        result.setdefault((int(operations.rank[one]), int(operations.step[one])), []).append(one)
-    return {key: np.array(own, np.int64) for key, own in result.items()}
+    for operation in np.flatnonzero(which & (operations.step >= 0)).tolist():
+        result.setdefault((int(operations.rank[operation]), int(operations.step[operation])), []).append(operation)
+    return {key: np.array(indices, np.int64) for key, indices in result.items()}
 
 
 def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
@@ -182,18 +182,18 @@ def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
     for edge in np.flatnonzero(is_launch).tolist():
         awaited.setdefault(int(edges.target[edge]), []).append(edge)
     taken, targets, dropped = list[int](), list[int](), list[int]()
-    for own in _by_step(job, gathers & is_on_device).values():
-        for place, gather in enumerate(own.tolist()):
-            earlier = awaited.get(int(own[max(place - count + 1, 0)]), [])
+    for gathers_of_step in _by_step(job, gathers & is_on_device).values():
+        for place, gather in enumerate(gathers_of_step.tolist()):
+            earlier = awaited.get(int(gathers_of_step[max(place - count + 1, 0)]), [])
             if earlier:
                 dropped += awaited.get(gather, [])
                 taken += earlier
                 targets += [gather] * len(earlier)
-    kept = np.delete(np.arange(len(edges.source)), dropped)
+    other_edges = np.delete(np.arange(len(edges.source)), dropped)
     changed = Edges(
-        np.append(edges.source[kept], edges.source[taken]),
-        np.append(edges.target[kept], np.array(targets, np.int32)),
-        np.append(edges.kind[kept], edges.kind[taken]),
+        np.append(edges.source[other_edges], edges.source[taken]),
+        np.append(edges.target[other_edges], np.array(targets, np.int32)),
+        np.append(edges.kind[other_edges], edges.kind[taken]),
     )
     note = (
         "the recording is taken to gather one unit ahead, as FSDP2 does by default; all-gathers of backward passes alone are "
@@ -207,6 +207,6 @@ def _named(job: Job, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
     return np.array([bool(pattern.match(name)) for name in job.operations.names], bool)[job.operations.name]
 
 
-def _expect(which: NDArray[np.bool_], what: str) -> None:
+def _expect(which: NDArray[np.bool_], name: str) -> None:
     if not which.any():
-        raise UsageError(f"the traces show no {what}; record a training under FSDP2 that has one")
+        raise UsageError(f"the traces show no {name}; record a training under FSDP2 that has one")

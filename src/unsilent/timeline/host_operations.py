@@ -82,9 +82,9 @@ def _between(outer_start: Floats, outer_end: Floats, elsewhere: Floats, boundari
     is_own = np.searchsorted(elsewhere, start, "right") == np.searchsorted(elsewhere, end, "right")
     if len(boundaries):
         is_own &= (start >= boundaries[0]) & (end <= boundaries[-1]) & (end - start >= LEAST_GAP)
-    kept = np.flatnonzero(is_own & (len(boundaries) > 0))
-    nothing = np.full(len(kept), -1, np.int64)
-    return Flat(start[kept], end[kept], nothing, nothing)
+    gaps = np.flatnonzero(is_own & (len(boundaries) > 0))
+    nothing = np.full(len(gaps), -1, np.int64)
+    return Flat(start[gaps], end[gaps], nothing, nothing)
 
 
 def annotated_phase(name: str) -> int:
@@ -101,10 +101,10 @@ def phases(times: Floats, start: Floats, end: Floats, phase: NDArray[np.int8]) -
     """The phase at each time, of annotations with start and end; later ones count where several hold."""
     result = np.full(len(times), OTHER, np.int8)
     for number in (FORWARD, LOADER, OPTIMIZER, BACKWARD):
-        own = np.flatnonzero(phase == number)
-        own = own[np.argsort(start[own])]
-        if len(own):
-            before = np.searchsorted(start[own], times, "right") - 1
-            is_in = (before >= 0) & (np.maximum.accumulate(end[own])[before] > times)
+        spans = np.flatnonzero(phase == number)
+        spans = spans[np.argsort(start[spans])]
+        if len(spans):
+            before = np.searchsorted(start[spans], times, "right") - 1
+            is_in = (before >= 0) & (np.maximum.accumulate(end[spans])[before] > times)
             result[is_in] = number
     return result

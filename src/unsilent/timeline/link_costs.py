@@ -88,7 +88,7 @@ def reduction_costs(path: str, ranks: int) -> dict[str, LinkCost]:
 
     def seconds(payload: float) -> dict[str, float]:
         ranking = rank_placements(system, {"data": ranks}, [Reduction(("data",), payload)], model, top=_EVERY)
-        return {one.text(system): one.seconds for one in ranking.placements[0].programs[0]}
+        return {step.text(system): step.seconds for step in ranking.placements[0].programs[0]}
 
     if not measured:
         small, large = seconds(MIB), seconds(2 * MIB)  # a latency and so much for each byte

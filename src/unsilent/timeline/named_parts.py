@@ -26,7 +26,7 @@ def named_parts(trace: RankTrace, names: Sequence[str]) -> Parts:
     np.maximum.at(end, place, trace.end[backward])
     forward = np.flatnonzero(has_node & ~evaluates & np.isin(trace.node, nodes))
     place = np.searchsorted(nodes, trace.node[forward])
-    forward, place = (one[trace.start[forward] < begin[place]] for one in (forward, place))
+    forward, place = (events[trace.start[forward] < begin[place]] for events in (forward, place))
     order = np.argsort(trace.start[forward], kind="stable")
     maker = np.full(len(nodes), -1, np.int64)
     maker[place[order]] = forward[order]  # of equal numbers, the last one stays
@@ -36,10 +36,10 @@ def named_parts(trace: RankTrace, names: Sequence[str]) -> Parts:
     named = np.flatnonzero(trace.category == ANNOTATION)
     first = np.searchsorted(trace.start[maker], trace.start[named])
     last = np.searchsorted(trace.start[maker], trace.end[named])
-    kept, times = list[int](), list[tuple[float, ...]]()
-    for one, low, high in zip(named.tolist(), first.tolist(), last.tolist(), strict=True):
-        own = np.flatnonzero(trace.thread[maker[low:high]] == trace.thread[one]) + low
-        if len(own) and begin[own].min() >= trace.end[one]:
-            kept.append(one)
-            times.append((trace.start[one], trace.end[one], begin[own].min(), end[own].max()))
-    return Parts(trace.event_name[kept], np.array(times, float).reshape(-1, 4))
+    events_with_parts, times = list[int](), list[tuple[float, ...]]()
+    for event, low, high in zip(named.tolist(), first.tolist(), last.tolist(), strict=True):
+        makers = np.flatnonzero(trace.thread[maker[low:high]] == trace.thread[event]) + low
+        if len(makers) and begin[makers].min() >= trace.end[event]:
+            events_with_parts.append(event)
+            times.append((trace.start[event], trace.end[event], begin[makers].min(), end[makers].max()))
+    return Parts(trace.event_name[events_with_parts], np.array(times, float).reshape(-1, 4))

@@ -86,22 +86,27 @@ class Optimised(Shown):
     def shown(self) -> list[DdpSettings]:
         """Recorded, default and best settings, each once; the recorded ones alone where predictions are not believed."""
         every = [self.recorded] if self.job.doubt else [self.recorded, self.default, *self.best]
-        keys = [(one.buckets, one.precision, self.cost_of(one)) for one in every]
-        return [one for place, one in enumerate(every) if keys[place] not in keys[:place]]
+        keys = [(settings.buckets, settings.precision, self.cost_of(settings)) for settings in every]
+        return [settings for place, settings in enumerate(every) if keys[place] not in keys[:place]]
 
     def report(self, source: str = "") -> Report:
         """Report on the settings; ``source``: the name of the traces."""
         job, steps = self.job, count_text(len(self.job.recorded), "step")
         best = [] if job.doubt else self.best
-        lines = tuple((None, line) for one in best[:1] for line in reasons(job.steps, self.cost, one))
-        ratios = {f"{self.precision(one)} {self.label(one)}": self.ratio(one) for one in self.shown[1:]}
+        lines = tuple((None, line) for settings in best[:1] for line in reasons(job.steps, self.cost, settings))
+        ratios = {
+            f"{self.precision(settings)} {self.label(settings)}": self.ratio(settings) for settings in self.shown[1:]
+        }
         return Report(
             "unsilent/timeline-optimise/1", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
             machine_table(measured({}, ratios, "step"), ("measure", "")),
             numbers=(
                 ("step time", time_text(float(job.recorded.mean())), f"recorded, mean of {steps}"),
                 ("as recorded", time_text(self.recorded.mean), "predicted"),
-                *(("best", time_text(one.mean), f"predicted, {self.precision(one)} gradients") for one in best[:1]),
+                *(
+                    ("best", time_text(settings.mean), f"predicted, {self.precision(settings)} gradients")
+                    for settings in best[:1]
+                ),
                 ("noise floor", time_text(self.noise_floor), "of the recorded mean"),
                 ("error of the model", f"{100 * job.error:+.2g} %", "recorded buckets replayed, against recorded steps"),
             ),
@@ -113,7 +118,7 @@ class Optimised(Shown):
             notes=tuple(_notes(self)),
             method=METHOD,
             further_json={"results": {
-                "reduction": self.reduction, "best": [_json(self, one) for one in best],
+                "reduction": self.reduction, "best": [_json(self, settings) for settings in best],
                 "default": _json(self, self.default), "recorded": _json(self, self.recorded), "is_trusted": not job.doubt,
             }},
         )  # fmt: skip
@@ -137,7 +142,7 @@ def _undominated(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str
     better = list[Floats]()
     for name in sorted(costs, key=lambda name: (float(costs[name](sizes).sum()), name != FLAT)):
         seconds = costs[name](sizes)
-        if name == FLAT or not any((other <= seconds).all() for other in better):
+        if name == FLAT or not any((better_seconds <= seconds).all() for better_seconds in better):
             better.append(seconds)
             yield name
 
@@ -145,7 +150,7 @@ def _undominated(costs: Mapping[str, LinkCost], steps: DdpSteps) -> Iterator[str
 def _headline(result: Optimised) -> str:
     if result.job.doubt:
         return f"No settings are recommended: {result.job.doubt}."
-    best = next(one for one in result.best if one.precision == "fp32")
+    best = next(settings for settings in result.best if settings.precision == "fp32")
     gain, floor = result.recorded.mean - best.mean, time_text(result.noise_floor)
     if gain <= result.noise_floor:
         return (
@@ -170,29 +175,29 @@ def _findings(result: Optimised, best: list[DdpSettings]) -> Iterator[str]:
             f"in these settings buckets are reduced by: {result.reduction}, while gradients are computed; "
             "unsilent.placement.program_hook runs the program, but waits for each bucket"
         )
-    for one in best:
-        if one.precision != "fp32":
-            ratio = result.ratio(one)
-            is_clear = ratio.high < 1 and result.recorded.mean - one.mean > result.noise_floor
+    for settings in best:
+        if settings.precision != "fp32":
+            ratio = result.ratio(settings)
+            is_clear = ratio.high < 1 and result.recorded.mean - settings.mean > result.noise_floor
             unclear = "" if is_clear else "; whether that is faster is not established"
             yield (
                 f"with gradients sent in 16 bits (torch's fp16_compress_hook, or with NCCL bf16_compress_hook) and the buckets "
-                f"{result.label(one)}, a step takes {time_text(one.mean)} by prediction{unclear}"
+                f"{result.label(settings)}, a step takes {time_text(settings.mean)} by prediction{unclear}"
             )
 
 
 def _table(result: Optimised) -> Table:
     steps = result.job.steps
 
-    def buckets(one: DdpSettings) -> str:
-        sizes = bucket_sizes(steps, one)
+    def buckets(settings: DdpSettings) -> str:
+        sizes = bucket_sizes(steps, settings)
         return (
             f"{count_text(len(sizes), 'bucket')}, {human_bytes(round(min(sizes)))} to {human_bytes(round(max(sizes)))}"
         )
 
     heads = (
         Column.text("setting", result.label), Column.text("gradients", result.precision),
-        Column("predicted step", "number", digits=time_text, of=lambda one: one.mean), Column.text("buckets", buckets),
+        Column("predicted step", "number", digits=time_text, of=lambda settings: settings.mean), Column.text("buckets", buckets),
     )  # fmt: skip
     return Table.of(result.shown, heads, "settings")
 
@@ -202,18 +207,18 @@ def _notes(result: Optimised) -> Iterator[str]:
     if not cost.grows:
         yield DOES_NOT_GROW
     yield f"a collective costs {time_text(cost.latency)} and {time_text(cost.per_byte * 2**20)} for each MiB"
-    for one in result.shown:
-        own, sizes = result.cost_of(one), bucket_sizes(result.job.steps, one)
-        if own.grows and not own.covers(sizes):
-            of = f"{result.label(one)}, {result.precision(one)}"
-            yield f"{of}: {beyond_fit(own, sizes)}; give a --system that was measured with --sizes around these"
+    for settings in result.shown:
+        reduction_cost, sizes = result.cost_of(settings), bucket_sizes(result.job.steps, settings)
+        if reduction_cost.grows and not reduction_cost.covers(sizes):
+            of = f"{result.label(settings)}, {result.precision(settings)}"
+            yield f"{of}: {beyond_fit(reduction_cost, sizes)}; give a --system that was measured with --sizes around these"
     yield from result.job.notes
 
 
-def _json(result: Optimised, one: DdpSettings) -> dict[str, Any]:
+def _json(result: Optimised, settings: DdpSettings) -> dict[str, Any]:
     return {
-        "caps_mib": list(one.caps),
-        "precision": result.precision(one),
-        "arguments": one.arguments,
-        "seconds": one.seconds.tolist(),
+        "caps_mib": list(settings.caps),
+        "precision": result.precision(settings),
+        "arguments": settings.arguments,
+        "seconds": settings.seconds.tolist(),
     }

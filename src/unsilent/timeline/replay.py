@@ -75,18 +75,18 @@ class Replay:
         start[:] = self._release[plan.heads, None]
         after = self._after_heads(durations, gaps)
         behind = after[plan.sources_behind]
-        for one in plan.levels:
-            begun = slice(one.first, one.last)
-            if len(one.sources):
-                ended = end.take(one.sources, 0)
-                if len(one.behind):
-                    ended[one.behind] += behind[one.behind_first : one.behind_first + len(one.behind)]
-                start[begun] = np.maximum.reduceat(ended, one.source_begins, 0)
+        for level in plan.levels:
+            begun = slice(level.first, level.last)
+            if len(level.sources):
+                ended = end.take(level.sources, 0)
+                if len(level.behind):
+                    ended[level.behind] += behind[level.behind_first : level.behind_first + len(level.behind)]
+                start[begun] = np.maximum.reduceat(ended, level.source_begins, 0)
             start[begun] += waiting[begun]
             np.add(start[begun], lasting[begun], out=end[begun])
-            if len(one.members):
-                latest = np.maximum.reduceat(start.take(one.members, 0), one.member_begins, 0)
-                end[one.members] = latest.take(one.which, 0) + lasting.take(one.members, 0)
+            if len(level.members):
+                latest = np.maximum.reduceat(start.take(level.members, 0), level.member_begins, 0)
+                end[level.members] = latest.take(level.which, 0) + lasting.take(level.members, 0)
         result = np.empty((2, *durations.shape))
         result[0, plan.heads], result[1, plan.heads] = start, end
         if len(plan.followers):

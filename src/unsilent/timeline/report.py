@@ -34,14 +34,14 @@ STEP_KEYS = ("step", "recorded", "without_gaps", "straggler_free", "prediction_e
 
 def slowdown_report(result: Slowdown, source: str = "") -> Report:
     """Report on a slowdown; ``source``: the name of the trace."""
-    slowdown, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
+    slowdown, with_gaps, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
     is_job = len(result.workers) > 1
     return Report(
         "unsilent/timeline/1", "timeline", f"Timeline of {escape_unprintable(source) or 'a job'}", _headline(result),
-        machine_table(measured({}, {"slowdown": slowdown, "slowdown_with_gaps": kept}, "step"), ("measure", "")),
+        machine_table(measured({}, {"slowdown": slowdown, "slowdown_with_gaps": with_gaps}, "step"), ("measure", "")),
         numbers=(
             ("slowdown", interval_text(slowdown), f"{_quantiles(result)} in single steps"),
-            ("slowdown, gaps kept", interval_text(kept), "with recorded gaps in both replays"),
+            ("slowdown, gaps kept", interval_text(with_gaps), "with recorded gaps in both replays"),
             ("step time", time_text(result.recorded.mean()),
              f"recorded, from last end to last end, mean of {count_text(len(result.recorded), 'step')}"),
             *([("slowest workers (M_W)", _share(result.slow_workers), _ranks(result.slow_workers))] if is_job else []),
@@ -129,10 +129,11 @@ def _quantiles(result: Slowdown) -> str:
 
 
 def _sections(result: Slowdown) -> Iterator[Section]:
-    slowdown = Column("slowdown", "number", digits=".4g", of=lambda one: one.slowdown)
+    slowdown = Column("slowdown", "number", digits=".4g", of=lambda group: group.slowdown)
     worker_heads = (
-        Column("rank", of=lambda one: str(one.rank)), slowdown, Column("data-parallel rank", of=lambda one: str(one.data_rank)),
-        *([Column("stage", of=lambda one: str(one.stage))] if result.stages else []),
+        Column("rank", of=lambda worker: str(worker.rank)), slowdown,
+        Column("data-parallel rank", of=lambda worker: str(worker.data_rank)),
+        *([Column("stage", of=lambda worker: str(worker.stage))] if result.stages else []),
     )  # fmt: skip
     is_job = len(result.workers) > 1
     if is_job:
@@ -141,9 +142,9 @@ def _sections(result: Slowdown) -> Iterator[Section]:
             (Table.of(result.workers, worker_heads, "workers", terminal_rows=TERMINAL_ROWS, sortable=True),),
         )  # fmt: skip
     heads = (
-        Column.text("group", lambda one: short(one.name, MOST_NAME)), slowdown,
-        Column.count("operations", lambda one: one.operations, 1),
-        Column.percent("unexplained gaps", lambda one: one.unexplained_share, digits=".2g"),
+        Column.text("group", lambda group: short(group.name, MOST_NAME)), slowdown,
+        Column.count("operations", lambda group: group.operations, 1),
+        Column.percent("unexplained gaps", lambda group: group.unexplained_share, digits=".2g"),
     )  # fmt: skip
     data_ranks = result.data_ranks if result.stages else ()  # else they are the workers
     parts = (("operations", result.classes), ("stages", result.stages), ("data-parallel ranks", data_ranks))
@@ -185,13 +186,15 @@ def _steps(result: Slowdown) -> Table:
 def _step_rows(result: Slowdown) -> Iterator[tuple[int, float, float, float, float | None]]:
     """Number, recorded, replayed and straggler-free seconds, and error of the prediction of each step."""
     columns = (result.recorded, result.without_gaps, result.straggler_free, result.prediction_errors)
-    for step, recorded, replayed, free, error in zip(result.job.steps, *(one.tolist() for one in columns), strict=True):
+    for step, recorded, replayed, free, error in zip(
+        result.job.steps, *(column.tolist() for column in columns), strict=True
+    ):
         yield step, recorded, replayed, free, error if np.isfinite(error) else None
 
 
 def _json(result: Slowdown) -> dict[str, Any]:
     """The field ``slowdown`` of ``results``."""
-    interval, kept, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
+    interval, with_gaps, last = result.slowdown, result.slowdown_with_gaps, result.last_stage
     groups = {
         "classes": result.classes,
         "stages": result.stages,
@@ -205,9 +208,9 @@ def _json(result: Slowdown) -> dict[str, Any]:
     return {
         "estimate": interval.estimate, "low": number(interval.low), "high": number(interval.high),
         "confidence": interval.confidence, "n": interval.n, "unit": "step", "method": interval.method,
-        "with_gaps": {"estimate": kept.estimate, "low": number(kept.low), "high": number(kept.high)},
+        "with_gaps": {"estimate": with_gaps.estimate, "low": number(with_gaps.low), "high": number(with_gaps.high)},
         "slow_workers": vars(result.slow_workers), "last_stage": last and vars(last),
-        **{name: [dict(vars(one)) for one in rows] for name, rows in groups.items()},
+        **{name: [dict(vars(row)) for row in rows] for name, rows in groups.items()},
         "unexplained_share": result.unexplained_share, "unexplained_share_without": result.unexplained_without,
         "steps": [dict(zip(STEP_KEYS, row, strict=True)) for row in _step_rows(result)],
     }  # fmt: skip

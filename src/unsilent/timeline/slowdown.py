@@ -121,7 +121,7 @@ class Slowdown(Shown):
     @property
     def unexplained_share(self) -> float:
         """Gaps that no dependency explains, as a share of the time of all ranks."""
-        return math.fsum(one.unexplained_share for one in self.classes)
+        return math.fsum(group.unexplained_share for group in self.classes)
 
     def report(self, source: str = "") -> Report:
         """Report on the slowdown; ``source``: the name of the trace."""
@@ -135,7 +135,7 @@ def measure_slowdown(job: Job) -> Slowdown:
     analysis = _Analysis(job)
     replay, operations = analysis.replay, job.operations
     gaps = np.where(replay.gaps <= CLOCK_FAULT, 0.0, replay.gaps)
-    kept = replay.step_seconds(*replay.run(np.stack([analysis.own, analysis.free], axis=1), gaps))
+    seconds_with_gaps = replay.step_seconds(*replay.run(np.stack([analysis.own, analysis.free], axis=1), gaps))
     ranks, place = np.unique(operations.rank, return_inverse=True)
     stage_of, data_rank_of = _grid(job, ranks)
     stage_names = [f"stage {at}" for at in range(stage_of.max() + 1)] if job.stages else []
@@ -148,13 +148,13 @@ def measure_slowdown(job: Job) -> Slowdown:
         slowed = data_ranks[data_rank].slowdown
         slowed = min(slowed, stages[stage].slowdown) if stages else slowed
         workers.append(Worker(rank, data_rank, stage if stages else None, slowed))
-    workers.sort(key=lambda one: (-one.slowdown, one.rank))
-    few = [one.rank for one in workers[: math.ceil(len(workers) * SLOW_SHARE / 100)]]
-    last = [one.rank for one in workers if one.stage == len(stages) - 1]
+    workers.sort(key=lambda worker: (-worker.slowdown, worker.rank))
+    few = [worker.rank for worker in workers[: math.ceil(len(workers) * SLOW_SHARE / 100)]]
+    last = [worker.rank for worker in workers if worker.stage == len(stages) - 1]
     kinds = np.unique(job.edges.kind).tolist()
     return Slowdown(
         job, analysis.recorded, analysis.without_gaps, analysis.straggler_free, leave_one_step_out(replay),
-        mean_ratio(analysis.without_gaps, analysis.straggler_free), mean_ratio(kept[:, 0], kept[:, 1]),
+        mean_ratio(analysis.without_gaps, analysis.straggler_free), mean_ratio(seconds_with_gaps[:, 0], seconds_with_gaps[:, 1]),
         _largest_first(analysis.groups(*_classes(job))), _largest_first(stages), _largest_first(data_ranks), tuple(workers),
         analysis.removal(few), analysis.removal(sorted(last)) if stages else None,
         {EDGE_KINDS[kind]: float(analysis.unexplained((kind,)).sum()) for kind in kinds},
@@ -193,9 +193,9 @@ class _Analysis:
         if not names:
             return []
         seconds = self._seconds(np.where(of == at, self.own, self.free) for at in range(len(names)))
-        slowed = [float(one.mean() / self.straggler_free.mean()) for one in seconds]
+        slowed = [float(steps.mean() / self.straggler_free.mean()) for steps in seconds]
         counts, shares = np.bincount(of, minlength=len(names)), np.bincount(of, self.unexplained(), len(names))
-        return [GroupSlowdown(*one) for one in zip(names, slowed, counts.tolist(), shares.tolist(), strict=True)]
+        return [GroupSlowdown(*values) for values in zip(names, slowed, counts.tolist(), shares.tolist(), strict=True)]
 
     def removal(self, ranks: Sequence[int]) -> Removal:
         """The slowdown that is left where these ranks take straggler-free durations."""
@@ -207,7 +207,7 @@ class _Analysis:
 
 
 def _largest_first(groups: list[GroupSlowdown]) -> tuple[GroupSlowdown, ...]:
-    return tuple(sorted(groups, key=lambda one: -one.slowdown))
+    return tuple(sorted(groups, key=lambda group: -group.slowdown))
 
 
 def straggler_free_durations(job: Job, own: Floats) -> Floats:

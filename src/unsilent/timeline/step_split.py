@@ -100,7 +100,7 @@ def split_steps(job: Job) -> StepSplit:
         parts["compute"][number], parts["gap"][number] = totals[0], (end - begin)[number] - totals[2]
         parts["transfer"][number], parts["waiting"][number] = totals[1] - totals[0], totals[2] - totals[1]
         alone = ((all_in - start) - used.between(start, all_in))[first:]
-        late = np.array([row[int(one)] for one in operations.rank[last[operations.collective[matched]]]], np.int64)
+        late = np.array([row[int(rank)] for rank in operations.rank[last[operations.collective[matched]]]], np.int64)
         is_of_step = operations.step[matched] >= 0
         np.add.at(waiting_for[number], (late[is_of_step], operations.step[matched][is_of_step]), alone[is_of_step])
         # two collectives may wait at once: each counts for its part

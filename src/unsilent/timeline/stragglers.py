@@ -79,8 +79,8 @@ def part_seconds(job: Job) -> Floats:
         first, last = _first(job, of_backward), -_first(job, of_backward, -1)
         last = np.where(np.isfinite(last), last, np.nan)
         moments = (begin, forward, backward, first, last)
-        for part, (one, other) in enumerate(pairwise(moments)):
-            result[number, :, part] = other - one
+        for part, (begun, ended) in enumerate(pairwise(moments)):
+            result[number, :, part] = ended - begun
         # a collective that the host waits for is no work of its own
         is_inside = of_rank & (operations.start > first[operations.step]) & (operations.start <= last[operations.step])
         result[number, :, PARTS.index("late backward")] -= np.bincount(
@@ -158,12 +158,14 @@ def array_excesses(
     for number, rank in enumerate(ranks if len(ranks) > 1 else ()):
         differences = differences_from_others(seconds, number)
         for part, name in enumerate(parts):
-            own = differences[np.isfinite(differences[:, part]), part]
-            if len(own) >= LEAST_STEPS:
-                floor = max(LEAST_SHARE * step, _half_width(own, 1 - (1 - CONFIDENCE) / (len(ranks) * len(parts))))
-                excess = Excess(rank, name, float(np.median(own)), floor, len(own), bool(is_awaited[number]))
+            values = differences[np.isfinite(differences[:, part]), part]
+            if len(values) >= LEAST_STEPS:
+                floor = max(LEAST_SHARE * step, _half_width(values, 1 - (1 - CONFIDENCE) / (len(ranks) * len(parts))))
+                excess = Excess(rank, name, float(np.median(values)), floor, len(values), bool(is_awaited[number]))
                 result.append(excess)
-    return sorted(result, key=lambda one: (-one.is_awaited, -one.seconds / one.floor if one.floor else 0.0))
+    return sorted(
+        result, key=lambda excess: (-excess.is_awaited, -excess.seconds / excess.floor if excess.floor else 0.0)
+    )
 
 
 def differences_from_others(seconds: Floats, number: int) -> Floats:

@@ -173,12 +173,12 @@ class Workload:
     def batches(self) -> Sequence[Any]:
         """The batches, read once from the iterable and kept."""
         if self._batches is None:
-            given = call_user_code(list, self._source)
-            self._batches = self._unlabelled(given)
+            source_batches = call_user_code(list, self._source)
+            self._batches = self._unlabelled(source_batches)
             if not self._batches:
                 raise UsageError(f"workload {self.name!r} has no batches; give at least one")
             if self._labelled and self._labels is None:
-                self._labels = [batch[-1] for batch in given]
+                self._labels = [batch[-1] for batch in source_batches]
         return self._batches
 
     def labels(self) -> Sequence[Any] | None:

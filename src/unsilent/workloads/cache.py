@@ -141,13 +141,13 @@ def _read(path: Path, model: nn.Module) -> float | None:
         sound = _digest(tensors) == metadata["digest"]
     except (OSError, SafetensorError, KeyError, ValueError, TypeError):
         return None
-    own = _tensors(model)
-    if not sound or {n: (t.shape, t.dtype) for n, t in own.items()} != {
+    model_tensors = _tensors(model)
+    if not sound or {n: (t.shape, t.dtype) for n, t in model_tensors.items()} != {
         n: (t.shape, t.dtype) for n, t in tensors.items()
     }:
         return None
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in model_tensors.items():
             tensor.copy_(tensors[name])
     return score
 

@@ -88,7 +88,7 @@ class CleanInputs:
 def joined(inputs: Sequence[Any]) -> Any:
     """Inputs of several samples each as one batch: tensors, or dicts of tensors."""
     if isinstance(inputs[0], Mapping):
-        return {key: torch.cat([one[key] for one in inputs]) for key in inputs[0]}
+        return {key: torch.cat([batch[key] for batch in inputs]) for key in inputs[0]}
     return torch.cat(list(inputs))
 
 

@@ -191,7 +191,7 @@ def clean_copies(part: str, original: int, copies: int) -> Tensor:
 
 def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
     """The trained model on the first ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
-    one, data = CLASSIFIERS[name], digits()
+    spec, data = CLASSIFIERS[name], digits()
     check_option_range(name, "eval", eval, len(data.test), "held-out images")
 
     def train(model: nn.Module) -> float:
@@ -200,15 +200,15 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
             lambda rows: (data.train[rows], data.train_labels[rows]),
             len(data.train),
             nn.functional.cross_entropy,
-            one.schedule,
+            spec.schedule,
             seed=seed,
             description=f"training {name}",
             progress=progress,
         )
         return accuracy_of(outputs(model, [data.test]).argmax(1), data.test_labels)
 
-    recipe = TrainedWeightsRecipe(name, one.version, {"seed": seed}, data.hash)
-    model, accuracy = load_or_train(recipe, one.build, train, one.goal, seed=seed)
+    recipe = TrainedWeightsRecipe(name, spec.version, {"seed": seed}, data.hash)
+    model, accuracy = load_or_train(recipe, spec.build, train, spec.goal, seed=seed)
     return Workload(
         model,
         [data.test[:eval].clone()],
@@ -216,12 +216,12 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
         judge="top1",
         name=name,
         input_range=(-1.0, 1.0),
-        components=one.components,
+        components=spec.components,
         clean=CleanInputs(name, split_originals(range(eval, len(data.test))).__getitem__, clean_copies, batch=128),
         info={
-            "description": one.description,
+            "description": spec.description,
             "data": DESCRIPTION,
-            "accuracy": {"name": one.goal.metric, "value": accuracy},
+            "accuracy": {"name": spec.goal.metric, "value": accuracy},
             "parameters": parameter_count(model),
             "samples": eval,
             "citation": CITATION,

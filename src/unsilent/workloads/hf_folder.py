@@ -185,9 +185,9 @@ def _try_out(ref: str, model: Any, batch: dict[str, Tensor], evaluate: Callable[
     except UsageError:
         raise
     except Exception as error:
-        given = ", ".join(f"{name} {list(array.shape)}" for name, array in batch.items())
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in batch.items())
         raise UsageError(
-            f"workload {ref!r}: {type(model).__name__} cannot run on {given}: {first_line(error)}; "
+            f"workload {ref!r}: {type(model).__name__} cannot run on {shapes}: {first_line(error)}; "
             "try batch=1 or other inputs with --data"
         ) from None
 

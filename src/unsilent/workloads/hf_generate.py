@@ -48,10 +48,10 @@ def prepare(ref: str, model: Any, tokens: int, length: int) -> int:
 def run_generate(model: Any, batch: Mapping[str, Tensor], tokens: int) -> Tensor:
     """The new tokens, int64 [n, at most ``tokens``]; the prompt is not among them."""
     prompt = _Prompt()
-    made: Tensor = model.generate(
+    sequences: Tensor = model.generate(
         **batch, do_sample=False, num_beams=1, max_new_tokens=tokens, use_cache=True, logits_processor=[prompt]
     )
-    return made[:, prompt.length :]
+    return sequences[:, prompt.length :]
 
 
 class _Prompt:

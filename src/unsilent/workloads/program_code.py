@@ -29,10 +29,10 @@ class ProgramCode:
 
     def __init__(self, program: nn.Module, graph: fx.Graph) -> None:
         self._graph = graph
-        made: Any = fx.GraphModule(program, _scoped(graph))
-        self.function: Callable[..., Any] = type(made).forward
-        self.in_spec: Any = getattr(made, "_in_spec", None)
-        self.out_spec: Any = getattr(made, "_out_spec", None)
+        module: Any = fx.GraphModule(program, _scoped(graph))
+        self.function: Callable[..., Any] = type(module).forward
+        self.in_spec: Any = getattr(module, "_in_spec", None)
+        self.out_spec: Any = getattr(module, "_out_spec", None)
 
     def __deepcopy__(self, memo: object) -> ProgramCode:
         return self
@@ -65,8 +65,8 @@ class ProgramCode:
         for node in self._graph.nodes:
             if isinstance(node.target, OpOverload) and "dropout" in node.target.name():
                 names = (argument.name for argument in node.target._schema.arguments)
-                given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-                if given.get("train") and given.get("p"):
+                arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+                if arguments.get("train") and arguments.get("p"):
                     return str(node.name)
         return None
 

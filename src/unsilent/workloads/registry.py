@@ -98,8 +98,8 @@ def load(
         UserCodeError: the user's own file or function raised.
     """
     _check_types(ref, options)
-    given = {"data": data, "weights": weights, "progress": progress or _silent}
-    chosen = {key: value for key, value in given.items() if value is not None}
+    arguments = {"data": data, "weights": weights, "progress": progress or _silent}
+    chosen = {key: value for key, value in arguments.items() if value is not None}
     if ref.startswith("hf:"):
         result = _builtin(HF, ref, options or {}, chosen, {"folder": ref[3:]})
     elif ref.endswith(".pt2"):
@@ -119,8 +119,8 @@ def load_training(
 ) -> TrainingWorkload:
     """Make the training workload that ``ref`` names: built-in name, ``file.py:name`` or ``module:name``; else as `load`."""
     _check_types(ref, options)
-    given = {"data": data, "progress": progress or _silent}
-    chosen = {key: value for key, value in given.items() if value is not None}
+    arguments = {"data": data, "progress": progress or _silent}
+    chosen = {key: value for key, value in arguments.items() if value is not None}
     if ref in TRAININGS:
         result = _builtin(TRAININGS[ref], ref, options or {}, chosen, TRAININGS[ref].fixed_options)
     elif ref in ZOO or ref.startswith("hf:") or ref.endswith(".pt2"):

@@ -71,9 +71,9 @@ def range_tensors(
     after = signature_offset(files, file, begin, size)
     if after is None:
         raise UsageError(f"{files.shown(file)} has no HDF5 data where they are expected; it is damaged")
-    found = datasets(files, file, begin + after, size - after)
-    names = unique_names([_naming_path(dataset.path) for dataset in found], [dataset.shape for dataset in found])
-    return [_tensor(name, dataset, file, checksums) for name, dataset in zip(names, found, strict=True)]
+    listing = datasets(files, file, begin + after, size - after)
+    names = unique_names([_naming_path(dataset.path) for dataset in listing], [dataset.shape for dataset in listing])
+    return [_tensor(name, dataset, file, checksums) for name, dataset in zip(names, listing, strict=True)]
 
 
 def _naming_path(path: tuple[str, ...]) -> tuple[str, ...]:

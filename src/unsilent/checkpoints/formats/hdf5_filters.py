@@ -162,8 +162,8 @@ class ChunkPacking:
     def _checksum_bytes(filters: tuple[int, ...]) -> int:
         return CHECKSUM_BYTES * filters.count(FLETCHER32)
 
-    def _damaged(self, what: str) -> UsageError:
-        return UsageError(f"a chunk of {self.tensor} is damaged: {what}; restore the file from a copy")
+    def _damaged(self, problem: str) -> UsageError:
+        return UsageError(f"a chunk of {self.tensor} is damaged: {problem}; restore the file from a copy")
 
     def _inflated(self, stored: bytes, size: int) -> bytes:
         """The content of a zlib stream, which bytes may follow, as libhdf5 reads it; never more than ``size`` bytes."""

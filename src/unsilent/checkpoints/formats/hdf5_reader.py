@@ -110,9 +110,9 @@ def datasets(files: CheckpointFiles, file: str, begin: int, size: int) -> list[D
     return result
 
 
-def _damaged(where: str, what: str) -> UsageError:
+def _damaged(where: str, problem: str) -> UsageError:
     return UsageError(
-        f"{where} cannot be read as HDF5: {what}; it is damaged, or written in part; restore it from a copy"
+        f"{where} cannot be read as HDF5: {problem}; it is damaged, or written in part; restore it from a copy"
     )
 
 
@@ -120,10 +120,10 @@ def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
     """The child's answer. Raises ``UsageError`` where there is none."""
     folders = []
     for package in ("h5py", "numpy"):
-        found = find_spec(package)
-        if found is None or not found.origin:
+        module = find_spec(package)
+        if module is None or not module.origin:
             raise UsageError(f"{where} is an HDF5 file, which needs h5py; run: pip install 'unsilent[hdf5]'")
-        folders.append(str(Path(found.origin).parents[1].absolute()))
+        folders.append(str(Path(module.origin).parents[1].absolute()))
     limits = LIMITS
     numbers = (descriptor, begin, size, limits.memory, limits.cpu_seconds, MOST_METADATA, limits.chunks)
     command = [sys.executable, "-I", str(LISTING), *map(str, numbers), *dict.fromkeys(folders)]
@@ -213,11 +213,11 @@ def _are_of_grid(starts: list[tuple[int, ...]], shape: tuple[int, ...], chunk: t
     )
 
 
-def _refuse_overlaps(found: list[Dataset], where: str) -> None:
+def _refuse_overlaps(listed: list[Dataset], where: str) -> None:
     """Raise ``UsageError`` where two datasets, or two chunks, have a byte in common."""
-    parts = [(d.offset, d.offset + d.size, d.name) for d in found if d.offset is not None and d.size]
-    parts += [(chunk.offset, chunk.offset + chunk.size, d.name) for d in found for chunk in d.chunks if chunk.size]
+    parts = [(d.offset, d.offset + d.size, d.name) for d in listed if d.offset is not None and d.size]
+    parts += [(chunk.offset, chunk.offset + chunk.size, d.name) for d in listed for chunk in d.chunks if chunk.size]
     parts.sort()
-    for (_, end, name), (first, _, other) in itertools.pairwise(parts):
+    for (_, end, name), (first, _, next_name) in itertools.pairwise(parts):
         if first < end:
-            raise _damaged(where, f"bytes of {name} and {other} overlap")
+            raise _damaged(where, f"bytes of {name} and {next_name} overlap")

@@ -53,10 +53,10 @@ def format_of(files: CheckpointFiles, formats: Iterable[Format] = ()) -> Format:
         if known.matches(files):
             return known
         names.append(known.name)
-    what = "folder" if files.is_folder else "file"
+    noun = "folder" if files.is_folder else "file"
     raise UsageError(
         "; ".join(
-            [f"{files.root} is no {what} of a known checkpoint format; expected one of {', '.join(names)}", *problems]
+            [f"{files.root} is no {noun} of a known checkpoint format; expected one of {', '.join(names)}", *problems]
         )
     )
 
@@ -70,10 +70,10 @@ def all_formats(problems: list[str] | None = None) -> Iterator[Format]:
     yield from FORMATS
     for entry in installed_parts(GROUP).values():
         try:
-            found = load_part("checkpoint format", entry)
-            if not isinstance(found, Format):
-                raise wrong_part_error(entry, f"a {type(found).__name__}", "a Format")
-            yield found
+            module = load_part("checkpoint format", entry)
+            if not isinstance(module, Format):
+                raise wrong_part_error(entry, f"a {type(module).__name__}", "a Format")
+            yield module
         except UsageError as error:
             if problems is not None:
                 problems.append(str(error))

@@ -94,8 +94,8 @@ def _problem(settings: InjectorSettings) -> str:
         "scaling_factor": settings.scaling_factor is not None,
         "bit_mask": settings.bit_mask is not None,
     }
-    if len(asked := [mode for mode, given in modes.items() if given]) > 1:
-        return f"found {' and '.join(asked)}; expected one of them, remove the others"
+    if len(modes_set := [mode for mode, is_set in modes.items() if is_set]) > 1:
+        return f"found {' and '.join(modes_set)}; expected one of them, remove the others"
     first, last = settings.first_bit, settings.last_bit
     width = settings.width or 64
     if (first is None) != (last is None):

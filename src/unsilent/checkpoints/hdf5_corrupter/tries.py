@@ -65,20 +65,20 @@ def _corruption(
     settings: InjectorSettings, tensor: StoredTensor, word: int, rng: np.random.Generator
 ) -> tuple[str, float, str | None]:
     """Operation, operand and ``held`` of a fault in one element."""
-    own = tensor.codec
+    tensor_codec = tensor.codec
     if settings.scaling_factor is not None:
         return "scale", settings.scaling_factor, None
-    if own.kind == "int":
-        return "xor", shortest_form_mask(word, own, rng), None
+    if tensor_codec.kind == "int":
+        return "xor", shortest_form_mask(word, tensor_codec, rng), None
     held = _held(settings, tensor)
     layout = codec(held or tensor.dtype)
     if held:
-        word = int(layout.encode(own.decode(np.array([word], own.word_dtype)))[0])
+        word = int(layout.encode(tensor_codec.decode(np.array([word], tensor_codec.word_dtype)))[0])
     draw = _flips if settings.bit_mask is None else _placed_mask
     mask = draw(settings, layout, word, rng)
     if mask is None:
         raise UsageError(
-            f"no bits that the settings allow leave {tensor.name} finite where it is {own.decode(word):g}; "
+            f"no bits that the settings allow leave {tensor.name} finite where it is {tensor_codec.decode(word):g}; "
             "set allow_NaN_values: True, or give other bits"
         )
     return "xor", mask, held
@@ -87,8 +87,8 @@ def _corruption(
 def _held(settings: InjectorSettings, tensor: StoredTensor) -> str | None:
     """The dtype in which a floating-point tensor is corrupted; None for its own."""
     dtype = f"float{settings.float_precision}"
-    own = settings.width is None or settings.scaling_factor is not None or tensor.dtype == dtype
-    return None if own or tensor.codec.kind == "int" else dtype
+    is_own_dtype = settings.width is None or settings.scaling_factor is not None or tensor.dtype == dtype
+    return None if is_own_dtype or tensor.codec.kind == "int" else dtype
 
 
 def _flips(settings: InjectorSettings, layout: Codec, word: int, rng: np.random.Generator) -> int | None:

@@ -227,13 +227,13 @@ def converted(twin: nn.Module) -> nn.Module:
     if not quantised_layers(twin):
         return twin
     result = copy.deepcopy(twin).eval()
-    made = {layer: IntegerLayer(layer) for layer in quantised_layers(result)}
+    layers = {layer: IntegerLayer(layer) for layer in quantised_layers(result)}
     for name, layer in list(result.named_modules(remove_duplicate=False)):  # a layer may have several names
-        if layer in made:
+        if layer in layers:
             parent, _, child = name.rpartition(".")
             if not name:
-                return made[layer]
-            setattr(result.get_submodule(parent), child, made[layer])
+                return layers[layer]
+            setattr(result.get_submodule(parent), child, layers[layer])
     return result
 
 

@@ -17,8 +17,8 @@ def computes_as(layer: nn.Module) -> type[nn.Module] | None:
     """The one of `KINDS` that computes as a layer does, which may be of a subclass; None where none does."""
     if isinstance(layer, NonDynamicallyQuantizableLinear):
         return None  # nn.MultiheadAttention reads its weight and never calls it
-    own = layer.__dict__.get("_parameters", {}).get("weight")
-    if own is None or "forward" in layer.__dict__:
+    weight = layer.__dict__.get("_parameters", {}).get("weight")
+    if weight is None or "forward" in layer.__dict__:
         return None
     for kind in KINDS:
         methods = [name for name in ("forward", "_conv_forward") if hasattr(kind, name)]

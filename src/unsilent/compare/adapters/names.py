@@ -43,8 +43,10 @@ class HalfPrecision(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The output of the copy."""
-        inputs, named = (map_tensors(given, self._narrowed) for given in (inputs, named))
-        return map_tensors(self.model(*inputs, **named), lambda _, one: one.float() if one.is_floating_point() else one)
+        inputs, named = (map_tensors(values, self._narrowed) for values in (inputs, named))
+        return map_tensors(
+            self.model(*inputs, **named), lambda _, tensor: tensor.float() if tensor.is_floating_point() else tensor
+        )
 
     def _narrowed(self, _: Any, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
@@ -90,9 +92,15 @@ def describe(model: nn.Module) -> str:
     if not quantised:
         return ""
     holders = {
-        name: one for name, one in model.named_modules() if any(p.ndim > 1 for p in one.parameters(recurse=False))
+        name: module
+        for name, module in model.named_modules()
+        if any(p.ndim > 1 for p in module.parameters(recurse=False))
     }
-    left = [f"{name or 'the model'} ({type(one).__name__})" for name, one in holders.items() if one not in quantised]
+    left = [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in holders.items()
+        if module not in quantised
+    ]
     rounded = sum(weight.numel() for weight in {layer.weight for layer in quantised})
     share = rounded / sum(parameter.numel() for parameter in model.parameters())
     more = f" and {len(left) - SHOWN_NAMES:,} more" if len(left) > SHOWN_NAMES else ""

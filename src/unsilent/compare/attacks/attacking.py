@@ -189,7 +189,7 @@ def _attack(
     return AttackResult(
         name, models.name, attack, len(rows), budget, (share(right[0]), share(right[1])),
         share(right[0] & ~right[1]), share(answers[1] == answers[2]),
-        {one: score(one, task, run_attack(one, task)) for one in names}, confidence, models.how,
+        {attack: score(attack, task, run_attack(attack, task)) for attack in names}, confidence, models.how,
     )  # fmt: skip
 
 
@@ -226,23 +226,23 @@ def calibration_inputs(workload: InferenceWorkload, inputs: Tensor, name: str) -
     attacked = torch.ones(len(inputs), dtype=torch.bool)
     if isinstance(workload, CalibratedWorkload):
         try:
-            found = torch.cat(list(workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)))
+            calibration = torch.cat(list(workload.clean_batches(CALIBRATION, CALIBRATION_SAMPLES)))
         except UsageError:  # it has none, or all are evaluated: some of these are set apart
             pass
         else:
             return (
-                found,
+                calibration,
                 attacked,
-                f"calibration: {count_text(len(found), 'clean input')} that the workload gives for it",
+                f"calibration: {count_text(len(calibration), 'clean input')} that the workload gives for it",
             )
     if len(inputs) < 2:
         raise UsageError(
             f"workload {name!r} has 1 input; expected 2 or more: every fifth calibrates and is not attacked"
         )
     attacked[::CALIBRATION_STRIDE] = False  # spread over all inputs, which may be sorted by class
-    found = inputs[~attacked]
-    said = f"calibration: every fifth input of the workload, {len(found):,} of {len(inputs):,}; these are not attacked"
-    return found, attacked, said
+    calibration = inputs[~attacked]
+    note = f"calibration: every fifth input of the workload, {len(calibration):,} of {len(inputs):,}; these are not attacked"
+    return calibration, attacked, note
 
 
 def valid_range(workload: InferenceWorkload, name: str) -> tuple[Tensor, Tensor]:

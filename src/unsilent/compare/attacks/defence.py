@@ -61,9 +61,9 @@ def adversarially_trained(
 
 def divergence(original: Tensor, adapted: Tensor) -> Tensor:
     """Jensen-Shannon divergence of the probabilities of both models, [n], in nats: 0 to ln 2."""
-    one, other = original.log_softmax(1), adapted.log_softmax(1)
-    middle = torch.logaddexp(one, other) - math.log(2)
-    return ((one.exp() * (one - middle)).sum(1) + (other.exp() * (other - middle)).sum(1)) / 2
+    first, second = original.log_softmax(1), adapted.log_softmax(1)
+    middle = torch.logaddexp(first, second) - math.log(2)
+    return ((first.exp() * (first - middle)).sum(1) + (second.exp() * (second - middle)).sum(1)) / 2
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,10 @@ def defence_scores(
         passes = passed(known, run_attack("apgd-diva", known).evasive, objective)
         result[attack] = {success: int(passes.sum())}
     for name in attacks:
-        found = run_attack(name, task)
-        scores = score(name, task, found)
+        results = run_attack(name, task)
+        scores = score(name, task, results)
         result[name] = {f"evasive, {rule}": int(scores.evasive[rule].sum()) for rule in RULES} | {
-            f"past the {what}, {LAST_STEP}": int(passed(task, found.last, objective).sum())
-            for what, objective in (("detector", evading), ("gate", EVADING_GATE))
+            f"past the {defence}, {LAST_STEP}": int(passed(task, results.last, objective).sum())
+            for defence, objective in (("detector", evading), ("gate", EVADING_GATE))
         }
     return result

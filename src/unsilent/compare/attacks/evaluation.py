@@ -102,12 +102,12 @@ def run_attack(name: str, task: Task) -> Found:
         for x, labels in zip(task.inputs.split(BATCH), task.labels.split(BATCH), strict=True):
             ball, start = Ball.around(x, task.valid, task.budget.eps), time.process_time()
             if objective is None:
-                found = noise(task.pair, x, labels, ball, task.budget)
+                results = noise(task.pair, x, labels, ball, task.budget)
             else:
                 search = apgd if name.startswith("apgd") else pgd
-                found = search(task.pair, objective, x, labels, ball, task.budget)
-            found.seconds = time.process_time() - start
-            parts.append(found)
+                results = search(task.pair, objective, x, labels, ball, task.budget)
+            results.seconds = time.process_time() - start
+            parts.append(results)
     return Found.joined(parts)
 
 

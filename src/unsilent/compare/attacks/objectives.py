@@ -43,9 +43,9 @@ class Objective:
 
 def margin(scores: Tensor, labels: Tensor) -> Tensor:
     """The score of the label minus the highest other score, [n]; below 0 where the answer is wrong."""
-    own = scores.gather(1, labels[:, None])
+    true_score = scores.gather(1, labels[:, None])
     others = scores.scatter(1, labels[:, None], -torch.inf)
-    return own[:, 0] - others.amax(1)
+    return true_score[:, 0] - others.amax(1)
 
 
 def _probability(scores: Tensor, labels: Tensor) -> Tensor:

@@ -165,8 +165,8 @@ class BatchGraph:
         for number, size in enumerate(judged.sum(1).tolist()):
             part = None
             if verdict is not None:
-                own = slice(first, first + size)
-                part = JudgeVerdict(verdict.incorrect[own], verdict.severity[own])
+                rows_of_trial = slice(first, first + size)
+                part = JudgeVerdict(verdict.incorrect[rows_of_trial], verdict.severity[rows_of_trial])
             result.append(None if other_way[number] else outcome_of_samples(changed[number], nonfinite[number], part))
             first += size
         return result

@@ -155,15 +155,19 @@ class StagedPointFaults:
     """
 
     def __init__(self, trials: Sequence[tuple[InjectionPoints, Sequence[PointFault]]], device: torch.device) -> None:
-        every = [one for _, faults in trials for one in faults]
-        places = torch.from_numpy(np.concatenate([one.places for one in every])).to(device).split(MOST_ELEMENTS)
+        every = [point_fault for _, faults in trials for point_fault in faults]
+        places = (
+            torch.from_numpy(np.concatenate([point_fault.places for point_fault in every]))
+            .to(device)
+            .split(MOST_ELEMENTS)
+        )
         masks: dict[int, Sequence[Tensor]] = {}
-        for width in {one.point.width for one in every}:
-            numbers = [k for k, one in enumerate(every) if one.point.width == width]
+        for width in {point_fault.point.width for point_fault in every}:
+            numbers = [k for k, point_fault in enumerate(every) if point_fault.point.width == width]
             joined = (np.concatenate([getattr(every[k], which) for k in numbers]) for which in ("keep", "flip"))
             parts = (torch.from_numpy(words.view(f"i{width}")).to(device).split(MOST_ELEMENTS) for words in joined)
             masks.update(zip(numbers, zip(*parts, strict=True), strict=True))
-        staged = iter([(one.point, places[k], *masks[k]) for k, one in enumerate(every)])
+        staged = iter([(point_fault.point, places[k], *masks[k]) for k, point_fault in enumerate(every)])
         self._trials = [(points, [next(staged) for _ in faults]) for points, faults in trials]
 
     def applied(self, trial: int) -> AbstractContextManager[None]:

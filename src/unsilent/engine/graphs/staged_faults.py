@@ -39,7 +39,7 @@ class GoldenWords:
     def __init__(self, trials: Sequence[Sequence[MemoryFault]]) -> None:
         wanted: dict[int, list[NDArray[np.int64]]] = {}
         memories: dict[int, TensorMemory] = {}
-        for memory, fault in (one for trial in trials for one in trial):
+        for memory, fault in (pair for trial in trials for pair in trial):
             memories[id(memory)] = memory
             wanted.setdefault(id(memory), []).append(fault.elements)
             if fault.operation == "copy_from":
@@ -122,11 +122,11 @@ class StagedFaults:
         self._words: dict[int, tuple[NDArray[np.signedinteger], NDArray[np.signedinteger]]] = {}
         parts = {width: self._parts([e for e in edits if e.golden.itemsize == width], device)
             for width in {edit.golden.itemsize for edit in edits}}  # fmt: skip
-        made = iter([
+        new_places = iter([
             _Place(self._storage(edit.memory), place, *next(parts[edit.golden.itemsize]))
             for edit, place in zip(edits, places, strict=True)
         ])  # fmt: skip
-        self._places = [[next(made) for _ in trial] for trial in trials]
+        self._places = [[next(new_places) for _ in trial] for trial in trials]
 
     def _parts(self, edits: Sequence[MemoryEdit], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
         """Words of each edit and the room for its log; all are of one width."""
@@ -166,10 +166,10 @@ class StagedFaults:
         for width, log in self._log.items():
             golden, corrupted = self._words[width]
             rows = log.cpu().numpy()
-            for row, words, what in zip(rows, (golden, corrupted, golden), STAGES, strict=True):
+            for row, words, stage in zip(rows, (golden, corrupted, golden), STAGES, strict=True):
                 if not np.array_equal(row, words):
                     raise InjectionError(
-                        f"trials {what} other bits than they should in {int((row != words).sum())} of {len(words)} elements; "
+                        f"trials {stage} other bits than they should in {int((row != words).sum())} of {len(words)} elements; "
                         "find what else writes into the model or its inputs"
                     )
 

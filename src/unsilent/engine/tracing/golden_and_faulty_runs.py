@@ -163,25 +163,25 @@ def common_prefix_length(one: Sequence[TracedOutput], two: Sequence[TracedOutput
     return next((i for i, (a, b) in enumerate(pairs) if a.key != b.key), min(len(one), len(two)))
 
 
-def _scratch(one: Sequence[TracedOutput], two: Sequence[TracedOutput]) -> set[int]:
+def _scratch(first: Sequence[TracedOutput], second: Sequence[TracedOutput]) -> set[int]:
     """Numbers of outputs that differ between two golden runs and mean nothing; raises ``UsageError`` for any other difference.
 
     A kernel may give scratch memory as a further output, which nobody reads: if no first output of any operation differs,
     what differs is that.
     """
-    both = common_prefix_length(one, two)
-    result = [i for i in range(both) if one[i] != two[i]]
-    if both < max(len(one), len(two)) or any(one[i].key.output == 0 for i in result):
-        raise _unrepeatable("golden", one, result[0] if result else both)
+    both = common_prefix_length(first, second)
+    result = [i for i in range(both) if first[i] != second[i]]
+    if both < max(len(first), len(second)) or any(first[i].key.output == 0 for i in result):
+        raise _unrepeatable("golden", first, result[0] if result else both)
     return set(result)
 
 
-def _check_faulty(one: Sequence[TracedOutput], two: Sequence[TracedOutput], scratch: Collection[int]) -> None:
+def _check_faulty(first: Sequence[TracedOutput], second: Sequence[TracedOutput], scratch: Collection[int]) -> None:
     """Raise ``UsageError`` unless two faulty runs gave the same, but for scratch memory."""
-    both = common_prefix_length(one, two)
-    result = [i for i in range(both) if one[i] != two[i] and i not in scratch]
-    if result or both < max(len(one), len(two)):
-        raise _unrepeatable("faulty", one, result[0] if result else both)
+    both = common_prefix_length(first, second)
+    result = [i for i in range(both) if first[i] != second[i] and i not in scratch]
+    if result or both < max(len(first), len(second)):
+        raise _unrepeatable("faulty", first, result[0] if result else both)
 
 
 def _unrepeatable(kind: str, seen: Sequence[TracedOutput], number: int) -> UsageError:

@@ -135,11 +135,11 @@ class Tracer(DispatchMode):
         if gives_uninitialised(func) or is_view(func, args, kwargs, result):
             return result
         step = self._calls.current_micro_step if isinstance(self._calls, StepOperationNamer) else 0
-        names = {one.entry: one.name for one in work}
+        names = {work_item.entry: work_item.name for work_item in work}
         unowned = "" if names else f"{UPDATE}#{self._count(UPDATE, operation_name(func), 0)}"
-        given = list(_given(func, args, kwargs, result))
+        outputs = list(_given(func, args, kwargs, result))
         entries = first_tensor_list(args)
-        for i, tensor in enumerate(given):
+        for i, tensor in enumerate(outputs):
             number, entry = (i, None) if entries is None else divmod(i, len(entries))
             name = names.get(entry) or unowned or f"{UPDATE}#{operation_name(func)}[{entry}]"
             self._tell(OutputKey(name, "", "update", step, number), tensor)

@@ -43,8 +43,8 @@ class Zero1(Strategy):
 
     def prepare(self, state: TrainingState, clip: float | None) -> None:
         if len(state.optimizers) != 1 or state.scaler is not None:
-            what = "mixed precision" if state.scaler is not None else f"{len(state.optimizers)} optimizers"
-            raise UsageError(f"strategy 'zero1' cannot train with {what}; expected one optimizer and amp=none")
+            obstacle = "mixed precision" if state.scaler is not None else f"{len(state.optimizers)} optimizers"
+            raise UsageError(f"strategy 'zero1' cannot train with {obstacle}; expected one optimizer and amp=none")
         elements = sum(parameter.numel() for parameter in state.model.parameters())
         config = {
             "train_micro_batch_size_per_gpu": 1,  # of what DeepSpeed reports alone
@@ -77,8 +77,8 @@ class Zero1(Strategy):
     def own_part(self, snapshot: Snapshot, state: TrainingState) -> Snapshot:
         (optimizer,) = snapshot["optimizers"]
         groups = enumerate(_groups_of(state))
-        own = {_row_name(number): group.own(optimizer["state"]) for number, group in groups if optimizer["state"]}
-        return {**snapshot, "optimizers": [{**optimizer, "state": own}]}
+        own_state = {_row_name(number): group.own(optimizer["state"]) for number, group in groups if optimizer["state"]}
+        return {**snapshot, "optimizers": [{**optimizer, "state": own_state}]}
 
 
 class _EngineStep(Optimizer):
@@ -110,13 +110,14 @@ class _Group:
         """State of each parameter, from this rank's part of it; called on all ranks at once."""
         rows = {key: self._row(value) for key, value in part.items() if self._is_part(value)}
 
-        def own(key: str, value: Any, start: int, shape: torch.Size) -> Any:
+        def value_of(key: str, value: Any, start: int, shape: torch.Size) -> Any:
             if key in rows:
                 return rows[key][start : start + shape.numel()].view(shape).clone()
             return value.clone() if isinstance(value, Tensor) else value
 
         return {
-            name: {key: own(key, value, *place) for key, value in part.items()} for name, place in self.places.items()
+            name: {key: value_of(key, value, *place) for key, value in part.items()}
+            for name, place in self.places.items()
         }
 
     def own(self, whole: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -79,10 +79,10 @@ class RankTraining:
 
             before = order.restart == "before"
             state = self._prepared(self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap))
-            own = dict(self._strategy.own_part(snapshot, state))
+            part = dict(self._strategy.own_part(snapshot, state))
             if before:
-                own["model"] = model_tensors(state.model)  # it stays as wrapping has left it
-            self._training.restore_into(state, own)
+                part["model"] = model_tensors(state.model)  # it stays as wrapping has left it
+            self._training.restore_into(state, part)
             self._strategy.after_loading(state)
             return state
 

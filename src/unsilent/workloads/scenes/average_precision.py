@@ -27,11 +27,11 @@ def average_precision(found: Detections, boxes: Tensor, digits: Tensor) -> float
     return float(np.mean([_of_class(number, found, overlap, digits) for number in occurring]))
 
 
-def _of_class(number: int, found: Detections, overlap: Tensor, digits: Tensor) -> float:
+def _of_class(number: int, detections: Detections, overlap: Tensor, digits: Tensor) -> float:
     """Average precision of one class; ``overlap``: IoU of detections and objects [n, detections, k]."""
     objects = digits == number
-    mine = ((found.labels == number) & (found.scores > 0)).nonzero()
-    order = found.scores[mine[:, 0], mine[:, 1]].argsort(descending=True, stable=True)
+    mine = ((detections.labels == number) & (detections.scores > 0)).nonzero()
+    order = detections.scores[mine[:, 0], mine[:, 1]].argsort(descending=True, stable=True)
     taken = torch.zeros_like(objects)
     right = np.zeros(len(mine), bool)
     for place, (image, detection) in enumerate(mine[order].tolist()):

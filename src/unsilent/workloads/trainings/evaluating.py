@@ -67,8 +67,8 @@ def _over(
     name: str, model: nn.Module, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Any], placed: MoveToDevice
 ) -> Evaluation:
     total, predictions, labels = 0.0, list[Tensor](), list[Tensor]()
-    for given in batches:
-        batch = placed(given)
+    for source_batch in batches:
+        batch = placed(source_batch)
         if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[-1], Tensor):
             raise UsageError(
                 f"training {name!r}: a held-out batch is a {type(batch).__name__}; expected (inputs, labels); for "

@@ -99,9 +99,11 @@ def train_resnet(
     """
     chosen = VARIANTS[variant]
     if (data is None and depth is not None) or (data is not None and width is not None):
-        given, other = ("depth", "width") if data is None else ("width", "depth")
+        absent_option, available_option = ("depth", "width") if data is None else ("width", "depth")
         kind = "digits'" if data is None else "CIFAR"
-        raise UsageError(f"workload {variant!r}: the {kind} network has no option {given!r}; set {other!r} instead")
+        raise UsageError(
+            f"workload {variant!r}: the {kind} network has no option {absent_option!r}; set {available_option!r} instead"
+        )
     size, layers = 8 if width is None else width, 8 if depth is None else depth
     check_option_range(variant, "width", size, 1024, "channels of the first layer")
     if layers % 6 != 2 or layers < 8:
@@ -171,7 +173,7 @@ def train_vit(
 
 def _classifier(
     name: str,
-    what: str,
+    description: str,
     build: Callable[[], nn.Module],
     pictures: ImageData,
     options: BuiltInTrainingOptions,
@@ -204,7 +206,7 @@ def _classifier(
         loss=loss_and_accuracy,
         evaluate=evaluate,
         info={
-            "description": f"{what} on {pictures.description}",
+            "description": f"{description} on {pictures.description}",
             "data": pictures.description,
             "citation": pictures.citation,
         },

@@ -82,13 +82,13 @@ class Training:
         streams: Sequence[str] | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> None:
-        for part, given in (("model", model), ("optimizer", optimizer), ("loss", loss)):
+        for part, value in (("model", model), ("optimizer", optimizer), ("loss", loss)):
             # A module can be called, too; but a training needs a new one for each run.
-            if not callable(given) or (part != "loss" and isinstance(given, (nn.Module, Optimizer))):
+            if not callable(value) or (part != "loss" and isinstance(value, (nn.Module, Optimizer))):
                 raise UsageError(
-                    f"training {name!r}: {part} is {type(given).__name__}; expected a function that returns a model: lambda: …"
+                    f"training {name!r}: {part} is {type(value).__name__}; expected a function that returns a model: lambda: …"
                     if part == "model"
-                    else f"training {name!r}: {part} is {type(given).__name__}; expected a function that takes the model"
+                    else f"training {name!r}: {part} is {type(value).__name__}; expected a function that takes the model"
                 )
         if amp not in AMPS:
             raise UsageError(f"training {name!r}: amp is {amp!r}; expected {', '.join(AMPS)}")
@@ -113,8 +113,8 @@ class Training:
                 raise UsageError(f"training {self.name!r}: expected a torch.nn.Module, got {type(model).__name__}")
             model = model.to(self.device)
             wrapped = wrap(model) if wrap else None
-            made = call_user_code(self._optimizer, model)
-            optimizers = [made] if isinstance(made, Optimizer) else list(made)
+            result = call_user_code(self._optimizer, model)
+            optimizers = [result] if isinstance(result, Optimizer) else list(result)
             schedulers = [call_user_code(self._schedule, o) for o in optimizers] if self._schedule else []
         scaler = None
         if self._amp is not None:
@@ -185,10 +185,10 @@ class Training:
         snapshots.check_fit(snapshot, self.name, state.model, state.optimizers, state.schedulers)
         names = _names(state.model)
         snapshots.put_into_model(state.model, snapshot["model"])
-        for optimizer, kept in zip(state.optimizers, snapshot["optimizers"], strict=True):
-            snapshots.put_into_optimizer(optimizer, kept, names)
-        for scheduler, kept in zip(state.schedulers, snapshot["schedulers"], strict=True):
-            scheduler.load_state_dict(snapshots.restored_value(scheduler.state_dict(), kept))
+        for optimizer, saved in zip(state.optimizers, snapshot["optimizers"], strict=True):
+            snapshots.put_into_optimizer(optimizer, saved, names)
+        for scheduler, saved in zip(state.schedulers, snapshot["schedulers"], strict=True):
+            scheduler.load_state_dict(snapshots.restored_value(scheduler.state_dict(), saved))
         if state.scaler is not None:
             state.scaler.load_state_dict(dict(snapshot["scaler"]))
         state.seeds = Seeds(**snapshot["seeds"])

@@ -64,13 +64,13 @@ def save_generator_states(others: Sequence[Any] = ()) -> Callable[[], None]:
         UsageError: a generator whose state cannot be read.
     """
     numpys, pythons = np.random.get_state(), random.getstate()
-    own = [(generator, generator_state(generator)) for generator in (torch.default_generator, *others)]
+    states = [(generator, generator_state(generator)) for generator in (torch.default_generator, *others)]
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def put_back() -> None:
         np.random.set_state(numpys)
         random.setstate(pythons)
-        for generator, state in own:
+        for generator, state in states:
             set_generator_state(generator, state)
         if devices is not None:
             torch.cuda.set_rng_state_all(devices)

@@ -53,10 +53,10 @@ def check_restorable(
         raise UsageError(f"steps is {steps}; expected at least 1")
     state = workload.start(seeds)
     _run(workload, state, steps)
-    given = workload.snapshot(state)
-    kept = _through_file(workload, given)
+    snapshot = workload.snapshot(state)
+    restored = _through_file(workload, snapshot)
     wanted = _trail(workload, state, steps)
-    if text := first_snapshot_difference(given, kept):
+    if text := first_snapshot_difference(snapshot, restored):
         raise UsageError(
             f"workload {workload.name!r}: a snapshot changed while the training continued: {text}; let the snapshot hold copies "
             "of tensors"
@@ -68,17 +68,17 @@ def check_restorable(
         return again
 
     def in_place() -> TrainingState:
-        workload.restore_into(state, kept)
+        workload.restore_into(state, restored)
         return state
 
     ways: dict[str, Callable[[], TrainingState]] = {
         "run again": repeated,
-        "restored into fresh objects": lambda: workload.restore(kept),
+        "restored into fresh objects": lambda: workload.restore(restored),
         "restored into the same objects": in_place,
     }
     for way, come_back in ways.items():
         back = come_back()
-        _compare(workload, way, steps, [kept, *wanted], [workload.snapshot(back), *_trail(workload, back, steps)])
+        _compare(workload, way, steps, [restored, *wanted], [workload.snapshot(back), *_trail(workload, back, steps)])
     origin = origin_of(workload)
     if origin is None or not new_process:
         text = (
@@ -91,8 +91,8 @@ def check_restorable(
         workload,
         "restored in a new process",
         steps,
-        [kept, *wanted],
-        _trail_in_new_process(workload, origin, kept, steps),
+        [restored, *wanted],
+        _trail_in_new_process(workload, origin, restored, steps),
     )
     return RestoreCheckResult((*ways, "restored in a new process"))
 
@@ -142,11 +142,13 @@ def _compare(workload: TrainingWorkload, way: str, steps: int, wanted: list[Any]
             )
 
 
-def _trail_in_new_process(workload: TrainingWorkload, origin: Origin, kept: Mapping[str, Any], steps: int) -> list[Any]:
+def _trail_in_new_process(
+    workload: TrainingWorkload, origin: Origin, snapshot: Mapping[str, Any], steps: int
+) -> list[Any]:
     """The restored snapshot and the trail of a process that loads the workload itself."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        torch.save(dict(kept), folder / "snapshot.pt")
+        torch.save(dict(snapshot), folder / "snapshot.pt")
         request = {"ref": origin.ref, "options": dict(origin.options), "data": origin.data, "steps": steps}
         request |= {"threads": torch.get_num_threads()}
         (folder / "request.json").write_text(json.dumps(request))

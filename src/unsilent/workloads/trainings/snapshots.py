@@ -65,8 +65,10 @@ def restored_value(current: Any, kept: Any, device: torch.device | None = None) 
         # Some schedulers hold a Counter.
         return type(current)(items) if isinstance(current, dict) else items
     if type(kept) in (list, tuple):
-        own = current if isinstance(current, (list, tuple)) and len(current) == len(kept) else [None] * len(kept)
-        return type(kept)(restored_value(a, b, device) for a, b in zip(own, kept, strict=True))
+        destination = (
+            current if isinstance(current, (list, tuple)) and len(current) == len(kept) else [None] * len(kept)
+        )
+        return type(kept)(restored_value(a, b, device) for a, b in zip(destination, kept, strict=True))
     return kept if type(kept) in _PLAIN else copy.deepcopy(kept)
 
 
@@ -135,14 +137,14 @@ def _stepped(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Tensor
 
 def snapshot_misfit(kept: Mapping[str, Any], model: nn.Module) -> str | None:
     """The first tensor of a model that is not as the snapshot has it, in words; None where all fit."""
-    own = model_tensors(model)
-    for name, tensor in own.items():
+    tensors = model_tensors(model)
+    for name, tensor in tensors.items():
         source = kept.get(name)
         if not isinstance(source, Tensor):
             return f"lacks {name!r}"
         if (source.dtype, source.shape) != (tensor.dtype, tensor.shape):
             return f"has {name!r} as {_tensor_description(source)}, this model has {_tensor_description(tensor)}"
-    surplus = next((name for name in kept if name not in own), None)
+    surplus = next((name for name in kept if name not in tensors), None)
     return None if surplus is None else f"has {surplus!r}, which this model lacks"
 
 
@@ -245,20 +247,20 @@ def check_fit(
     if text := snapshot_misfit(snapshot["model"], model):
         raise UsageError(f"snapshot of {name!r} {text}; {_REMEDY}")
     names = {id(p): n for n, p in named_parameters(model)}
-    kinds = [kept["kind"] for kept in snapshot["optimizers"]]
+    kinds = [saved["kind"] for saved in snapshot["optimizers"]]
     if kinds != [type(o).__name__ for o in optimizers]:
         here = ", ".join(type(o).__name__ for o in optimizers)
         raise UsageError(f"snapshot of {name!r} has optimizers {', '.join(kinds)}, this training has {here}; {_REMEDY}")
-    for optimizer, kept in zip(optimizers, snapshot["optimizers"], strict=True):
+    for optimizer, saved in zip(optimizers, snapshot["optimizers"], strict=True):
         stepped = _stepped(optimizer, names)
-        if stray := [key for key in kept["state"] if key not in stepped]:
+        if stray := [key for key in saved["state"] if key not in stepped]:
             raise UsageError(
                 f"snapshot of {name!r} has optimizer state of {stray[0]!r}, which this training does not update; {_REMEDY}"
             )
-        if len(kept["groups"]) != len(optimizer.param_groups):
+        if len(saved["groups"]) != len(optimizer.param_groups):
             count = len(optimizer.param_groups)
             raise UsageError(
-                f"snapshot of {name!r} has {len(kept['groups'])} parameter groups, this training has {count}; {_REMEDY}"
+                f"snapshot of {name!r} has {len(saved['groups'])} parameter groups, this training has {count}; {_REMEDY}"
             )
     if len(snapshot["schedulers"]) != len(schedulers):
         count = len(schedulers)
