@@ -81,30 +81,34 @@ def candidates_of(bundle: Bundle) -> Candidates:
         steps, names, peers = peer_scores(series, before)
     by_rank: dict[int, list[Features]] = defaultdict(list)
     by_tensor: dict[str, list[Features]] = defaultdict(list)
-    for rank, one in series.items():
-        rows = (one.steps >= first) & (one.steps <= last)
-        scores, numbers = past_scores(one, before)[rows], one.steps[rows]
+    for rank, rank_series in series.items():
+        rows = (rank_series.steps >= first) & (rank_series.steps <= last)
+        scores, numbers = past_scores(rank_series, before)[rows], rank_series.steps[rows]
         near = peers[rank][(steps >= first) & (steps <= last)]
         of_peers = dict(zip(names, _largest(near), strict=False))
-        bad = (one.seen & ~np.isfinite(one.values))[rows].sum(0) / np.maximum(1, one.seen[rows].sum(0))
+        bad = (rank_series.seen & ~np.isfinite(rank_series.values))[rows].sum(0) / np.maximum(
+            1, rank_series.seen[rows].sum(0)
+        )
         far = (
-            np.vstack([scores >= FAR, np.ones(len(one.names), np.bool_)]).argmax(0).tolist()
+            np.vstack([scores >= FAR, np.ones(len(rank_series.names), np.bool_)]).argmax(0).tolist()
         )  # the first row of each column
         onsets = [int(numbers[row]) - bundle.incident.step if row < len(numbers) else None for row in far]
         with np.errstate(over="ignore"):
-            ratios = np.exp(_largest(np.abs(past_gaps(one, before)[rows]))).tolist()
-        columns = zip(one.names, onsets, ratios, bad.tolist(), strict=True)
+            ratios = np.exp(_largest(np.abs(past_gaps(rank_series, before)[rows]))).tolist()
+        columns = zip(rank_series.names, onsets, ratios, bad.tolist(), strict=True)
         for name, onset, ratio, share in columns:
-            own = Features(peer_score=of_peers.get(name, 0.0), onset=onset, past_ratio=ratio, nonfinite=share)
-            by_rank[rank].append(own)
+            series_features = Features(
+                peer_score=of_peers.get(name, 0.0), onset=onset, past_ratio=ratio, nonfinite=share
+            )
+            by_rank[rank].append(series_features)
             if name[1]:
-                by_tensor[name[1]].append(own)
+                by_tensor[name[1]].append(series_features)
     alarms = bundle.alarms()
-    rank_alarms = Counter(one.rank for one in alarms)
-    rank_alarms.update(rank for one in alarms for rank in one.ranks)
+    rank_alarms = Counter(alarm.rank for alarm in alarms)
+    rank_alarms.update(rank for alarm in alarms for rank in alarm.ranks)
     ranks = _sorted({rank: by_rank.get(rank, []) for rank in bundle.incident.ranks}, rank_alarms)
-    tensors = _sorted(by_tensor, Counter(one.tensor for one in alarms if one.tensor))
-    begin = min((one.features.onset for one in ranks if one.features.onset is not None), default=None)
+    tensors = _sorted(by_tensor, Counter(alarm.tensor for alarm in alarms if alarm.tensor))
+    begin = min((candidate.features.onset for candidate in ranks if candidate.features.onset is not None), default=None)
     middle = bundle.incident.step + (begin or 0)
     features = Features(onset=begin, alarms=len(alarms), position=1.0)
     spans = dict.fromkeys((max(0, first, middle - width), min(last, middle + width)) for width in (NARROW, WIDE))
@@ -115,18 +119,19 @@ def _sorted(parts: Mapping[V, list[Features]], alarms: Mapping[V, int]) -> tuple
     """Candidates with the features of their series put together, the most unusual one first."""
     every = [
         Candidate(value, Features(
-            peer_score=max((one.peer_score for one in own), default=0.0),
-            onset=min((one.onset for one in own if one.onset is not None), default=None),
-            past_ratio=max((one.past_ratio for one in own), default=1.0),
-            nonfinite=sum(one.nonfinite for one in own) / max(1, len(own)), alarms=alarms.get(value, 0),
+            peer_score=max((features.peer_score for features in features_of_value), default=0.0),
+            onset=min((features.onset for features in features_of_value if features.onset is not None), default=None),
+            past_ratio=max((features.past_ratio for features in features_of_value), default=1.0),
+            nonfinite=sum(features.nonfinite for features in features_of_value) / max(1, len(features_of_value)),
+            alarms=alarms.get(value, 0),
         ))
-        for value, own in parts.items()
+        for value, features_of_value in parts.items()
     ]  # fmt: skip
-    every.sort(key=lambda one: one.features.unusual, reverse=True)
+    every.sort(key=lambda candidate: candidate.features.unusual, reverse=True)
     last = max(1, len(every) - 1)
     return tuple(
-        Candidate(one.value, Features(**{**vars(one.features), "position": 1 - place / last}))
-        for place, one in enumerate(every)
+        Candidate(candidate.value, Features(**{**vars(candidate.features), "position": 1 - place / last}))
+        for place, candidate in enumerate(every)
     )
 
 

@@ -54,16 +54,19 @@ def collect(
     if recorded is not None and step is not None:
         raise UsageError(f"--step is {step}, and {recorded} says which step it is; leave --step out")
     _check_output(root, output)
-    files, given = job_files.files_below(root), dict(_given(report, earlier))
+    files, reports = job_files.files_below(root), dict(_given(report, earlier))
     collection = _Collection(root, output)
     try:
         output.mkdir(parents=True, exist_ok=True)
         incident = collection.copy_incident(recorded) if recorded is not None else None
-        for part, content in given.items():
+        for part, content in reports.items():
             (output / part.name).write_bytes(content)
-        collected = (*given, *collection.from_job(files))
+        collected = (*reports, *collection.from_job(files))
         incident = incident or _new_incident(collection, collection.last_step if step is None else step)
-        saved = {one.path: one for one in (*incident.checkpoints, *collection.checkpoints)}
+        saved = {
+            saved_checkpoint.path: saved_checkpoint
+            for saved_checkpoint in (*incident.checkpoints, *collection.checkpoints)
+        }
         incident = replace(incident, folder=output, checkpoints=tuple(saved.values()))
         write_record(output, incident)
     except OSError as error:
@@ -77,7 +80,7 @@ def _recorded_incident(job: Path) -> tuple[Path | None, Path]:
         raise UsageError(f"{job} is no folder; give that of a job")
     if is_incident(job):
         return job, job.absolute().parent.parent if job.absolute().parent.name == FOLDER else job
-    has_incident = (job / FOLDER).is_dir() and any(is_incident(one) for one in (job / FOLDER).iterdir())
+    has_incident = (job / FOLDER).is_dir() and any(is_incident(entry) for entry in (job / FOLDER).iterdir())
     return find_incident(job) if has_incident else None, job
 
 
@@ -113,8 +116,8 @@ class _Collection:
     def copy_incident(self, recorded: Path) -> Incident:
         """Copy all plain files of an incident, and of its folders."""
         incident = read_incident(recorded)
-        folders = [one for one in recorded.iterdir() if one.is_dir() and not one.is_symlink()]
-        for path in (*recorded.iterdir(), *(file for one in folders for file in one.iterdir())):
+        folders = [entry for entry in recorded.iterdir() if entry.is_dir() and not entry.is_symlink()]
+        for path in (*recorded.iterdir(), *(file for entry in folders for file in entry.iterdir())):
             if path.is_file() and not path.is_symlink() and path.name != INCIDENT_FILE:
                 target = self.output / path.relative_to(recorded)
                 target.parent.mkdir(exist_ok=True)
@@ -176,10 +179,10 @@ class _Collection:
         elif unnamed:
             problem = f"{count_text(len(unnamed), 'log')} without a rank in the name, such as {unnamed[0].name}"
         for rank, paths in sorted((rank, paths) for rank, paths in logs.items() if rank is not None):
-            own = self.output / f"rank{rank}"
-            own.mkdir(exist_ok=True)
-            (own / parts.LOG_FILE).write_bytes(b"\n".join(map(_tail, paths))[-parts.MOST_LOG :])
-            self._saw(last_step(own / parts.LOG_FILE) or 0, rank + 1)
+            rank_folder = self.output / f"rank{rank}"
+            rank_folder.mkdir(exist_ok=True)
+            (rank_folder / parts.LOG_FILE).write_bytes(b"\n".join(map(_tail, paths))[-parts.MOST_LOG :])
+            self._saw(last_step(rank_folder / parts.LOG_FILE) or 0, rank + 1)
         return listed((str(path) for paths in logs.values() for path in paths), 1), problem
 
     def _take_manifests(self, files: list[Path]) -> tuple[str, str]:
@@ -194,9 +197,9 @@ class _Collection:
                 continue
             name, of = str(checkpoint.absolute()), str(path.absolute())
             saved.append(SavedCheckpoint(path=name, manifest=of, step=manifest.step, time=written))
-        saved.sort(key=lambda one: (-1 if one.step is None else one.step, one.time))
+        saved.sort(key=lambda checkpoint: (-1 if checkpoint.step is None else checkpoint.step, checkpoint.time))
         self.checkpoints = saved[-MOST_CHECKPOINTS:]
-        return listed((one.path for one in self.checkpoints), 1), listed(problems, 1)
+        return listed((checkpoint.path for checkpoint in self.checkpoints), 1), listed(problems, 1)
 
     def _take_configuration(self, files: list[Path]) -> tuple[str, str]:
         if (path := job_files.configuration_in(files)) is None:

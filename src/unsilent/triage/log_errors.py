@@ -71,7 +71,7 @@ class LoggedError:
 def read_log_errors(path: Path) -> tuple[LoggedError, ...]:
     """The first errors of a log. Raises ``UsageError``."""
     text = read_plain(path, MOST_LOG).decode("utf-8", "replace")
-    return tuple(one for one, _ in zip(_errors(text), range(MOST_ERRORS), strict=False))
+    return tuple(error for error, _ in zip(_errors(text), range(MOST_ERRORS), strict=False))
 
 
 def last_step(path: Path) -> int | None:
@@ -100,8 +100,8 @@ def _errors(text: str) -> Iterator[LoggedError]:
         elif is_traceback or (any(map(line.lower().__contains__, _WORDS)) and ERROR.search(_HARMLESS.sub("", line))):
             is_own = is_traceback or number > len(lines) - LAST_LINES or _EXCEPTION.match(line)
             is_traceback = False
-            shown, names_rank = (
+            line_text, names_rank = (
                 escape_unprintable(line.strip()[:LONGEST_SHOWN]),
                 bool(is_own and not OF_ANOTHER_RANK.search(line)),
             )
-            yield LoggedError(number, step, shown, mask_line(line), names_rank)
+            yield LoggedError(number, step, line_text, mask_line(line), names_rank)

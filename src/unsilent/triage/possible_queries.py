@@ -40,14 +40,14 @@ class PossibleQuery:
 def possible_queries(bundle: Bundle, candidates: Candidates) -> list[PossibleQuery]:
     """Queries possible on an incident, by template; templates that need more ranks than it has are left out."""
     return [
-        one
+        query
         for name, template in TEMPLATES.items()
         if bundle.incident.world_size >= template.least_ranks
-        for one in _filled(name, template.blanks, bundle, candidates)
+        for query in _filled(name, template.blanks, bundle, candidates)
     ]
 
 
-def _filled(template: str, blanks: Sequence[str], bundle: Bundle, found: Candidates) -> Iterator[PossibleQuery]:
+def _filled(template: str, blanks: Sequence[str], bundle: Bundle, candidates: Candidates) -> Iterator[PossibleQuery]:
     """First the query that looks at everything, then one for each candidate."""
     if "host" in blanks:
         incident = bundle.incident
@@ -55,14 +55,14 @@ def _filled(template: str, blanks: Sequence[str], bundle: Bundle, found: Candida
         yield PossibleQuery(Query(template, blank))
         return
     yield PossibleQuery(Query(template))
-    ranks = found.ranks[:MOST_RANKS] if len(found.ranks) > 1 else ()
+    ranks = candidates.ranks[:MOST_RANKS] if len(candidates.ranks) > 1 else ()
     kinds: dict[str, Sequence[Candidate[int] | Candidate[str] | Candidate[tuple[int, int]]]] = {
-        "rank": ranks, "steps": found.windows, "tensor": found.tensors[:MOST_TENSORS],
+        "rank": ranks, "steps": candidates.windows, "tensor": candidates.tensors[:MOST_TENSORS],
     }  # fmt: skip
-    for blank_name in (one for one in kinds if one in blanks):
-        for place, one in enumerate(kinds[blank_name], 1):
-            filled = Blanks(**{blank_name: one.value})  # type: ignore[arg-type]
-            yield PossibleQuery(Query(template, filled), blank_name, one.features, place)
+    for blank_name in (kind for kind in kinds if kind in blanks):
+        for place, candidate in enumerate(kinds[blank_name], 1):
+            filled = Blanks(**{blank_name: candidate.value})  # type: ignore[arg-type]
+            yield PossibleQuery(Query(template, filled), blank_name, candidate.features, place)
 
 
 def describe(features: Features, blank: str) -> str:

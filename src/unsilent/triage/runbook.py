@@ -57,13 +57,14 @@ class Signals:
 def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
     """Signals of an incident."""
     alarms = bundle.alarms()
-    known = [one.features for one in candidates.ranks]
-    onsets = [one.onset for one in known if one.onset is not None]
-    ends = [int(one.steps[-1]) for one in bundle.series()[0].values() if len(one.steps)]
-    begin = [one for one in known if one.onset is not None and one.onset == min(onsets)]
+    known = [candidate.features for candidate in candidates.ranks]
+    onsets = [features.onset for features in known if features.onset is not None]
+    ends = [int(rank_series.steps[-1]) for rank_series in bundle.series()[0].values() if len(rank_series.steps)]
+    begin = [features for features in known if features.onset is not None and features.onset == min(onsets)]
     return Signals(
-        bundle, candidates, features=frozenset(one.feature for one in alarms), ranks=frozenset(one.rank for one in alarms),
-        nonfinite=any(not math.isfinite(one.value) for one in alarms) or any(one.nonfinite > 0 for one in known),
+        bundle, candidates, features=frozenset(alarm.feature for alarm in alarms),
+        ranks=frozenset(alarm.rank for alarm in alarms),
+        nonfinite=any(not math.isfinite(alarm.value) for alarm in alarms) or any(features.nonfinite > 0 for features in known),
         apart=len(begin) == 1 and begin[0].peer_score >= FAR, early=min(onsets, default=0) < 0,
         ended=max(ends, default=0) - min(ends, default=0) > 1, logged=any(bundle.logs()[0].values()),
         settings_differ=bool(differing_settings(bundle)), symptoms=symptoms_in(bundle.report()[0] or ""),
@@ -172,11 +173,11 @@ def scored_queries(signals: Signals) -> list[ScoredQuery]:
     """Every possible query, the most telling one first."""
     templates = scored_templates(signals)
     result = []
-    for one in possible_queries(signals.bundle, signals.candidates):
-        score, rule = templates[one.query.template]
-        reason = "; ".join(filter(None, (rule.signal, one.reason)))
-        result.append(ScoredQuery(one.query, score * NEXT_CANDIDATE**one.place, reason))
-    return sorted(result, key=lambda one: (-one.score, TEMPLATES[one.query.template].seconds))
+    for query in possible_queries(signals.bundle, signals.candidates):
+        score, rule = templates[query.query.template]
+        reason = "; ".join(filter(None, (rule.signal, query.reason)))
+        result.append(ScoredQuery(query.query, score * NEXT_CANDIDATE**query.place, reason))
+    return sorted(result, key=lambda query: (-query.score, TEMPLATES[query.query.template].seconds))
 
 
 def scored_templates(signals: Signals) -> dict[str, tuple[float, Rule]]:

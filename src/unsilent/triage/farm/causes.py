@@ -43,7 +43,7 @@ class Replica:
     @property
     def gradients(self) -> list[Tensor]:
         """Gradients of all parameters."""
-        return [one.grad for one in self.model.parameters() if one.grad is not None]
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
 
     def saved_state(self) -> dict[str, Tensor]:
         """Parameters and moments by name, as a checkpoint has them; no copies."""
@@ -155,8 +155,8 @@ def _skipped_update(replica: Replica, planned: PlannedIncident, step: int) -> No
 def _other_weights(replica: Replica, planned: PlannedIncident, step: int) -> None:
     generator = torch.Generator().manual_seed(planned.seed)
     share = 10.0 ** (2 * planned.draws[2] - 3)
-    for one in replica.model.parameters():
-        one.add_(torch.randn(one.shape, generator=generator) * one.abs().mean() * share)
+    for parameter in replica.model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.abs().mean() * share)
 
 
 def _nan_element(replica: Replica, planned: PlannedIncident, step: int) -> None:
@@ -170,8 +170,8 @@ def _shuffled_labels(replica: Replica, planned: PlannedIncident, step: int) -> N
 
 def _repeated_shard(replica: Replica, planned: PlannedIncident, step: int) -> None:
     """Give a rank the batch of the next rank; where there is none, its own of the step before, again and again."""
-    other = (replica.rank + 1) % planned.world_size
-    replica.batch = draw_batch(planned.seed, step if planned.world_size > 1 else planned.step - 1, other)
+    next_rank = (replica.rank + 1) % planned.world_size
+    replica.batch = draw_batch(planned.seed, step if planned.world_size > 1 else planned.step - 1, next_rank)
 
 
 def _set_rate(replica: Replica, planned: PlannedIncident, step: int) -> None:
@@ -195,15 +195,17 @@ def _not_zeroed(replica: Replica, planned: PlannedIncident, step: int) -> None:
 
 @torch.no_grad()
 def _to_bfloat16(replica: Replica, planned: PlannedIncident, step: int) -> None:
-    for one in replica.model.parameters():
-        one.copy_(one.bfloat16())
+    for parameter in replica.model.parameters():
+        parameter.copy_(parameter.bfloat16())
 
 
 def _overflow(replica: Replica, planned: PlannedIncident, step: int) -> None:
     """Gradients pass float16 with a scale that is too large for the largest ones."""
-    largest = max(float(one.abs().max()) for one in replica.gradients)
+    largest = max(float(gradient.abs().max()) for gradient in replica.gradients)
     scale = FLOAT16_MAX * 2 ** (1 + 4 * planned.draws[2]) / largest
-    torch._foreach_copy_(replica.gradients, [(one * scale).half().float() / scale for one in replica.gradients])
+    torch._foreach_copy_(
+        replica.gradients, [(gradient * scale).half().float() / scale for gradient in replica.gradients]
+    )
 
 
 def _unusual_batch(replica: Replica, planned: PlannedIncident, step: int) -> None:
@@ -211,11 +213,11 @@ def _unusual_batch(replica: Replica, planned: PlannedIncident, step: int) -> Non
     if planned.draws[2] < 0.5:
         replica.batch = replica.batch._replace(images=replica.batch.images * RARE_CONTRAST)
         return
-    wanted, found, at = int(planned.draws[1] * CLASSES), list[Batch](), step
-    while sum(int((one.labels == wanted).sum()) for one in found) < len(replica.batch.labels):
+    wanted, batches, at = int(planned.draws[1] * CLASSES), list[Batch](), step
+    while sum(int((batch.labels == wanted).sum()) for batch in batches) < len(replica.batch.labels):
         at += 1000
-        found.append(draw_batch(planned.seed, at, replica.rank))
-    images, labels = torch.cat([one.images for one in found]), torch.cat([one.labels for one in found])
+        batches.append(draw_batch(planned.seed, at, replica.rank))
+    images, labels = torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches])
     chosen = (labels == wanted).nonzero()[: len(replica.batch.labels), 0]
     replica.batch = replica.batch._replace(images=images[chosen], labels=labels[chosen])
 

@@ -51,7 +51,7 @@ def write_optional_parts(
         "seconds": seconds[:, first:].tolist(),
     })  # fmt: skip
     (folder / FLIGHT_FOLDER).mkdir(exist_ok=True)
-    elements = sum(one.numel() for one in job.replicas[0].model.parameters())
+    elements = sum(parameter.numel() for parameter in job.replicas[0].model.parameters())
     for rank in range(planned.world_size):
         has_stopped = planned.family == "stopped" and not is_twin
         if has_stopped and planned.kind == "killed process" and rank == planned.rank:

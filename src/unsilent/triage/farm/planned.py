@@ -85,7 +85,7 @@ def planned_incidents(count: int, seed: int) -> list[PlannedIncident]:
             family, kind = kinds[faults % len(kinds)]
             faults += 1
         rng = np.random.default_rng([seed, number, zlib.crc32(kind.encode())])
-        sizes = [one for one in WORLD_SIZES if one > 1 or family not in NEEDS_RANKS]
+        sizes = [size for size in WORLD_SIZES if size > 1 or family not in NEEDS_RANKS]
         ranks = int(rng.choice(sizes))
         workload, draws = str(rng.choice(WORKLOADS)), tuple(rng.random(4).tolist())
         rank = -1 if kind in ALL_RANKS_ALIKE else int(rng.integers(ranks))

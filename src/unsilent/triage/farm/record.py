@@ -55,9 +55,9 @@ def simulate(planned: PlannedIncident, folder: Path, is_twin: bool, step: int | 
         job.begin()
         watch.begin()
         is_open = job.step >= planned.step and not has_begun
-        states = [host_copy(_state(one.model, one.optimizer)) for one in job.replicas] if is_open else []
+        states = [host_copy(_state(replica.model, replica.optimizer)) for replica in job.replicas] if is_open else []
         job.compute()
-        batches = [[{"images": one.batch.images, "labels": one.batch.labels}] for one in job.replicas]
+        batches = [[{"images": replica.batch.images, "labels": replica.batch.labels}] for replica in job.replicas]
         if stops and job.step == planned.step:
             recorded = Moment(job.step, states, batches)
             break
@@ -89,43 +89,43 @@ def _write(
 ) -> None:
     """All files of the folder but for checkpoints, which the job has written."""
     step, done = moment.step, len(watch.rows)
-    alarms = [one for one in watch.alarms if one.step <= step]
+    alarms = [alarm for alarm in watch.alarms if alarm.step <= step]
     seconds = drawn_seconds(planned, step + STEPS_AFTER + 1, is_twin)
     write_record(folder, _incident(planned, job, step, alarms, watch.first_suspect))
     first = max(0, step + 1 - STEPS_BEFORE)
     ends = np.cumsum(seconds.sum(2).max(0))[first:done]
     rows = np.stack(watch.rows)[first:]
     for rank in range(planned.world_size):
-        own = folder / f"rank{rank}"
+        rank_folder = folder / f"rank{rank}"
         is_killed = planned.kind == "killed process" and rank == planned.rank and not is_twin
-        write_record(own, RankPart(
-            rank=rank, host=host_of(rank), device=DEVICE, alarms=tuple(one for one in alarms if one.rank == rank),
+        write_record(rank_folder, RankPart(
+            rank=rank, host=host_of(rank), device=DEVICE, alarms=tuple(alarm for alarm in alarms if alarm.rank == rank),
             series_steps=tuple(range(first, done)), state_step=None if is_killed else step,
         ))  # fmt: skip
         values = rows[:, rank]
-        Recording(watch.series, values, np.ones(values.shape, np.bool_), ends - ends[0]).save(own / SERIES_FILE)
+        Recording(watch.series, values, np.ones(values.shape, np.bool_), ends - ends[0]).save(rank_folder / SERIES_FILE)
         if not is_killed:
-            write_tensors(own / BATCH_FILE, moment.batches[rank])
-            write_tensors(own / STATE_FILE, moment.states[rank])
+            write_tensors(rank_folder / BATCH_FILE, moment.batches[rank])
+            write_tensors(rank_folder / STATE_FILE, moment.states[rank])
     write_optional_parts(planned, folder, is_twin, job, watch, seconds[:, :done])
 
 
 def _incident(
-    planned: PlannedIncident, job: SimulatedJob, step: int, alarms: list[Alarm], found: Suspect | None
+    planned: PlannedIncident, job: SimulatedJob, step: int, alarms: list[Alarm], first_suspect: Suspect | None
 ) -> Incident:
-    raised = [one for one in alarms if one.level == "alarm"]  # nothing is recorded on a warning
-    suspect = found if raised and found else Suspect(UNDETERMINED, NO_ALARM)
+    raised = [alarm for alarm in alarms if alarm.level == "alarm"]  # nothing is recorded on a warning
+    suspect = first_suspect if raised and first_suspect else Suspect(UNDETERMINED, NO_ALARM)
     tensor, time = tensor_of(raised, suspect), float(step)
     host, device = (host_of(suspect.rank), DEVICE) if suspect.rank >= 0 else ("", "")
     verdict = Verdict(
         time=time, rank=0, step=raised[0].step if raised else step, suspect=suspect.rank, reason=suspect.reason, action="log",
         outcome="logged" if raised else "recorded", host=host, device=device, tensor=tensor,
-        ranks=tuple(sorted({one.rank for one in raised})),
+        ranks=tuple(sorted({alarm.rank for alarm in raised})),
     )  # fmt: skip
     return Incident(
         run=f"{planned.seed:08x}", step=step, suspect=suspect.rank, reason=suspect.reason, tensor=tensor, host=host,
         device=device, world_size=planned.world_size, time=time, settings=SETTINGS,
         versions={"unsilent": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        alarms=tuple(one for one in alarms if one.rank == 0), verdicts=(verdict,),
-        checkpoints=tuple(one for one in job.saved if one.step is not None and one.step <= step),
+        alarms=tuple(alarm for alarm in alarms if alarm.rank == 0), verdicts=(verdict,),
+        checkpoints=tuple(checkpoint for checkpoint in job.saved if checkpoint.step is not None and checkpoint.step <= step),
     )  # fmt: skip
