@@ -116,5 +116,7 @@ def _groups(result: Accelerator, plain: bool) -> None:
 
 def _facts(table: DescriptionTable) -> str:
     """The facts of a table with their grades."""
-    given = {fact: getattr(table, fact) for fact in table.facts}
-    return ", ".join(f"{k} {str(v).lower()} ({table.evidence_grade(k)})" for k, v in given.items() if v is not None)
+    fact_values = {fact: getattr(table, fact) for fact in table.facts}
+    return ", ".join(
+        f"{k} {str(v).lower()} ({table.evidence_grade(k)})" for k, v in fact_values.items() if v is not None
+    )

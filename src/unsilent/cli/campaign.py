@@ -102,8 +102,10 @@ class CampaignVerb:
         """Display of the progress of what is counted."""
         from unsilent.cli.progress import make_observer
 
-        shown = asked[DisplayOptions]
-        return make_observer(quiet=asked[ProgressOptions].quiet, plain=shown.plain or shown.as_json, noun=noun)
+        display_options = asked[DisplayOptions]
+        return make_observer(
+            quiet=asked[ProgressOptions].quiet, plain=display_options.plain or display_options.as_json, noun=noun
+        )
 
     def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
         """Print the report and write its page."""

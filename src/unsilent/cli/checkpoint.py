@@ -75,11 +75,11 @@ def diff(asked: Asked) -> int:
     first, second = asked[DiffOptions].first, asked[DiffOptions].second
     display, quiet = asked[DisplayOptions], asked[ProgressOptions].quiet
     with (
-        opened(first) as one,
-        opened(second) as two,
-        bytes_shown(size_of(one.tensors.values()), "comparing", quiet) as progress,
+        opened(first) as left,
+        opened(second) as right,
+        bytes_shown(size_of(left.tensors.values()), "comparing", quiet) as progress,
     ):
-        differences = list(compare(one, two, progress))
+        differences = list(compare(left, right, progress))
     show_report(
         difference_report(first, second, differences), asked[PageOptions].output, display.as_json, display.plain
     )
@@ -121,8 +121,8 @@ def manifest(asked: Asked) -> int:
         print_json("unsilent/checkpoint-manifest/2", "checkpoint manifest", manifest=str(target), files=len(result.files),
                     tensors=len(result.tensors), problems=left_out)  # fmt: skip
     else:
-        what = f"{count_text(len(result.files), 'file')} with {count_text(len(result.tensors), 'tensor')}"
-        print_lines(display.plain, *left_out, f"Manifest of {what}: {shown_path(target)}")
+        counts_text = f"{count_text(len(result.files), 'file')} with {count_text(len(result.tensors), 'tensor')}"
+        print_lines(display.plain, *left_out, f"Manifest of {counts_text}: {shown_path(target)}")
     return int(bool(left_out))
 
 

@@ -182,7 +182,7 @@ def _show_edit(edit: CheckpointEdit, options: EditOptions, display: DisplayOptio
                     changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run,
                     notes=list(edit.notes))  # fmt: skip
         return 0
-    what = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
+    counts_text = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
     where = f"{count_text(len({hit.fault.site for hit in receipt.applied_faults}), 'tensor')} of {edit.path}"
     hits = [f"  {hit}" for hit in receipt.applied_faults[:10]]
     if len(receipt.applied_faults) > 10:
@@ -190,7 +190,7 @@ def _show_edit(edit: CheckpointEdit, options: EditOptions, display: DisplayOptio
     notes = [f"Note: {note}" for note in edit.notes]
     if record is not None:
         notes.append(f"Undo it with: unsilent checkpoint undo {edit.path}")
-    print_lines(display.plain, f"{'Would change' if dry_run else 'Changed'} {what} in {where}", *hits, *notes)
+    print_lines(display.plain, f"{'Would change' if dry_run else 'Changed'} {counts_text} in {where}", *hits, *notes)
     return 0
 
 

@@ -45,7 +45,7 @@ def dry_run(campaign: CampaignRun, path: Path) -> int:
         headline = f"at most {headline}; the campaign decides how many"
     table = Table(
         (Column("target", left_aligned=True), Column("flips"), Column("trials", "number")),
-        tuple(TableRow((target, flips, len(own))) for (target, flips), own in strata.items()),
+        tuple(TableRow((target, flips, len(trials))) for (target, flips), trials in strata.items()),
         "Trials",
     )
     spelled = Table(

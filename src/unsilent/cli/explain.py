@@ -85,8 +85,8 @@ def explain(asked: Asked) -> int:
 
 def _limits(options: ExplainOptions) -> dict[str, Any]:
     """Limits that the user set."""
-    given = {"runs": options.runs, "steps": options.steps, "deadline": options.deadline}
-    return {name: value for name, value in given.items() if value is not None}
+    limits = {"runs": options.runs, "steps": options.steps, "deadline": options.deadline}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
 def _notify(text: str) -> None:

@@ -71,8 +71,8 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         first = next((word for word in arguments[:1] if any(known.startswith(f"{word} ") for known in COMMANDS)), "")
         return App(f"unsilent {first}".strip(), make_overview_app(first, root), arguments[1 if first else 0 :])
     command, words = load_command(name), list(arguments[len(name.split()) :])
-    own, script = command.split_script(words) if command.split_script else (words, ())
-    return App(f"unsilent {name}", make_command_app(command, own), own, script)
+    command_words, script = command.split_script(words) if command.split_script else (words, ())
+    return App(f"unsilent {name}", make_command_app(command, command_words), command_words, script)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -81,9 +81,9 @@ def main(arguments: list[str] | None = None) -> None:
     repeat_swallowed_interrupts()
     open_missing_output()
     escape_unencodable_output()
-    given = sys.argv[1:] if arguments is None else arguments
-    code = run(given)
-    if given[:1] != ["run"]:  # a script's own handlers may still have something to do
+    given_words = sys.argv[1:] if arguments is None else arguments
+    code = run(given_words)
+    if given_words[:1] != ["run"]:  # a script's own handlers may still have something to do
         end_silently_on_interrupt()
     sys.exit(code)
 

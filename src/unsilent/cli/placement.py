@@ -59,9 +59,10 @@ def range_notes(options: PlacementOptions, reductions: Sequence[Reduction]) -> l
 
     largest = max(row.payload for row in load_sweep(options.system).rows)
     return [
-        f"{human_bytes(round(one.payload))} is extrapolated: the largest payload that was measured is {human_bytes(largest)}"
-        for one in reductions
-        if one.payload > largest
+        f"{human_bytes(round(reduction.payload))} is extrapolated: the largest payload that was measured is "
+        f"{human_bytes(largest)}"
+        for reduction in reductions
+        if reduction.payload > largest
     ]
 
 

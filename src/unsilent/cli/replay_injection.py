@@ -69,8 +69,8 @@ def replay_injection(asked: Asked) -> int:
         print(f"{done}\n\n{'# ' if display.plain else ''}Log: {done.log}")
     if done.trace is not None and page is not None:
         facts = (("injection", injection.name), ("layer", injection.target_layer), ("weights", done.weights))
-        made = report(done.trace, f"how the fault of {injection.name} spreads", facts)
-        show_trace(made, page, display.as_json, display.plain)
+        trace_report = report(done.trace, f"how the fault of {injection.name} spreads", facts)
+        show_trace(trace_report, page, display.as_json, display.plain)
     return 0
 
 

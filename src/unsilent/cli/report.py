@@ -114,11 +114,11 @@ def write_part(asked: Asked, options: StoredReportOptions, sort: str) -> None:
         first, second, third = (f"FILE{ending}" for ending in endings.split())
         raise UsageError(f"{option} needs the file to write; give -o {first}, {second} or {third}")
     readers = {"card": report_of_card, "events": report_of_events}
-    shown = readers[sort](options.store) if sort in readers else report_of_store(options.store, asked, canonical=False)
+    result = readers[sort](options.store) if sort in readers else report_of_store(options.store, asked, canonical=False)
     if options.figure is None:
-        print(f"Table: {write_table(shown, options.output)}")
+        print(f"Table: {write_table(result, options.output)}")
     else:
-        print(f"Figure: {write_figure(shown, options.figure, options.output)}")
+        print(f"Figure: {write_figure(result, options.figure, options.output)}")
 
 
 def check_canonical(canonical: bool, display: DisplayOptions) -> None:
@@ -159,9 +159,9 @@ def options_for_store(store: Any, asked: Asked, cls: type[Any]) -> dict[str, Any
     """Options of a class by field; of those that were not given, what the command of the store gave."""
     from unsilent.campaigns.stored_command import stored_options
 
-    own = options_of(cls)
-    given = {name: value for name, value in asked.given_values.items() if name in own}
-    return dict(vars(replace(stored_options(store, cls), **given)))
+    fields = options_of(cls)
+    given_here = {name: value for name, value in asked.given_values.items() if name in fields}
+    return dict(vars(replace(stored_options(store, cls), **given_here)))
 
 
 COMMAND = Command(

@@ -160,10 +160,10 @@ def farm(asked: Asked) -> FarmResult:
     from unsilent.triage.farm.farm_report import FarmResult
 
     options = asked[FarmOptions]
-    made = make_collection(
+    incidents = make_collection(
         options.folder, options.incidents, options.seed, options.real, options.workers, asked.observer
     )
-    return FarmResult(options.folder, tuple(made))
+    return FarmResult(options.folder, tuple(incidents))
 
 
 def collect(asked: Asked) -> int:

@@ -131,8 +131,8 @@ def _timed(job: dict[str, Any]) -> dict[str, Any]:
     set_script_arguments(job["ref"], job["arguments"])
     with StepTimer(job["time_rounds"], job["steps"]) as timer:
         run_loop(job["ref"], timer, job["steps"] or sys.maxsize, lambda: None)
-    found = {"rounds": timer.rounds, "unmeasured": timer.unmeasured, "refused": sorted(timer.refused)}
-    return {**found, "versions": versions(), "threads": torch.get_num_threads(), "steps": timer.done}
+    timings = {"rounds": timer.rounds, "unmeasured": timer.unmeasured, "refused": sorted(timer.refused)}
+    return {**timings, "versions": versions(), "threads": torch.get_num_threads(), "steps": timer.done}
 
 
 if __name__ == "__main__":

@@ -66,12 +66,12 @@ def find_divergence(folder: Path, one: Mapping[str, Any], other: Mapping[str, An
 
 
 def _parting(
-    index: int, a: Any, b: Any, one: Mapping[str, Any], other: Mapping[str, Any], to_go: tuple[int, int]
+    index: int, a: Any, b: Any, records: Mapping[str, Any], other_records: Mapping[str, Any], to_go: tuple[int, int]
 ) -> RunDivergence:
     """``a``, ``b``: the records; None for a run that is over. ``to_go``: operations that each has left."""
-    name, flags = one["names"][a["name"]], int(a["flags"])
-    place, origin = _place(one, a["place"]), one["origins"][a["origin"]]
-    also, theirs = ("", None) if b is None else (other["names"][b["name"]], _place(other, b["place"]))
+    name, flags = records["names"][a["name"]], int(a["flags"])
+    place, origin = _place(records, a["place"]), records["origins"][a["origin"]]
+    also, theirs = ("", None) if b is None else (other_records["names"][b["name"]], _place(other_records, b["place"]))
     step, generator, instead = int(a["step"]), "", ""
     if b is None:
         kind = PATH
@@ -91,8 +91,8 @@ def _parting(
         name,
         phase,
         place,
-        None if origin is None else _place(one, origin[1]),
-        "" if origin is None else one["names"][origin[0]],
+        None if origin is None else _place(records, origin[1]),
+        "" if origin is None else records["names"][origin[0]],
         kind,
         generator,
         instead,

@@ -105,10 +105,10 @@ class SourceInterceptor:
             numpy_seed(SEED if seed is None and numpy_pinned else seed)
 
         @calls_user_code
-        def seed_random(own: random.Random, a: Any = None, version: int = 2) -> None:
+        def seed_random(generator: random.Random, a: Any = None, version: int = 2) -> None:
             if a is None:
                 self._note("random", "random.Random")
-            own_seed(own, next(fixed) if a is None and random_pinned else a, version)
+            own_seed(generator, next(fixed) if a is None and random_pinned else a, version)
 
         np.random.default_rng, np.random.seed = default_rng, seed_numpy
         random.Random.seed = seed_random  # type: ignore[assignment,method-assign]

@@ -111,9 +111,9 @@ def _control_lines(result: ReproducibilityResult) -> Iterator[str]:
         yield "No operation differed while operations were logged, so the cause may be a rare race; compare more runs (--runs)"
 
 
-def _compared(result: NondeterminismResult | ReproducibilityResult, what: str) -> str:
+def _compared(result: NondeterminismResult | ReproducibilityResult, pins: str) -> str:
     runs, threads = count_text(result.runs, "run"), count_text(result.machine.threads, "thread")
-    return f"{result.ref}: {runs} in fresh processes, {what}, {threads}"
+    return f"{result.ref}: {runs} in fresh processes, {pins}, {threads}"
 
 
 def _switches(result: ReproducibilityResult) -> Iterator[Section]:
@@ -182,13 +182,13 @@ def _why(parting: RunDivergence) -> str:
         return _DRAWN[parting.generator]
     if parting.kind != PATH or parting.operations_left is None:
         return _WHY[parting.kind]
-    this, other = parting.operations_left
+    this, other_left = parting.operations_left
     instead = f", next {parting.other_operation}" if parting.other_operation else ""
-    if not other:
+    if not other_left:
         return f"one run has ended; the other continues with {count_text(this, 'operation')} more"
-    if this * _OVER <= other or other * _OVER <= this:
-        few, many = sorted((this, other))
-        over = f"one run is almost over ({count_text(few, 'operation')} left{instead if few == other else ''})"
+    if this * _OVER <= other_left or other_left * _OVER <= this:
+        few, many = sorted((this, other_left))
+        over = f"one run is almost over ({count_text(few, 'operation')} left{instead if few == other_left else ''})"
         return f"{over} while the other continues ({many:,} left{instead if few == this else ''})"
     return f"{_WHY[PATH]}: the other run executes {parting.other_operation}"
 

@@ -78,13 +78,13 @@ class Launcher:
         """
         name = self.launched
         self.launched += 1
-        what = f"run {self.launched}" + (f", pinned: {', '.join(sorted(pinned))}" if pinned else "")
-        self.report(what)
+        run_text = f"run {self.launched}" + (f", pinned: {', '.join(sorted(pinned))}" if pinned else "")
+        self.report(run_text)
         job = {"ref": self._ref, "pinned": sorted(pinned), "number": number, "steps": self._steps, "threads": threads}
         job |= {"arguments": self._arguments, "time_rounds": time_rounds}
         job |= {"file": f"{name}.records" if log_operations else "", "final": hash_final_state, "driver": os.getpid()}
         (self.folder / f"{name}.json").write_text(json.dumps(job))
-        self._process(name, what, self._environment({*pinned, "kernels"} if time_rounds else pinned, threads))
+        self._process(name, run_text, self._environment({*pinned, "kernels"} if time_rounds else pinned, threads))
         run = _read_run(self.folder / f"{name}.done.json")
         self._plain = self._plain or run
         return run
@@ -116,7 +116,7 @@ class Launcher:
             result.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         return result
 
-    def _process(self, name: int, what: str, environment: dict[str, str]) -> None:
+    def _process(self, name: int, run_text: str, environment: dict[str, str]) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "unsilent.explain.child", str(self.folder), str(name)],
             stdin=subprocess.DEVNULL,
@@ -130,7 +130,7 @@ class Launcher:
                     code = process.wait(min(left, SECONDS_BETWEEN))
                     break
                 except subprocess.TimeoutExpired:
-                    self.report(f"{what}: still running")
+                    self.report(f"{run_text}: still running")
             else:
                 raise UsageError(
                     f"{self._ref!r} did not finish within {self._deadline:g} s; "

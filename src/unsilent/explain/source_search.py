@@ -144,9 +144,9 @@ class NondeterminismSearch:
             self._pins |= {f.source for f in result if f.source}
             self._open, self._candidates = result[-1].divergence_when_pinned, frozenset()
         # With other threads objects lie elsewhere, whatever is done to addresses.
-        other = _other_threads(self._unpinned)
-        if other != self._unpinned["threads"] and not {"threads", "addresses"} & self._pins:
-            self._sensitive = self._with_threads(self._pins, other)
+        threads = _other_threads(self._unpinned)
+        if threads != self._unpinned["threads"] and not {"threads", "addresses"} & self._pins:
+            self._sensitive = self._with_threads(self._pins, threads)
 
     def without_superfluous_pin(self, pins: Pins) -> Pins:
         """Pins that make runs agree, without what is superfluous: one thread makes most kernels deterministic."""
@@ -171,10 +171,10 @@ class NondeterminismSearch:
         self._touched |= set(first["touched"])
         best: RunDivergence | None = None
         for number in range(1, self._runs):
-            other = self._launcher.run(pins, number)
-            self._touched |= set(other["touched"])
-            parting = find_divergence(self._launcher.folder, first, other)
-            self._launcher.delete_records(other)
+            later_run = self._launcher.run(pins, number)
+            self._touched |= set(later_run["touched"])
+            parting = find_divergence(self._launcher.folder, first, later_run)
+            self._launcher.delete_records(later_run)
             if parting is not None and (best is None or parting.index < best.index):
                 best = parting
             if best is not None and (earliest is None or best.index <= earliest):
@@ -258,34 +258,34 @@ class NondeterminismSearch:
         Returns:
             How many differed, and how many comparisons it took.
         """
-        parted = made = 0
+        parted = compared_sets = 0
         for _ in range(_PLAIN_SETS):
             result, compared = self._compared(pins, latest)
-            made += compared
+            compared_sets += compared
             parted += result is not None and (latest is None or result.index <= latest)
             if parted == DIFFERING_SETS_NEEDED:
                 break
-        return parted, made
+        return parted, compared_sets
 
     def _together(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
         """Sources that only help together: of all pinned at once, those that cannot be left out."""
-        kept = frozenset(SOURCES) - self._failed.keys()
-        self._candidates = kept - pins
-        helped, after = self._pinned_all(kept, parting)
+        pins_left = frozenset(SOURCES) - self._failed.keys()
+        self._candidates = pins_left - pins
+        helped, after = self._pinned_all(pins_left, parting)
         if not helped:
             return []
         assert self._first is not None
         reads = source_read_locations(self._first)
-        groups = self._groups(kept - pins)
+        groups = self._groups(pins_left - pins)
         while groups:
             out = groups.pop(0)
-            helps_less, then = self._pinned_all(kept - set(out), parting)
+            helps_less, then = self._pinned_all(pins_left - set(out), parting)
             if helps_less:
-                kept, after = kept - set(out), then
-                self._candidates = kept - pins
+                pins_left, after = pins_left - set(out), then
+                self._candidates = pins_left - pins
             elif len(out) > 1:
                 groups[:0] = [out[: len(out) // 2], out[len(out) // 2 :]]
-        ordered = sorted(kept - pins, key=list(SOURCES).index)
+        ordered = sorted(pins_left - pins, key=list(SOURCES).index)
         together = [
             FoundSource(s, parting, after, self._runs, _reads(reads, s), tuple(k for k in ordered if k != s))
             for s in ordered
@@ -309,10 +309,10 @@ class NondeterminismSearch:
         """Where a run with another number of threads parts from one with the program's own."""
         assert self._first is not None
         try:
-            other = self._launcher.run(pins, 0, threads=threads)
+            run = self._launcher.run(pins, 0, threads=threads)
         except UsageError:
             return None
-        return find_divergence(self._launcher.folder, self._first, other)
+        return find_divergence(self._launcher.folder, self._first, run)
 
 
 def _other_threads(run: Run) -> int:

@@ -91,8 +91,8 @@ class StepTimer(OptimizerStepCounter):
             self._mode.set(warn_only=True)
 
     def _note(self, message: Any, *args: Any, **more: Any) -> None:
-        name, found, _ = str(message).partition(NO_DETERMINISTIC_FORM)
-        if found:
+        name, separator, _ = str(message).partition(NO_DETERMINISTIC_FORM)
+        if separator:
             self.refused.add(name.strip())
         else:
             self._show(message, *args, **more)

@@ -96,9 +96,9 @@ class GuardCallback(Callback):
         plain = loop.automatic_optimization.run
 
         @functools.wraps(plain)
-        def run(*given: Any) -> Any:
-            self._now.run = given
-            return plain(*given)
+        def run(*arguments: Any) -> Any:
+            self._now.run = arguments
+            return plain(*arguments)
 
         loop.automatic_optimization.run, self._plain = run, plain
 

@@ -208,10 +208,10 @@ class VerifiedResumeCallback(TrainerCallback):
         @functools.wraps(plain)
         def train(resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
             if resume_from_checkpoint is True:
-                found = last_good_checkpoint(wrapped.args.output_dir)
-                if found.good is None:
-                    raise CheckpointDamaged(found.headline())
-                resume_from_checkpoint = str(found.good.path)
+                result = last_good_checkpoint(wrapped.args.output_dir)
+                if result.good is None:
+                    raise CheckpointDamaged(result.headline())
+                resume_from_checkpoint = str(result.good.path)
             elif resume_from_checkpoint:
                 verified_load(resume_from_checkpoint)  # of a folder, which is compared and not loaded
             return plain(resume_from_checkpoint, *args, **kwargs)

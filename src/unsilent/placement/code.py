@@ -28,7 +28,7 @@ def _new_name(placement: Placement, reduction: Reduction, taken: Collection[str]
     """``reduce_AXES``, with a number where another reduction has that name already."""
     axes = (axis if axis.isidentifier() else f"axis{placement.axes.index(axis)}" for axis in reduction.axes)
     name = "_".join(["reduce", *axes])
-    return next(one for one in chain([name], (f"{name}_{n}" for n in count(2))) if one not in taken)
+    return next(candidate for candidate in chain([name], (f"{name}_{n}" for n in count(2))) if candidate not in taken)
 
 
 def reduction_code(placement: Placement, reduction: Reduction, ranked: RankedProgram, name: str) -> str:

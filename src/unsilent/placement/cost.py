@@ -106,8 +106,8 @@ def traffic(system: System, groups: npt.NDArray[np.int64], shares: npt.NDArray[n
             hops = crosses[at][:, :width]
             volumes = np.broadcast_to(shares[:, None], hops.shape)[hops]
             sides = (_most_loaded(side[:, :width][hops] // system.sharing(at), volumes) for side in (groups, after))
-            counted[-1].append(max(sides, key=lambda one: one[1]))
-    (ring, ring_load), (chain, chain_load) = (zip(*one, strict=True) for one in counted)
+            counted[-1].append(max(sides, key=lambda side: side[1]))
+    (ring, ring_load), (chain, chain_load) = (zip(*pairs, strict=True) for pairs in counted)
     latencies = np.array([level.latency for level in system.levels])[crosses.argmax(axis=0)]
     members = _members(system, groups[0])
     return Traffic(
@@ -152,7 +152,9 @@ def _tree_loads(
 def _tree_latency(system: System, members: Sequence[int]) -> float:
     """A chain over the innermost components, binary trees over the others."""
     *outer, (inner, level) = zip(members, system.levels, strict=True)
-    return (inner - 1) * level.latency + sum(math.ceil(math.log2(count)) * one.latency for count, one in outer)
+    return (inner - 1) * level.latency + sum(
+        math.ceil(math.log2(count)) * outer_level.latency for count, outer_level in outer
+    )
 
 
 @dataclass(frozen=True)

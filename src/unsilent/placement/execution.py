@@ -115,7 +115,7 @@ class ProgramRunner:
     @staticmethod
     def _call(step: Step, before: State, after: State, ranks: Sequence[int], groups: ProcessGroups) -> Call | None:
         """The collective of this rank in a step; creates the groups of all ranks."""
-        own, k = None, len(before)
+        call, k = None, len(before)
         for devices in step.groups:
             group = groups.of([ranks[device] for device in devices])
             if distributed.get_rank() not in [ranks[device] for device in devices]:
@@ -127,13 +127,13 @@ class ProgramRunner:
                 held[device] = held[devices[0]]
             chunks_in = chunks_out = held[device]
             if step.collective == "reduce-scatter":
-                kept = dict(zip(devices, shares(held[device], len(devices)), strict=True))
-                chunks_in = tuple(chunk for device in torch_order for chunk in kept[device])
-                chunks_out = kept[device]
+                chunks_by_device = dict(zip(devices, shares(held[device], len(devices)), strict=True))
+                chunks_in = tuple(chunk for device in torch_order for chunk in chunks_by_device[device])
+                chunks_out = chunks_by_device[device]
             elif step.collective == "all-gather":
                 chunks_out = tuple(chunk for device in torch_order for chunk in held[device])
-            own = Call(step.collective, group, len(devices), ranks[devices[0]], chunks_in, chunks_out)
-        return own
+            call = Call(step.collective, group, len(devices), ranks[devices[0]], chunks_in, chunks_out)
+        return call
 
     def run(self, payload: Tensor, verify: bool = False) -> Tensor:
         """Runs the program in place and returns the payload.
@@ -179,15 +179,15 @@ class ProgramRunner:
     def _reference(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """The result of all_reduce for the payload, and the sum of absolute values that bounds its rounding."""
         chunk = -(-payload.numel() // self._devices)
-        own = torch.zeros_like(payload, memory_format=torch.contiguous_format).view(-1)
+        total = torch.zeros_like(payload, memory_format=torch.contiguous_format).view(-1)
         for number in self._chunks_at_start:
             part = slice(number * chunk, (number + 1) * chunk)
-            own[part] = payload.detach().reshape(-1)[part]
-        size = own.abs()
-        distributed.all_reduce(own, group=self._everyone)
+            total[part] = payload.detach().reshape(-1)[part]
+        size = total.abs()
+        distributed.all_reduce(total, group=self._everyone)
         if payload.is_floating_point():
             distributed.all_reduce(size, group=self._everyone)
-        return own, size
+        return total, size
 
     def _compare(self, payload: Tensor, expected: Tensor, size: Tensor) -> None:
         """Raises where a chunk differs; numbers whose absolute values overflow have no sum to compare with."""

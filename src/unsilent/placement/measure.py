@@ -220,10 +220,10 @@ def _time(collective: str, groups: tuple[tuple[int, ...], ...], payload: int, po
     for group in groups:
         handle = pool.of(group)
         if rank in group:
-            whole, own = tuple(range(len(group))), (group.index(rank),)
-            given = own if collective == "all-gather" else whole
-            kept = own if collective == "reduce-scatter" else whole
-            mine = Call(collective, handle, len(group), group[0], given, kept)
+            whole, own_place = tuple(range(len(group))), (group.index(rank),)
+            chunks_in = own_place if collective == "all-gather" else whole
+            chunks_out = own_place if collective == "reduce-scatter" else whole
+            mine = Call(collective, handle, len(group), group[0], chunks_in, chunks_out)
     rows = torch.zeros(len(groups[0]), max(1, payload // 4 // len(groups[0])), device=device)
     elapsed = torch.zeros(1, dtype=torch.float64, device=device)
     distributed.barrier()
@@ -323,8 +323,8 @@ class MeasuredTable:
         from scipy.optimize import nnls
 
         lines = {}
-        for key, found in self._rows.items():
-            terms = np.array([(1 / row.seconds, 1e-9 * row.payload / row.seconds) for row in found])
+        for key, rows in self._rows.items():
+            terms = np.array([(1 / row.seconds, 1e-9 * row.payload / row.seconds) for row in rows])
             seconds, per_gigabyte = map(float, nnls(terms, np.ones(len(terms)))[0])
             lines[key] = (seconds, per_gigabyte * 1e-9)
         return lines

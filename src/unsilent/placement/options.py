@@ -129,10 +129,10 @@ class MeasureOptions:
         return sizes
 
 
-def _named_sizes(given: str, option: str, example: str) -> dict[str, int]:
+def _named_sizes(text: str, option: str, example: str) -> dict[str, int]:
     """Sizes by name from a text ``name=size,name=size``; raises ``UsageError``."""
     sizes: dict[str, int] = {}
-    for part in given.split(","):
+    for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
         if not _AXIS.fullmatch(name) or not size.isascii() or not size.isdigit() or len(size) > 9:
             raise UsageError(f"{option} has {part!r}; expected a name and a size, like {example}")

@@ -181,7 +181,7 @@ def shortfall(state: State, goal: str = "all-reduce") -> str | None:
         if not held:
             return f"data is lost: device {device} ends with nothing"
         for chunk in held if goal == "reduce-scatter" else range(k):
-            missing = [other for other in range(k) if not value >> (chunk * k + other) & 1]
+            missing = [contributor for contributor in range(k) if not value >> (chunk * k + contributor) & 1]
             if missing:
                 return f"data is lost: chunk {chunk} of device {device} lacks the contribution of device {missing[0]}"
     return "the devices do not end with one chunk each, all different"
@@ -197,7 +197,9 @@ def held_chunks(value: int, k: int) -> tuple[int, ...]:
 def as_array(state: State) -> npt.NDArray[np.bool_]:
     """The state as bool[devices, chunks, contributions]."""
     k = len(state)
-    bits = [[[value >> (chunk * k + other) & 1 for other in range(k)] for chunk in range(k)] for value in state]
+    bits = [
+        [[value >> (chunk * k + contributor) & 1 for contributor in range(k)] for chunk in range(k)] for value in state
+    ]
     return np.array(bits, dtype=bool)
 
 
@@ -213,7 +215,7 @@ def _objection(
     if collective == "all-gather":
         if len(set(map(len, chunks))) > 1:
             return f"the devices of group {group} hold different numbers of chunks, {', '.join(map(str, map(len, chunks)))}"
-        if len({chunk for own in chunks for chunk in own}) < sum(map(len, chunks)):
+        if len({chunk for chunks_of_device in chunks for chunk in chunks_of_device}) < sum(map(len, chunks)):
             return f"two devices of group {group} hold the same chunk, so that one copy would be lost data"
         return None
     if len(set(chunks)) > 1:

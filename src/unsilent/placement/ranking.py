@@ -155,14 +155,14 @@ def rank_placements(
     ranked, candidates = [], 0
     for placement in placements(system.counts, axes):
         sets = [_ProgramSet(system, placement, reduction, costs, limit) for reduction in reductions]
-        candidates += sum(len(one.seconds) for one in sets)
-        best = tuple(one.best(top) for one in sets)
+        candidates += sum(len(program_set.seconds) for program_set in sets)
+        best = tuple(program_set.best(top) for program_set in sets)
         total, flat = (
             sum(r.weight * value for r, value in zip(reductions, values, strict=True))
             for values in ([p[0].seconds for p in best], [p[0].flat_seconds for p in best])
         )
         ranked.append(RankedPlacement(placement, total, flat, best))
-    ranked.sort(key=lambda one: one.seconds)
+    ranked.sort(key=lambda placement: placement.seconds)
     return Ranking(
         system, dict(axes), tuple(reductions), costs.name, limit, tuple(ranked), candidates,
         time.perf_counter() - start,
@@ -211,17 +211,17 @@ class _ProgramSet:
         return result
 
     def _step(self, statement: Statement, divisors: tuple[Divisors, ...]) -> RankedStep:
-        small = [1 / prod(f**e for f, e in zip(self.hierarchy, one, strict=True)) for one in divisors]
+        small = [1 / prod(f**e for f, e in zip(self.hierarchy, factors, strict=True)) for factors in divisors]
         largest = max(small)
         key = statement.grouping, tuple(share / largest for share in small)
-        found = self._traffic.get(key)
-        if found is None:
+        loads = self._traffic.get(key)
+        if loads is None:
             local = np.array(statement.grouping.groups(self.hierarchy))
             groups = self._groups[:, local].reshape(-1, local.shape[1])
             shares = np.array(key[1])[_small_groups(statement.grouping, local, self.hierarchy)]
-            found = self._traffic[key] = traffic(self._system, groups, np.tile(shares, len(self._groups)))
+            loads = self._traffic[key] = traffic(self._system, groups, np.tile(shares, len(self._groups)))
         payload = largest * self._payload
-        return RankedStep(statement, payload, self._model.cost(statement.collective, found, payload))
+        return RankedStep(statement, payload, self._model.cost(statement.collective, loads, payload))
 
     def best(self, top: int) -> tuple[RankedProgram, ...]:
         """The fastest programs; of equally fast ones the shorter."""
@@ -314,8 +314,8 @@ def statement_text(statement: Statement, names: Sequence[str]) -> str:
     if grouping.form == "inside":
         where = "over all devices" if grouping.level == 0 else f"inside each {names[grouping.level - 1]}"
     else:
-        what = f"the {names[grouping.level - 1]}s" if grouping.level < depth else "the devices"
-        where = f"across {what}" if grouping.form == "parallel" else f"across the first devices of {what}"
+        devices = f"the {names[grouping.level - 1]}s" if grouping.level < depth else "the devices"
+        where = f"across {devices}" if grouping.form == "parallel" else f"across the first devices of {devices}"
         if grouping.ancestor:
             where += f" of each {names[grouping.ancestor - 1]}"
     return f"{statement.collective} {where}"

@@ -68,8 +68,8 @@ def reduction_text(reduction: Reduction) -> str:
 
 def _headline(ranking: Ranking) -> str:
     best, worst = ranking.placements[0], ranking.placements[-1]
-    what = "; ".join(map(reduction_text, ranking.reductions))
-    text = f"{what}: placement {best.placement} takes {time_text(best.seconds)} by prediction"
+    reductions = "; ".join(map(reduction_text, ranking.reductions))
+    text = f"{reductions}: placement {best.placement} takes {time_text(best.seconds)} by prediction"
     if len(ranking.placements) > 1 and best.seconds:
         ratio = worst.seconds / best.seconds
         text += f", the slowest of {len(ranking.placements):,} placements {ratio:.3g} times as long"
@@ -157,24 +157,24 @@ def _placement_table(ranking: Ranking, top: int) -> Table:
     axes = [", ".join(reduction.axes) for reduction in ranking.reductions]
     several = len(axes) > 1
     columns = (
-        Column("placement", of=lambda one: str(one.placement)), _time("predicted"),
-        _ratio("flat / best", lambda one: one.flat_seconds / one.seconds if one.seconds else 1.0),
+        Column("placement", of=lambda placement: str(placement.placement)), _time("predicted"),
+        _ratio("flat / best", lambda placement: placement.flat_seconds / placement.seconds if placement.seconds else 1.0),
         *(Column.text(f"program, {name}", _of_best(i, lambda p: p.text(system))) for i, name in enumerate(axes)),
         *(_time(f"time, {name}", _of_best(i, lambda p: p.seconds), 1) for i, name in enumerate(axes) if several),
         *(Column.text(f"most shared link{', ' + name if several else ''}", _of_best(i, lambda p: _link(ranking, p)), 2)
           for i, name in enumerate(axes)),
     )  # fmt: skip
     return Table.of(
-        ranking.placements, columns, is_emphasised=lambda one: one is best, terminal_rows=top, sortable=True
+        ranking.placements, columns, is_emphasised=lambda placement: placement is best, terminal_rows=top, sortable=True
     )
 
 
 def _of_best(number: int, cell: Getter) -> Getter:
     """The cell of the best program of a reduction."""
-    return lambda one: cell(one.programs[number][0])
+    return lambda placement: cell(placement.programs[number][0])
 
 
-def _time(name: str, of: Getter | None = lambda one: one.seconds, priority: int = 0) -> Column:
+def _time(name: str, of: Getter | None = lambda placed: placed.seconds, priority: int = 0) -> Column:
     return Column(name, "number", digits=time_text, of=of, priority=priority)
 
 
@@ -239,10 +239,10 @@ def _predictions(ranking: Ranking, top: int) -> Table:
         _time("flat_seconds", None),
     )  # fmt: skip
     rows = (
-        {"rank": rank, "placement": str(one.placement), "reduction": ",".join(r.axes), "program": p[0].text(ranking.system),
+        {"rank": rank, "placement": str(placement.placement), "reduction": ",".join(r.axes), "program": p[0].text(ranking.system),
          "seconds": p[0].seconds, "flat_seconds": p[0].flat_seconds}
-        for rank, one in enumerate(ranking.placements[:top], 1)
-        for r, p in zip(ranking.reductions, one.programs, strict=True)
+        for rank, placement in enumerate(ranking.placements[:top], 1)
+        for r, p in zip(ranking.reductions, placement.programs, strict=True)
     )  # fmt: skip
     return Table.of(rows, columns)
 
@@ -260,9 +260,9 @@ def ranking_json(ranking: Ranking, command: str, seconds: float, top: int) -> di
         "system": {
             "name": system.name, "source": system.source, "devices": system.devices,
             "levels": [
-                {"name": one.name, "count": one.count, "bandwidth": one.bandwidth, "latency": one.latency,
-                 "devices_per_link": system.sharing(at), "link": one.link}
-                for at, one in enumerate(system.levels)
+                {"name": level.name, "count": level.count, "bandwidth": level.bandwidth, "latency": level.latency,
+                 "devices_per_link": system.sharing(at), "link": level.link}
+                for at, level in enumerate(system.levels)
             ],
         },
         "axes": dict(ranking.axes),
@@ -273,16 +273,16 @@ def ranking_json(ranking: Ranking, command: str, seconds: float, top: int) -> di
         "max_steps": ranking.limit,
         "placements": len(ranking.placements),
         "candidates": ranking.candidates,
-        "results": [_placement_json(ranking, rank, one) for rank, one in enumerate(ranking.placements[:top], 1)],
+        "results": [_placement_json(ranking, rank, placement) for rank, placement in enumerate(ranking.placements[:top], 1)],
     }  # fmt: skip
 
 
-def _placement_json(ranking: Ranking, rank: int, one: RankedPlacement) -> dict[str, Any]:
-    best = [programs[0] for programs in one.programs]
+def _placement_json(ranking: Ranking, rank: int, placement: RankedPlacement) -> dict[str, Any]:
+    best = [programs[0] for programs in placement.programs]
     return {
-        "rank": rank, "matrix": [list(row) for row in one.placement.matrix], "seconds": one.seconds,
-        "flat_seconds": one.flat_seconds, "python": script(one.placement, ranking.reductions, best),
-        "reductions": [[_program_json(ranking, program) for program in programs] for programs in one.programs],
+        "rank": rank, "matrix": [list(row) for row in placement.placement.matrix], "seconds": placement.seconds,
+        "flat_seconds": placement.flat_seconds, "python": script(placement.placement, ranking.reductions, best),
+        "reductions": [[_program_json(ranking, program) for program in programs] for programs in placement.programs],
     }  # fmt: skip
 
 

@@ -189,17 +189,17 @@ _LEAST, _MOST = 1e-15, 1e18
 """Least and most bytes per second, and seconds."""
 
 
-def _quantity(given: object, units: Mapping[str, float], name: str, example: str) -> float:
-    match = _QUANTITY.fullmatch(given.strip()) if isinstance(given, str) else None
+def _quantity(quantity: object, units: Mapping[str, float], name: str, example: str) -> float:
+    match = _QUANTITY.fullmatch(quantity.strip()) if isinstance(quantity, str) else None
     if match is None:
-        raise UsageError(f"{name} is {given!r}; expected a number with its unit, like {example}")
+        raise UsageError(f"{name} is {quantity!r}; expected a number with its unit, like {example}")
     if match[2] not in units:
         raise UsageError(
             f"{name} has the unknown unit {match[2]!r}; expected one of {', '.join(units)}, like {example}"
         )
     value = float(match[1]) * units[match[2]]
     if not _LEAST <= value <= _MOST and float(match[1]) != 0:
-        raise UsageError(f"{name} is {given!r}, which no machine has; expected something like {example}")
+        raise UsageError(f"{name} is {quantity!r}, which no machine has; expected something like {example}")
     return value
 
 

@@ -105,12 +105,12 @@ def _components(paths: Sequence[Sequence[str]], kinds: Iterable[str]) -> list[li
 
 def _check_regular(components: Sequence[Sequence[int]], where: str) -> None:
     if len(set(map(len, components))) > 1:
-        sizes = ", ".join(str(len(one)) for one in components)
+        sizes = ", ".join(str(len(component)) for component in components)
         raise UsageError(
             f"{where}: GPUs form components of {sizes}; expected equal sizes; describe the system in a .toml file"
         )
-    if any(b - a != 1 for one in components for a, b in pairwise(one)):
-        order = ",".join(str(gpu) for one in components for gpu in one)
+    if any(b - a != 1 for component in components for a, b in pairwise(component)):
+        order = ",".join(str(gpu) for component in components for gpu in component)
         raise UsageError(
             f"{where}: GPUs that are close are not numbered consecutively; set CUDA_VISIBLE_DEVICES={order} and describe "
             "the system in a .toml file"

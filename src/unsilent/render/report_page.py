@@ -51,7 +51,10 @@ def template_values(report: Report) -> dict[str, Any]:
         ],
         "notes": [capitalised(escape_unprintable(line)) for line in report.notes],
         "facts": [(escape_unprintable(term), escape_unprintable(text)) for term, text in report.facts],
-        "next": [(escape_unprintable(what), escape_unprintable(command)) for what, command in report.next_commands],
+        "next": [
+            (escape_unprintable(description), escape_unprintable(command))
+            for description, command in report.next_commands
+        ],
         "again": escape_unprintable(report.repeat_command),
         "method": [escape_unprintable(line) for line in report.method.split("\n") if line],
     }

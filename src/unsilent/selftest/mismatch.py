@@ -67,7 +67,7 @@ def mismatch(operation: str, got: Tensor, expected: Tensor, wrong: Tensor) -> Mi
     """The mismatch of a tensor on the CPU; ``wrong`` bool of its shape, true somewhere."""
     places = wrong.nonzero()
     index = tuple(map(int, places[0]))
-    was, became = (repr(one[index].item()) for one in (expected, got))
+    was, became = (repr(tensor[index].item()) for tensor in (expected, got))
     dtype = dtype_name(got.dtype)
     return Mismatch(operation, dtype, index, was, became, len(places), wrong.numel(), _layout(places, wrong))
 

@@ -117,8 +117,10 @@ class FormatContract(ABC):
             content = file.read_bytes()
             for length in sorted({i * len(content) // CUTS for i in range(CUTS)}):
                 file.write_bytes(content[:length])
-                found = read_contents(path, known)
-                assert found is None or found == whole, f"{file.name}, cut off after {length} of {len(content)} bytes"
+                contents = read_contents(path, known)
+                assert contents is None or contents == whole, (
+                    f"{file.name}, cut off after {length} of {len(content)} bytes"
+                )
             file.write_bytes(content)
 
     def test_damage_is_read_or_refused_in_one_line(self, tmp_path: Path) -> None:
