@@ -17,7 +17,7 @@ SAME, DIFFERS, OTHER_TYPE, MISSING, ADDED, UNREAD = (
     "same", "differs", "other dtype or shape", "missing in the second", "missing in the first", "not readable",
 )  # fmt: skip
 _FILE = "file "
-"""Before the name of a file that is not read."""
+"""Prefix of the name of a file that is not read."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TensorDifference:
     """How one tensor differs.
 
     Attributes:
-        name: In both checkpoints.
+        name: Name in both checkpoints.
         status: One of the constants of this module.
         elements: How many elements differ; None where they were not compared one by one.
         bits: How many bits differ.

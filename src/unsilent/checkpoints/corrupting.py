@@ -123,7 +123,7 @@ def replay(
         path: A file or folder.
         injection: A file that `corrupt` was saved to, a list of fault records, or a sequence saved by hdf5_corrupter.
         names: Names here of tensors, layers or sections of the injection.
-        axes: In which order tensors of the injection, by its names, have their axes here, as in ``numpy.transpose``:
+        axes: Order in which tensors of the injection, by its names, have their axes here, as in ``numpy.transpose``:
             ``{"model/fc.weight": (1, 0)}``.
         same_bits: Write the words that the injection left; else do the same to the words that are there.
         seed: Seed of the elements that a sequence of hdf5_corrupter leaves open.

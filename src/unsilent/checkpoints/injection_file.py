@@ -71,7 +71,7 @@ def with_axes(saved: SavedInjection, axes: Sequence[int]) -> SavedInjection:
     """The injection for a tensor stored as ``numpy.transpose(tensor, axes)``: the same elements at other places.
 
     Args:
-        saved: For a tensor of n axes.
+        saved: Injection for a tensor of n axes.
         axes: int[n], ``(1, 0)`` for the weight of a linear layer that is stored the other way round.
 
     Raises:
@@ -152,7 +152,7 @@ def for_checkpoint(
     """An injection as a checkpoint needs it, with sites as a checkpoint names them (``file:…``).
 
     Args:
-        saved: From `read_injection`.
+        saved: Injection from `read_injection`.
         names: Names of its tensors (``model/fc.weight``, or a part of the name) -> what they are called in the checkpoint.
         axes: Names as the keys of ``names`` -> the order of the axes in the checkpoint; see `with_axes`.
 

@@ -26,8 +26,8 @@ class Values:
     """Counts of elements of a tensor that are not finite or very large, and its largest magnitude.
 
     Attributes:
-        nonfinite: How many are NaN or infinite.
-        extreme: How many finite ones are larger in magnitude than `EXTREME`.
+        nonfinite: Number of elements that are NaN or infinite.
+        extreme: Number of finite elements that are larger in magnitude than `EXTREME`.
         largest: Largest magnitude among the finite ones; None where there is none.
     """
 
@@ -67,7 +67,7 @@ def inspection_report(
     Args:
         checkpoint: The checkpoint.
         selected: Tensors and numbers that are shown.
-        values: By name, from `summarise`.
+        values: Values by name, from `summarise`.
         undo_note: A sentence on edits that can be undone.
     """
     tensors = [t for t in selected if not t.is_number and not t.is_object]
@@ -77,6 +77,7 @@ def inspection_report(
     known = {name: v for name, v in values.items() if v is not None}
     bad = [name for name, v in known.items() if v.nonfinite]
     far = [name for name, v in known.items() if v.extreme]
+    # Integers cannot be NaN or infinite, so they need not be read.
     unread = [t.name for t in tensors if t.name not in known and t.numel and not (_is_integer(t) and t.is_readable)]
     findings = [f"`{name}` has {known[name].nonfinite:,} values that are NaN or infinite" for name in bad[:10]] + [
         f"`{name}` has {known[name].extreme:,} values beyond ±{EXTREME:g}" for name in far[:10]

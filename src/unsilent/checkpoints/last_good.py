@@ -45,7 +45,7 @@ class FoundCheckpoint:
 
     Attributes:
         path: File or folder of the checkpoint.
-        step: After how many steps it was saved; None where nothing says so.
+        step: Number of steps after which it was saved; None where nothing says so.
         step_from: Source of the step: ``manifest``, ``state``, ``name`` or nothing.
         written: When its file or folder was changed last, in seconds since 1970.
         verdict: Whether it was verified, and what came of it.
@@ -158,7 +158,7 @@ def last_good_checkpoint(
 
     Args:
         folder: Folder with checkpoints, also in its folders: files, and folders such as ``checkpoint-100`` of a Trainer.
-        before_step: Only one of an earlier step is good, such as the step in which a fault was noticed.
+        before_step: Step from which on no checkpoint is good, such as the step in which a fault was noticed.
         progress: Called with numbers of bytes that were hashed.
 
     Raises:

@@ -46,7 +46,7 @@ class Manifest:
         tensors: Hashes by the tensor's name.
         numbers: Numbers that are not stored as elements, by name.
         skipped: Names of what the folder holds besides files, such as links: it is not covered.
-        step: After how many steps of a training it was saved; None where nobody said so.
+        step: Number of steps of a training after which it was saved; None where nobody said so.
     """
 
     checkpoint: str

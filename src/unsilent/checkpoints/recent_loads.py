@@ -1,4 +1,4 @@
-"""How often this process has loaded a checkpoint that was verified, or a state into a monitored model.
+"""Number of loads in this process of a checkpoint that was verified, or of a state into a monitored model.
 
 So that a monitor knows whether a step came soon after a load, and a guard what it cannot go back to.
 """
@@ -15,7 +15,7 @@ def note_load() -> None:
 
 
 def loads_so_far() -> int:
-    """How often it was."""
+    """Number of these loads so far."""
     return _count
 
 

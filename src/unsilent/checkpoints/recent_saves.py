@@ -21,7 +21,7 @@ class RecentSave:
         path: File or folder of the checkpoint.
         manifest_path: Where its manifest is.
         manifest: The manifest as it was written.
-        time: When, in seconds since 1970.
+        time: Time of the save, in seconds since 1970.
     """
 
     path: Path

@@ -30,7 +30,7 @@ ITEM_SIZES = {
 }  # fmt: skip
 """Bytes of an element, by torch's name of the dtype; those without a codec can be read and compared, not edited."""
 OBJECT = "object"
-"""In place of a dtype: values that are no tensors and are not read."""
+"""Name in place of a dtype, for values that are no tensors and are not read."""
 Read = Callable[[str, int, int], bytes]
 """Bytes of a file of the checkpoint, from its name, an offset and a length."""
 
@@ -125,7 +125,7 @@ class StoredTensor:
         name: Section and name within it: ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``.
         dtype: Dtype as torch names it; a key of `ITEM_SIZES`, or another that is only listed.
         shape: Logical shape.
-        blocks: Where it is; none where it is only listed.
+        blocks: Blocks of its elements; none where it is only listed.
         grid: The shape that blocks are boxes of, with the same elements in C order; None: ``shape``.
         big_endian: Order of the bytes of an element.
         stored_as: The name that the file has for it.

@@ -64,9 +64,9 @@ def verified_save(
 
     Args:
         state: Objects for ``torch.save``; for safetensors, tensors by name. Tensors spread over ranks are refused.
-        path: Where to. An older checkpoint there is replaced at the end, at once; where the path is a link, the file it leads to.
+        path: Path of the file. An older file is replaced at the end, at once; where the path is a link, the file it leads to
         format_name: ``torch.save``, ``safetensors`` or ``dcp`` (a folder, this process alone); by default from the path's ending.
-        step: After how many steps of the training it is saved; the manifest has it, for `last_good_checkpoint`.
+        step: Number of steps of the training after which it is saved; the manifest has it, for `last_good_checkpoint`.
 
     Returns:
         The manifest, ``PATH.manifest.json``.
@@ -119,7 +119,7 @@ def verify_saved(state: Mapping[str, Any], path: str | Path, *, step: int | None
     Args:
         state: The saved state. A tensor that the file lacks must be equal to one that it has, as a tied weight is.
         path: The checkpoint, a file or a folder; the manifest covers every file of it.
-        step: After how many steps of the training it was saved.
+        step: Number of steps of the training after which it was saved.
 
     Returns:
         The manifest, ``PATH.manifest.json``.
@@ -139,7 +139,7 @@ def verified_load(path: str | Path, **load_options: Any) -> Any:
 
     Args:
         path: The checkpoint; its manifest is next to it.
-        load_options: For ``torch.load``, which is called with ``weights_only=True`` unless they say otherwise.
+        load_options: Options for ``torch.load``, which is called with ``weights_only=True`` unless they say otherwise.
 
     Returns:
         What ``torch.load`` or safetensors returns. A folder is verified, and its path is returned, as loading it needs the state

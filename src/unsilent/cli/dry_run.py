@@ -31,6 +31,7 @@ def dry_run(campaign: CampaignRun, path: Path) -> int:
     strata = kind.dry_run.trial_numbers(campaign, baseline)
     total = sum(map(len, strata.values()))
     groups = {target.name: getattr(target, "group", "") for target in baseline.targets}
+    # Stored trials of a target that is no stratum itself count for its group.
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
     each, asked_of = kind.dry_run.fault_free_seconds(baseline), asked[kind.execution_options]

@@ -113,7 +113,7 @@ class JobEvents:
 
     Attributes:
         history: All events that were read.
-        files: Where they come from.
+        files: Files that the events come from.
         lost: Why ranks write no events any more although they have not ended; by rank.
         is_over: Whether no event is expected any more.
     """

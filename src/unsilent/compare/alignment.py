@@ -32,7 +32,7 @@ class Alignment:
     Attributes:
         original, deployed: Each distinct layer once. A layer that one network has at several paths has one name for all of
             them in both networks, so that its calls are matched in the order in which they are made.
-        paths: By the identity of a layer, its only path in the original, where its name is that of several layers.
+        paths: The only path in the original of a layer, by its identity, where its name is that of several layers.
         unaligned: Paths of the original that the deployed network does not have.
         added: Paths of layers of the deployed network that the original does not have.
     """

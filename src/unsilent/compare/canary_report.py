@@ -15,7 +15,7 @@ class CanaryDifference:
     """The difference of one canary's answer.
 
     Attributes:
-        number: From 1, in the order of the file.
+        number: Number from 1, in the order of the file.
         changed: Whether its answer counts as changed, by the comparison that was asked for.
         bits_differ: Whether any bit of its answer differs.
         largest: Largest difference of a value of its answer; infinite for NaN.

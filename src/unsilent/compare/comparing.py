@@ -319,7 +319,7 @@ class _Texts:
         self.prompts += len(tokens)
 
     def result(self) -> LanguageComparison | None:
-        """None where the models are no language models."""
+        """The comparison of texts; None where the models are no language models."""
         if not self.sequences and not self.runs:
             return None
         return LanguageComparison(tuple(self.sequences), joined_runs(self.runs), self.problem)

@@ -50,10 +50,10 @@ class SampleRecords:
     Attributes:
         identical: Whether the outputs have the same bits, bool[n].
         changed: Whether the judge finds another answer, bool[n].
-        severity: How much, in the judge's own unit, float64[n].
+        severity: Severity in the judge's own unit, float64[n].
         right_before, right_after: Whether the original, the deployed model is right, bool[n]; None without labels.
         classes: The label, without labels the original's class, int64[n].
-        confidence_delta: By how much the probability of that class differs, float64[n].
+        confidence_delta: Difference of the probability of that class, float64[n].
         kl: Divergence of the deployed model's distribution from the original's in nats, float64[n].
         js: Jensen-Shannon divergence of the two in bits, from 0 to 1, float64[n].
         overlap: Share of the original's most likely classes that are among the deployed model's, float64[n].

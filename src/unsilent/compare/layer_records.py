@@ -38,7 +38,7 @@ class Difference:
     Attributes:
         error: Sum of squared differences.
         original, deployed, product: Sums of squares of the two outputs, and of their products.
-        digests: For each tensor of each batch, a hash of the bits of both outputs; the order of elements matters.
+        digests: Hashes of the bits of both outputs for each tensor of each batch; the order of elements matters.
     """
 
     error: float = 0.0
@@ -146,7 +146,7 @@ class LayerComparison:
     """The result of `compare_layers`.
 
     Attributes:
-        rows: In the order in which the original runs them.
+        rows: Rows in the order in which the original runs the layers.
         unaligned: Layers of the original that have no counterpart, or did not run there.
         other_shapes: Layers whose outputs have other shapes.
         problems: Why layers could not be compared, by name.

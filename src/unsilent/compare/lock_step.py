@@ -97,7 +97,7 @@ class WaitingPass:
     """A forward pass in a thread of its own that stops at each layer; a context manager that ends it.
 
     Args:
-        layers: By the name that the other pass has for them.
+        layers: Layers by the name that the other pass has for them.
         call: Runs the model once.
         threads: Number of threads that operations of this pass use; None: as they are set.
     """

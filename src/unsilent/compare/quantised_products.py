@@ -31,14 +31,14 @@ class LayerNoise:
         kind: Class of the original's module, and whether it is depthwise.
         largest_weight: Largest magnitude of the original's weights.
         weight_change: Largest change of a weight; None where the deployed layer's weights cannot be read.
-        kept_change: Change of weights that are not 0 in the deployed layer, which pruning keeps.
+        kept_change: Largest change of weights that are not 0 in the deployed layer, which pruning keeps.
         weight_step: Step between two values of the deployed weights; None where it cannot be read.
         input_range: The least and the largest quantised input; None where they cannot be read.
         inputs: The least and the largest input of the original's layer.
         cut, count: Inputs that lie outside of that range by more than a step, and all of them.
         error, signal: Sums of squares of the local difference and of the original's outputs, of inputs within that range.
-        unexplained: Sum for the difference from what the deployed layer's weights give for unrounded inputs; None where they
-            cannot be read.
+        unexplained: Sum of squares of the difference from what the deployed layer's weights give for unrounded inputs;
+            None where they cannot be read.
         carried_weights: Addition to ``error`` from rounding the weights, for a step of 1.
         carried_inputs: Addition to ``error`` from rounding the inputs, for a step of 1.
     """

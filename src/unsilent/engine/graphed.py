@@ -52,11 +52,11 @@ class GraphedEngine(CachedEngine):
     """Evaluates trials by CUDA graphs where that is measured to be cheapest, else as `CachedEngine`.
 
     Attributes:
-        graphs: By batch, of those that could be captured; ``graph_refusals`` says why another could not.
+        graphs: Graphs by batch, of those that could be captured; ``graph_refusals`` says why another could not.
         operation_graphs: Graphs with points where faults of operations enter; made when the first such fault comes.
         capture: Function that makes a graph of a function; None: CUDA, on a CUDA device.
         placed_on: The device of the model.
-        inputs: By batch and site, the memory of inputs that can be corrupted in place.
+        inputs: Memory of inputs that can be corrupted in place, by batch and site.
     """
 
     capture: Capture | None = None

@@ -41,7 +41,7 @@ class ListedFaults:
 
     Attributes:
         targets: Targets of the faults, with the elements they touch as regions.
-        regions: All of these.
+        regions: Regions of all of these.
         digest: Digest of the file's content.
         note: A sentence for the reader of a report.
 
@@ -76,6 +76,7 @@ class ListedFaults:
             owners.setdefault(owner.name, owner)
             by_name[owner.name].append(faults)
             for fault in faults:
+                # A transient fault acts in one batch, so that the same elements in another batch are another region.
                 step = fault.step if is_transient(fault.site) else None
                 key = (fault.site, fault.dtype, fault.shape, step, fault.occurrence)
                 touched[owner.name][key].append(fault)

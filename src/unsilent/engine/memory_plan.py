@@ -64,7 +64,7 @@ def plan_memory(
     """Choose what to hold in ``budget`` bytes, which ``worker_count`` workers share, and in each of them all tapes.
 
     Args:
-        tapes: With the cost of each operation in ``seconds``.
+        tapes: Tapes with the cost of each operation in ``seconds``.
         operations: Share of the faults that corrupt results of operations.
 
     Raises:
@@ -140,7 +140,7 @@ def _structure(tape: Tape, law: Mapping[int, float]) -> object:
 
 
 class _Graph:
-    """Who reads and makes what, as plain lists."""
+    """Readers and makers of each value of a tape, as plain lists."""
 
     def __init__(self, tape: Tape) -> None:
         internal = {v.index for v in tape.values if v.producer is not None}
@@ -164,7 +164,7 @@ class _Graph:
         return asked_for, again
 
     def chains(self, held: Collection[int]) -> list[Bits]:
-        """For each operation, those (in groups of neighbours) that it takes to execute it from what is held."""
+        """The operations (in groups of neighbours) that it takes to execute each one from what is held."""
         count = len(self.made)
         items: list[Bits] = []
         for n in range(count):

@@ -1,4 +1,4 @@
-"""Does a tape know all that a run depends on? Everything is shaken, and tape and plain run must answer alike.
+"""Check that a tape knows all that a run depends on: everything is shaken, and tape and plain run must answer alike.
 
 A tape sees operations. What a run depends on besides, it cannot see: code that holds a parameter by itself (a kernel with a
 closure, compiled code, a view of numpy's made long ago). Two experiments tell. *Blind*: memory is corrupted while all operations

@@ -64,7 +64,7 @@ class CorruptedRows:
     words: Tensor
 
     def select_rows(self, wanted: Iterable[int]) -> CorruptedRows:
-        """Only the rows at these places."""
+        """The rows at these places alone."""
         places = list(wanted)
         return CorruptedRows([self.tags[i] for i in places], self.words[places])
 
@@ -87,7 +87,7 @@ class RowPlan:
 
     Attributes:
         batch: Samples of the batch, 0 where its inputs do not say.
-        sizes: For each operation, allowed numbers of rows and the CPU time of a call.
+        sizes: Allowed numbers of rows of each operation and the CPU time of a call.
     """
 
     def __init__(self, tape: Tape, keeps_places: bool = False) -> None:

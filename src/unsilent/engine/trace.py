@@ -60,7 +60,7 @@ def trace(
         training: The run may hold backward passes and updates; without, names are those of an evaluation.
         memory: Bytes that golden outputs may take: with less than is needed, runs are repeated.
         progress: Called with a line about each run.
-        faults: Asked after the runs which faults there were, with the bits each changed (None: not counted),
+        faults: Function that is called after the runs for the faults there were, with the bits each changed (None: not counted),
             to be marked in the picture.
 
     Raises:

@@ -17,7 +17,7 @@ ENOUGH = 3
 NEAR, CLOSE = 0.5, 0.8
 """Shares of a plain run from which on a shortcut is compared with plain runs among the trials: of its batch, of its own class."""
 COMPARED = 5
-"""So many of them."""
+"""Number of trials by both ways that are compared."""
 PLAIN_ABOVE = 0.95
 """A shortcut that saves less is left: so few runs tell no smaller difference, and never to lose is more than to gain a little."""
 RETRY_AFTER = 64

@@ -74,7 +74,7 @@ class Walk:
         heapq.heapify(self._heap)
 
     def run(self) -> list[Holders | Diverged]:
-        """For each trial: holders of the output's values that differ from golden (or may), or why it must be run plainly."""
+        """Holders of the output's values that differ from golden (or may), or why it must be run plainly, for each trial."""
         self._visit_all()
         self._enter_until(len(self._tape.nodes))  # corrupted after its last reader: seen in the output, or not at all
         for value in [v for v in self._rows if self._tape.values[v].output]:

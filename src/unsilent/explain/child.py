@@ -21,7 +21,7 @@ _NO_RANDOM_ADDRESSES = 0x0040000
 
 
 def main(folder: Path, number: int) -> None:
-    """Do one run and tell about it."""
+    """Execute one run and write its report."""
     try:
         job = json.loads((folder / f"{number}.json").read_text())
     except FileNotFoundError:  # the driver was interrupted while it started this process

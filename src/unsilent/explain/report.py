@@ -41,7 +41,7 @@ _UNKNOWN = (
 
 
 def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequence[str] = ()) -> Report:
-    """All that is shown of a search, or of a comparison of ends with the search that it led to."""
+    """Report on a search, or on a comparison of ends with the search that it led to."""
     machine = result.machine
     spec = {"loop": result.ref, "runs": result.runs, "threads": machine.threads, "hash_seed": machine.hash_seed}
     if isinstance(result, ReproducibilityResult):

@@ -1,4 +1,4 @@
-"""Does a loop end in the same bits whenever it is run here, as it is? If not: which switches make it."""
+"""Check that a loop ends in the same bits whenever it is run here, as it is; if not: which switches make it."""
 
 from __future__ import annotations
 

@@ -54,12 +54,12 @@ def explain_run_differences(
 
     Args:
         ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
-        runs: How many are compared.
+        runs: Number of runs that are compared.
         steps: Updates of optimizers after which a run is ended.
         deadline: Seconds for one run.
         arguments: Arguments of the user's script, its ``sys.argv[1:]``.
         notify: Called with a line about every run, and now and then while it lasts.
-        on_finding: Is given every finding as it is made.
+        on_finding: Function that is given every finding as it is made.
 
     Ctrl-C after the first run ends the search: what was found by then is returned, as ``interrupted``.
 

@@ -53,13 +53,13 @@ class StepTimer(OptimizerStepCounter):
     """Times steps while it is active, and ends the loop after so many rounds.
 
     Args:
-        rounds: After which `StepLimitReached` is raised.
+        rounds: Number of rounds after which `StepLimitReached` is raised.
         limit: Updates after which it is raised (None: none).
 
     Attributes:
         rounds: Seconds of a step in each round, by mode: of the CPU, and of the wall.
         unmeasured: Why sources were not measured, by name.
-        refused: Operations of torch's warnings: they have no deterministic form.
+        refused: Operations that torch warned of: they have no deterministic form.
     """
 
     def __init__(self, rounds: int, limit: int | None = None) -> None:

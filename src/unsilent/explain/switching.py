@@ -14,11 +14,11 @@ from unsilent.replicas.tf32 import PRECISIONS, parts_with_precision
 
 
 class Mode(NamedTuple):
-    """How steps run.
+    """Switches with which steps run.
 
     Attributes:
         deterministic: Torch's deterministic algorithms, and cuDNN's.
-        fill: With them, write NaN (or the largest integer) into memory that ``torch.empty`` gives.
+        fill: Whether, with them, NaN (or the largest integer) is written into memory that ``torch.empty`` gives.
         tune: cuDNN measures several kernels and takes the fastest.
         threads: Threads of the CPU; None leaves them.
         tf32: Whether CUDA's matrix products and convolutions may use TF32; None leaves it.

@@ -43,7 +43,7 @@ class MonitorCallback(Callback):
         options: as of `Monitor` (``preset``, ``on_alarm``, ``events`` …).
 
     Attributes:
-        monitor: Made when training begins; None before.
+        monitor: Monitor, made when training begins; None before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -75,7 +75,7 @@ class GuardCallback(Callback):
             by step that needs a metric.
 
     Attributes:
-        guard: Made when training begins; None before.
+        guard: Guard, made when training begins; None before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -136,7 +136,7 @@ class GuardCallback(Callback):
             self.guard.close()
 
     def _again(self, trainer: Any, module: Any, done: _Batch) -> Callable[[], None]:
-        """Does a batch as the loop does."""
+        """Execute a batch again, as the loop does."""
         loop = trainer.fit_loop.epoch_loop
 
         def again() -> None:

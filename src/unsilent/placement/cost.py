@@ -35,7 +35,7 @@ class StepCost:
     """Predicted time of one collective, run by all its groups at once.
 
     Attributes:
-        seconds: From the start of the first to the end of the last group.
+        seconds: Seconds from the start of the first to the end of the last group.
         level: Number of the level whose link takes longest.
         flows: Groups that share one link there.
         algorithm: How the collective is done.
@@ -60,7 +60,7 @@ class Traffic:
         chain_load: Their load.
         trees: Most load of one link of each level by double trees, as a multiple of the largest payload.
         ring_latency: Mean latency of the hops of a ring, seconds.
-        chain_latency: Latency of the chain.
+        chain_latency: Mean latency of the hops of a chain, seconds.
         tree_latency: Latency from the leaves of a tree to its root, seconds.
     """
 

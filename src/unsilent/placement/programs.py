@@ -69,7 +69,7 @@ class Program:
     """A sequence of steps over ``devices`` reducing devices; ``str`` is text, ``repr`` is the Python that makes it.
 
     Raises:
-        UsageError: There is no device, or a step names a rank outside ``0 .. devices - 1``.
+        UsageError: Raised where there is no device, or a step names a rank outside ``0 .. devices - 1``.
     """
 
     devices: int

@@ -262,7 +262,7 @@ def plans(depth: int, goal: str, limit: int) -> Plans:
 
 
 def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[tuple[Statement, tuple[Divisors, ...]]]:
-    """Each statement with how often the payload of each group is divided by each factor, at two devices per level.
+    """Statements with how often the payload of each group is divided by each factor, at two devices per level.
 
     The payload is the input of a collective, of an all-gather the result. Groups of a step may differ.
     """
@@ -286,7 +286,7 @@ def divided(program: Statements, depth: int, goal: str = "all-reduce") -> list[t
 def _small_groups(
     grouping: Grouping, groups: npt.NDArray[np.int64], hierarchy: tuple[int, ...]
 ) -> npt.NDArray[np.int64]:
-    """For each group in a hierarchy, the number of the one at two devices per level that does the same in every program.
+    """Number, for each group in a hierarchy, of the one at two devices per level that does the same in every program.
 
     Programs tell the first component of a level from the others, and these not from each other.
     """

@@ -45,7 +45,7 @@ class SelfTest(Shown):
 
     Attributes:
         device: Device as it was given; model: what it is.
-        seconds: How long it took.
+        seconds: Seconds that it took.
         counts: A row for each operation and dtype.
         missing: Operations in dtypes that torch does not implement on this device.
     """
@@ -91,7 +91,7 @@ def run_selftest(
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda:0``.
-        minutes: How long; each is executed once in any case.
+        minutes: Minutes that it takes; each is executed once in any case.
         step: File of `record_step` or `record_training`.
         code: Code of a recorded step that is not built in: ``file.py:name``.
         observer: Where progress is reported.

@@ -59,7 +59,7 @@ def _parts(judgement: Judgement, places: Any) -> Judgement:
 
 
 def assert_same(first: Iterable[Judgement], second: Iterable[Judgement]) -> None:
-    """All numbers are equal; NaN equals NaN."""
+    """Assert that all numbers are equal; NaN equals NaN."""
     for left, right in zip(first, second, strict=True):
         np.testing.assert_equal(tuple(left), tuple(right))
 

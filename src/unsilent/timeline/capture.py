@@ -41,7 +41,7 @@ class Recorder:
 
     Args:
         folder: Where it is written.
-        steps: To record.
+        steps: Steps to record.
         warmup: Steps before them, at least `UNSETTLED`.
         say: Shows a line to the user.
 

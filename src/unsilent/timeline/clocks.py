@@ -35,7 +35,7 @@ class Clocks:
 
     Attributes:
         start: Seconds of each operation, float64[n].
-        offsets: By rank, the seconds that its clock is ahead, in the middle of its recording; without those that are not known.
+        offsets: Seconds that a rank's clock is ahead, in the middle of its recording, by rank; without those that are not known.
         notes: Notes for the reader, one sentence each.
     """
 
@@ -49,7 +49,7 @@ def align_clocks(operations: Operations, anchors: Mapping[int, NDArray[np.float6
 
     Args:
         operations: Operations of ranks, each on its own clock.
-        anchors: By rank, rows of seconds on its clock (as those of operations), offset of its clock (its time less that of
+        anchors: Rows by rank: seconds on its clock (as those of operations), offset of its clock (its time less that of
             rank 0) and bound of the offset's error.
     """
     start, offsets = operations.start.copy(), dict[int, Interval]()

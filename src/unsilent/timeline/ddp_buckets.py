@@ -35,7 +35,7 @@ def recorded_buckets(job: Job, sizes: NDArray[np.int64]) -> RecordedBuckets:
     """The all-reduces of backward passes that carry whole gradients, in the order of these; other ones are none of DDP's.
 
     Args:
-        job: On one clock.
+        job: Job on one clock.
         sizes: Bytes of each gradient, in the order in which they are ready.
 
     Raises:

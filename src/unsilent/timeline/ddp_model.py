@@ -124,9 +124,9 @@ def server_cost(all_reduce: LinkCost, ranks: int, servers: int) -> LinkCost:
     carries the bucket once (a rank's), or the parts of all ranks (a server's), first in one direction, then in the other.
 
     Args:
-        all_reduce: By a ring of the ranks, which has the latency 2 (n - 1) times, and carries 2 (n - 1) / n of the payload.
+        all_reduce: Cost by a ring of the ranks, which has the latency 2 (n - 1) times, and carries 2 (n - 1) / n of the payload.
         ranks: n, at least 2.
-        servers: At least 1.
+        servers: Number of servers, at least 1.
     """
     hops = 2 * (ranks - 1)
     per_byte = all_reduce.per_byte * ranks / hops

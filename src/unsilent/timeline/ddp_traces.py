@@ -207,7 +207,7 @@ def _periods(begins: Floats, ends: Floats) -> Floats:
 
 
 def _transfers(job: Job, which: np.ndarray) -> Transfers:
-    """Each collective, with its seconds once its last rank had entered it, and the one before it had ended."""
+    """Seconds of each collective once its last rank had entered it, and the one before it had ended."""
     operations, (entered, _) = job.operations, latest_entries(job)
     numbers = operations.collective[which]
     ended, size = np.full(len(entered), -np.inf), np.zeros(len(entered))

@@ -57,7 +57,7 @@ class DdpQuestions:
     """Answers questions about one job.
 
     Args:
-        job: On one clock.
+        job: Job on one clock.
         system: Description of the machine for costs (see `unsilent.timeline.link_costs`); empty: fitted to the traces.
     """
 
@@ -102,6 +102,7 @@ class DdpQuestions:
         elif not cost.covers(sizes):
             notes.append(f"{beyond_fit(cost, sizes)}; give a --system that was measured with --sizes around these")
 
+        # Both are functions of the cost, as limits come from costs that are fitted to resampled steps.
         def predicted(fitted: LinkCost) -> Floats:
             return ddp.steps.step_seconds(buckets, change(fitted), share)
 

@@ -43,12 +43,12 @@ class Timeline(Shown):
 
     Attributes:
         job: The recorded job, on one clock.
-        slowdown: By stragglers, by replay.
+        slowdown: Slowdown by stragglers, by replay.
         split: Seconds of each rank's steps by what they went to.
         excesses: How late each rank is in each part of a step, the clearest first; empty where ranks cannot be compared.
         step: Index of the step with the median time.
         path: Critical path of the step.
-        answers: To what-ifs.
+        answers: Answers to what-ifs.
     """
 
     job: Job

@@ -79,7 +79,7 @@ class Dump:
     """The content of the flight recorder of a rank.
 
     Attributes:
-        rank: By the name of the file.
+        rank: Rank by the name of the file.
         groups: Collectives that it entered, by group.
         members: Ranks of groups, where it says so.
         dropped: Entries that it held no more.

@@ -67,7 +67,7 @@ def _fit_notes(cost: LinkCost, sizes: Floats) -> Iterator[str]:
 
 
 def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
-    """All-gathers of backward passes with their launches and copies take no time, and no rank waits for another one in them."""
+    """The change in which all-gathers of backward passes with launches and copies take no time, and no rank waits in them."""
     job, operations = replay.job, replay.job.operations
     of_gathers = _named(job, _GATHERS) & (operations.phase == BACKWARD)
     again = of_gathers & (operations.kind == COLLECTIVE)
@@ -84,7 +84,7 @@ def _without_second_gather(replay: Replay, gaps: Floats) -> Change:
 
 
 def _wrapped(replay: Replay, gaps: Floats, count: int) -> Change:
-    """Each group of units has one all-gather, when the first unit needs it, and one reduce-scatter, after the last one."""
+    """The change in which each group of units has one all-gather, when its first unit needs it, and one reduce-scatter, last."""
     job, operations = replay.job, replay.job.operations
     durations, gaps, collective = replay.durations.copy(), gaps.copy(), operations.collective.copy()
     groups, notes, is_extrapolated = _groups(job, count), list[str](), False
@@ -97,10 +97,10 @@ def _wrapped(replay: Replay, gaps: Floats, count: int) -> Change:
         whole = np.array([float(operations.size[group.members].sum()) for group in groups_of_pattern])
         for group, seconds in zip(groups_of_pattern, cost(whole), strict=True):
             apart = cost(operations.size[group.members].astype(np.float64)).sum()
-            left_out = np.delete(group.members, group.kept)
+            left_out = np.delete(group.members, group.kept_place)
             durations[left_out] = durations[group.launches] = gaps[left_out] = 0
             collective[left_out] = -1
-            durations[group.members[group.kept]] = replay.durations[group.members].sum() * seconds / apart
+            durations[group.members[group.kept_place]] = replay.durations[group.members].sum() * seconds / apart
         notes += _fit_notes(cost, whole)
         is_extrapolated |= not cost.covers(whole)
     changed = Replay(replace(job, operations=replace(operations, collective=collective)))
@@ -112,14 +112,14 @@ class _Group(NamedTuple):
     """Collectives that become one.
 
     Attributes:
-        members: They, in order of time.
-        kept: Place in ``members`` of the one that carries all of them.
+        members: Members in order of time.
+        kept_place: Place in ``members`` of the one that carries all of them.
         launches: Operations that launched the others, where that was found.
         pattern: Pattern of their names.
     """
 
     members: Indices
-    kept: int
+    kept_place: int
     launches: Indices
     pattern: re.Pattern[str]
 
@@ -169,7 +169,7 @@ def _by_step(job: Job, which: NDArray[np.bool_]) -> dict[tuple[int, int], Indice
 
 
 def _prefetched(replay: Replay, gaps: Floats, count: int) -> Change:
-    """All-gathers of backward passes on streams wait for what those ``count - 1`` units before them waited for."""
+    """The change in which all-gathers of backward passes on streams wait for what the ``count - 1`` units before did."""
     job, operations, edges = replay.job, replay.job.operations, replay.job.edges
     gathers = _named(job, _GATHERS) & (operations.kind == COLLECTIVE) & (operations.phase == BACKWARD)
     _expect(gathers, "all-gather in a backward pass")

@@ -56,7 +56,7 @@ class Hang(Shown):
     """The result of reading the dumps of a job that hangs.
 
     Attributes:
-        ranks: With a dump.
+        ranks: Ranks with a dump.
         without_dump: Ranks below the highest one, or members of a group, that have none.
         knows_size: Whether a dump says which ranks the job has.
         missing: First those that wait in no other group.

@@ -32,7 +32,7 @@ class Lane(NamedTuple):
 
     Attributes:
         rank: Rank that it belongs to.
-        name: For people, like ``thread 123`` or ``stream 7``.
+        name: Name for people, like ``thread 123`` or ``stream 7``.
         is_device: Whether it is a stream of a device.
     """
 
@@ -139,9 +139,9 @@ class Job:
         stages: Pipeline stage by rank; empty where there is no pipeline.
         world_size: Ranks of the job, of which some may not have been recorded.
         notes: Notes for the reader about the trace, one sentence each.
-        step_times: By rank, begin and end of each step in seconds, float64[steps, 2]; empty where operations alone tell.
+        step_times: Begin and end of each step in seconds, by rank, float64[steps, 2]; empty where operations alone tell.
         gradients: When they were ready, by rank; empty where the trace does not tell.
-        memory: By rank, rows of seconds since the job's begin, allocated bytes, bytes that were added (or freed, if negative) and
+        memory: Rows by rank: seconds since the job's begin, allocated bytes, bytes that were added (or freed, if negative) and
             their address, float64[k, 4]; of ranks that recorded them. The last two are 0 where the trace does not say them.
         parts: Named parts of forward passes, of ranks with memory.
     """

@@ -37,9 +37,9 @@ class Recording:
         steps: Number of each complete step.
         launches: Launches: pairs of indices of the launching and the launched operation, int32[k, 2].
         world_size: Ranks of the job, of which some may not have been recorded.
-        anchors: By rank, rows of seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
+        anchors: Rows by rank: seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
         gradients: When each parameter's gradient was ready, by rank.
-        step_times: By rank, begin and end of each step in seconds, float64[steps, 2].
+        step_times: Begin and end of each step in seconds, by rank, float64[steps, 2].
         memory, parts: By rank, as in `unsilent.timeline.job.Job`; without ranks that recorded no memory.
         notes: Notes for the reader, one sentence each.
     """
@@ -168,6 +168,7 @@ def _assemble(
     lanes: list[Lane] = []
     parts, launches, taken = [], [np.empty((0, 2), np.int32)], list[Taken]()
     before = 0
+    # Lanes and operations are numbered from 0 in each rank; here they are numbered over all ranks.
     for of_rank in ranks:
         columns = dict(of_rank.columns)
         columns["lane"] = columns["lane"] + np.int32(len(lanes))

@@ -18,7 +18,7 @@ class Taken(NamedTuple):
         operation: Index of the operation.
         rank: Took part.
         group: Group of ranks.
-        step: In which it was launched; -1: in none.
+        step: Step in which it was launched; -1: in none.
         name: Name of the operation.
         size: Bytes on this rank; -1: unknown.
         sequence: Number within the group as the trace says; None: it does not.
@@ -51,7 +51,7 @@ def match_collectives(taken: Sequence[Taken], members: Mapping[str, Sequence[int
     """Number the collectives.
 
     Args:
-        taken: On all ranks, each rank's in order.
+        taken: Collectives on all ranks, each rank's in order.
         members: Recorded ranks of each group.
     """
     by_group: dict[str, dict[int, list[Taken]]] = {}

@@ -36,8 +36,8 @@ class Optimised(Shown):
 
     Attributes:
         job: The recorded job.
-        recorded: Predicted times with the recorded buckets, with which others are compared.
-        default: Predicted times with DDP's default.
+        recorded: Settings with the recorded buckets, with which others are compared.
+        default: Settings of DDP's default.
         best: Settings by gradient precision, the fastest first.
         reduction: Program by which buckets are reduced in ``best``; `FLAT`: DDP's own.
         cost: Cost of that program.

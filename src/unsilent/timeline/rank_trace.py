@@ -146,6 +146,7 @@ def read_rank_trace(path: Path, names: Numbering[Any], is_only: bool) -> RankTra
                     f"{trace.name} has more than {MOST_EVENTS:,} events that are of use; record fewer steps"
                 )
     except UsageError:
+        # Dumps of the flight recorder are JSON as well, and may lie in the folder of the traces.
         if {"pg_status", "entries"} <= trace.fields.keys():
             return None
         raise

@@ -198,7 +198,7 @@ def _ranges(begins: Indices, of: Indices) -> Indices:
 
 
 def _distinct(values: Indices, stamp: Indices) -> Indices:
-    """Each value once; ``stamp`` is space for as many numbers as there are values to be."""
+    """The distinct values; ``stamp`` is space for as many numbers as there are values to be."""
     if len(values) < 2:
         return values
     number = np.arange(len(values))

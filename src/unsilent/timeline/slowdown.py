@@ -97,8 +97,8 @@ class Slowdown(Shown):
         classes, stages, data_ranks: Slowdown by operations of a name or kind, of a stage, of a data-parallel rank; the largest
             first. Without stages a data-parallel rank is a rank.
         workers: Ranks, the largest slowdown first.
-        slow_workers: The part that the slowest few workers explain (M_W).
-        last_stage: The part that the last stage explains (M_S); None without stages.
+        slow_workers: Removal of the slowest few workers (M_W).
+        last_stage: Removal of the last stage (M_S); None without stages.
         unexplained_without: Gaps that no dependency explains if a kind of dependencies is ignored, as a share of the time of all
             ranks.
     """

@@ -24,10 +24,10 @@ class StepSplit:
         ranks: Ranks of the rows.
         begin, end: Of the steps: of its first operation, and of the next step's first (or its last operation's end).
         compute: Something computed.
-        transfer: Nothing computed, and a collective was transferred that all its ranks had entered; or, as transfer and waiting
-            cannot be separated there, the rank was in a collective whose other ranks were not found.
+        transfer: Time in which nothing computed, and a collective was transferred that all its ranks had entered; or, as transfer
+            and waiting cannot be separated there, the rank was in a collective whose other ranks were not found.
         waiting: Neither, and the rank was in a collective that another rank had not entered.
-        gap: None of these.
+        gap: Time of none of these.
         waiting_for: float64[ranks, ranks, steps]: ``waiting`` of a rank (first) by the rank that came last (second).
     """
 

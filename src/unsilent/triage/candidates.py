@@ -57,7 +57,7 @@ class Candidate(Generic[V]):
 
 @dataclass(frozen=True)
 class Candidates:
-    """All of an incident, the most unusual ones first.
+    """All candidates of an incident, the most unusual ones first.
 
     Attributes:
         windows: Around the onset and around the alarm.

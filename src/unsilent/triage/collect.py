@@ -105,7 +105,7 @@ class _Collection:
     Attributes:
         last_step: Last step that a trace or a log names; 0 where none does.
         world_size: Ranks that were seen, at least 1.
-        checkpoints: With manifests.
+        checkpoints: Checkpoints with manifests.
     """
 
     def __init__(self, root: Path, output: Path) -> None:

@@ -138,7 +138,7 @@ def placed(text: str, ranks: list[int], several: str, is_told_apart: bool = True
     """A finding in a step: localised where one rank has it, and others are known not to.
 
     Args:
-        several: Is said where several ranks have it.
+        several: Sentence for the case that several ranks have it.
         is_told_apart: Whether another rank was looked at, or what was found is wrong by itself.
     """
     if len(ranks) == 1 and is_told_apart:

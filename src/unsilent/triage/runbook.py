@@ -22,7 +22,7 @@ from unsilent.triage.queries.table import TEMPLATES
 from unsilent.triage.symptoms import DIFFER, DISK, LOSS_ROSE, NONFINITE, SLOW, STUCK, symptoms_in
 
 NEXT_RULE, NEXT_QUERY, NEXT_CANDIDATE = 0.9, 0.85, 0.8
-"""Each rule, query of a rule and candidate of a blank counts this much of the one before."""
+"""Factors of the score of each rule, query of a rule and candidate of a blank, against the one before."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ def signals_of(bundle: Bundle, candidates: Candidates) -> Signals:
 
 @dataclass(frozen=True)
 class Rule:
-    """If a signal is there, then these queries first.
+    """A rule: if a signal is there, then these queries first.
 
     Attributes:
-        signal: In words: the reason for its queries.
+        signal: Signal in words: the reason for its queries.
         applies: Whether it is there.
         queries: Names of templates, the most useful one first.
     """

@@ -22,8 +22,8 @@ class TensorSummary:
 
     Attributes:
         is_number: Whether its elements are numbers with a point.
-        elements: How many there are.
-        nonfinite: How many of them are NaN or infinite.
+        elements: Number of elements.
+        nonfinite: Number of elements that are NaN or infinite.
         largest: Largest magnitude of the finite ones.
         others: Root mean square of the finite ones but for one of the largest magnitude.
         low, high: Smallest and largest finite element.
@@ -45,7 +45,7 @@ class RecordedTensors:
     """A file of tensors.
 
     Attributes:
-        tensors: By the keys that lead to each; states of generators are left out.
+        tensors: Summaries by the keys that lead to each tensor; states of generators are left out.
         values: Numbers and texts beside them, in the same way.
     """
 

@@ -158,6 +158,7 @@ class Workload:
             )
         self._clean = clean
         self._clean_parts: dict[str, list[Any]] = {}
+        # Batches are read when they are first needed, as an iterable may take long or be of no use for a command.
         self._batches: list[Any] | None = None
 
     def model(self) -> nn.Module:

@@ -116,6 +116,7 @@ def cifar_resnet(
     images, labels = read_images(data, classes)
     check_option_range(name, "eval", eval, len(images), f"images in {data}")
     check_option_range(name, "batch", batch, len(images), f"images in {data}")
+    # Building a model draws weights: the caller's random generators stay as they are.
     with isolated_training(0):
         model = CifarResNet(depth, classes).eval()
         _fit_in(model, state, depth, weights)

@@ -117,7 +117,7 @@ class ChunkPacking:
     A Fletcher-32 among them, whose own bytes are packed, is made anew with the elements, as a writer does.
 
     Attributes:
-        filters: In the order of writing; each of `DEFLATE`, `SHUFFLE` and `FLETCHER32` once at most.
+        filters: Filters in the order of writing; each of `DEFLATE`, `SHUFFLE` and `FLETCHER32` once at most.
         size: Bytes of the elements of a chunk.
         shuffled_item: Bytes of an item that is shuffled.
         tensor: Whose chunk it is, for messages.

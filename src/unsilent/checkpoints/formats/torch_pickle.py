@@ -67,7 +67,7 @@ _SPARSE = "torch._utils._rebuild_sparse_tensor"
 _NESTED = "torch._utils._rebuild_nested_tensor"
 _WITHOUT_VALUES = {"torch.device"}
 _MODULES = "torch.nn.modules."
-"""Before the names of the layers of torch, which are no more than their attributes, as the user's own are."""
+"""Prefix of the names of torch's layers, which are no more than their attributes, as the user's own are."""
 _CONTENT = {"data", "real", "imag"}
 """Attributes of a tensor that are its values."""
 _MOST_HASHED = 100_000

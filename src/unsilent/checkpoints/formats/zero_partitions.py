@@ -56,7 +56,7 @@ class Parameter(NamedTuple):
     Attributes:
         path: The keys that name it.
         parameter: Name of the parameter.
-        stored: Where it is.
+        stored: Places of its elements.
         flats: File and keys of the partitions that all of its group are taken from.
     """
 

@@ -68,7 +68,7 @@ class SuccessiveInjections:
         self._hits.setdefault(tensor.name, _Hits(operation, held)).add(element, operand)
 
     def faults(self) -> list[Fault]:
-        """All of it, one fault a tensor where no element was hit twice in a way that cannot be merged."""
+        """Faults of all rounds, one a tensor where no element was hit twice in a way that cannot be merged."""
         tensors = [tensor for name, tensor in self._checkpoint.tensors.items() if name in self._hits]
         return [
             _fault(tensor, hits.operation, hits.held, dict(sorted(each.items())))

@@ -52,7 +52,7 @@ def draw_tries(checkpoint: Checkpoint, settings: InjectorSettings, seed: int) ->
 
 
 def number_of_tries(settings: InjectorSettings, elements: int) -> int:
-    """How often is tried; a percentage is one of all elements of the file, whatever the locations."""
+    """Number of tries; a percentage is one of all elements of the file, whatever the locations."""
     counted = settings.injection_type == "count"
     result = int(settings.injection_tries if counted else settings.injection_tries * elements / 100)
     if result > MOST_TRIES:

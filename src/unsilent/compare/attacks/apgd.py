@@ -76,6 +76,7 @@ def _ascend(
         best_x[better], best_gradient[better] = x[better], gradient[better]
         rises += values > last
         if at in looks:
+            # Steps that rarely raise the value, or never the best one, are too large: halve them, and go on from the best.
             window = at - looks[looks.index(at) - 1]
             halves = (rises < RISES * window) | ((looked_size == size) & (looked_best >= best))
             looked_best, looked_size = best.clone(), size.clone()

@@ -54,7 +54,7 @@ class Forked:
 
     Attributes:
         step: Step of the fault.
-        ending: From that step on; where the run has golden bits again, golden's values follow.
+        ending: Curves from that step on; where the run has golden bits again, golden's values follow.
         steps_run: Steps that were run from the fault on.
         reason: Why no more.
         measurements: float64[n, k], what was asked after the first of these steps.
@@ -122,7 +122,7 @@ class ForkEngine:
     """Forks of one golden training.
 
     Args:
-        measure_state: Asked after the first ``measured_steps`` steps of a fork (None: all).
+        measure_state: Function that is called after the first ``measured_steps`` steps of a fork (None: all).
         band: See `FaultFreeBand`; golden must have been looked at on the way (``look``).
     """
 

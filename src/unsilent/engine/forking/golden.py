@@ -29,7 +29,7 @@ class GoldenTraining:
     Args:
         steps: Steps of the run; None: all.
         memory: Bytes that snapshots may take together; they are spread evenly.
-        watch: Asked after every step for what is to be remembered of it, float64[k].
+        watch: Function that is called after every step for what is to be remembered of it, float64[k].
         evaluation_interval: Evaluate after every so many steps, too.
         progress: Called with steps done and of all.
 
@@ -41,7 +41,7 @@ class GoldenTraining:
             negative loss where there is none.
         hashes: Hash of the state after each step.
         watched: float64[steps, k].
-        evaluation: At the end.
+        evaluation: Evaluation at the end.
         snapshot_interval: Steps between two snapshots.
         epochs: Epoch of each step.
         interim_evaluations: Evaluations on the way, by step.

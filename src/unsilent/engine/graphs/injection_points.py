@@ -55,7 +55,7 @@ class InjectionPoints(DispatchMode):
     """Active around each evaluation of one batch. The first one finds the points, before which there are no buffers.
 
     Attributes:
-        points: By name of the operation.
+        points: Points by name of the operation.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -151,7 +151,7 @@ class StagedPointFaults:
     """The faults of several trials on their device: one copy of each kind for all of them.
 
     Args:
-        trials: For each trial the points of its batch, and what changes there.
+        trials: Points of the batch of each trial, and what changes there.
     """
 
     def __init__(self, trials: Sequence[tuple[InjectionPoints, Sequence[PointFault]]], device: torch.device) -> None:
@@ -176,4 +176,4 @@ class StagedPointFaults:
         return points.applied(staged)
 
     def check(self) -> None:
-        """Nothing stays corrupted. That faults land is proven by trials that run both ways."""
+        """Check that nothing stays corrupted. That faults land is proven by trials that run both ways."""

@@ -76,7 +76,7 @@ class Cause:
     """A row.
 
     Attributes:
-        apply: Does it to one rank; gets the step as well.
+        apply: Function that does it to one rank; gets the step as well.
         lasts: Whether it is done in each step from then on.
     """
 

@@ -54,7 +54,7 @@ class LabelledIncident:
     Attributes:
         folder: Folder of the incident.
         group: Group of incidents whose report and telemetry are nearly the same.
-        graded: In the order of `possible_queries`.
+        graded: Grades in the order of `possible_queries`.
     """
 
     planned: PlannedIncident

@@ -9,7 +9,7 @@ import numpy as np
 
 HEALTHY = "healthy"
 REAL = "real "
-"""Before the kind of fault in the family of an incident of real processes, such as ``real transient``."""
+"""Prefix of the kind of fault in the family of an incident of real processes, such as ``real transient``."""
 FAMILIES: dict[str, tuple[str, ...]] = {
     "weight bits": ("exponent bit", "sign bit", "zeroed elements"),
     "gradient bits": ("exponent bit", "stuck lane", "scaled"),
@@ -40,12 +40,12 @@ class PlannedIncident:
     """An incident of the farm, fully determined.
 
     Attributes:
-        number: In its collection.
+        number: Number in its collection.
         family, kind: Of the cause, of `FAMILIES`; of real processes, `REAL` with the kind, and a variety of it.
         workload: Name in `WORKLOADS`.
         world_size: Number of ranks.
         rank: Rank that the cause is in; -1: in all ranks alike.
-        step: In which it begins.
+        step: Step in which it begins.
         seed: Seed of the training and of what is drawn for it.
         draws: Four numbers from 0 to 1 that choose tensor, element, size and words of the report.
     """

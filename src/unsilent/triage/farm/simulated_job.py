@@ -35,7 +35,7 @@ class SimulatedJob:
 
     Args:
         planned: Cause that is put into it, unless ``is_twin``.
-        folder: For checkpoints.
+        folder: Folder for checkpoints.
 
     Attributes:
         step: Step that it is in.
@@ -73,7 +73,7 @@ class SimulatedJob:
             self._apply(Point.BETWEEN_STEPS, replica)
 
     def compute(self) -> None:
-        """Each rank computes loss and gradients of its own batch."""
+        """Compute loss and gradients of each rank's own batch."""
         for replica in self.replicas:
             replica.batch = draw_batch(self.planned.seed, self.step, replica.rank)
             self._apply(Point.BATCH, replica)
@@ -124,7 +124,7 @@ class SimulatedJob:
             self.has_failed_to_save = True
 
     def _start_again(self) -> None:
-        """All ranks load the newest checkpoint; with the cause it is damaged, or one rank loads the one before."""
+        """Let all ranks load the newest checkpoint; with the cause it is damaged, or one rank loads the one before."""
         from safetensors.torch import load_file
 
         planned, path = self.planned, self._path(LOADED)

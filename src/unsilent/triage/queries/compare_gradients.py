@@ -30,6 +30,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
         step = int(steps[row])
         far_by_rank: dict[int, tuple[float, str]] = {}
         for rank, scores in of_peers.items():
+            # A rank that always differs, by its data, is far from the others and not from its own past.
             places = {name: place for place, name in enumerate(series[rank].names)}
             far = [
                 (float(scores[row, n]), " ".join(names[n]))

@@ -31,6 +31,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
                 for number, peer_batch in everybody.items()
                 if number != rank and name in peer_batch.tensors
             ]
+            # The lower median: of two peers, one that is too large itself must not hide this one.
             usual = statistics.median_low([peer.largest for peer in peers]) if peers else 0.0
             if tensor.nonfinite:
                 unusual.setdefault(rank, []).append((name, f"{count_text(tensor.nonfinite, 'element')} not finite"))

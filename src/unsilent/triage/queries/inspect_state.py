@@ -46,6 +46,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
             for number, state in everybody.items()
             if name in state.tensors and state.tensors[name].digest == digest
         )
+        # A device that computes wrong spoils a state again when steps are executed again on it.
         if (since := _since(bundle, rank)) is not None:
             return Finding(
                 outcome=Outcome.DIFFERS, kind=FindingKind.STATE, ranks=(rank,), tensor=name, step=step, missing=missing,

@@ -63,7 +63,7 @@ class _Trees(nn.Module):
 
 
 class Equations(nn.Module):
-    """Both scorers."""
+    """The two scorers, of templates and of candidates."""
 
     def __init__(self, telemetry: int, candidate: int) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ class Example:
     """A labelled incident as training sees it.
 
     Attributes:
-        graded: Each possible query with its grade.
+        graded: Possible queries with their grades.
     """
 
     signals: Signals

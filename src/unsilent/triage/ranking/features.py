@@ -67,7 +67,7 @@ def incident_features(signals: Signals) -> Numbers:
 
 
 def _series_features(bundle: Bundle) -> Numbers:
-    """How what is unusual goes on, and to which side."""
+    """Features of how the unusual goes on, and to which side."""
     series, before = bundle.series()[0], past_end(bundle, Blanks())
     last = max((int(rank_series.steps[-1]) for rank_series in series.values() if len(rank_series.steps)), default=0)
     ends = [last - int(rank_series.steps[-1]) if len(rank_series.steps) else last for rank_series in series.values()]

@@ -42,7 +42,7 @@ def _counts(texts: Sequence[str]) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """How texts become numbers.
+    """Weights and directions that make numbers of texts.
 
     Attributes:
         weights: float64[`COLUMNS`], the rarer the larger.

@@ -49,7 +49,7 @@ class Gang(Closing):
         world_size: Number of ranks.
         seeds: Seeds of the training: `Seeds`, or one number for all.
         deadline: Seconds that a request may take.
-        folder: For files of the ranks; the caller removes it (None: a temporary one, removed by ``close``, but not where
+        folder: Folder for files of the ranks; the caller removes it (None: a temporary one, removed by ``close``, but not where
             this process is killed).
 
     Raises:
@@ -120,7 +120,7 @@ class Gang(Closing):
             broadcast_optimizer: Rank 0's optimizers, as its file has them, replace those of all.
             evaluate_every: Steps; at the start and the end is always evaluated (0: only there).
             comm_faults: Faults at ``comm:`` sites, each in a step and on a rank.
-            remember_clean: This is the clean resume, which later ones are compared with.
+            remember_clean: Whether this is the clean resume, which later ones are compared with.
             save_to: Where rank 0 writes the full state at the end.
 
         Raises:

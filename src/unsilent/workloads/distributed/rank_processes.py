@@ -35,7 +35,7 @@ class GangLost(UnsilentError):
     """The ranks could not end an order; they are ended, and the next request starts them again.
 
     Attributes:
-        end: How, as in a `ResumeRecord`.
+        end: End as in a `ResumeRecord`.
         detail: The rank, and why.
     """
 

@@ -22,7 +22,7 @@ class ResumeRecord:
 
     Attributes:
         end: How it ended; ``loss not finite``: on any rank, in the last step of ``losses``.
-        detail: For an end other than these two: the rank and the error.
+        detail: Rank and error of an end other than these two.
         start_step: Steps that the checkpoint has done.
         losses: float64[ranks, steps], of each step on the rank's own rows.
         metrics: Name -> float64[ranks, steps].
@@ -38,7 +38,7 @@ class ResumeRecord:
             where the run did not end by itself.
         applied_faults: Faults that landed in collectives.
         collectives: Site, dtype and shape of the payloads that rank 0 sends in the last step; of the clean resume alone.
-        seconds: From the order to the last answer, a start of the ranks not included.
+        seconds: Seconds from the order to the last answer, a start of the ranks not included.
     """
 
     end: End

@@ -36,13 +36,13 @@ class Training:
 
     Args:
         model: Gives a new model; what it draws is seeded from ``init``.
-        optimizer: From the model one optimizer, or several.
+        optimizer: Function of the model that returns one optimizer, or several.
         batches: A list of batches (in a new random order in each epoch); a data loader, or a function giving
             one, or one with ``yield``; or a function of the step giving its batch.
         loss: ``loss(model, batch)`` -> the loss, or the loss and metrics of the batch by name.
         evaluate: Held-out batches ``(inputs, labels)``, for a model that takes the inputs alone and returns scores (logits), one
             row for each label, whose largest is the answer; for other models a function of the model that gives an `Evaluation`.
-        schedule: From an optimizer its learning-rate scheduler, which goes on after each update.
+        schedule: Function of an optimizer that returns its learning-rate scheduler, which goes on after each update.
         augment: ``augment(batch, generator)`` -> batch; what it draws, also from the global generators,
             follows from the seed.
         clip: Largest norm of all gradients together.

@@ -55,6 +55,7 @@ def check_restorable(
     _run(workload, state, steps)
     snapshot = workload.snapshot(state)
     restored = _through_file(workload, snapshot)
+    # State that a snapshot lacks shows only in later steps, so every step of the trail is compared.
     wanted = _trail(workload, state, steps)
     if text := first_snapshot_difference(snapshot, restored):
         raise UsageError(
