@@ -26,7 +26,7 @@ class LayerCall(NamedTuple):
 
     Attributes:
         name: Name of the layer, ``#2`` behind it for its second call.
-        inputs, named_inputs: What it was called with.
+        inputs, named_inputs: Arguments that it was called with.
         outputs: The tensors of floating-point numbers that it returned, at least one; quantised ones dequantised.
     """
 

@@ -229,7 +229,7 @@ class PlainEngine:
     def trials(
         self, many: Sequence[Sequence[Fault]], samples: Sequence[Samples] | None = None
     ) -> Iterator[TrialOutcome]:
-        """Several trials, each as if it were alone, in order; ``samples``: those that count, by trial."""
+        """Outcomes of several trials, each as if it were alone, in order; ``samples``: those that count, by trial."""
         yield from map(self.trial, many, samples or [None] * len(many))
 
     def _outcome(self, batch: int, acting: Sequence[Fault]) -> BatchOutcome:

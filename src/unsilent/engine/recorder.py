@@ -47,7 +47,7 @@ HANDS_OUT = frozenset({
     "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "share_memory_",
     "__cuda_array_interface__",
 })  # fmt: skip
-"""Those of `UNSEEN` that give away the memory itself: whoever has it may read and write it from then on."""
+"""Ways of `UNSEEN` that give away the memory itself: whoever has it may read and write it from then on."""
 SCALAR_READS = ("item", "__bool__", "__int__", "__float__", "__index__", "__complex__")
 """Ways to read a number by an operation, which is seen unless another thread does it."""
 MAKERS = ("tensor", "as_tensor", "asarray")

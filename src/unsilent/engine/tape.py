@@ -52,7 +52,7 @@ class Node:
     results: tuple[Any, ...] = ()
     """Flattened results: a `Window` for a tensor, the value itself for what Python gets to see (a number, None)."""
     written: frozenset[int] = frozenset()
-    """Those of ``reads`` that it writes into."""
+    """Places in ``reads`` of those that it writes into."""
     shared_arguments: tuple[tuple[int, int], ...] = ()
     """Arguments that were the very same tensor: an operation may ask whether query is key."""
     generator: tuple[Tensor, Tensor] | None = None

@@ -52,12 +52,12 @@ class WorkCounter(DispatchMode):
         return result
 
     def trial_seconds(self, device: str, batches: int) -> float:
-        """Seconds of a trial, whatever it evaluates; ``batches``: that were evaluated."""
+        """Seconds of a trial, whatever it evaluates; ``batches``: number of those that were evaluated."""
         speed = SPEEDS[device]
         return speed.trial + speed.operation * self.operations / batches
 
     def sample_seconds(self, device: str, samples: int) -> float:
-        """Seconds of each sample that a trial evaluates; ``samples``: that were evaluated."""
+        """Seconds of each sample that a trial evaluates; ``samples``: number of those that were evaluated."""
         speed = SPEEDS[device]
         return (self.flops / speed.flops + self.written_bytes / speed.bytes_written) / samples
 

@@ -57,7 +57,7 @@ class OperationLogger(DispatchMode):
         zero_uninitialised: Set memory that nobody has written to zero.
 
     Attributes:
-        names, places, origins: What the numbers in the records stand for.
+        names, places, origins: Names, places and origins that the numbers in the records stand for.
         count: Operations.
         uninitialised_allocations: Operations that gave memory which nothing has written, and the user's lines
             that called them.

@@ -70,7 +70,7 @@ class Launcher:
         threads: int | None = None,
         time_rounds: int | None = None,
     ) -> Run:
-        """Report of one run. ``number``: which of the compared runs; ``threads``: of torch, whatever the program says.
+        """Report of one run. ``number``: which of the compared runs; ``threads``: number for torch, whatever the program says.
 
         ``time_rounds``: instead of anything else, time steps in so many rounds (see `step_timer`).
 

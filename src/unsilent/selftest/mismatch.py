@@ -22,7 +22,7 @@ class Mismatch:
         operation: Name of what was executed, such as ``gemm``; of a recorded step also the tensor.
         dtype: Dtype of the tensor.
         index: Index of the first wrong element, in C order.
-        expected, got: Its values.
+        expected, got: Expected and computed value of this element.
         count, size: Wrong elements, and all of the tensor.
         layout: How the wrong elements lie, such as ``all in row 3``; empty where they have no such order.
     """

@@ -107,7 +107,7 @@ class DdpJob:
 
 
 def ddp_job(job: Job, cost: LinkCost | None = None) -> DdpJob:
-    """The training under DDP that a job is; ``cost``: of a collective, instead of one fitted to those of the trace.
+    """The training under DDP that a job is; ``cost``: cost of a collective, instead of one fitted to those of the trace.
 
     Raises:
         UsageError: gradients, a backward pass or all-reduces are missing, or ranks do not have the same ones.

@@ -19,7 +19,7 @@ class Missing(NamedTuple):
     """A rank that had not entered a collective which others had entered.
 
     Attributes:
-        group, number: Of the collective.
+        group, number: Group and number of the collective.
         ranks: The one that was missing; where no dump names the members of the group, those that may have been.
         collective: Collective as the others called it; None: no dump holds it any more.
         waiting: Ranks in it.

@@ -44,7 +44,7 @@ def flatten(
     other one.
 
     Args:
-        start, end: Of events, microseconds.
+        start, end: Times of events, microseconds.
         is_cut: Events that become operations of their own.
         until: When the thread went on after an event: later than its end where it waited for what the event had launched.
         elsewhere: When operations of other threads ended, in order.

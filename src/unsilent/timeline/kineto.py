@@ -40,7 +40,7 @@ class Recording:
         anchors: Rows by rank: seconds, offset of the rank's clock and bound of the offset's error; float64[k, 3].
         gradients: When each parameter's gradient was ready, by rank.
         step_times: Begin and end of each step in seconds, by rank, float64[steps, 2].
-        memory, parts: By rank, as in `unsilent.timeline.job.Job`; without ranks that recorded no memory.
+        memory, parts: Rows and parts by rank, as in `unsilent.timeline.job.Job`; without ranks that recorded no memory.
         notes: Notes for the reader, one sentence each.
     """
 

@@ -75,7 +75,7 @@ class Pattern(NamedTuple):
     """The operations that each data-parallel rank runs in each step; arrays with m elements, in the order of stages.
 
     Attributes:
-        stage, type: Of each operation, int64.
+        stage, type: Stage and type of each operation, int64.
         number: Among those of its worker and type, as recorded.
         chunk, model_chunk: Part of the model on the worker, and in the model; -1: none.
         start, end: Usual seconds since the step's begin, float64.

@@ -72,7 +72,7 @@ class RankTrace:
 
     Attributes:
         name: Name of the file.
-        rank, world_size: Of the job; a world size of 0 is unknown.
+        rank, world_size: Rank, and ranks of the job; a world size of 0 is unknown.
         distributed: Facts on the job in the trace.
         base: Unix nanoseconds that times count from.
         anchors: Rows of Unix seconds, offset and bound of the rank's clock, float64[k, 3].

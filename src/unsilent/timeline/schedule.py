@@ -22,7 +22,7 @@ class Level(NamedTuple):
     """Chains that can start once those of earlier levels have ended; indices count chains in the order of the replay.
 
     Attributes:
-        first, last: Those from ``first`` to ``last`` start.
+        first, last: Numbers of the first chain that starts, and of the first one after these.
         sources: Chains that they depend on, together; empty in the first level.
         source_begins: Where in ``sources`` those of each chain begin.
         behind: Where in ``sources`` it is not the first operation of the chain that counts, but one that follows in it.

@@ -22,7 +22,7 @@ class StepSplit:
 
     Attributes:
         ranks: Ranks of the rows.
-        begin, end: Of the steps: of its first operation, and of the next step's first (or its last operation's end).
+        begin, end: Begin of the first operation of each step, and of that of the next step (or its last operation's end).
         compute: Something computed.
         transfer: Time in which nothing computed, and a collective was transferred that all its ranks had entered; or, as transfer
             and waiting cannot be separated there, the rank was in a collective whose other ranks were not found.

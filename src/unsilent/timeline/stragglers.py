@@ -131,7 +131,7 @@ def has_like_parts(job: Job) -> bool:
 
 
 def excesses(job: Job, split: StepSplit | None = None) -> list[Excess]:
-    """How late every rank is in every part, the clearest first; ``split``: of the job, where it is known already.
+    """Excesses of every rank in every part, the clearest first; ``split``: split of the job, where it is known already.
 
     Empty where ranks or steps are too few to compare, and where parts are not alike.
     """

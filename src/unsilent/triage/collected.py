@@ -47,7 +47,7 @@ class Collected(Shown):
     """The incident that was written, and its parts.
 
     Attributes:
-        job, folder: What was looked through, and the folder of the incident.
+        job, folder: Folder that was looked through, and that of the incident.
         incident: Incident that was written.
         is_new: Whether no alarm had written one.
     """

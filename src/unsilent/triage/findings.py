@@ -108,7 +108,7 @@ class Finding:
             wrong by themselves, in a step; ``UNANSWERED``: nothing could be read.
         text: Sentence on what was found, or what was looked at.
         kind: Kind of what is unusual there; None where nothing is.
-        ranks, tensor, step: Its place, as far as it is known.
+        ranks, tensor, step: Place of the finding, as far as it is known.
         numbers: Numbers that it rests on, by name.
         missing: Sentences on parts that could not be read.
     """

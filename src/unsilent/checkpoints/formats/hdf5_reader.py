@@ -34,7 +34,7 @@ class Limits:
 
     Attributes:
         memory: Bytes of address space.
-        cpu_seconds, seconds: Of its processor, and of the clock.
+        cpu_seconds, seconds: Seconds of its processor, and of the clock.
         chunks: Most chunks of all datasets together.
     """
 
@@ -51,7 +51,7 @@ class Chunk(NamedTuple):
     """A chunk that is in the file.
 
     Attributes:
-        offset, size: Its bytes in the file.
+        offset, size: Place and number of its bytes in the file.
         skipped: Bit n is set where filter n was not applied.
         start: Index of its first element in the dataset.
     """

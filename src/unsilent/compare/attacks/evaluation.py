@@ -46,7 +46,7 @@ class Task:
 
     Attributes:
         pair: Models that the attacker has.
-        original, deployed: What is scored.
+        original, deployed: Models that are scored.
         inputs: Clean inputs [n, …] that all models get right.
         labels: Right answers, int64[n].
         valid: Least and largest valid numbers of an input.
@@ -68,7 +68,8 @@ class Scores:
 
     Attributes:
         attack: Name of the attack.
-        evasive, evasive_top5, wrong: By rule, bool[n]; ``wrong``: the deployed model is wrong, whatever the original answers.
+        evasive, evasive_top5, wrong: Whether each input is one, by rule, bool[n]; ``wrong``: by the deployed model,
+            whatever the original answers.
         confidence_change: How much less sure of the label the deployed model is than the original at the last step, float64[n].
         largest_change: Largest change of a number of any input that is scored, as a share of the valid range.
         steps: Steps to the first evasive input, in the mean over the inputs that have one; NaN where none has.

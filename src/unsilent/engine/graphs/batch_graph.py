@@ -93,8 +93,8 @@ class BatchGraph:
     Attributes:
         capacity: Evaluations that can be collected before they are read.
         output: Output of the last evaluation; its memory is used again by the next.
-        seconds, plain_seconds, verdict_seconds: Of an evaluation by this graph, of a plain one, both with the verdict, and of a
-            plain verdict; measured by who made it.
+        seconds, plain_seconds, verdict_seconds: Seconds of an evaluation by this graph, of a plain one, both with the verdict,
+            and of a plain verdict; measured by who made it.
 
     Raises:
         Exception: whatever ``capture`` raises.

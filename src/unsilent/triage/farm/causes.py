@@ -25,7 +25,7 @@ class Replica:
     """The model, optimizer and batch of one rank.
 
     Attributes:
-        batch, loss: Of the step.
+        batch, loss: Batch and loss of the step.
         sent: Gradients, as they reach the other ranks.
         is_zeroing: Whether gradients are set to zero before this step.
         is_updating: Whether the optimizer makes this step.

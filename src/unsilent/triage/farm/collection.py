@@ -44,7 +44,7 @@ class MadeIncident:
     """An incident of a collection.
 
     Attributes:
-        alarms, twin_alarms: That were raised, and in the run without the cause.
+        alarms, twin_alarms: Number of alarms that were raised, and in the run without the cause.
     """
 
     planned: PlannedIncident

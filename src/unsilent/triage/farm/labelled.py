@@ -34,7 +34,7 @@ class GradedQuery:
     Attributes:
         grade: 3: the finding names the place of the cause (rank, tensor or step) and its kind; 2: its place; 1: it differs from
             that of the run without the cause; 0: neither.
-        outcome, kind: Of the finding.
+        outcome, kind: Outcome and kind of the finding.
         is_same: Whether the run without the cause gives the same finding.
         seconds: Seconds that the query took.
     """

@@ -41,7 +41,7 @@ class PlannedIncident:
 
     Attributes:
         number: Number in its collection.
-        family, kind: Of the cause, of `FAMILIES`; of real processes, `REAL` with the kind, and a variety of it.
+        family, kind: Family and kind of the cause, of `FAMILIES`; of real processes, `REAL` with the kind, and a variety of it.
         workload: Name in `WORKLOADS`.
         world_size: Number of ranks.
         rank: Rank that the cause is in; -1: in all ranks alike.

@@ -30,7 +30,7 @@ class SceneModel:
         version: Raised whenever the scenes, the model or its training change.
         build: Makes the model with fresh weights, for images [n, 1, 32, 32].
         scenes: Number of scenes that it is trained on.
-        targets: Targets that it learns of scenes, [n, ...]; ``loss``: of its output and targets.
+        targets, loss: Targets that it learns of scenes, [n, ...], and the loss of its output and these.
         score: The score that ``goal`` is about, of the trained model on scenes; without gradients.
         run: The answer to images, which ``judge`` compares.
     """
