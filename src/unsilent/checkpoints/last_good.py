@@ -171,7 +171,7 @@ def last_good_checkpoint(
         raise UsageError(f"{root} is no folder; give the folder that checkpoints are in")
     if manifest_path(root).exists():
         raise UsageError(f"{root} is a checkpoint itself; give the folder that it is in")
-    newest_first = sorted(map(_found, _checkpoints_below(root)), key=_age)
+    newest_first = sorted(map(_dated_checkpoint, _checkpoints_below(root)), key=_age)
     result, is_found = [], False
     for checkpoint in newest_first:
         verdict = OLDER
@@ -214,7 +214,7 @@ def _has_format(folder: Path) -> bool:
         return False
 
 
-def _found(path: Path) -> FoundCheckpoint:
+def _dated_checkpoint(path: Path) -> FoundCheckpoint:
     step, step_from = _step_of(path)
     try:
         written = path.stat().st_mtime

@@ -121,13 +121,13 @@ class ZipDirectory:
         self._files, self._file, self._start = files, file, start
         self._size = files.size(file) - start if size is None else size
         self._where = files.shown(file)
-        self._found = self._central()
-        self.names = [name for _, _, name, _ in self._found]
+        self._records = self._central()
+        self.names = [name for _, _, name, _ in self._records]
 
     @cached_property
     def entries(self) -> dict[str, ZipEntry]:
         """The entries by name, each checked against its header. Raises ``UsageError``."""
-        entries = [self._entry(*record) for record in self._found]
+        entries = [self._entry(*record) for record in self._records]
         result = {entry.name: entry for entry in entries}
         if len({name.lower() for name in result}) != len(entries):  # some loaders do not tell them apart
             raise self._damaged("two entries have the same name")

@@ -45,25 +45,25 @@ class OperationRecorder(DispatchMode):
         super().__init__(self._calls)
         self.steps: list[OperationRecord] = []
         self._clear = clear
-        self._made: dict[int, Any] = {}
+        self._result_storages: dict[int, Any] = {}
         """Storages of results by address, held so that no address is used twice."""
 
     def run(self, run: Callable[[], Any]) -> list[OperationRecord]:
         """Watch one run."""
         with self:
             run()
-        self._made.clear()
+        self._result_storages.clear()
         return self.steps
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, arguments_hash, outside = self._calls.next_name(func), digest_given(args, kwargs), 0
         if not func.is_view:  # a view reads nothing: the operation that uses it is the one to name
-            outside = digest([t for t in operands_of(args, kwargs) if _storage(t) not in self._made])
+            outside = digest([t for t in operands_of(args, kwargs) if _storage(t) not in self._result_storages])
         result = func(*args, **kwargs)
         results = [*flatten(result), *written_by(func, args, kwargs)]
         for tensor in (t for t in results if isinstance(t, Tensor) and not func.is_view):
             if (key := _storage(tensor)) is not None:
-                self._made[key] = tensor.untyped_storage()
+                self._result_storages[key] = tensor.untyped_storage()
         if gives_uninitialised(func):
             if self._clear:
                 _zero(result)

@@ -89,13 +89,13 @@ class HeldTraining:
         ]
         # Of a tensor that repeats the same memory (``expand``) each cell once.
         self.live = [drop_repeated_dimensions(t) if t.layout is torch.strided else t for t in live.values()]
-        self._kept = copies(self.live)
-        self._others = [(holder, copy.deepcopy(holder.state_dict())) for holder in stateful_objects]
+        self._copies = copies(self.live)
+        self._stateful_objects = [(holder, copy.deepcopy(holder.state_dict())) for holder in stateful_objects]
         self.generators = save_generator_states(generators)
 
     def has_content_of(self, tensor: Tensor) -> bool | None:
         """Whether a tensor still has the bits that are held of it; None where it is not held."""
-        copied = next((copied for live, copied in zip(self.live, self._kept, strict=True) if live is tensor), None)
+        copied = next((copied for live, copied in zip(self.live, self._copies, strict=True) if live is tensor), None)
         if copied is None or copied.shape != tensor.shape:
             return None
         return torch.equal(copied.to(tensor.device), tensor.detach())
@@ -114,7 +114,7 @@ class HeldTraining:
             else:
                 value.clear()
                 value.update(then)
-        for tensor, copied in zip(self.live, self._kept, strict=True):
+        for tensor, copied in zip(self.live, self._copies, strict=True):
             if (tensor.dtype, tensor.shape, tensor.stride()) == (copied.dtype, copied.shape, copied.stride()):
                 tensor.data.copy_(copied)
             else:
@@ -123,7 +123,7 @@ class HeldTraining:
             parameter.grad = gradient
         for parameter, trained in self._trained:
             parameter.requires_grad_(trained)
-        for holder, state in self._others:
+        for holder, state in self._stateful_objects:
             holder.load_state_dict(copy.deepcopy(state))
         self.generators()
 
@@ -140,4 +140,4 @@ class HeldTraining:
     @property
     def nbytes(self) -> int:
         """Bytes of all copies."""
-        return sum(t.numel() * t.element_size() for t in self._kept)
+        return sum(t.numel() * t.element_size() for t in self._copies)

@@ -218,19 +218,19 @@ class _Order:
         weights = set_weights(result.needed, self._odds) + self._fixed
         self.useful = {v.index for v in tape.values if v.producer is not None and weights[v.index] > 0}
         self._held = set(self.useful)
-        self._given: list[tuple[float, int]] = []
+        self._given_up: list[tuple[float, int]] = []
         self._rounds = self._run()
 
     def at(self, n: int) -> tuple[float, int]:
         """Loss for each byte, never falling with ``n``, and the value that goes as the n-th; infinity when all are gone."""
-        while len(self._given) <= n:
+        while len(self._given_up) <= n:
             batch = next(self._rounds, None)
             if batch is None:
                 return float("inf"), -1
             for loss, value in batch:
-                before = self._given[-1][0] if self._given else 0.0
-                self._given.append((max(loss, before), value))
-        return self._given[n]
+                before = self._given_up[-1][0] if self._given_up else 0.0
+                self._given_up.append((max(loss, before), value))
+        return self._given_up[n]
 
     def _run(self) -> Iterator[list[tuple[float, int]]]:
         while candidates := sorted(v for v in self._held if self._bytes[v]):

@@ -65,8 +65,8 @@ class Recorder(DispatchMode):
         self._calls = calls
         self._current: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._numbers: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._given = {t.untyped_storage()._cdata for t in own}
-        self._explained = self._given | {t.untyped_storage()._cdata for t in attributes}
+        self._memory_before = {t.untyped_storage()._cdata for t in own}
+        self._explained = self._memory_before | {t.untyped_storage()._cdata for t in attributes}
         self._handed_out: dict[int, str] = {}
         self._thread = threading.get_ident()
         self._broken: Unrecordable | None = None
@@ -157,7 +157,7 @@ class Recorder(DispatchMode):
 
     def _write(self, node: Node, tensor: Tensor, key: int) -> Write:
         old = self._value(tensor)
-        if key in self._given or (old in self.tape.externals and self._value_of(old).nbytes > LARGEST_CONSTANT):
+        if key in self._memory_before or (old in self.tape.externals and self._value_of(old).nbytes > LARGEST_CONSTANT):
             raise Unrecordable(f"{node.name} writes into memory that existed before the run")
         home = self._value_of(old).storage_window
         new = self._add(node.index, tensor.untyped_storage().nbytes(), home)
@@ -231,7 +231,7 @@ class Recorder(DispatchMode):
         tensor = tensor.detach() if tensor.requires_grad else tensor
         key, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
         index = self._new(tensor, None)
-        if key not in self._given and size <= LARGEST_CONSTANT:
+        if key not in self._memory_before and size <= LARGEST_CONSTANT:
             tensor = private_copy(tensor)
         elif size:
             self.tape.by_storage[tensor.untyped_storage().data_ptr()] = index

@@ -102,10 +102,10 @@ def _parting(
 
 def _place(run: Mapping[str, Any], number: int) -> UserCodeLine | None:
     file, line, function = run["places"][number]
-    return UserCodeLine(_shown(file), line, function) if line else None
+    return UserCodeLine(_shown_path(file), line, function) if line else None
 
 
-def _shown(file: str) -> str:
+def _shown_path(file: str) -> str:
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative
 
@@ -114,5 +114,5 @@ def source_read_locations(run: Mapping[str, Any]) -> dict[str, list[tuple[bool, 
     """Where a run read its sources: source -> (called by the user's own line?, function, line)."""
     by_name: dict[str, list[tuple[bool, str, UserCodeLine]]] = {}
     for source, call, file, line, function, direct in run["reads"]:
-        by_name.setdefault(source, []).append((direct, call, UserCodeLine(_shown(file), line, function)))
+        by_name.setdefault(source, []).append((direct, call, UserCodeLine(_shown_path(file), line, function)))
     return by_name

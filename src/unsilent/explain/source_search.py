@@ -86,7 +86,7 @@ class NondeterminismSearch:
     """The search for the sources of one loop."""
 
     def __init__(self, launcher: Launcher, runs: int, shown: Shown = lambda finding: None) -> None:
-        self._launcher, self._runs, self._shown = launcher, runs, shown
+        self._launcher, self._runs, self._on_finding = launcher, runs, shown
         self._findings: list[FoundSource] = []
         self._pins: Pins = frozenset()
         self._open: RunDivergence | None = None
@@ -135,10 +135,10 @@ class NondeterminismSearch:
         if self._open is None:
             _check_work(self._unpinned)
         while self._open is not None:
-            result = self._one(self._pins, self._open) or self._together(self._pins, self._open)
+            result = self._single_source(self._pins, self._open) or self._together(self._pins, self._open)
             for finding in result or [FoundSource(None, self._open, self._open, self._runs)]:
                 self._findings.append(finding)
-                self._shown(finding)
+                self._on_finding(finding)
             if not result:
                 return
             self._pins |= {f.source for f in result if f.source}
@@ -202,7 +202,7 @@ class NondeterminismSearch:
     def _times(parting: RunDivergence) -> int:
         return 2 if parting.kind in _GUESSED else 1
 
-    def _one(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
+    def _single_source(self, pins: Pins, parting: RunDivergence) -> list[FoundSource]:
         """The source that helps alone."""
         assert self._first is not None
         reads = source_read_locations(self._first)

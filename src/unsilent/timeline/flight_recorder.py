@@ -155,7 +155,7 @@ class _Reader:
 
     def __init__(self, known: dict[Collective, Collective]) -> None:
         self._known = known
-        self._left = MOST_PARTS
+        self._parts_left = MOST_PARTS
 
     def dump(self, value: Any, rank: int) -> Dump:
         top = _mapping(value, "it")
@@ -225,8 +225,8 @@ class _Reader:
     def _list(self, value: Any, name: str, length: int | None = None) -> Sequence[Any]:
         if not isinstance(value, (list, tuple)) or (length is not None and len(value) != length):
             raise ValueError(f"its {name} are no list" if length is None else f"its {name} is not {length} texts")
-        self._left -= len(value) + 1
-        if self._left < 0:
+        self._parts_left -= len(value) + 1
+        if self._parts_left < 0:
             raise ValueError(f"it has more than {MOST_PARTS:,} entries, sizes and frames")
         return value
 

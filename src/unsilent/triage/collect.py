@@ -54,7 +54,7 @@ def collect(
     if recorded is not None and step is not None:
         raise UsageError(f"--step is {step}, and {recorded} says which step it is; leave --step out")
     _check_output(root, output)
-    files, reports = job_files.files_below(root), dict(_given(report, earlier))
+    files, reports = job_files.files_below(root), dict(_given_parts(report, earlier))
     collection = _Collection(root, output)
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -211,7 +211,7 @@ class _Collection:
         self.last_step, self.world_size = max(self.last_step, step), max(self.world_size, ranks)
 
 
-def _given(report: str | None, earlier: Path | None) -> Iterator[tuple[CollectedPart, bytes]]:
+def _given_parts(report: str | None, earlier: Path | None) -> Iterator[tuple[CollectedPart, bytes]]:
     """The report and the configuration of an earlier job, with what their files hold. Raises ``UsageError``."""
     if report is not None:
         is_file = len(report) < LONGEST_PATH and "\n" not in report and Path(report).is_file()

@@ -49,7 +49,7 @@ class GoldenPass:
     """
 
     def __init__(self, memory: int, wanted: Collection[int] | None = None) -> None:
-        self._left, self._wanted = memory, wanted
+        self._bytes_left, self._wanted = memory, wanted
         self.seen: list[TracedOutput] = []
         self.kept: dict[int, Tensor] = {}
 
@@ -58,9 +58,9 @@ class GoldenPass:
         number, size = len(self.seen), tensor.numel() * tensor.element_size()
         self.seen.append(TracedOutput(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size))
         if self._wanted is None or number in self._wanted:
-            if size <= self._left or not self.kept:
+            if size <= self._bytes_left or not self.kept:
                 self.kept[number] = tensor.cpu().clone()
-            self._left -= size  # also where it was not kept: the next run begins there
+            self._bytes_left -= size  # also where it was not kept: the next run begins there
 
 
 class FaultyPass:
@@ -72,7 +72,7 @@ class FaultyPass:
     """
 
     def __init__(self, golden: Sequence[TracedOutput], kept: Mapping[int, Tensor]) -> None:
-        self._golden, self._kept = golden, kept
+        self._golden, self._golden_outputs = golden, kept
         self._together = True
         self.seen: list[TracedOutput] = []
         self.changes: dict[int, OutputDifference] = {}
@@ -90,8 +90,8 @@ class FaultyPass:
             self.changes[number] = OutputDifference()
         elif (golden.dtype, golden.shape) != (seen.dtype, seen.shape):
             self.changes[number] = OutputDifference(tensor.numel() or 1)
-        elif number in self._kept:
-            self.changes[number] = change(self._kept[number], tensor.cpu())
+        elif number in self._golden_outputs:
+            self.changes[number] = change(self._golden_outputs[number], tensor.cpu())
 
 
 class PassComparison(NamedTuple):

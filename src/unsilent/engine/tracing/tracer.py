@@ -137,7 +137,7 @@ class Tracer(DispatchMode):
         step = self._calls.current_micro_step if isinstance(self._calls, StepOperationNamer) else 0
         names = {work_item.entry: work_item.name for work_item in work}
         unowned = "" if names else f"{UPDATE}#{self._count(UPDATE, operation_name(func), 0)}"
-        outputs = list(_given(func, args, kwargs, result))
+        outputs = list(_returned_tensors(func, args, kwargs, result))
         entries = first_tensor_list(args)
         for i, tensor in enumerate(outputs):
             number, entry = (i, None) if entries is None else divmod(i, len(entries))
@@ -186,12 +186,12 @@ def computed_outputs(
     if gives_uninitialised(func) or is_view(func, args, kwargs, result):
         return
     workspace = _WORKSPACE.get(operation_name(func))
-    for number, tensor in enumerate(_given(func, args, kwargs, result)):
+    for number, tensor in enumerate(_returned_tensors(func, args, kwargs, result)):
         if number != workspace:
             yield number, tensor
 
 
-def _given(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Tensor]:
+def _returned_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Tensor]:
     """Tensors that an operation returns; of one that returns nothing those that it writes."""
     output = list(tensors_in(result))
     yield from output or written_by(func, args, kwargs)

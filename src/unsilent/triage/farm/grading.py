@@ -64,10 +64,10 @@ def _names_place(planned: PlannedIncident, finding: Finding) -> bool:
 
 def is_same(finding: Finding, twin: Finding) -> bool:
     """Whether two findings say the same: both that nothing was found, or the same kind at the same place."""
-    return _said(finding) == _said(twin)
+    return _named_place(finding) == _named_place(twin)
 
 
-def _said(finding: Finding) -> tuple[object, ...]:
+def _named_place(finding: Finding) -> tuple[object, ...]:
     if finding.outcome not in (Outcome.LOCALISED, Outcome.DIFFERS):
         return ()
     return finding.outcome, finding.kind, finding.ranks, finding.tensor, finding.step

@@ -34,7 +34,7 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     unlike = [name for name in names if len({repr(settings.get(name)) for settings in groups.values()}) > 1]
     if unlike:
         values = "; ".join(
-            f"rank {rank}: {_shown(settings.get(unlike[0]))}" for rank, settings in list(groups.items())[:8]
+            f"rank {rank}: {_value_text(settings.get(unlike[0]))}" for rank, settings in list(groups.items())[:8]
         )
         text = f"settings of optimizers differ between ranks: {listed(map(_name, unlike), MOST_SHOWN)} ({values})"
         return _differs(unlike[0], text, bundle.incident.step, missing)
@@ -43,7 +43,8 @@ def answer(bundle: Bundle, blanks: Blanks) -> Finding:
     missing += why_not_now + why_not_earlier
     if differ := differing_settings(bundle):
         differences = (
-            f"{_name(name)}: {_shown(then)} then, {_shown(value)} now" for name, (then, value) in differ.items()
+            f"{_name(name)}: {_value_text(then)} then, {_value_text(value)} now"
+            for name, (then, value) in differ.items()
         )
         text = f"settings are not those of the earlier job: {listed(differences, MOST_SHOWN)}"
         return _differs(next(iter(differ)), text, 0, missing)
@@ -93,5 +94,5 @@ def _name(name: str) -> str:
     return escape_unprintable(name[:LONGEST_VALUE])
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return _ABSENT if value is _ABSENT else ascii(value)[:LONGEST_VALUE]

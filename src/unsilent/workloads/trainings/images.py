@@ -123,7 +123,7 @@ def train_resnet(
         variant,
         "residual network" + ("" if chosen.norm else " without batch norm"),
         build,
-        _own(data) if data is not None else _digits(),
+        _own_images(data) if data is not None else _digits(),
         BuiltInTrainingOptions(
             steps, batch, optimizer or chosen.optimizer, chosen.rate if rate is None else rate, dropout, amp, device
         ),
@@ -235,7 +235,7 @@ def _digits() -> ImageData:
     return ImageData(d.train, d.train_labels, d.test, d.test_labels, -1.0, DESCRIPTION, CITATION, d.hash)
 
 
-def _own(path: str) -> ImageData:
+def _own_images(path: str) -> ImageData:
     """Images of the user's own. Raises ``UsageError`` where there are too few."""
     images, labels = read_images(path, 10)
     if len(images) < LEAST:
