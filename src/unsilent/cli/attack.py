@@ -39,7 +39,7 @@ def read_fraction(given: str) -> float:
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """Options on what is attacked, and how."""
+    """Options for what is attacked, and how."""
 
     workload: Annotated[str, Option(
         "The workload: built in, file.py:name or package.module:name.", WORKLOAD_PANEL,

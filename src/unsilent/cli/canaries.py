@@ -25,7 +25,7 @@ DEVICE = Option("auto, cpu or cuda[:i].", EXECUTION_PANEL)
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """Options on the inputs that are stored, and where."""
+    """Options for the inputs that are stored, and where."""
 
     workload: Annotated[
         str,
@@ -49,7 +49,7 @@ class MakeOptions:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Options on the model that is compared with canaries."""
+    """Options for the model that is compared with canaries."""
 
     file: Annotated[Path, Option("A file of unsilent canaries make.", "", missing_error=NO_FILE)]
     model: Annotated[

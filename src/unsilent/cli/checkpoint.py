@@ -22,7 +22,7 @@ from unsilent.command import FILES, Command, DisplayOptions, PageOptions, Progre
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """Options on the tensors that are listed."""
+    """Options for the tensors that are listed."""
 
     path: Annotated[Path, CHECKPOINT]
     section: Annotated[tuple[str, ...], Option(
@@ -58,7 +58,7 @@ def inspect(asked: Asked) -> int:
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """Options on what is compared."""
+    """Options for what is compared."""
 
     first: Annotated[Path, CHECKPOINT]
     second: Annotated[Path, Option(
@@ -88,7 +88,7 @@ def diff(asked: Asked) -> int:
 
 @dataclass(frozen=True)
 class ManifestOptions:
-    """Options on what is hashed, and where the manifest goes."""
+    """Options for what is hashed, and where the manifest goes."""
 
     path: Annotated[Path, CHECKPOINT]
     output: Annotated[
@@ -128,7 +128,7 @@ def manifest(asked: Asked) -> int:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Options on what is compared with which manifest."""
+    """Options for what is compared with which manifest."""
 
     path: Annotated[Path, CHECKPOINT]
     manifest: Annotated[Path | None, Option(

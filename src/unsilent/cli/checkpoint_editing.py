@@ -34,7 +34,7 @@ class EditOptions:
 
 @dataclass(frozen=True)
 class CorruptOptions:
-    """Options on the faults that are drawn."""
+    """Options for the faults that are drawn."""
 
     path: Annotated[Path, CHECKPOINT]
     at: Annotated[
@@ -92,7 +92,7 @@ def corrupt(asked: Asked) -> int:
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Options on the injection that is repeated, and its names."""
+    """Options for the injection that is repeated, and its names."""
 
     path: Annotated[Path, CHECKPOINT]
     injection: Annotated[Path, Option(
@@ -140,7 +140,7 @@ def _order_of_axes(text: str) -> tuple[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class UndoOptions:
-    """Options on the edits that are undone."""
+    """Options for the edits that are undone."""
 
     path: Annotated[Path, CHECKPOINT]
     everything: Annotated[bool, Option("Undo all edits, not only the last one.", EXECUTION_PANEL, "all")] = False

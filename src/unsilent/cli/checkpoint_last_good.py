@@ -22,7 +22,7 @@ Exit code: 1 where none is, 0 where one was found.
 
 @dataclass(frozen=True)
 class LastGoodOptions:
-    """Options on the checkpoints that are looked at."""
+    """Options for the checkpoints that are looked at."""
 
     folder: Annotated[Path, Option(
         "Folder with checkpoints, also in its folders.", "", parser=whole_checkpoint, metavar="DIR",

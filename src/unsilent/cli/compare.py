@@ -26,7 +26,7 @@ USAGE = "expected unsilent compare ORIGINAL DEPLOYED, such as unsilent compare d
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Options on what is compared, and what is allowed."""
+    """Options for what is compared, and what is allowed."""
 
     original: Annotated[str, Option(
         "The original: a workload, or with --workload a checkpoint.", WORKLOAD_PANEL,

@@ -20,7 +20,7 @@ NO_STORES = "two stores are needed; give the stores of two campaigns of the same
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """Options on what is compared, and where the page goes."""
+    """Options for what is compared, and where the page goes."""
 
     first: Annotated[Path, Option("The store of a campaign (A).", "", metavar="STORE", missing_error=NO_STORES)]
     second: Annotated[Path, Option("Another store (B).", "", metavar="OTHER", missing_error=NO_STORES)]

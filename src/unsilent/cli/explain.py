@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Options on the runs that are compared, and how far.
+    """Options for the runs that are compared, and how far.
 
     Attributes:
         runs, steps, deadline: See `explain_run_differences`; None: the default there.

@@ -65,7 +65,7 @@ def _needs(data: str, weights: str) -> str:
 
 @dataclass(frozen=True)
 class FaultListOptions:
-    """Options on the fault models that are listed."""
+    """Options for the fault models that are listed."""
 
     accelerator: Annotated[
         str | None,

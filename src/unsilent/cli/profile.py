@@ -18,7 +18,7 @@ NO_WORKLOAD = "no workload was given; expected unsilent profile WORKLOAD, such a
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Options on what is profiled, and where the profile goes."""
+    """Options for what is profiled, and where the profile goes."""
 
     workload: Annotated[
         str | None,

@@ -22,7 +22,7 @@ NO_STORE = "no store was named; give the store of a campaign and a trial of it, 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Options on the trial that runs again, and what of it is not built in."""
+    """Options for the trial that runs again, and what of it is not built in."""
 
     store: Annotated[Path, Option("A campaign store.", "", missing_error=NO_STORE)]
     trial: Annotated[str | None, Option("The trial, like top_mlp/x8/17.", "", is_argument=True)] = None
@@ -40,7 +40,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Options on what else kinds with ``replay_choices`` show of a trial."""
+    """Options for what else kinds with ``replay_choices`` show of a trial."""
 
     trace: Annotated[bool, Option(
         "Show how the fault spreads: compare every operation with the golden run.", OUTPUT_PANEL)] = False  # fmt: skip

@@ -16,7 +16,7 @@ NO_FILE = "no injection was named; give the .csv file of a published injection"
 
 @dataclass(frozen=True)
 class InjectionOptions:
-    """Options on what is replayed, on which images, and what is written of it."""
+    """Options for what is replayed, on which images, and what is written of it."""
 
     file: Annotated[Path, Option("A published injection.", "", metavar="FILE.csv", missing_error=NO_FILE)]
     data: Annotated[str | None, Option("Images as .npz, or digits (built-in).", WORKLOAD_PANEL)] = None

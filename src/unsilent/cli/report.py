@@ -21,7 +21,7 @@ NO_STORE = "no store was named; give the store of a campaign, a card, or events 
 
 @dataclass(frozen=True)
 class StoredReportOptions:
-    """Options on what is shown, and where the page goes."""
+    """Options for what is shown, and where the page goes."""
 
     store: Annotated[Path, Option(
         "A campaign store, a card, or events of a monitored training.", "", missing_error=NO_STORE)]  # fmt: skip
@@ -42,7 +42,7 @@ class StoredReportOptions:
 
 @dataclass(frozen=True)
 class CardOptions:
-    """Options on the card of a store of ``unsilent pvf``."""
+    """Options for the card of a store of ``unsilent pvf``."""
 
     card: Annotated[
         bool,

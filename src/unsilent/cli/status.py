@@ -56,7 +56,7 @@ class Status:
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """Options on the stores that are listed."""
+    """Options for the stores that are listed."""
 
     stores: Annotated[tuple[Path, ...], Option(
         "Stores, or folders of stores.", "", metavar="STORE", is_argument=True, is_repeatable=True,

@@ -17,7 +17,7 @@ unsilent triage INCIDENT --model FILE uses the model.
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options on the collections to learn from, and where the model goes."""
+    """Options for the collections to learn from, and where the model goes."""
 
     farms: Annotated[tuple[Path, ...], Option(
         "Folders of collections of incidents with labels.jsonl.", "", metavar="FARM", is_argument=True, is_repeatable=True,

@@ -45,7 +45,7 @@ NO_EVENTS = "no events were named; give the file that the job writes them to, or
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Options on what is watched, and how it is shown."""
+    """Options for what is watched, and how it is shown."""
 
     events: Annotated[Path, Option(
         "Events of a monitored job: the file that the job was given (several ranks: the same name), or its folder.", "",

@@ -44,7 +44,7 @@ class SourceProbe:
 
 
 class SourceInterceptor:
-    """Recorder of what a run reads besides its program.
+    """Replaces the sources that a run reads besides its program, and records who reads them.
 
     Args:
         pinned: Sources to pin.

@@ -25,7 +25,7 @@ NO_SYSTEM = "no system was given; expected unsilent placement SYSTEM, such as a1
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Options on what is placed on which machine."""
+    """Options for what is placed on which machine."""
 
     system: Annotated[str, Option(
         "The machine: a100, v100 or h100-nvl with the number of nodes (a100:4), here, a .toml file, a .json file of unsilent "
@@ -99,7 +99,7 @@ class PlacementOptions:
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Options on what is measured on which job."""
+    """Options for what is measured on which job."""
 
     levels: Annotated[str, Option(
         "Levels of the job's machine with their counts, outermost first, like node=2,gpu=4; ranks are numbered in this order.",

@@ -125,7 +125,7 @@ class DigitsVit(nn.Module):
 
 @dataclass(frozen=True)
 class DigitsClassifierSpec:
-    """Differences between classifiers of the digits: images [n, 1, 8, 8] -> scores [n, 10]."""
+    """The specification of one classifier of the digits: images [n, 1, 8, 8] -> scores [n, 10]."""
 
     version: int
     """Raised whenever the model or its training changes."""

@@ -177,7 +177,7 @@ def fit_to_help_texts(
 
 @dataclass(frozen=True)
 class CharacterModel:
-    """Differences between workloads of the help texts.
+    """The specification of one workload of the help texts.
 
     Attributes:
         version: Raised whenever the model or its training change.

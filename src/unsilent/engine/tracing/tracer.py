@@ -46,7 +46,7 @@ _WORKSPACE = {
 
 
 class OutputKey(NamedTuple):
-    """The output of an operation that is meant: see `unsilent.basics.fault_trace.TraceRow`."""
+    """Key of one output of an operation: see `unsilent.basics.fault_trace.TraceRow`."""
 
     name: str
     kernel: str

@@ -28,7 +28,7 @@ EXTREME = 1e6
 
 @dataclass(frozen=True)
 class GangSettings:
-    """The training that all ranks of a gang run, and how.
+    """Settings of a gang: the training, and how all of its ranks run it.
 
     Attributes:
         workload: Reference of a training, as `load_training` takes it.
@@ -70,7 +70,7 @@ class ResumeOrder:
 
 @dataclass(frozen=True, eq=False)
 class ResumeStart:
-    """The state that a rank found in its file.
+    """The state that a rank read from its file, described.
 
     Attributes:
         step: Steps done.

@@ -24,7 +24,7 @@ from unsilent.workloads.scenes.composing import (
 
 @dataclass(frozen=True)
 class SceneModel:
-    """Differences between models of scenes.
+    """The specification of one model of scenes.
 
     Attributes:
         version: Raised whenever the scenes, the model or its training change.

@@ -59,7 +59,7 @@ class ImageData(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """Differences between the residual networks; ``rate``: the highest learning rate."""
+    """One variant of the residual network; ``rate``: the highest learning rate."""
 
     optimizer: str
     rate: float
