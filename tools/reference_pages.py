@@ -244,7 +244,7 @@ def fault_codes() -> Iterator[str]:
     from unsilent.recovery.fault_codes import ASD_CODE, ASD_LEVEL, FAULT_CODES
 
     yield "# Fault codes\n\nMade from the code. What the step of an alarm, executed again, says of the fault. Codes are stable."
-    yield "[How it is decided](../concepts/fault-verdicts.md).\n"
+    yield "[How it is decided](../concepts/monitor.md#fault-verdicts).\n"
     rows = (
         (
             f"`{one.code}`",
