@@ -277,7 +277,7 @@ def events() -> Iterator[str]:
     yield f"Every event is a line of the logger `{LOGGER}`, and a line of JSON in the file of `--events`. The field `kind`"
     yield "says which event it is. Numbers that are not finite are the strings `nan`, `inf` and `-inf`. With several ranks,"
     yield "each rank writes a file of its own: `NAME.rank0.jsonl`, `NAME.rank1.jsonl`."
-    yield "[How to watch a training](../howto/watch-training.md).\n"
+    yield "[How to watch a training](../howto/monitor-training.md#watch-a-monitored-training).\n"
     for title, record in {"All events": Event, **{f"`{kind}`": event for kind, event in EVENTS.items()}}.items():
         yield f"### {title}\n"
         yield from prose((record.__doc__ or "").split("Attributes:")[0])
