@@ -14,8 +14,6 @@ from unsilent.report.model import Column, Heading, Part, Plot, Report, SideBySid
 from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import Figure
 
-TEMPLATE = "report.html.jinja"
-
 
 def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
     """Write the page to ``path`` (replacing it in one step) and return the path; raises ``UsageError``."""
@@ -24,7 +22,7 @@ def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
 
 def report_html(report: Report) -> str:
     """The whole page as text."""
-    return render_page(TEMPLATE, template_values(report), figures_by_place(report))
+    return render_page(template_values(report), figures_by_place(report))
 
 
 def figures_by_place(report: Report) -> dict[str, Figure]:

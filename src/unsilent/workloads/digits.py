@@ -31,9 +31,9 @@ from unsilent.workloads.model_fitting import (
     accuracy_of,
     check_option_range,
     fit,
+    model_info,
     no_progress,
     outputs,
-    parameter_count,
 )
 
 DESCRIPTION = "scikit-learn digits (UCI handwritten digits, 8x8 grey), 1,347 training and 450 held-out images"
@@ -218,12 +218,5 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
         input_range=(-1.0, 1.0),
         components=one.components,
         clean=CleanInputs(name, split_originals(range(eval, len(data.test))).__getitem__, clean_copies, batch=128),
-        info={
-            "description": one.description,
-            "data": DESCRIPTION,
-            "accuracy": {"name": one.goal.metric, "value": accuracy},
-            "parameters": parameter_count(model),
-            "samples": eval,
-            "citation": CITATION,
-        },
+        info=model_info(one.description, DESCRIPTION, one.goal, accuracy, model, eval, CITATION),
     )

@@ -25,7 +25,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import SHIFTED, TEST, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
 from unsilent.workloads.clean_inputs import CleanInputs
-from unsilent.workloads.model_fitting import Goal, Progress, Schedule, check_option_range, fit, parameter_count
+from unsilent.workloads.model_fitting import Goal, Progress, Schedule, check_option_range, fit, model_info
 
 CONTEXT = 64
 """Characters that a model sees at once."""
@@ -222,12 +222,5 @@ def character_workload(one: CharacterModel, evaluations: int, seed: int, progres
         name=one.name,
         components=one.components,
         clean=clean_contexts(one.name, evaluated),
-        info={
-            "description": one.description,
-            "data": DESCRIPTION,
-            "accuracy": {"name": one.goal.metric, "value": reached},
-            "parameters": parameter_count(model),
-            "samples": evaluations,
-            "citation": CITATION,
-        },
+        info=model_info(one.description, DESCRIPTION, one.goal, reached, model, evaluations, CITATION),
     )

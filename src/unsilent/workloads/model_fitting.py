@@ -156,6 +156,20 @@ def check_option_range(workload: str, option: str, asked: int, available: int, w
     return asked
 
 
+def model_info(
+    description: str, data: str, goal: Goal, reached: float, model: nn.Module, samples: int, citation: str
+) -> dict[str, Any]:
+    """The ``info`` of a workload whose model was trained to a goal."""
+    return {
+        "description": description,
+        "data": data,
+        "accuracy": {"name": goal.metric, "value": reached},
+        "parameters": parameter_count(model),
+        "samples": samples,
+        "citation": citation,
+    }
+
+
 def parameter_count(model: nn.Module) -> int:
     """Number of trainable numbers, tied ones once."""
     return sum(p.numel() for p in model.parameters())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
 from unsilent.workloads.digits import CITATION, digits
-from unsilent.workloads.model_fitting import Goal, Progress, Schedule, check_option_range, fit, parameter_count
+from unsilent.workloads.model_fitting import Goal, Progress, Schedule, check_option_range, fit, model_info
 from unsilent.workloads.scenes.composing import (
     DESCRIPTION,
     EVALUATION_SCENES,
@@ -79,12 +79,5 @@ def scenes_workload(name: str, one: SceneModel, evaluations: int, seed: int, pro
         name=name,
         components=one.components,
         run=one.run,
-        info={
-            "description": one.description,
-            "data": DESCRIPTION,
-            "accuracy": {"name": one.goal.metric, "value": score},
-            "parameters": parameter_count(model),
-            "samples": evaluations,
-            "citation": CITATION,
-        },
+        info=model_info(one.description, DESCRIPTION, one.goal, score, model, evaluations, CITATION),
     )
