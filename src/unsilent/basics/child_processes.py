@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -36,23 +37,17 @@ def start_child(
 def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:
     """Let it end, which it does where it waits for us, else kill it; and its children, those of one that is over as well."""
     connection.close()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it and its children are gone
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it and its children are gone
     process.wait()
 
 
 def exit_with_parent(parent: int) -> None:
     """End this process when its parent is gone, whatever it is doing: by the kernel on Linux, else soon after."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):
-        pass  # not Linux
     if os.getppid() != parent:
         os._exit(1)
 

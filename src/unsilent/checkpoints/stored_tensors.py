@@ -266,8 +266,3 @@ def dense_block(file: str, offset: int, shape: Shape, checksums: tuple[Checksum,
 def words_from_bytes(tensor: StoredTensor, content: bytes) -> Array:
     """Words in the machine's order of bytes, a copy."""
     return np.frombuffer(content, tensor.file_dtype).astype(tensor.codec.word_dtype)
-
-
-def bytes_from_words(tensor: StoredTensor, words: Array) -> bytes:
-    """Words as the file has them."""
-    return words.astype(tensor.file_dtype).tobytes()

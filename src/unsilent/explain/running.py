@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -154,10 +155,8 @@ def own_hash_seed() -> str | None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and its children; those of one that is over as well."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all are gone
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # all are gone
     process.wait()
 
 

@@ -76,8 +76,6 @@ from unsilent.recovery.rank_link import RankLink
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
-RANK_SETTINGS = frozenset({"events", "record", "metrics_port", "tensorboard", "save_to"})
-"""Settings that may differ from rank to rank."""
 NOT_PLAIN = (
     "monitor.iterate(…) is not looped over directly, so that a counter would go on; write `for batch in monitor.iterate(…)`, "
     "with enumerate or zip inside"
@@ -182,7 +180,7 @@ class Monitor:
                 tuple(full_name(one) for one in self._collector.series),
                 secrets.token_hex(4),
             )
-            everybody = self._exchange.introduce(own, RANK_SETTINGS)
+            everybody = self._exchange.introduce(own)
             rank, world_size = self._exchange.rank, self._exchange.world_size
             if world_size > 1:
                 self._sampling.most_rows = MOST_ROWS_OF_RANKS

@@ -139,11 +139,6 @@ class CostMeter:
         self._looked, self._before = now, totals
         return result
 
-    def leave_out(self, seconds: float) -> None:
-        """So much of the time just now was no part of the training."""
-        self.begun += seconds
-        self._looked += seconds
-
     def _parts(self) -> list[float]:
         """Seconds so far, in the order of `Costs`."""
         read = [self._read["gradients"], self._read["values"], self._read["state"], self.fixed]

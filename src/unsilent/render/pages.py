@@ -54,11 +54,6 @@ def render_page(values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str
     )
 
 
-def write_page(page: str, path: str | os.PathLike[str]) -> Path:
-    """Write a page to ``path`` (replacing it in one step) and return the path; see `write_file`."""
-    return write_file(page.encode("utf-8", "backslashreplace"), path, "the report")
-
-
 def write_file(content: bytes, path: str | os.PathLike[str], what: str) -> Path:
     """Write a file in one step and return its path.
 

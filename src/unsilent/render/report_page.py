@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.render.cells import cell_key, filled_columns, header_text, texts
-from unsilent.render.pages import capitalised, render_page, write_page
+from unsilent.render.pages import capitalised, render_page, write_file
 from unsilent.report.model import Column, Heading, Part, Plot, Report, SideBySide, Table, TableRow, TextBlock, TextCell
 from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import Figure
@@ -17,7 +17,7 @@ from unsilent.report.theme import Figure
 
 def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
     """Write the page to ``path`` (replacing it in one step) and return the path; raises ``UsageError``."""
-    return write_page(report_html(report), path)
+    return write_file(report_html(report).encode("utf-8", "backslashreplace"), path, "the report")
 
 
 def report_html(report: Report) -> str:
