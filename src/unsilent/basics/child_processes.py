@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from typing import Any
 
 EXIT_TIMEOUT = 0.3
 """Seconds that a process has to end by itself once its connection is closed."""
@@ -39,9 +40,14 @@ def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:
     connection.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_TIMEOUT)
-    with contextlib.suppress(ProcessLookupError):  # it and its children are gone
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_with_children(process)
     process.wait()
+
+
+def kill_with_children(process: subprocess.Popen[Any]) -> None:
+    """Kill a process that has a group of its own, and all that it started; those of one that is over as well."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all are gone
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def exit_with_parent(parent: int) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import signal
 import subprocess
 import threading
 from dataclasses import asdict
 from typing import cast
 
+from unsilent.basics.child_processes import kill_with_children
 from unsilent.basics.errors import kind_and_line
 from unsilent.basics.printable import escape_unprintable
 from unsilent.events.event_kinds import AlarmExplained, Event, Verdict
@@ -91,8 +89,7 @@ def run_in_shell(command: str, text: str, seconds: float) -> tuple[int | None, s
     try:
         _, said = process.communicate(text, timeout=seconds)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what the shell has started as well
+        kill_with_children(process)  # what the shell has started as well
         process.communicate()
         return None, ""
     return process.returncode, said
