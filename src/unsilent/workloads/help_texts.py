@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from unsilent.basics.errors import UsageError
 from unsilent.workloads.base import SHIFTED, TEST, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
 from unsilent.workloads.clean_inputs import CleanInputs
-from unsilent.workloads.model_fitting import Goal, Progress, Schedule, check_option_range, fit, model_info
+from unsilent.workloads.model_fitting import FittedModel, Progress, Schedule, check_option_range, fit, model_info
 
 CONTEXT = 64
 """Characters that a model sees at once."""
@@ -175,23 +175,16 @@ def fit_to_help_texts(
     )
 
 
-@dataclass(frozen=True)
-class CharacterModel:
-    """What tells one workload of the help texts from another.
+@dataclass(frozen=True, kw_only=True)
+class CharacterModel(FittedModel):
+    """What tells one workload of the help texts, with a model of token ids int64 [n, 64], from another.
 
     Attributes:
-        version: Raised whenever the model or its training change.
-        build: Makes the model with fresh weights: token ids int64 [n, 64] -> an output.
         score: What ``goal`` is about, of the model, held-out contexts and the characters that follow, see `held_out_contexts`.
         scores_of: Output of the model -> scores of the next character [n, 64, 97].
     """
 
     name: str
-    version: int
-    description: str
-    build: Callable[[], nn.Module]
-    components: Mapping[str, str | Sequence[str]]
-    goal: Goal
     score: Callable[[nn.Module, Tensor, Tensor], float]
     scores_of: Callable[[Any], Tensor] = lambda output: output
 
@@ -222,5 +215,5 @@ def character_workload(one: CharacterModel, evaluations: int, seed: int, progres
         name=one.name,
         components=one.components,
         clean=clean_contexts(one.name, evaluated),
-        info=model_info(one.description, DESCRIPTION, one.goal, reached, model, evaluations, CITATION),
+        info=model_info(one, DESCRIPTION, reached, model, evaluations, CITATION),
     )
