@@ -26,7 +26,7 @@ from unsilent.monitor.sampling import (
     fitting_intervals,
     fitting_rows,
     is_look,
-    share_at,
+    share_at_longest,
 )
 from unsilent.monitor.settings import MonitorSettings
 from unsilent.monitor.signals.trained_parameters import in_turn, part_in_turn
@@ -84,7 +84,7 @@ def test_a_larger_budget_reads_no_less(now, costs, budget, factor):
 def test_nothing_fits_into_no_room():
     assert fitting_intervals(SampleIntervals(1, 2, 4), Costs(10, 10, 1.0, 0.1, 0.1, 0.1, 0.1), 0.5) == NEVER_LONGER
     longest = Costs(10, 10, 0.4 + 0.1 + 0.2 / LONGEST, 0.1 / LONGEST, 0.0, 0.1 / LONGEST, 0.1)
-    assert share_at(LONGEST, SampleIntervals(1, 2, 1), Costs(10, 10, 0.7, 0.1, 0.0, 0.1, 0.1)) == pytest.approx(
+    assert share_at_longest(SampleIntervals(1, 2, 1), Costs(10, 10, 0.7, 0.1, 0.0, 0.1, 0.1)) == pytest.approx(
         longest.share
     )
 

@@ -130,12 +130,8 @@ class Monitor:
         self._optimizers = checked_optimizers("Monitor", model, optimizers)
         rules = [make_rule(one) for one in settings.rule] or rules_of_preset(settings.preset)
         self._streams, self._checks = RuleStreams(rules), StepChecks(rules)
-        self._closed, self._failed, self._is_off, self._has_stopped = (
-            True,
-            False,
-            False,
-            False,
-        )  # closed until it is made
+        self._closed = True  # until it is made
+        self._failed = self._is_off = self._has_stopped = False
         self.stops: list[MonitorStop] = []
         self._collector = SignalCollector(
             model,
