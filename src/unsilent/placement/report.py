@@ -137,7 +137,10 @@ def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Sec
             f"Machine: {', '.join(reduction.axes)}",
             f"Devices of one colour reduce together (colours repeat after seven groups); each shows its coordinates on the "
             f"axes {', '.join(best.placement.axes)}.",
-            (Plot(f"hierarchy{number}", _alt_text(ranking, best), hierarchy_figure(ranking.system, best.placement, reduction)),),
+            (Plot(
+                f"hierarchy{number}", f"Hierarchy of {ranking.system.name} with placement {best.placement}",
+                hierarchy_figure(ranking.system, best.placement, reduction),
+            ),),
         )  # fmt: skip
     tables: list[Table] = [_level_table(ranking)]
     if ranking.system.devices <= MOST_DEVICES:
@@ -146,10 +149,6 @@ def _sections(ranking: Ranking, best: RankedPlacement, top: int) -> Iterator[Sec
     code = script(best.placement, ranking.reductions, [programs[0] for programs in best.programs])
     lines = tuple((None, f"`{line}`") for line in code.split("\n") if line)
     yield Section("Code", "Mesh and programs of the fastest placement, for torch.", (TextBlock(lines),))
-
-
-def _alt_text(ranking: Ranking, best: RankedPlacement) -> str:
-    return f"Hierarchy of {ranking.system.name} with placement {best.placement}"
 
 
 def _placement_table(ranking: Ranking, top: int) -> Table:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from unsilent.report.text import EstimateWithLimits, share_with_limits_text
-from unsilent.report.theme import SOFT, Figure, figure, label, labels, percent_ticks, upper_limit_marker
+from unsilent.report.theme import SOFT, Figure, figure, label, labels, percent_ticks
 
 
 class CountedShare(EstimateWithLimits, Protocol):
@@ -90,7 +90,8 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
 
     marker = {"color": colour, "symbol": _kept(dots.symbol, some), "size": 10}
     named = {"name": dots.name, "showlegend": bool(dots.name), f"error_{along}": bars}
-    hollow = {"color": _kept(dots.colour, none), "symbol": upper_limit_marker(along == "y"), "size": 11}
+    upper_limit = "triangle-down-open" if along == "y" else "triangle-left-open"
+    hollow = {"color": _kept(dots.colour, none), "symbol": upper_limit, "size": 11}
     limits = trace(none, [dots.rows[i][1].high for i in none], {**hollow, "line": {"width": 1.6}})
     drawn = trace(some, [v.estimate for v in values], marker, **named)
     if not some:  # a legend names only what has a point
