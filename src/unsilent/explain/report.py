@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.explain.chance import RARE_DIFFERENCE_SHARE, probability_of_missing
 from unsilent.explain.results import (
     FoundSource,
@@ -75,7 +75,7 @@ def report(result: NondeterminismResult | ReproducibilityResult, arguments: Sequ
             "store": None,
             "versions": dict(machine.versions),
             "results": {
-                **{one.name: getattr(result, one.name) for one in fields(result)},
+                **fields_by_name(result),
                 "has_no_difference": result.has_no_difference,
                 "would_miss": {"shows_in": RARE_DIFFERENCE_SHARE, "missed": probability_of_missing(result.runs)}
                 if result.has_no_difference

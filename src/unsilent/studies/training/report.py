@@ -9,6 +9,7 @@ from typing import Any
 
 from unsilent.basics.interval import Interval
 from unsilent.basics.interval import known_value as certain
+from unsilent.basics.strictjson import fields_by_name
 from unsilent.report.estimates import FEW_TRIALS, Estimate, machine_table
 from unsilent.report.model import (
     Column,
@@ -64,7 +65,7 @@ from unsilent.studies.training.sentences import (
 )
 from unsilent.studies.training.spec import HISTORY_KINDS
 
-SCHEMA = "unsilent/training/2"
+SCHEMA = "unsilent/training/3"
 GROUPS = 16
 """Rows of a terminal's table of groups or targets; JSON and the page have all."""
 EXAMPLE = 28
@@ -74,10 +75,6 @@ SHAPES = {
     "pentagon": "⬟", "star": "★", "cross": "✚", "x": "✖",
 }  # fmt: skip
 """Plotly's markers as text."""
-TOP = (
-    "command", "workload", "spec", "campaign", "store", "steps", "samples", "parameters", "optimizers", "golden_test",
-    "golden_seconds", "confidence", "level", "margin", "n", "seconds", "cpu_seconds", "versions", "info",
-)  # fmt: skip
 COUNTS = (
     "true_positives", "false_negatives", "false_positives", "true_negatives", "visible_harm_with", "visible_harm_without",
 )  # fmt: skip
@@ -182,36 +179,13 @@ def _caught(result: TrainingResult) -> Sequence[tuple[str, GuardDetection]]:
 
 def _data(result: TrainingResult) -> dict[str, Any]:
     """Values that JSON has besides estimates."""
-    by_name: dict[str, Any] = {name: getattr(result, name) for name in TOP}
-    by_name |= {"thresholds": result.thresholds, "floors": result.floors, "curves": result.curves, "cost": result.cost}
-    by_name["least_accuracy"], by_name["least_accuracy_different"] = convergence_limits_of(result)
-    by_name["classes"] = {one.name: one.n for one in result.classes}
-    by_name["different"] = {one.name: one.different for one in result.classes}
-    by_name["groups"] = {
-        kind: [{"name": g.name, "n": g.n, "counts": g.counts} for g in groups] for kind, groups in result.groups.items()
-    }
-    by_name["conditions"] = [
-        {name: getattr(c, name) for name in ("kind", "factor", *COUNTS)} for c in result.conditions
-    ]
-    by_name["points"] = [_point(point) for point in result.points]
-    by_name["guard"] = None if result.guard is None else _guard(result)
-    by_name["notes"] = list(result.notes)
-    return by_name
-
-
-def _guard(result: TrainingResult) -> dict[str, Any]:
-    output = {name: getattr(result.guard, name) for name in ("large_fault_factor", "late_alarms", "stopped", "alarms")}
-    output["faults"] = [
-        {
-            "name": one.name,
-            "kind": kind,
-            "n": one.n,
-            "caught": one.detected_in_time,
-            "identical": one.recovered_identical,
-        }
-        for kind, one in _caught(result)
-    ]
-    return output
+    further = fields_by_name(
+        result, "classes", "all_trials", "contrasts", "parts", "golden_losses", "flip_flops", "points"
+    )
+    further["least_accuracy"], further["least_accuracy_different"] = convergence_limits_of(result)
+    further["classes"] = {one.name: one.n for one in result.classes}
+    further["different"] = {one.name: one.different for one in result.classes}
+    return {**further, "points": [_point(point) for point in result.points]}
 
 
 def _point(point: ConditionPoint) -> dict[str, Any]:
