@@ -56,8 +56,8 @@ CAMPAIGNS = (
 HEAD = """# Gallery
 
 Figures as `unsilent report STORE --figure NAME` writes them, in the width of a column or of a page of a paper.
-[Make a figure for a paper](howto/paper-figure.md) says how to make them of a store of your own. The campaigns here are small;
-`make gallery` runs them and draws this page.
+[Make a figure for a paper](howto/show-result.md#make-a-figure-or-a-table-for-a-paper) says how to make
+them of a store of your own. The campaigns here are small; `make gallery` runs them and draws this page.
 """
 
 

@@ -350,7 +350,7 @@ def test_strategies_that_cannot_run_are_one_line(options, text):
 @pytest.mark.parametrize("strategy", PACKAGES)
 def test_strategies_that_are_not_installed_are_one_line(monkeypatch, strategy):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    text = f"'{strategy}': {PACKAGES[strategy]} is not installed.*docs/concepts/distributed-strategies.md"
+    text = f"'{strategy}': {PACKAGES[strategy]} is not installed.*docs/concepts/checkpoints.md"
     with pytest.raises(UsageError, match=text) as caught:
         Gang(*TRAINING, strategy=strategy)
     assert "\n" not in str(caught.value)

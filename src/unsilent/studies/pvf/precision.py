@@ -44,7 +44,7 @@ from unsilent.studies.pvf.spec import TargetInfo
 
 PILOT_PART = 0.05
 """Part of its plan that a pilot is at least: it goes on, sorted as the plan is, until it is. A plan made from less is wrong so
-often, too small or too large, that campaigns take more trials in all (docs/concepts/precision.md has the figures)."""
+often, too small or too large, that campaigns take more trials in all (docs/concepts/statistics.md has the figures)."""
 PILOT_GROWTH = 4
 """How many times longer a pilot becomes at once, at most: its plan may be far too large."""
 PLANNING_MARGIN = 0.9
