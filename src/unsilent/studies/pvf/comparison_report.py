@@ -230,6 +230,10 @@ def headline(comparison: Comparison) -> str:
     """The finding for everything faults were injected into."""
     if comparison.identical:
         return "A and B have the same trials with the same outcomes, so every difference is 0."
+    untried = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.nothing_reaches]
+    if untried:
+        where = " and in ".join(untried)
+        return f"{comparison.a.measure} is not compared, because no fault reaches the model in {where}: no trial was run there."
     model = at_level(comparison.rows, "model")
     first = [row for row in model if row.flips == headline_flips(model) and row.p is not None]
     if not first:
@@ -303,6 +307,8 @@ def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
         yield "A and B also differ in: " + ", ".join(
             f"{c.what} ({_value(c.a)}, {_value(c.b)})" for c in comparison.changes
         )
+    if not comparison.rows:
+        return
     yield f"{difference_counts_text(comparison)} (p after Holm's correction for the rows of a level)"
     yield f"{_limits(comparison)}, B - A in percentage points; {paired_rows_text(comparison)}"
 

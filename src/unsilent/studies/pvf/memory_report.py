@@ -11,7 +11,7 @@ from unsilent.basics.sizes import human_bytes
 from unsilent.report.estimates import Estimate
 from unsilent.report.model import Section, Table, TableRow, TextCell, columns
 from unsilent.report.text import estimate_text, number_text
-from unsilent.studies.pvf.memory_records import MemoryFacts, MemoryFitRow
+from unsilent.studies.pvf.memory_records import NOTHING_TRIED, MemoryFacts, MemoryFitRow
 from unsilent.studies.pvf.records import MOST_LAYERS_SHOWN, PvfResult
 
 FIT_LEAD = (
@@ -19,11 +19,13 @@ FIT_LEAD = (
     "call incorrect, judged on one call. Silent: a call is incorrect and nothing reports it. Detectable: the memory reports "
     "an error, or the call ends with an error or a number that is not finite. Raw FIT are events in bits that are needed; a "
     "code corrects some. Silent calls per 10⁹ hours count every call that a fault meets until the content of the memory is "
-    "written again. Limits come from the trials; rates of the description, and shares of what "
-    "codes make of 4,096 drawn events, are taken as exact."
+    "written again. Limits come from the trials, and from the shares of what codes make of events where a note says that these "
+    "were counted from drawn events; rates of the description are taken as exact. Where the limits are 'by "
+    "description', no event comes through the protection, so that no trial was run: silent FIT is 0, detectable FIT what the "
+    "memory reports."
 )
 
-
+BY_DESCRIPTION = "by description"
 FIT_ESTIMATE_NAMES = ("level", "target", "measure", "")
 
 
@@ -79,7 +81,8 @@ def _number(value: float) -> TextCell:
 
 def _cells(interval: Interval) -> tuple[TextCell, TextCell]:
     text = estimate_text(interval.estimate, interval.low, interval.high, scale=1.0)
-    return TextCell(text.estimate, interval.estimate or 0.0), TextCell(text.limits, interval.high)
+    limits = BY_DESCRIPTION if text.exact and interval.method == NOTHING_TRIED else text.limits
+    return TextCell(text.estimate, interval.estimate or 0.0), TextCell(limits, interval.high)
 
 
 def memory_estimates(result: PvfResult) -> Iterator[Estimate]:

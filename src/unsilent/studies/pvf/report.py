@@ -262,6 +262,8 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
         plots = [Plot("curves", f"{measure} by {level}", curves_figure(lines, measure))]
     if result.memory_fit:
         yield memory_section(result)
+    if result.nothing_reaches:
+        return
     against = " against the number of flips" if len(lines.flips) > 1 else ""
     title = f"{result.measure_text} by {level}{against}"
     yield Section(title, words.curves_lead(result, lines), (*plots, *_terminal(result)))
