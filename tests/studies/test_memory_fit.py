@@ -13,6 +13,7 @@ import unsilent
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
 from unsilent.faults.hardware.event_shares import DRAWS
+from unsilent.report.model import Plot, Table
 from unsilent.statistics import clopper_pearson
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.memory_fit import _through
@@ -108,6 +109,11 @@ def test_protection_moves_silent_faults_to_detectable_ones(tmp_path):
     assert (failures(single), single.silent.n) == (0, 0)
 
 
+def fit_table(report):
+    (section,) = [section for section in report.sections if section.title == "Failure rate of memories"]
+    return next(part for part in section.parts if isinstance(part, Table))
+
+
 def perfect(tmp_path, **more):
     ecc = {**DRAM, "protection": "sec-ded", "code_word": 64}
     patterns = {"single": ("bitflip", 0.75), "double": ("burst:length=2", 0.25)}
@@ -131,8 +137,7 @@ def test_perfect_protection_ends_in_a_report_without_trials(tmp_path, more):
     text = "\n".join((*report.findings, *report.notes, report.method, report.headline))
     assert "every fault" not in text
     assert "all faults" not in text
-    table = report.sections[0].parts[0]
-    assert {row.cells[5].text for row in table.rows} == {BY_DESCRIPTION}
+    assert {row.cells[5].text for row in fit_table(report).rows} == {BY_DESCRIPTION}
     with PvfStore(tmp_path / "s.sqlite") as store:  # read again, as by ``unsilent report``
         assert store.analyse().memory_fit == result.memory_fit
 
@@ -145,8 +150,7 @@ def test_a_memory_that_lets_nothing_through_stays_a_row(tmp_path):
     assert failures(sram) == pytest.approx(sram.raw)
     whole = rates(result, "model", "model")
     assert failures(whole) == pytest.approx(sram.raw + dram.detected)
-    (table, *_) = result.report().sections[0].parts
-    limits = {row.cells[1]: row.cells[5].text for row in table.rows}
+    limits = {row.cells[1]: row.cells[5].text for row in fit_table(result.report()).rows}
     assert limits["dram"] == BY_DESCRIPTION != limits["sram"]
 
 
@@ -154,6 +158,50 @@ def test_memories_without_events_have_rates_of_nothing(tmp_path):
     result = unsilent.pvf(workload(), accelerator=description(tmp_path, dram=({**DRAM, "fit_per_mbit": 0}, SINGLE)))
     assert failures(rates(result, "model", "model")) == 0
     assert "because the memories have no events at all" in result.report().headline
+
+
+def figure_of(report):
+    (plot,) = [part for section in report.sections for part in section.parts if getattr(part, "name", "") == "fit"]
+    return plot.figure
+
+
+def test_the_figure_of_fit_has_the_rates_of_the_rows(tmp_path):
+    result = unsilent.pvf(workload(), accelerator=perfect(tmp_path, sram=(SRAM, SINGLE)), trials=20)
+    drawn = figure_of(result.report())
+    names = drawn["layout"]["yaxis"]["ticktext"]
+    assert names[:2] == ["dram (memory)", "sram (memory)"]
+    assert names[-1] == "model"
+    whole = rates(result, "model", "model")
+    for kind in ("silent", "detectable"):
+        rate = getattr(whole, kind)
+        (dots,) = [series for series in drawn["data"] if series.get("name") == kind]
+        place = max(range(len(dots["y"])), key=lambda n: dots["y"][n])
+        assert dots["x"][place] == rate.estimate
+        assert dots["error_x"]["array"][place] == rate.high - rate.estimate
+        first, last = drawn["layout"]["xaxis"]["range"]
+        assert 10**first < rate.estimate <= rate.high < 10**last
+    silent = next(series for series in drawn["data"] if series.get("name") == "silent")
+    assert min(silent["y"]) > 0.5  # silent FIT of the first row is exactly 0 and has no mark
+
+
+def test_the_figure_of_fit_without_trials_has_detectable_rates_alone(tmp_path):
+    result = unsilent.pvf(workload(), accelerator=perfect(tmp_path), trials=20)
+    (series,) = figure_of(result.report())["data"]
+    assert series["name"] == "detectable"
+    assert series["x"] == [96.0] * 3  # of the memory, its component and the model
+    corrected = unsilent.pvf(
+        workload(),
+        accelerator=description(tmp_path, dram=({**DRAM, "protection": "sec-ded", "code_word": 64}, SINGLE)),
+    )
+    assert not any(isinstance(part, Plot) for part in corrected.report().sections[0].parts)
+
+
+def test_the_figure_of_fit_at_a_rate_per_bit():
+    result = unsilent.pvf(workload(), trials=30)
+    drawn = figure_of(result.report(fit_per_bit=0.5))
+    (dots,) = drawn["data"]
+    assert dots["x"] == [0.5 * 32 * BATCH * WIDTH * row.estimate for row in (result.rows[0], result.rows[-1])]
+    assert drawn["layout"]["yaxis"]["ticktext"] == ["other", "model"]
 
 
 def test_an_assertion_is_refused_where_nothing_reaches_the_model(tmp_path):
@@ -241,8 +289,7 @@ def test_the_report_says_what_memories_do_not_hold(tmp_path):
     assert first.cells[:4] == ("memory", "dram", "silent FIT", result.memory_fit[0].silent)
     assert second.cells[:4] == ("memory", "dram", "detectable FIT", result.memory_fit[0].detectable)
     assert "silently incorrect at" in report.headline
-    (section,) = [section for section in report.sections if section.title == "Failure rate of memories"]
-    assert [row.cells[:2] for row in section.parts[0].rows] == [
+    assert [row.cells[:2] for row in fit_table(report).rows] == [
         ("memory", "dram"), ("pattern", "dram/single"), ("component", "other"), ("model", "model"),
     ]  # fmt: skip
 
