@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
 
-from unsilent.faults.bitwise import Burst, Flip, MultiBit
+from unsilent.faults.bitwise import Burst, Flip, MultiBit, ValueModel
 from unsilent.faults.blocks import Block
 from unsilent.faults.hardware.memories import OUTCOMES, Code, decoded, decoded_bits, fitted
 from unsilent.faults.models import FaultModel
@@ -77,11 +77,11 @@ def _counts(model: FaultModel, region: Region, code: Code) -> Mapping[str, int] 
     if places.number * _flip_set_count(model.value, region) > MOST_CASES:
         return None
     flat = region.to_flat_indices(np.arange(region.eligible_count)).tolist()
-    cases = ((1, [flat[place] for place in places.at(index)]) for index in range(places.number))
-    return _decoded_cases(cases, model.value, region, code)
+    elements = (tuple(flat[place] for place in places.at(index)) for index in range(places.number))
+    end = region.numel * region.codec.bits
+    return _sum((1, _counts_at(one, model.value, region.dtype, code, end)) for one in elements)
 
 
-@lru_cache(maxsize=4096)
 def _counts_of_tensor(
     model: FaultModel, places: _Places, dtype: str, size: int, code: Code
 ) -> Mapping[str, int] | None:
@@ -94,21 +94,32 @@ def _counts_of_tensor(
     alike = min(period, inside)
     if (alike + places.number - inside) * _flip_set_count(model.value, region) > MOST_CASES:
         return None
-    cases = [(len(range(index, inside, period)), places.at(index)) for index in range(alike)]
-    cases += [(1, places.at(index)) for index in range(inside, places.number)]
-    return _decoded_cases(iter(cases), model.value, region, code)
+    value, end = model.value, size * width
+    repeated = (
+        (len(range(index, inside, period)), _counts_at(places.at(index), value, dtype, code, None))
+        for index in range(alike)
+    )
+    last = ((1, _counts_at(places.at(index), value, dtype, code, end)) for index in range(inside, places.number))
+    return _sum(chain(repeated, last))
 
 
-def _decoded_cases(
-    cases: Iterator[tuple[int, Sequence[int]]], value: object, region: Region, code: Code
+def _sum(parts: Iterable[tuple[int, Mapping[str, int]]]) -> Mapping[str, int]:
+    counts = Counter[str]()
+    for weight, part in parts:
+        counts.update({name: weight * count for name, count in part.items()})
+    return counts
+
+
+@lru_cache(maxsize=8192)
+def _counts_at(
+    elements: range | tuple[int, ...], value: ValueModel, dtype: str, code: Code, end: int | None
 ) -> Mapping[str, int]:
-    """Events by outcome: at each place (how often it counts, its elements) each set of flips."""
-    counts, width, end = Counter[str](), region.codec.bits, region.numel * region.codec.bits
-    sets = list(_flip_sets(value, region))
-    for weight, elements in cases:
-        for flips in sets:
-            bits = [element * width + bit for element in elements for bit in flips]
-            counts[decoded_bits(bits, code, end)[0]] += weight
+    """Outcomes of all sets of flips in these elements of a row of ``end`` bits; None: of whole words alone."""
+    region = Region("param:any", dtype, (1,))
+    counts, width = Counter[str](), region.codec.bits
+    for flips in _flip_sets(value, region):
+        bits = [element * width + bit for element in elements for bit in flips]
+        counts[decoded_bits(bits, code, end)[0]] += 1
     return counts
 
 
@@ -126,7 +137,7 @@ class _Places:
     """Elements from the first to behind the last one."""
     size: int
 
-    def at(self, index: int) -> Sequence[int]:
+    def at(self, index: int) -> range:
         """The elements of a place; one at the end may be cut."""
         start = index * self.step
         return range(start, min(start + self.reach, self.size), self.stride)
@@ -143,7 +154,7 @@ def _places(pattern: Pattern, size: int) -> _Places | None:
     return None
 
 
-def _flip_sets(value: object, region: Region) -> Iterator[tuple[int, ...]]:
+def _flip_sets(value: ValueModel, region: Region) -> Iterator[tuple[int, ...]]:
     """The equally likely sets of bits that an event flips in each of its elements."""
     assert isinstance(value, Flip | Burst | MultiBit)
     chosen = sorted(region.codec.selected_bits(value.bits))
@@ -153,7 +164,7 @@ def _flip_sets(value: object, region: Region) -> Iterator[tuple[int, ...]]:
     return combinations(chosen, value.flips if isinstance(value, MultiBit) else 1)
 
 
-def _flip_set_count(value: object, region: Region) -> int:
+def _flip_set_count(value: ValueModel, region: Region) -> int:
     """How many there are at most."""
     assert isinstance(value, Flip | Burst | MultiBit)
     return math.comb(len(region.codec.selected_bits(value.bits)), value.flips if isinstance(value, MultiBit) else 1)

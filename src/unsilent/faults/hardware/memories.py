@@ -204,8 +204,8 @@ def decoded(fault: Fault, code: Code | None) -> tuple[str, Fault]:
     return outcome, replace(fault, elements=elements, operands=masks)
 
 
-def decoded_bits(flipped: Sequence[int], code: Code, end: int) -> tuple[str, list[int]]:
-    """The outcome of flips in a row of ``end`` bits, and the bits that are wrong after decoding.
+def decoded_bits(flipped: Sequence[int], code: Code, end: int | None) -> tuple[str, list[int]]:
+    """The outcome of flips in a row of ``end`` bits (None: of whole words), and the bits that are wrong after decoding.
 
     A miscorrection behind the end is left out.
     """
@@ -220,7 +220,7 @@ def decoded_bits(flipped: Sequence[int], code: Code, end: int) -> tuple[str, lis
         if remaining is None:
             return "detected", []
         wrong |= not remaining <= flips
-        left += [bit for place in remaining if (bit := word * code.word + place) < end]
+        left += [word * code.word + place for place in remaining if end is None or word * code.word + place < end]
     if not left:
         return "corrected", []
     return "miscorrected" if wrong else "missed", left

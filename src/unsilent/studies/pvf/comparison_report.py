@@ -43,6 +43,7 @@ from unsilent.studies.pvf.failure_rates import (
     failure_rates_text,
     fit_headline,
     has_failure_rates,
+    mixed_widths_text,
 )
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.memory_comparison import (
@@ -233,7 +234,8 @@ def headline(comparison: Comparison) -> str:
     untried = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.nothing_reaches]
     if untried:
         where = " and in ".join(untried)
-        return f"{comparison.a.measure} is not compared, because no fault reaches the model in {where}: no trial was run there."
+        why = "nothing or too little comes through the protection"
+        return f"{comparison.a.measure} is not compared: no trial was run in {where}, because {why}."
     model = at_level(comparison.rows, "model")
     first = [row for row in model if row.flips == headline_flips(model) and row.p is not None]
     if not first:
@@ -302,6 +304,8 @@ def _notes(comparison: Comparison, fit_per_bit: float | None) -> Iterator[str]:
     a = comparison.a
     if fit_per_bit is not None and not (has_failure_rates(a) and has_failure_rates(comparison.b)):
         yield f"no FIT: {FIT_REQUIREMENT}"
+    if mixed := mixed_widths_text(comparison, fit_per_bit):
+        yield mixed
     yield f"unit {a.unit}, judge {a.judge}, law {a.law}, targets per {a.per}"
     if comparison.changes:
         yield "A and B also differ in: " + ", ".join(
@@ -366,6 +370,8 @@ def _sections(comparison: Comparison, rates: Rates, fit_per_bit: float | None) -
     measure, level = comparison.a.measure_text, main_level(comparison.a)
     if comparison.fits:
         yield fit_difference_section(comparison.fits)
+    if comparison.fits and not comparison.rows:  # no fault reaches the model in one of them
+        return
     flips = sorted({row.flips for row in at_level(comparison.rows, level) if _drawn(row)}, key=lambda f: f or 0)
     parts: list[Part] = []
     left = 0

@@ -75,10 +75,10 @@ def _rates(
     reported = [_limits(part, part.detected, each) for part in parts]
     detected = math.fsum(part.detected for part in parts)
     estimate = None if errors.estimate is None else errors.estimate + detected
-    low, high = (
-        math.fsum((own, *(limits[n] for limits in reported))) for n, own in enumerate((errors.low, errors.high))
-    )
-    return silent, replace(errors, estimate=estimate, low=low, high=high), rate(trials)
+    low = math.fsum((errors.low, *(least for least, _ in reported)))
+    high = min(math.fsum((errors.high, *(most for _, most in reported))), math.fsum(part.raw for part in parts))
+    detectable = replace(errors, estimate=estimate, low=low, high=max(high, estimate or 0.0))
+    return silent, detectable, rate(trials)
 
 
 class _Through(NamedTuple):

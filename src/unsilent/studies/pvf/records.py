@@ -298,7 +298,8 @@ class Gate:
         """Raise ``UsageError`` when the campaign will have no row this speaks of; before its first trial."""
         if not description.targets:
             raise UsageError(
-                f"--assert is about P(incorrect) of {EVENTS_COMING_THROUGH}, but no fault reaches the model; omit --assert"
+                f"--assert is about P(incorrect) of {EVENTS_COMING_THROUGH}, but there is no trial, because nothing or too "
+                "little does; omit --assert"
             )
         names = {"model", *(t.name for t in description.targets), *(t.component for t in description.targets)}
         names |= {t.layer for t in description.tensors}
