@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -98,7 +97,7 @@ class Optimised(Shown):
             f"{self.precision(settings)} {self.label(settings)}": self.ratio(settings) for settings in self.shown[1:]
         }
         return Report(
-            "unsilent/timeline-optimise/1", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
+            "unsilent/timeline-optimise/2", "timeline optimise", f"Buckets for {source or 'a job'}", _headline(self),
             machine_table(measured({}, ratios, "step"), ("measure", "")),
             numbers=(
                 ("step time", time_text(float(job.recorded.mean())), f"recorded, mean of {steps}"),
@@ -118,8 +117,8 @@ class Optimised(Shown):
             notes=tuple(_notes(self)),
             method=METHOD,
             further_json={"results": {
-                "reduction": self.reduction, "best": [_json(self, settings) for settings in best],
-                "default": _json(self, self.default), "recorded": _json(self, self.recorded), "is_trusted": not job.doubt,
+                "reduction": self.reduction, "best": best, "default": self.default,
+                "recorded": self.recorded, "arguments": [settings.arguments for settings in best], "is_trusted": not job.doubt,
             }},
         )  # fmt: skip
 
@@ -213,12 +212,3 @@ def _notes(result: Optimised) -> Iterator[str]:
             of = f"{result.label(settings)}, {result.precision(settings)}"
             yield f"{of}: {beyond_fit(reduction_cost, sizes)}; give a --system that was measured with --sizes around these"
     yield from result.job.notes
-
-
-def _json(result: Optimised, settings: DdpSettings) -> dict[str, Any]:
-    return {
-        "caps_mib": list(settings.caps),
-        "precision": result.precision(settings),
-        "arguments": settings.arguments,
-        "seconds": settings.seconds.tolist(),
-    }
