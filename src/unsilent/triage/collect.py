@@ -12,6 +12,7 @@ from pathlib import Path
 
 from unsilent.basics.errors import UsageError
 from unsilent.basics.plainfiles import open_plain, parse_json, read_plain
+from unsilent.basics.yaml_text import load_yaml
 from unsilent.events.incident_folder import (
     FOLDER,
     INCIDENT_FILE,
@@ -226,8 +227,6 @@ def _configuration_content(path: Path) -> bytes:
         if path.suffix == ".json":
             value = parse_json(content)
         else:
-            from unsilent.checkpoints.hdf5_corrupter.settings import load_yaml
-
             value = load_yaml(content, str(path), DEEPEST)
         return json.dumps(settings_of(value), default=str).encode()
     except (ValueError, TypeError, RecursionError):
