@@ -224,10 +224,7 @@ def _configuration_content(path: Path) -> bytes:
     """Settings of a file in JSON or YAML, as JSON. Raises ``UsageError``."""
     content = read_plain(path, MOST_CONFIGURATION)
     try:
-        if path.suffix == ".json":
-            value = parse_json(content)
-        else:
-            value = load_yaml(content, str(path), DEEPEST)
+        value = parse_json(content) if path.suffix == ".json" else load_yaml(content, str(path), DEEPEST)
         return json.dumps(settings_of(value), default=str).encode()
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"{path} holds no settings that can be read; give an object with named values") from None
