@@ -22,10 +22,14 @@ from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_
 
 
 class BatchOutcome(NamedTuple):
-    """``codes``: uint8[n], one `Outcome` a sample; ``severity``: float64[n], 0 where masked."""
+    """``codes``: uint8[n], one `Outcome` a sample; ``severity``: float64[n], 0 where masked.
+
+    ``scores``: of a workload with a score, those of the faulty output, float64[n]; NaN or None where they do not matter.
+    """
 
     codes: NDArray[np.uint8]
     severity: NDArray[np.float64]
+    scores: NDArray[np.float64] | None = None
 
     @property
     def is_spared(self) -> bool:
@@ -36,7 +40,7 @@ class BatchOutcome(NamedTuple):
         """With all samples but these as not evaluated."""
         rest = same_outcome_for_all(Outcome.SPARED, len(self.codes))
         rest.codes[samples], rest.severity[samples] = self.codes[samples], self.severity[samples]
-        return rest
+        return rest._replace(scores=self.scores)
 
 
 def sample_count(judge: Judge, golden: Any, batch: Any) -> int:

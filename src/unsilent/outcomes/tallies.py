@@ -144,6 +144,21 @@ class Tally:
         return cls(np.concatenate([p.outcome_counts for p in parts]))
 
 
+@dataclass(frozen=True)
+class ScoreTally(Tally):
+    """Trials of which not the share of incorrect units is averaged, but what they lost of a score, as a share of the range.
+
+    ``shares``: float64[m], of the trials that evaluated a sample.
+    """
+
+    shares: NDArray[np.float64]
+
+    @property
+    def incorrect_share_per_trial(self) -> NDArray[np.float64]:
+        """``shares``."""
+        return self.shares
+
+
 def _without_uncounted(codes: bytes, counted: str) -> bytes:
     """The outcomes with the incorrect ones of samples that do not count as benign."""
     values = np.frombuffer(codes, np.uint8)

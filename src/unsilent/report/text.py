@@ -125,18 +125,18 @@ def interval_text(interval: Interval, scale: float = 1.0, most: float = math.inf
     return f"{text.estimate}{text.limits_in_sentence}"
 
 
-def signed(estimate: float | None, low: float, high: float) -> EstimateText:
-    """A difference and its limits in percentage points, as `shown` does, each with its sign.
+def signed(estimate: float | None, low: float, high: float, scale: float = 100.0) -> EstimateText:
+    """A difference and its limits times ``scale`` (100: percentage points), as `shown` does, each with its sign.
 
     >>> signed(-0.0031, -0.0046, -0.0018)
     EstimateText(estimate='-0.31', low='-0.46', high='-0.18')
     """
     if estimate == low == high:  # not an estimate
-        exact = _sign(f"{100 * estimate:.4g}")
+        exact = _sign(f"{scale * estimate:.4g}")
         return EstimateText(exact, exact, exact, exact=True)
-    places = _places((high - low) * 100.0 / 2)
-    value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * 100.0, places))
-    lower, upper = _text(low * 100.0, places, ROUND_FLOOR), _text(high * 100.0, places, ROUND_CEILING)
+    places = _places((high - low) * scale / 2)
+    value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * scale, places))
+    lower, upper = _text(low * scale, places, ROUND_FLOOR), _text(high * scale, places, ROUND_CEILING)
     return EstimateText(value, _sign(lower), _sign(upper))
 
 
