@@ -398,7 +398,7 @@ def fits(schema, value):
 @pytest.fixture(scope="module")
 def documented():
     """The example and the schema of docs/reference/card.md."""
-    text = (Path(__file__).parents[2] / "docs" / "reference" / "card.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "card.md").read_text()
     return [json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL)]
 
 

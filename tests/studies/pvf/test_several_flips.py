@@ -11,7 +11,7 @@ import torch
 
 import unsilent
 from oracles.pvf_oracle import incorrect, pvf_by_module
-from studies.test_truth import truth, workload  # noqa: F401 - fixtures
+from studies.pvf.test_truth import truth, workload  # noqa: F401 - fixtures
 from unsilent.basics.errors import StoreError
 from unsilent.campaigns.driver import ROUND
 from unsilent.outcomes.tallies import PvfEstimator

@@ -11,7 +11,7 @@ import torch
 
 import unsilent
 from conftest import in_process
-from studies.test_truth import row, sizes, truth, workload  # noqa: F401 - fixtures
+from studies.pvf.test_truth import row, sizes, truth, workload  # noqa: F401 - fixtures
 from unsilent.basics.errors import UsageError
 from unsilent.campaigns.driver import ROUND
 from unsilent.outcomes.base import Outcome

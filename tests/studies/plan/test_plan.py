@@ -15,7 +15,7 @@ from hypothesis import given
 
 import unsilent
 from conftest import in_process
-from studies.test_truth import truth, workload  # noqa: F401 - fixtures
+from studies.pvf.test_truth import truth, workload  # noqa: F401 - fixtures
 from unsilent.basics.errors import UsageError
 from unsilent.basics.options import options_of
 from unsilent.statistics import clopper_pearson

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from studies.test_pilots import Stored
+from studies.pvf.test_pilots import Stored
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.rounds import CellPlan

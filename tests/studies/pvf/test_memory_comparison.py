@@ -7,7 +7,7 @@ import json
 import pytest
 
 import unsilent
-from studies.test_memory_fit import BATCH, DRAM, SINGLE, SRAM, WIDTH, description, workload
+from studies.pvf.test_memory_fit import BATCH, DRAM, SINGLE, SRAM, WIDTH, description, workload
 from unsilent.basics.errors import UsageError
 from unsilent.basics.interval import Interval
 from unsilent.outcomes.tallies import PvfEstimator

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -154,7 +155,7 @@ def test_the_faults_are_those_of_another_process_with_other_hashes(spec):
     )
     found = set()
     for seed in ("1", "2"):
-        path = os.pathsep.join(filter(None, [os.path.dirname(os.path.dirname(__file__)), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             [sys.executable, "-c", script, spec.workload],
             capture_output=True,
