@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsilent.faults.fault_texts import function_file, mixture_text, split_lasts, weighted_parts
+from unsilent.faults.fault_texts import function_file, mixture_text, split_from, split_lasts, weighted_parts
 from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.population import Region
 from unsilent.faults.value_functions import function_fault_model
@@ -54,6 +54,7 @@ def asked_fault_model(text: str) -> FaultModel | Mixture:
 
 
 def lasting_fault_model(text: str, other: Callable[[str], FaultModel | None] = lambda text: None) -> FaultModel:
-    """The fault model of a text that may say ``lasts=5``; ``other`` knows further texts. Raises ``UsageError``."""
+    """The fault model of a text that may say ``from=2,lasts=5``; ``other`` knows further texts. Raises ``UsageError``."""
     without, lasts = split_lasts(text)
-    return replace(other(without) or fault_model(without), lasts=lasts)
+    without, begins = split_from(without)
+    return replace(other(without) or fault_model(without), lasts=lasts, begins=begins)

@@ -25,6 +25,7 @@ import numpy as np
 from unsilent.basics import name_and_parameters
 from unsilent.basics.errors import UsageError
 from unsilent.faults.bitwise import ValueModel
+from unsilent.faults.fault_texts import from_text
 from unsilent.faults.pattern_parameters import pattern_from_parameters
 from unsilent.faults.patterns import One, Pattern
 from unsilent.faults.population import LocatedSlots, Population, Region, Slots, as_population, check_law
@@ -44,6 +45,8 @@ class FaultModel:
     pattern: Pattern = field(default_factory=One)
     lasts: int | None = 1
     """For how many batches (of values of a run) or steps (of a training) the same elements are corrupted; None: to the end."""
+    begins: tuple[int, int] | None = None
+    """The first and the last batch or step, counted from 0, in which a fault may begin; None: any of them."""
 
     @property
     def text(self) -> str:
@@ -54,7 +57,8 @@ class FaultModel:
             if f.repr and (getattr(self.value, f.name) != f.default or f.name in self.value.always_in_text)
         ]
         lasts = "" if self.lasts == 1 else f"lasts={self.lasts or 'end'}"
-        return ":".join(filter(None, (self.name, ",".join(filter(None, (*own, self.pattern.text, lasts))))))
+        parameters = (*own, self.pattern.text, from_text(self.begins), lasts)
+        return ":".join(filter(None, (self.name, ",".join(filter(None, parameters)))))
 
     @property
     def count(self) -> int | None:

@@ -16,7 +16,7 @@ from unsilent.basics.errors import UsageError, unknown_name_error
 from unsilent.basics.sizes import parse_bytes
 from unsilent.faults.blocks import parse_tile as read_tile
 from unsilent.faults.codecs import codec
-from unsilent.faults.fault_texts import FILE_AND_NAME, split_lasts, weighted_parts
+from unsilent.faults.fault_texts import FILE_AND_NAME, split_from, split_lasts, weighted_parts
 from unsilent.faults.hardware.memories import MOST_CODE_WORD, PROTECTIONS, Code, flips_bits, make_code
 from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.models import fault_model
@@ -75,10 +75,11 @@ def _held(address: str) -> None:
 
 
 def _event(text: str) -> None:
-    if FILE_AND_NAME.fullmatch(text) or len(weighted_parts(text)) > 1 or split_lasts(text)[1] != 1:
+    timed = split_lasts(text)[1] != 1 or split_from(text)[1] is not None
+    if FILE_AND_NAME.fullmatch(text) or len(weighted_parts(text)) > 1 or timed:
         raise UsageError(
-            f"{text[:60]!r}: a pattern is one built-in fault model, without lasts; describe the parts of a mixture as patterns "
-            "with shares"
+            f"{text[:60]!r}: a pattern is one built-in fault model, without lasts and from; describe the parts of a mixture as "
+            "patterns with shares"
         )
     if isinstance(fault_model(text).pattern, Rate):
         raise UsageError(

@@ -30,7 +30,7 @@ from unsilent.engine.plain import PlainEngine
 from unsilent.engine.running_out import release_cached_memory, unusable_if_raised
 from unsilent.engine.trial_work import WorkCounter
 from unsilent.faults import Fault, FaultModel, Region
-from unsilent.faults.fault_texts import function_file
+from unsilent.faults.fault_texts import from_text, function_file
 from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.mixtures import Mixture, asked_fault_model
 from unsilent.faults.naming import parse_site
@@ -135,7 +135,7 @@ class TrialRunner:
             self._accelerator = load_accelerator(spec.accelerator)
             self.memories = MemoryFaults(self._accelerator, self.engine, self.components, spec.per)
         drawn = self.given or self.memories
-        self.regions = self.engine.select_regions(spec.at) if drawn is None else drawn.regions
+        self.regions = self._selected_regions() if drawn is None else drawn.regions
         self._work = WorkCounter()
         self._lookups = {} if spec.is_transient else self._count_lookups()
         self.targets = {t.name: t for t in self._make_targets()}
@@ -254,7 +254,8 @@ class TrialRunner:
         if self.given is not None:
             return DrawnTrial(*self.given.faults_of_trial(trial.target, trial.k))
         if self.spec.exhaustive:
-            return DrawnTrial(*self._nth(target, trial))
+            step, faults = self._nth(target, trial)
+            return DrawnTrial(step, self._lasting(faults, self._model(target.bits, trial.flips).lasts))
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
         if self.memories is not None:
             return DrawnTrial(*self.memories.draw(target.name, rng))
@@ -390,6 +391,28 @@ class TrialRunner:
         if self.unverified_row_count >= PROOF_EVERY and goldens > LEAST_PROOF_GOLDENS:
             return True
         return goldens > PROOF_GOLDENS and time.monotonic() - self._proven_at > 1.0
+
+    def _selected_regions(self) -> list[Region]:
+        """What ``--at`` selects, of the batches in which the faults may begin."""
+        spec, parts = self.spec, asked_fault_model(self.spec.fault).parts
+        regions, moments = list(self.engine.select_regions(spec.at)), {part.begins for part in parts}
+        if moments == {None}:
+            return regions
+        if not spec.is_transient:
+            raise UsageError("a fault in parameters is in all batches of its trial; leave out from, or use --at 'op:*'")
+        if len(moments) > 1 or (begins := parts[0].begins) is None:
+            raise UsageError("the parts of a mixture begin in different batches; give each the same from")
+        if begins[1] >= (count := len(self.engine.batches)):
+            raise UsageError(
+                f"{from_text(begins)} of --fault goes beyond the last batch: the workload has {count_text(count, 'batch')}, "
+                "counted from 0"
+            )
+        inside = [region for region in regions if region.step is not None and begins[0] <= region.step <= begins[1]]
+        if not inside:
+            raise UsageError(
+                f"no value of --at {' '.join(spec.at)} is in a batch of {from_text(begins)}; choose others"
+            )
+        return inside
 
     def _make_targets(self) -> tuple[Target, ...]:
         if (drawn := self.given or self.memories) is not None:
