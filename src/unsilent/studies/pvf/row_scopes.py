@@ -39,6 +39,9 @@ class StoredTrials:
         groups: The reported target of each stratum.
     """
 
+    _score_limits: tuple[float, float] | None = None
+    """Where losses of a score are counted, the least and the most that there can be."""
+
     def __init__(self, store: PvfStore, unit: str, earlier: StoredTrials | None = None) -> None:
         self.spec, self.description = store.spec, store.baseline
         self.unit = unit
@@ -48,7 +51,6 @@ class StoredTrials:
                 "use --unit sample, or --samples all in a new campaign"
             )
         self._counted = ""
-        self._score_limits: tuple[float, float] | None = None
         self.plans: dict[Cell, CellPlan] = latest_plans(store.records(ROUND))
         self.rows: dict[Cell, list[PvfTrialRow]] = {}
         self.rows_written = store.rows_written
