@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ import unsilent
 from conftest import in_process
 from unsilent.basics.errors import StoreError, UnsilentError
 from unsilent.campaigns.export import canonical_lines
+from unsilent.campaigns.stored_values import DamagedRecordError
 from unsilent.faults import Fault
 from unsilent.outcomes.scores import LOG_LIKELIHOOD
 from unsilent.sites import Parameters
-from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.kind import PvfStore, check_pvf_baseline, check_row
 from unsilent.studies.pvf.records import LostScore
+from unsilent.studies.pvf.spec import GoldenScores
 from unsilent.workloads.base import score_of
 
 CLASSES = 3
@@ -280,3 +283,43 @@ def test_the_language_model_scores_characters():
     found = score.of_golden(output, windows, len(windows))
     for row, own in zip(range(len(windows)), found, strict=True):
         assert own == pytest.approx(-float(cross_entropy(output[row, :-1], windows[row, 1:])), rel=1e-5)
+
+
+GOLDEN = GoldenScores("mIoU", 0.0, 1.0, mean=0.72, least=0.7, most=0.75)  # a sample loses from -0.3 to 0.75
+
+
+def test_impossible_losses_are_damaged_rows(tmp_path):
+    unsilent.pvf(segmentation(), trials=2, store=tmp_path / "s.sqlite")
+    baseline, rows = stored(tmp_path / "s.sqlite")
+    changed = replace(baseline, scores=GOLDEN)
+    for lost in (-0.3, 0.0, 0.75):
+        check_row(replace(rows[0], score_lost=lost), changed)
+    for lost in (-0.31, 0.76, math.nan, math.inf):
+        with pytest.raises(DamagedRecordError):
+            check_row(replace(rows[0], score_lost=lost), changed)
+    with pytest.raises(DamagedRecordError):
+        check_row(replace(rows[0], score_lost=0.1), replace(baseline, scores=None))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lowest": 1.0}, {"highest": math.inf}, {"mean": math.nan}, {"least": -0.1}, {"most": 1.1}, {"least": 0.8}],
+)
+def test_impossible_scores_are_a_damaged_description(wrong, tmp_path):
+    unsilent.pvf(segmentation(), trials=2, store=tmp_path / "s.sqlite")
+    baseline, _ = stored(tmp_path / "s.sqlite")
+    check_pvf_baseline(replace(baseline, scores=GOLDEN))
+    with pytest.raises(DamagedRecordError):
+        check_pvf_baseline(replace(baseline, scores=replace(GOLDEN, **wrong)))
+
+
+def test_a_replayed_trial_loses_the_same(tiny, tmp_path):
+    Path("tiny.py").write_text(Path("tiny.py").read_text() + OWN)
+    done = in_process("pvf", "tiny.py:scored", "--trials", 4, "--store", "s.sqlite", "--quiet")
+    assert done.returncode == 0, done.stderr
+    _, rows = stored("s.sqlite")
+    assert any(row.score_lost for row in rows)
+    for trial in (row.trial for row in rows if row.score_lost):
+        again = in_process("replay", "s.sqlite", f"{trial.target}/x{trial.flips}/{trial.k}", "--json")
+        assert again.returncode == 0, again.stderr
+        assert json.loads(again.stdout)["same"]
