@@ -320,6 +320,8 @@ def test_a_replayed_trial_loses_the_same(tiny, tmp_path):
     _, rows = stored("s.sqlite")
     assert any(row.score_lost for row in rows)
     for trial in (row.trial for row in rows if row.score_lost):
-        again = in_process("replay", "s.sqlite", f"{trial.target}/x{trial.flips}/{trial.k}", "--json")
+        again = in_process(
+            "replay", "s.sqlite", f"{trial.target}/x{trial.flips}/{trial.k}", "--json", "--workload", "tiny.py:scored"
+        )
         assert again.returncode == 0, again.stderr
         assert json.loads(again.stdout)["same"]
