@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+LOG_LIKELIHOOD = "log-likelihood per token"
+"""The name of a score in nats of which reports show the ratio of perplexities as well."""
+
+
 class Outcome(IntEnum):
     """How one sample of one trial ended; the numbers are the codes in the store."""
 

@@ -20,8 +20,6 @@ from unsilent.basics.errors import UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tensors import array_of
 
-LOG_LIKELIHOOD = "log-likelihood per token"
-"""The name of a score in nats of which reports show the ratio of perplexities as well."""
 SCORE_RANGE = (0.0, 1.0)
 Doubles = NDArray[np.float64]
 

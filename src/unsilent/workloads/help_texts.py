@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from unsilent.basics.errors import UsageError
-from unsilent.outcomes.scores import LOG_LIKELIHOOD
+from unsilent.outcomes.base import LOG_LIKELIHOOD
 from unsilent.workloads.base import SHIFTED, TEST, Workload
 from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
 from unsilent.workloads.clean_inputs import CleanInputs

@@ -18,7 +18,7 @@ from unsilent.basics.errors import StoreError, UnsilentError
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.stored_values import DamagedRecordError
 from unsilent.faults import Fault
-from unsilent.outcomes.scores import LOG_LIKELIHOOD
+from unsilent.outcomes.base import LOG_LIKELIHOOD
 from unsilent.sites import Parameters
 from unsilent.studies.pvf.kind import PvfStore, check_pvf_baseline, check_row
 from unsilent.studies.pvf.records import LostScore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unsilent.outcomes.scores import LOG_LIKELIHOOD
+from unsilent.outcomes.base import LOG_LIKELIHOOD
 from unsilent.report.estimates import NO_ESTIMATE_KEY
 from unsilent.report.model import TextCell
 from unsilent.report.text import EstimateText, estimate_text, number_text, ratio_text, signed
