@@ -9,7 +9,7 @@ from typing import Any
 
 
 def as_json_values(value: Any) -> Any:
-    """The same value made of dicts, lists, text, numbers, booleans and None alone; a dataclass becomes its fields."""
+    """A value as dicts, lists, text, numbers, booleans and None alone; a dataclass becomes its fields."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

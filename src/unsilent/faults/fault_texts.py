@@ -1,4 +1,4 @@
-"""What the text of an option ``--fault`` names: weighted parts of a mixture, and the file of functions of the user.
+"""Parsing of an option ``--fault``: weighted parts of a mixture, and the file of functions of the user.
 
 0.7*bitflip + 0.3*burst:length=3      a mixture: a fault is one of them, by their weights
 my_faults.py:stuck-row:count=4        a function of the old bits in a Python file, see `value_functions`

@@ -18,8 +18,8 @@ class Mixture:
     """Several fault models, one of which is drawn for each fault.
 
     Attributes:
-        parts: At least two.
-        weights: Of each, more than 0; shares are weights divided by their sum.
+        parts: Fault models, at least two.
+        weights: Weight of each part, more than 0; shares are weights divided by their sum.
     """
 
     parts: tuple[FaultModel, ...]
@@ -41,7 +41,7 @@ class Mixture:
 
 
 def asked_fault_model(text: str) -> FaultModel | Mixture:
-    """What a text that the user has written means: also a mixture, and a function in a file of theirs, which is run.
+    """The fault model of a text of the user's: also a mixture, and a function in a file of theirs, which is run.
 
     Never for a text that a file names (see `unsilent.campaigns.confirmed_files`). Raises ``UsageError``.
     """

@@ -1,4 +1,4 @@
-"""What every result inherits: a report, a page of it, how it looks in a notebook and as text."""
+"""Base class of every result: a report, a page of it, how it looks in a notebook and as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
 MOST_NUMBERS = 6
-"""That the text of a result has besides its headline."""
+"""Most numbers in the text of a result besides its headline."""
 
 
 class Shown(ABC):
@@ -27,14 +27,14 @@ class Shown(ABC):
 
     @abstractmethod
     def report(self, *args: Any, **options: Any) -> Report:
-        """What is shown of the result: headline, findings, tables and figures."""
+        """The report of the result: headline, findings, tables and figures."""
 
     def write_html(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the report as one self-contained HTML file, replacing it in one step, and return its path.
 
         Args:
-            path: Of the page.
-            options: Those of ``report()``.
+            path: File of the page.
+            options: Options of ``report()``.
 
         Raises:
             UsageError: the file cannot be written, or is no page of ours.
@@ -49,8 +49,8 @@ class Shown(ABC):
         ``unsilent report STORE --figure NAME -o FILE.pdf`` writes the same to a file with embedded fonts.
 
         Args:
-            name: Of the figure; the error for an unknown name lists those there are.
-            options: Those of ``report()``.
+            name: Name of the figure; the error for an unknown name lists those there are.
+            options: Options of ``report()``.
 
         Raises:
             UsageError: the report has no figure of this name, or matplotlib is missing.

@@ -41,15 +41,19 @@ Counts = tuple[int, int]
 def joint_differences(pairs: Sequence[tuple[Counts, Counts]], confidence: float = 0.95) -> list[Interval]:
     """``one - other`` of each pair of shares, with limits that hold for all pairs together (Bonferroni)."""
     alone = 1 - (1 - confidence) / max(len(pairs), 1)
-    result = [difference(clopper_pearson(*one, alone), clopper_pearson(*other, alone)) for one, other in pairs]
+    result = [difference(clopper_pearson(*first, alone), clopper_pearson(*second, alone)) for first, second in pairs]
     return [replace(d, confidence=confidence, method=f"{d.method}, joint over {len(pairs)}") for d in result]
 
 
-def _part(one: Interval, other: Interval, sign: int, mine: float, theirs: float) -> float:
-    """One limit of a difference; without an estimate the limits themselves are all there is."""
-    if one.estimate is None or other.estimate is None:
-        return mine - theirs
-    return one.estimate - other.estimate + sign * math.hypot(mine - one.estimate, theirs - other.estimate)
+def _part(first: Interval, second: Interval, sign: int, first_limit: float, second_limit: float) -> float:
+    """A limit of a difference; without an estimate the limits themselves are all there is."""
+    if first.estimate is None or second.estimate is None:
+        return first_limit - second_limit
+    return (
+        first.estimate
+        - second.estimate
+        + sign * math.hypot(first_limit - first.estimate, second_limit - second.estimate)
+    )
 
 
 def ratio(one: Interval, other: Interval) -> Interval:
@@ -70,13 +74,13 @@ def ratio(one: Interval, other: Interval) -> Interval:
     )
 
 
-def _quotient(p: float, q: float, mine: float, theirs: float, sign: int) -> float:
-    """Where the limit of ``p - x q`` is 0: a root of ``x^2 t (2q - t) - 2 x p q + m (2p - m)``, t and m the limits used."""
-    a, c = theirs * (2 * q - theirs), mine * (2 * p - mine)
+def _quotient(p: float, q: float, p_limit: float, q_limit: float, sign: int) -> float:
+    """A root of ``x^2 t (2q - t) - 2 x p q + m (2p - m)``, where the limit of ``p - x q`` is 0; m, t: limits of p and q."""
+    a, c = q_limit * (2 * q - q_limit), p_limit * (2 * p - p_limit)
     root = math.sqrt(max(0.0, (p * q) ** 2 - a * c))
     if sign < 0:
         return c / (p * q + root) if p * q + root > 0 else 0.0
-    if theirs <= 0:
+    if q_limit <= 0:
         return math.inf
     return (p * q + root) / a if a > 0 else math.inf
 
@@ -104,7 +108,7 @@ def p_value(interval_at: Callable[[float], Interval]) -> float:
     """The smallest error level from 1e-9 at which an interval of that confidence leaves 0 out; 1 where none does."""
 
     def outside(log_level: float) -> float:
-        """How far 0 lies outside of the interval; below 0 inside. Intervals of a greater level are narrower."""
+        """Distance of 0 from the interval; below 0 inside. Intervals of a greater level are narrower."""
         result = interval_at(1 - math.exp(log_level))
         return max(result.low, -result.high)
 
@@ -141,6 +145,6 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _alike(one: Interval, other: Interval) -> None:
-    if not math.isclose(one.confidence, other.confidence):
-        raise ValueError(f"intervals at confidence {one.confidence} and {other.confidence} cannot be compared")
+def _alike(first: Interval, second: Interval) -> None:
+    if not math.isclose(first.confidence, second.confidence):
+        raise ValueError(f"intervals at confidence {first.confidence} and {second.confidence} cannot be compared")

@@ -1,4 +1,4 @@
-"""How much replicas of one training run differ: spread of a number, churn of predictions, the step at which runs part.
+"""Differences among replicas of one training run: spread of a number, churn of predictions, the step at which runs part.
 
 Every measure here is a mean over pairs of replicas (a U-statistic of degree 2), the variance too: it is the mean of ``(x - y)^2 /
 2``. Pairs share replicas, so R replicas are R independent things and not R (R - 1) / 2. Intervals therefore leave out one
@@ -35,7 +35,7 @@ MAX_LIMIT_FACTOR = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How one number varies over replicas.
+    """Variation of one number over replicas.
 
     Attributes:
         sd: Standard deviation with n - 1 in the denominator.
@@ -106,7 +106,7 @@ def pairwise_churn(predictions: NDArray[Any]) -> NDArray[np.float64]:
             f"churn needs predicted classes as whole numbers [replicas, samples], "
             f"found {predictions.dtype} {list(predictions.shape)}; give the argmax, not the scores"
         )
-    return np.array([(predictions != one).mean(axis=1) for one in predictions], dtype=np.float64)
+    return np.array([(predictions != row).mean(axis=1) for row in predictions], dtype=np.float64)
 
 
 def churn(predictions: NDArray[Any], confidence: float = 0.95) -> Interval:
@@ -181,8 +181,8 @@ def first_differing_index(one: Sequence[Any], other: Sequence[Any]) -> int | Non
     >>> first_differing_index("ab", "ab") is None
     True
     """
-    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
             return index
     return None if len(one) == len(other) else min(len(one), len(other))
 
