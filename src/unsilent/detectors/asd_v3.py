@@ -60,7 +60,7 @@ class AsdV3:
 
     Attributes:
         alarm_ratio, warning_ratio: Limits, in multiples of the average of squares.
-        decay: Of the average.
+        decay: Decay of the average.
         learns_alarms: Whether a finite value that raised an alarm enters the average: as with ``NPU_ASD_ENABLE=1``, which
             only logs.
     """

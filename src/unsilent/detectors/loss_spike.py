@@ -79,7 +79,7 @@ class LossSpike:
         alarms = np.where(seen & finite, np.where(spikes, state.alarms + 1, 0), state.alarms)
         is_new = alarms >= self.relearn
         learnt = seen & finite & (~spikes | is_new)
-        kept = np.where(is_new, 0.0, state.recent[:-1])
-        recent = np.where(learnt, np.concatenate([values[None], kept]), state.recent)
+        previous = np.where(is_new, 0.0, state.recent[:-1])
+        recent = np.where(learnt, np.concatenate([values[None], previous]), state.recent)
         count = np.where(is_new, 1, np.minimum(state.learnt + learnt, self.window))
         return LossState(recent, count, np.where(is_new, 0, alarms)), judgement

@@ -35,7 +35,7 @@ class MegatronLarge:
 
     Attributes:
         factor: An alarm from so many times the largest on.
-        samples: How many values are the first ones.
+        samples: Number of values that are the first ones.
     """
 
     name: ClassVar[str] = "megatron-large"

@@ -42,7 +42,7 @@ class UpdateRms:
     Attributes:
         factor: Least ratio of an alarm to the mean.
         deviations: Least distance of an alarm from the mean, in standard deviations.
-        decay: Of the averages.
+        decay: Decay of the averages.
         warm_up: Values of a series before it is judged.
         relearn: Finite alarms in a row after which the averages begin again.
     """

@@ -32,7 +32,7 @@ _INDEX = re.compile(r"-?\d{1,18}|\.\.\.|(-?\d{1,18})?:(-?\d{1,18})?(:-?\d{1,18})
 
 @dataclass(frozen=True)
 class Address:
-    """One parsed address: ``kind``, ``glob`` over names, optional ``index`` text."""
+    """A parsed address: ``kind``, ``glob`` over names, optional ``index`` text."""
 
     kind: str
     glob: str
@@ -91,17 +91,21 @@ class Address:
             raise self._no_operation(stem, operand, every, others)
         return result
 
-    def _no_operation(self, stem: str, operand: str, known: Sequence[SiteName], others: Collection[str]) -> UsageError:
+    def _no_operation(
+        self, stem: str, operand: str, known: Sequence[SiteName], non_sites: Collection[str]
+    ) -> UsageError:
         there = [s for s in known if (_fits(s.name, stem) if _is_glob(stem) else stem in (s.name, s.layer))]
         if there and operand != OPERANDS[0]:
-            what = repr(there[0].name) if len({s.name for s in there}) == 1 else f"no operation of {stem!r}"
+            operation = repr(there[0].name) if len({s.name for s in there}) == 1 else f"no operation of {stem!r}"
             has = "has no" if len({s.name for s in there}) == 1 else "has a"
             can = [o for o in OPERANDS if any(s.operand == o for s in there)]
-            return UsageError(f"{what} {has} {operand} tensor operand that can be corrupted, only {', '.join(can)}")
+            return UsageError(
+                f"{operation} {has} {operand} tensor operand that can be corrupted, only {', '.join(can)}"
+            )
         names = list(dict.fromkeys(s.name for s in known if fnmatch.fnmatchcase(s.operand, operand)))
         module, mark, _ = stem.rpartition("#")
         module = module if mark else stem
-        if stem in others or any(not mark and name.rpartition("#")[0] == stem for name in others):
+        if stem in non_sites or any(not mark and name.rpartition("#")[0] == stem for name in non_sites):
             return UsageError(
                 f"{stem!r} cannot be corrupted at {operand!r}: it is a view, is absent, or has a dtype without a codec; "
                 f"choose one of {_some(_near(names, module)) or 'op:*'}"
