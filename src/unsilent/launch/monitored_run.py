@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from unsilent.launch.attach import AutomaticMonitor
 
 OTHERS_SECONDS = LIMIT_SECONDS + 30
-"""That a stopped rank waits for the others, of which rank 0 may run a command."""
+"""Seconds that a stopped rank waits for the others, of which rank 0 may run a command."""
 
 
 class MonitoredRun:
-    """One run of a program under a monitor; without one where there are no settings.
+    """A run of a program under a monitor; without one where there are no settings.
 
     Args:
-        alarm_command: What is run once after an alarm.
+        alarm_command: Command that is run once after an alarm.
     """
 
     def __init__(self, program: Program, resolved: ResolvedSettings, alarm_command: AlarmCommand | None = None) -> None:
