@@ -33,12 +33,12 @@ class ExceededBound(NamedTuple):
 
 
 class Bounds:
-    """What is remembered now, and the bounds of it.
+    """Tensors that are remembered now, and their bounds.
 
     Args:
-        factor: Of the calibrated ones.
-        fixed: By name; they hold from the first step on.
-        rule: What alarms call the fixed ones.
+        factor: Factor of the calibrated bounds.
+        fixed: Bounds by name that hold from the first step on.
+        rule: Name of the fixed bounds in alarms.
     """
 
     def __init__(self, factor: float = FACTOR, fixed: Mapping[str, float] | None = None, rule: str = FIXED) -> None:
